@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from chop import MaseGraph, passes
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
-from chop.tables import print_table
 
 HALF = {"sparsity": 0.5}
 SETTINGS = {

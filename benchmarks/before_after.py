@@ -32,11 +32,11 @@ from typing import Any
 
 import torch
 
+from chop.base.files import write_text
+from chop.base.tables import markdown_table
 from chop.bench import Interval, paired_ratio
 from chop.bench.environment import environment
 from chop.bench.record import format_seconds
-from chop.files import write_text
-from chop.tables import markdown_table
 
 WORKER = Path(__file__).with_name("before_after_cases.py")
 SLICE_SECONDS = 0.012

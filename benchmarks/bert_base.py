@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
 from chop.bench.record import format_ratio
 from chop.bench.timing import Call
 from chop.export.onnx.session import opened, opened_by_openvino
 from chop.formats import Integer, MXInt, QuantSpec, ScaleInteger
 from chop.runs.environment import processor_name
-from chop.tables import print_table
 
 CHANNEL, ROW = (ScaleInteger(8, granularity=x) for x in ("channel", "row"))
 Inputs = dict[str, Tensor]

@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from chop.base.files import write_text
+from chop.base.memory import release_freed
+from chop.base.tables import markdown_table
 from chop.bench.peak_memory import reset_high_water, resident_bytes
-from chop.files import write_text
-from chop.memory import release_freed
-from chop.tables import markdown_table
 
 SHAPES: dict[str, dict[str, Any]] = {
     "1.48B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 20,
@@ -76,8 +76,8 @@ def write_model(folder: Path, sizes: dict[str, Any]) -> None:
 
 def compress_once(args: argparse.Namespace, model: Path, out: Path) -> None:
     """`chop compress --by-block` of linear layers and tables on a few short rows."""
-    from chop.actions.compress import compress
-    from chop.actions.settings.compress import CompressConfig
+    from chop.actions.compress.job import compress
+    from chop.actions.compress.settings import CompressConfig
 
     settings = CompressConfig(
         model=str(model), dataset="stories", out=out, formats=(FORMAT,), method=("gptq",),

@@ -19,10 +19,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from chop.base.files import write_text
+from chop.base.tables import markdown_table
 from chop.bench import paired_ratio
 from chop.bench.record import format_ratio, format_seconds
-from chop.files import write_text
-from chop.tables import markdown_table
 
 CLOCK = "import time\nbegin = time.process_time()\n{}\nprint(time.process_time() - begin)"
 MODEL = """

@@ -27,23 +27,23 @@ import torch
 from hardware_estimates import INTEGER, Made, graph_of, layer_graph
 from torch import nn
 
-from chop.files import make_folder, write_text
-from chop.files.documents import parse_json
-from chop.hardware.components import COMPONENTS
-from chop.hardware.connect import FIFO, connect
-from chop.hardware.devices import DEVICES, ECP5
-from chop.hardware.estimate import Usage, module_usage
-from chop.hardware.netlist import netlist
-from chop.hardware.place import place, tool_versions
-from chop.hardware.plan import RTL, Memory, Site
-from chop.hardware.project import Project, sources_of
-from chop.hardware.stream import Stream
+from chop.base.files import make_folder, write_text
+from chop.base.files.documents import parse_json
+from chop.base.tables import markdown_table
+from chop.hardware.check.project import Project, sources_of
+from chop.hardware.costs.devices import DEVICES, ECP5
+from chop.hardware.costs.estimate import Usage, module_usage
+from chop.hardware.costs.place import place, tool_versions
+from chop.hardware.design.components import COMPONENTS
+from chop.hardware.design.connect import FIFO, connect
+from chop.hardware.design.netlist import netlist
+from chop.hardware.design.plan import RTL, Memory, Site
+from chop.hardware.design.stream import Stream
+from chop.hardware.design.verilog import instance, sources
 from chop.hardware.tools import read_command, run, tool_path
-from chop.hardware.verilog import instance, sources
 from chop.ir.graph import MaseGraph
 from chop.nn.integer import Edge, IntegerEmbedding
 from chop.runs.journal import Journal
-from chop.tables import markdown_table
 
 SECONDS = 300
 TOP, PROBE = "top", "probe"
@@ -160,7 +160,7 @@ def _commonest(alike: Sequence[Part]) -> Part:
 
 
 def measure(part: Part, device: str, journal: Journal) -> dict[str, Any]:
-    """What `chop.hardware.place.place` says of a part between registers."""
+    """What `chop.hardware.costs.place.place` says of a part between registers."""
     router = DEVICES[device].router
     assert router is not None
     with tempfile.TemporaryDirectory() as name:

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop import MaseGraph, passes
+from chop.base.tables import markdown_table
 from chop.formats import (
     Binary,
     BinaryResidual,
@@ -42,7 +43,6 @@ from chop.formats import (
     Ternary,
 )
 from chop.nn.quantized import QuantLinear
-from chop.tables import markdown_table
 from chop.train import (
     calibration_batches,
     default_dataset,

@@ -18,10 +18,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from chop.base.files import write_text
+from chop.base.tables import markdown_table
 from chop.bench.peak_memory import peak_bytes
 from chop.bench.record import format_bytes
-from chop.files import write_text
-from chop.tables import markdown_table
 
 WARM_UP = ("gpt-tiny", "stories")
 LIMITS = {"compress": 1.5, "load": 1.2, "load and call": None}
@@ -35,8 +35,8 @@ def weights_bytes(folder: Path) -> int:
 
 def compress_once(args: argparse.Namespace, model: str, dataset: str, out: Path) -> None:
     """`chop compress` of linear layers and embeddings, with no training and no timing."""
-    from chop.actions.compress import compress
-    from chop.actions.settings.compress import CompressConfig
+    from chop.actions.compress.job import compress
+    from chop.actions.compress.settings import CompressConfig
 
     settings = CompressConfig(
         model=model, dataset=dataset, out=out, formats=tuple(args.formats.split(",")),

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from chop import MaseGraph
-from chop.actions.emit import emit
-from chop.actions.settings.emit import EmitConfig
-from chop.files import write_text
-from chop.hardware.devices import parse_device
-from chop.hardware.fold import excess
-from chop.hardware.foldable import Foldable
-from chop.tables import markdown_table
+from chop.actions.emit.job import emit
+from chop.actions.emit.settings import EmitConfig
+from chop.base.files import write_text
+from chop.base.tables import markdown_table
+from chop.hardware.costs.devices import parse_device
+from chop.hardware.folds.fold import excess
+from chop.hardware.folds.foldable import Foldable
 from chop.workloads.workload import Workload
 
 DEVICE = "ecp5-85"

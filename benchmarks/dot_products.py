@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.files import write_text
+from chop.base.files import write_text
+from chop.base.tables import markdown_table, print_table
 from chop.hardware.tools import read_command, require, tool_path
-from chop.tables import markdown_table, print_table
 
 SOURCES = Path(__file__).resolve().parent / "dot_products"
 LANES = 32

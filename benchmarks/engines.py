@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
 from chop.bench.record import format_bytes, format_ratio, format_seconds
 from chop.data import get_tokenized_dataset
@@ -33,7 +34,6 @@ from chop.models import load_model
 from chop.pipelines.packed_weights import pack_weights
 from chop.quantization.named_operators import present_operators, weighted_operators
 from chop.runs.environment import processor_name
-from chop.tables import print_table
 from chop.train import Rows, default_dataset, load_trained, read_rows
 from chop.train.calibration import calibrated
 from chop.train.evaluator import Evaluator

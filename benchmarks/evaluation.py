@@ -26,12 +26,12 @@ from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
 from chop import MaseGraph, passes
+from chop.base.tables import markdown_table
 from chop.bench import Variant, compare
 from chop.formats import Integer, MinifloatIEEE, MXInt, NumberFormat, QuantSpec
 from chop.kernels.cpu.build import library
 from chop.nn import cached_weights
 from chop.nn.quantized import QuantizedOperator
-from chop.tables import markdown_table
 
 FORMATS: list[NumberFormat] = [MXInt(8), Integer(8, 4), MinifloatIEEE(8, 4)]
 Inputs = dict[str, Tensor]

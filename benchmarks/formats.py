@@ -22,12 +22,12 @@ from cases import FORMATS
 from format_peers import Way, peers
 from torch import Tensor
 
+from chop.base.tables import markdown_table
 from chop.bench import Variant, compare
 from chop.formats import NumberFormat
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu.build import library
 from chop.kernels.eager import round_eagerly
-from chop.tables import markdown_table
 
 WAYS = ("native", "native, out=", "PyTorch alone", "reference")
 

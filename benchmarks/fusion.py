@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
 from chop.bench.record import format_ratio, format_seconds
 from chop.models import get_model
-from chop.tables import print_table
 
 FUSIONS = {
     "attention": passes.fuse_attention_transform_pass,

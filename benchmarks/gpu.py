@@ -33,9 +33,9 @@ from typing import Any
 import torch
 from gpu_place import Place, Tables
 
+from chop.base.files import write_json, write_text
+from chop.base.tables import markdown_table
 from chop.errors import ChopError
-from chop.files import write_json, write_text
-from chop.tables import markdown_table
 
 DONE, CUT, FAILED, ENDED = "done", "cut short", "failed", "the process ended"
 ENDS = (DONE, CUT, FAILED)

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from chop import QuantizedCache
+from chop.base.tables import markdown_table
 from chop.data import get_tokenizer, load_dataset
 from chop.models import load_model
-from chop.tables import markdown_table
 from chop.train.evaluator import divergences
 
 CACHES: dict[str, dict[str, Any]] = {

@@ -22,9 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chop.files import write_text
-from chop.hub import cache_folder
-from chop.tables import markdown_table
+from chop.base.files import write_text
+from chop.base.hub import cache_folder
+from chop.base.tables import markdown_table
 from chop.train import load_trained
 
 

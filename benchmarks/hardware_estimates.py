@@ -1,4 +1,4 @@
-"""What `chop.hardware.estimate` says of a design, beside what Yosys counts.
+"""What `chop.hardware.costs.estimate` says of a design, beside what Yosys counts.
 
 Each design is emitted with two folds and synthesized for ECP5 (`synth_ecp5`, whole; registers that
 placement moves into multipliers and memories are not counted) and for 7-series devices
@@ -27,24 +27,24 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.actions.lower import lower_workload
-from chop.actions.settings.lower import LoweringConfig
-from chop.files import write_text
+from chop.actions.emit.lower import lower_workload
+from chop.actions.emit.lower_settings import LoweringConfig
+from chop.base.files import write_text
+from chop.base.tables import markdown_table
 from chop.formats import Binary, Integer, MXInt, QuantSpec, Ternary
-from chop.hardware.absorb import absorb_registers
-from chop.hardware.design import Design
-from chop.hardware.devices import ECP5, RESOURCES, XC7
-from chop.hardware.emit import emit
-from chop.hardware.estimate import design_usage
+from chop.hardware.check.project import project_of, write_design
+from chop.hardware.costs.devices import ECP5, RESOURCES, XC7
+from chop.hardware.costs.estimate import design_usage
+from chop.hardware.costs.synth import TOTAL, synthesize
+from chop.hardware.design.design import Design
+from chop.hardware.design.emit import emit
+from chop.hardware.folds.absorb import absorb_registers
 from chop.hardware.integer_form import integer_form
-from chop.hardware.project import project_of, write_design
-from chop.hardware.synth import TOTAL, synthesize
 from chop.hardware.tools import read_command, run, tool_path
 from chop.ir.graph import MaseGraph as Graph
 from chop.ir.ops import quantizable_operators
 from chop.quantization.named_operators import present_operators
 from chop.runs.journal import Journal
-from chop.tables import markdown_table
 from chop.workloads.load import workload_for
 
 SECONDS = 3600

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from chop import MaseGraph, passes
-from chop.actions.ptq import quantize_after_training
-from chop.files import write_text
+from chop.actions.compress.ptq import quantize_after_training
+from chop.base.files import write_text
+from chop.base.tables import markdown_table
 from chop.formats import parse_format_string
 from chop.ir.ops import quantizable_operators
-from chop.tables import markdown_table
 from chop.train import Rows, default_dataset, load_trained, read_rows
 from chop.train.calibration import calibration_batches
 from chop.workloads.workload import Workload

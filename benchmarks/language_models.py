@@ -30,11 +30,11 @@ from language_model_peers import PEERS
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
+from chop.base.files import write_json
+from chop.base.tables import markdown_table
 from chop.data import get_tokenized_dataset, get_tokenizer, load_dataset
-from chop.files import write_json
 from chop.formats import QuantSpec, parse_format_string
 from chop.models import load_model
-from chop.tables import markdown_table
 from chop.train import (
     TASKS,
     calibration_batches,

@@ -31,13 +31,13 @@ from rounding_peers import ROUNDING_PEERS, Integers, Learning, Weights
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
+from chop.base.files import write_text
+from chop.base.tables import markdown_table
 from chop.data import get_tokenized_dataset, load_dataset
-from chop.files import write_text
 from chop.formats import QuantSpec, parse_format_string
-from chop.quantization.blocks import block_paths
+from chop.quantization.walk.walk import block_paths
 from chop.runs.journal import Journal
 from chop.statistics.intervals import bootstrap
-from chop.tables import markdown_table
 from chop.train.evaluator import divergences
 
 NEAREST, GPTQ, LEARNED, BOTH = "nearest", "GPTQ", "learned", "GPTQ+learned"

@@ -26,12 +26,12 @@ import torch.nn.functional as F
 from cases import SPECS
 from torch import Tensor, nn
 
+from chop.base.tables import markdown_table
 from chop.bench import Variant, compare
 from chop.kernels.cpu.build import library
 from chop.nn import quantized as q
 from chop.nn.packed import pack
 from chop.runs.environment import processor_name
-from chop.tables import markdown_table
 
 Way = Callable[[Tensor], Tensor]
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from chop import ChopConfig
+from chop.base.tables import markdown_table
 from chop.bench import Variant, compare
 from chop.bench.record import Comparison, format_ratio
 from chop.data import get_tokenizer, load_dataset
 from chop.runs.environment import processor_name
 from chop.studies.generation_peers import DECODE, PREFILL, TorchDecoder
-from chop.tables import markdown_table
 
 WEIGHTS = ("mxint4", "group_integer4")
 INPUTS = {

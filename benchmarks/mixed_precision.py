@@ -22,9 +22,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from chop.data import get_tokenized_dataset
-from chop.mixed_precision import PrecisionProblem
-from chop.mixed_precision.warm_start import SHARE, uniforms_within, warm_start
 from chop.models import load_model
+from chop.problems.mixed_precision import PrecisionProblem
+from chop.problems.mixed_precision.warm_start import SHARE, uniforms_within, warm_start
 from chop.report.measured import MeasuredTable
 from chop.search import Config, Constraint, Goal, Search
 from chop.train import Rows, default_dataset, fit, read_rows

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
 from chop.bench.record import format_bytes, format_ratio
 from chop.captured.huggingface.cache_names import find_cache
@@ -29,7 +30,6 @@ from chop.models import load_model
 from chop.pipelines.packed_weights import pack_weights
 from chop.runs.environment import processor_name
 from chop.studies.generation_peers import DECODE, PREFILL, Contender, TorchDecoder
-from chop.tables import print_table
 
 FLOAT, PACKED, ENGINE = "float32", "chop packed", "onnxruntime"
 PROMPT, TOKENS = 64, 24

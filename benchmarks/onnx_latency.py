@@ -17,12 +17,12 @@ import onnxruntime
 import torch
 
 from chop import MaseGraph, passes
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
 from chop.bench.record import format_ratio, format_seconds
 from chop.formats import Integer, QuantSpec, ScaleInteger
 from chop.models import get_model
 from chop.passes.interface.export_onnx import SESSION_CONFIG
-from chop.tables import print_table
 
 SPEC = QuantSpec(Integer(8, "minmax"), ScaleInteger(8, granularity="channel"))
 INTEGER_KERNELS = {"QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat"}

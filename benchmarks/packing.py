@@ -22,9 +22,9 @@ from safetensors import safe_open
 from transformers import BertConfig, BertForSequenceClassification
 
 from chop import MaseGraph, passes
+from chop.base.tables import markdown_table
 from chop.bench import Variant, compare
 from chop.nn.packed import PackedOperator
-from chop.tables import markdown_table
 
 FORMATS: dict[str, dict[str, Any]] = {
     "mxint8": {"name": "mxint"},

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from chop import MaseGraph, passes
+from chop.base.tables import markdown_table
 from chop.data import get_tokenized_dataset, load_dataset
 from chop.formats import Integer, QuantSpec
 from chop.models import BUILTIN_MODELS, load_model
-from chop.tables import markdown_table
 from chop.train import calibration_batches, default_dataset, load_trained, read_rows
 from chop.train.evaluator import divergences
 

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from scipy.stats import kendalltau, spearmanr
 
+from chop.base.tables import markdown_table
 from chop.models import load_model
-from chop.nas.architecture import Architectures, usual_fields
-from chop.nas.proxies import PROXIES, zero_cost_score
-from chop.nas.training import TrainedMeasure, split_rows
+from chop.problems.nas.architecture import Architectures, usual_fields
+from chop.problems.nas.proxies import PROXIES, zero_cost_score
+from chop.problems.nas.training import TrainedMeasure, split_rows
 from chop.runs import Journal
-from chop.tables import markdown_table
 from chop.train import default_dataset, read_rows
 
 ROWS = 32

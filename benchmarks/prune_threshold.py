@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from chop.base.tables import markdown_table
 from chop.nn.sparsity.selection import lowest, lowest_by_sorting
-from chop.tables import markdown_table
 
 Way = Callable[[Sequence[Tensor], int], list[Tensor]]
 SHAPES = [(768, 768)] * 4 + [(3072, 768), (768, 3072)]

@@ -26,11 +26,11 @@ import torch.nn.functional as F
 from greedy_caches import prompts
 from torch import Tensor, nn
 
+from chop.base.tables import markdown_table
 from chop.data import load_dataset
 from chop.formats import parse_format_string
 from chop.kernels.hadamard import hadamard_transform, largest_block
 from chop.models import load_model
-from chop.tables import markdown_table
 from chop.train.evaluator import divergences
 
 GRID = 32

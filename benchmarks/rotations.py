@@ -22,9 +22,9 @@ import torch
 from language_models import Subject
 
 from chop import passes
-from chop.files import write_json
+from chop.base.files import write_json
+from chop.base.tables import markdown_table
 from chop.formats import QuantSpec, parse_format_string
-from chop.tables import markdown_table
 
 FORMATS = "mxfp4,nvfp4,mxint4"
 ROTATIONS: dict[str, dict[str, Any] | None] = {

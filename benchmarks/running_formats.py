@@ -14,8 +14,8 @@ from activation_pruning import BERT_TINY, prepared, tokens
 from transformers import BertForSequenceClassification
 
 from chop import MaseGraph, passes
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
-from chop.tables import print_table
 
 INTEGER = {"name": "integer", "width": 8, "frac_width": "auto"}
 LINEAR = {"by": "type", "linear": {"config": INTEGER}}

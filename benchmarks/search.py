@@ -29,10 +29,10 @@ import torch
 from search_problems import PROBLEMS, Problem, chain, code_of, space_of
 from search_tables import architecture_table, landscape_table, precision_tables
 
-from chop.files import write_text
+from chop.base.files import write_text
+from chop.base.tables import markdown_table, print_table
 from chop.search import Search
 from chop.search.registry import sampler_row
-from chop.tables import markdown_table, print_table
 
 AT = (25, 50, 100, 200)
 DISTANT = 1000

@@ -29,12 +29,12 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
 from chop.data import get_tokenized_dataset
-from chop.mixed_precision.problem import PrecisionProblem
 from chop.models import BUILTIN_MODELS, load_model
+from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.search import Constraint, Goal, Search
-from chop.tables import print_table
 from chop.train import (
     calibration_batches,
     default_dataset,

@@ -36,8 +36,8 @@ from search_storage_runs import (
     whole_searches,
 )
 
+from chop.base.tables import print_table
 from chop.search import Search, SearchSpace
-from chop.tables import print_table
 
 OPENED = 2000
 REPEATS = 40

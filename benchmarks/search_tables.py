@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from search_problems import Problem, space_of
 from torch import Tensor, nn
 
+from chop.base.files import atomic_file
 from chop.data import load_dataset
-from chop.files import atomic_file
 from chop.formats import Integer
 from chop.models.plain import MLP
 from chop.search import Choice, Config, Constraint, Goal, SearchSpace

@@ -18,13 +18,13 @@ from hardware_estimates import FAMILIES, count, row_of
 
 from chop import runs
 from chop.actions.search.precision import problem_of
-from chop.actions.settings.search import PrecisionConfig
+from chop.actions.search.settings import PrecisionConfig
+from chop.base.files import write_text
+from chop.base.files.documents import read_json
+from chop.base.tables import markdown_table
 from chop.config import parse
-from chop.files import write_text
-from chop.files.documents import read_json
-from chop.hardware.emit import emit
+from chop.hardware.design.emit import emit
 from chop.runs.journal import Journal
-from chop.tables import markdown_table
 from chop.workloads.load import workload_for
 
 FAMILY = "xc7-nodsp"

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from chop import MaseGraph, passes
-from chop.tables import print_table
+from chop.base.tables import print_table
 
 ROUNDS = 60
 

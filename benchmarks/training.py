@@ -18,12 +18,12 @@ from functools import partial
 import torch
 from torch import nn
 
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
 from chop.bench.record import format_ratio
 from chop.formats import BlockFP, Integer, MinifloatIEEE, MXInt, QuantSpec, ScaleInteger
 from chop.nn import quantized as q
 from chop.runs.environment import processor_name
-from chop.tables import print_table
 
 
 def both(number_format, **settings) -> QuantSpec:

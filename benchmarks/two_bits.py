@@ -24,8 +24,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
+from chop.base.tables import markdown_table
 from chop.formats import parse_format_string
-from chop.tables import markdown_table
 
 FORMATS = (
     "scale_integer:width={}:granularity=channel",

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from chop import MaseGraph, passes
-from chop.files import write_text
-from chop.hardware.dataflow import dataflow_svg
-from chop.hardware.emit import emit
+from chop.base.files import write_text
+from chop.hardware.design.dataflow import dataflow_svg
+from chop.hardware.design.emit import emit
 from chop.models import load_model
 
 PICTURE = Path(__file__).resolve().parent / "images/dataflow.svg"

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chop.actions.ptq import METHODS
+from chop.actions.compress.ptq import METHODS
+from chop.base.files import write_text
+from chop.base.plugins import Registry
+from chop.base.tables import markdown_table
 from chop.cli.names import FILE, SAME, TABLES
 from chop.export.targets import TARGETS
-from chop.files import write_text
 from chop.formats import REGISTRY, Integer, NumberFormat
 from chop.ir.ops import quantizable_operators
-from chop.mixed_precision.candidates import DERIVED_FIELDS, WITH_BIAS
 from chop.passes import PASSES
-from chop.plugins import Registry
-from chop.tables import markdown_table
+from chop.problems.mixed_precision.candidates import DERIVED_FIELDS, WITH_BIAS
 from chop.train.tasks import TASKS
 
 DOCS = Path(__file__).parent

@@ -12,8 +12,8 @@ Targets whose library is missing are left out, with the command that installs it
 import argparse
 from pathlib import Path
 
-from chop.actions.export import export
-from chop.actions.settings.export import ExportConfig
+from chop.actions.export.job import export
+from chop.actions.export.settings import ExportConfig
 from chop.errors import UnavailableError
 from chop.export.targets import TARGETS, target
 

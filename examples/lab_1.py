@@ -22,7 +22,7 @@ import argparse
 from pathlib import Path
 
 from chop import MaseGraph, passes
-from chop.actions.ptq import quantize_after_training
+from chop.actions.compress.ptq import quantize_after_training
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.formats import Integer

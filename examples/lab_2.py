@@ -17,10 +17,10 @@ import argparse
 from pathlib import Path
 
 from chop.actions.search.compare import compare_searches
-from chop.files import write_json
-from chop.nas.architecture import Architectures
-from chop.nas.compression import PASS_ARGS, Compression
-from chop.nas.training import TrainedMeasure, split_rows
+from chop.base.files import write_json
+from chop.problems.nas.architecture import Architectures
+from chop.problems.nas.compression import PASS_ARGS, Compression
+from chop.problems.nas.training import TrainedMeasure, split_rows
 from chop.report.measured import MeasuredTable
 from chop.runs import Journal
 from chop.search import Goal, Search

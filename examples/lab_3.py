@@ -20,9 +20,9 @@ import argparse
 from pathlib import Path
 
 from chop.actions.search.job import find_job
+from chop.actions.search.settings import PrecisionConfig
 from chop.actions.search.several import run_several
-from chop.actions.settings.search import PrecisionConfig
-from chop.mixed_precision.candidates import every_format, fields_of
+from chop.problems.mixed_precision.candidates import every_format, fields_of
 
 WIDTHS = (8, 16, 32)
 FRACTIONS = {"frac_width": (2, 4, 8)}

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from chop import MaseGraph, passes
-from chop.actions.bench_results import write_results
+from chop.actions.bench.report import write_results
+from chop.base.tables import print_table
 from chop.bench import Variant, compare
 from chop.bench.record import format_ratio, format_seconds
 from chop.bench.timing import METHODS
@@ -28,7 +29,6 @@ from chop.studies.attention import BenchAttentionConfig, bench_attention
 from chop.studies.compile import BenchCompileConfig, bench_compile, random_inputs
 from chop.studies.dequantize import BenchDequantizeConfig, bench_dequantize
 from chop.studies.linear import BenchLinearConfig, bench_linear
-from chop.tables import print_table
 
 
 def compile_a_model(args, shared):

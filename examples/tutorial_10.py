@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 
 from chop import MaseGraph, QuantizedCache, passes
+from chop.base.tables import print_table
 from chop.data import get_tokenized_dataset, get_tokenizer
 from chop.formats import parse_format_string
 from chop.models import load_model
-from chop.tables import print_table
 from chop.train import evaluate, load_trained
 
 STORY = "Anna has a red kite. One day Anna goes to the lake with Ben."

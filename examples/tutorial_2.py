@@ -19,7 +19,7 @@ import torch
 
 import chop.passes as passes
 from chop import MaseGraph
-from chop.files import write_json
+from chop.base.files import write_json
 from chop.models import load_model
 from chop.passes.module import report_trainable_parameters_analysis_pass
 from chop.tools import get_tokenized_dataset, get_trainer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import chop.passes as passes
 from chop import MaseGraph
-from chop.files import write_json
+from chop.base.files import write_json
 from chop.models import load_model
 from chop.tools import get_tokenized_dataset, get_trainer
 from chop.train import calibration_batches, load_trained

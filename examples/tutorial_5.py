@@ -13,13 +13,13 @@ import argparse
 from pathlib import Path
 
 from chop.actions.search.compare import compare_searches
+from chop.base.tables import print_table
 from chop.errors import ConfigError
 from chop.models import load_model
-from chop.nas.architecture import Architectures
-from chop.nas.compression import Compression
-from chop.nas.training import TrainedMeasure, split_rows
+from chop.problems.nas.architecture import Architectures
+from chop.problems.nas.compression import Compression
+from chop.problems.nas.training import TrainedMeasure, split_rows
 from chop.search import Goal, Search
-from chop.tables import print_table
 from chop.train import evaluate
 from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig

@@ -21,17 +21,17 @@ import optuna
 from torch import nn
 
 from chop import MaseGraph
-from chop.mixed_precision.problem import PrecisionProblem
-from chop.nas.architecture import suggest_by_name
-from chop.nas.training import split_rows
+from chop.base.tables import print_table
 from chop.nn.quantized.modules.linear import (
     LinearBlockFP,
     LinearBlockMinifloat,
     LinearInteger,
     LinearMinifloatIEEE,
 )
+from chop.problems.mixed_precision.problem import PrecisionProblem
+from chop.problems.nas.architecture import suggest_by_name
+from chop.problems.nas.training import split_rows
 from chop.search import Constraint, Goal, Search
-from chop.tables import print_table
 from chop.tools.utils import deepsetattr
 from chop.train import evaluate
 from chop.workloads.load import load_workload

@@ -15,13 +15,13 @@ import argparse
 from pathlib import Path
 
 from chop import MaseGraph, passes
-from chop.actions.settings.shard import ShardConfig
-from chop.actions.shard import shard
+from chop.actions.shard.job import shard
+from chop.actions.shard.settings import ShardConfig
+from chop.base.tables import print_table
 from chop.distributed.planning.plan_report import plan_rows
 from chop.errors import PlanError
 from chop.models import load_model
 from chop.report.plan_plots import plot_plans
-from chop.tables import print_table
 
 INTEGER = {"name": "integer", "width": 4, "frac_width": 3}
 

@@ -17,12 +17,12 @@ import shutil
 from pathlib import Path
 
 from chop import MaseGraph, passes
-from chop.actions import simulate
-from chop.actions.emit import emit
-from chop.actions.settings.emit import EmitConfig
+from chop.actions.emit import simulate
+from chop.actions.emit.job import emit
+from chop.actions.emit.settings import EmitConfig
+from chop.base.tables import print_table
 from chop.errors import VerificationError
-from chop.hardware.emitted import check_emitted
-from chop.tables import print_table
+from chop.hardware.check.emitted import check_emitted
 from chop.train import calibration_batches, default_dataset, evaluate, load_trained
 
 EIGHT_BITS = {"config": {"name": "integer", "width": 8, "frac_width": "auto"}}

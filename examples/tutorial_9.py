@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chop.actions.bench_results import write_results
+from chop.actions.bench.report import write_results
+from chop.base.tables import print_table
 from chop.studies.softmax import BenchSoftmaxConfig, bench_softmax, naive_softmax
-from chop.tables import print_table
 
 VIEWS = ("unsqueeze", "alias", "slice", "view")
 

@@ -35,8 +35,8 @@ def emit(out: Path, **more: Any) -> None:
         out: its folder.
         more: further settings.
     """
-    from chop.actions.emit import emit
-    from chop.actions.settings.emit import EmitConfig
+    from chop.actions.emit.job import emit
+    from chop.actions.emit.settings import EmitConfig
     from chop.workloads.workload import Workload
 
     torch.manual_seed(0)
@@ -51,7 +51,7 @@ def build(out: Path) -> None:
     """Native code, in several files."""
     import ctypes
 
-    from chop.native import Sources, compiler
+    from chop.base.native import Sources, compiler
 
     out.mkdir(exist_ok=True)
     files = []
@@ -109,9 +109,9 @@ def nextpnr(out: Path) -> None:
 
 def place(out: Path) -> None:
     """Placement, by a stand-in for nextpnr."""
-    from chop.hardware import place as placement
-    from chop.hardware.port import Port
-    from chop.hardware.project import Project
+    from chop.hardware.check.project import Project
+    from chop.hardware.costs import place as placement
+    from chop.hardware.design.port import Port
 
     (out / "rtl").mkdir(parents=True, exist_ok=True)
     (out / "rtl" / "top.sv").write_text("module top; endmodule\n")

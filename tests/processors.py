@@ -34,7 +34,7 @@ SETTINGS = {
 """Variables by the name of a processor: one without AVX, one without AVX-512, one that adds up in
 the same order as every other and has no AMX, and one on which our own loops are not vectorized."""
 SELECTION = (
-    *("fixtures", "formats", "integer", "kernels", "mixed_precision", "nn", "passes"),
+    *("fixtures", "formats", "integer", "kernels", "problems/mixed_precision", "nn", "passes"),
     *("quantization", "statistics", "studies", "train"),
     *("cli/test_bench.py", "cli/test_bench_kernels.py", "test_gpu_benchmark.py"),
     "test_processors.py",

@@ -38,8 +38,13 @@ LIBRARIES = (
 FORKS.set_forkserver_preload(
     [
         *LIBRARIES,
-        *("chop.cli.app", "chop.passes", "chop.actions.compress", "chop.actions.search.precision"),
-        *("chop.actions.sweep.quantize", "chop.actions.bench"),
+        *(
+            "chop.cli.app",
+            "chop.passes",
+            "chop.actions.compress.job",
+            "chop.actions.search.precision",
+        ),
+        *("chop.actions.sweep.quantize", "chop.actions.bench.job"),
         *("chop.distributed.apply", "chop.distributed.load", "chop.distributed.process"),
     ]
 )

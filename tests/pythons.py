@@ -24,9 +24,10 @@ TESTED = [
 ]
 """The versions that pyproject.toml names."""
 SHORT = (
-    *("captured", "files", "runs", "statistics", "search/test_connections.py"),
+    *("captured", "base/files", "runs", "statistics", "search/test_connections.py"),
     *("search/test_space.py", "fixtures/test_checkpoints.py", "nn/test_quantized.py"),
-    *("studies/test_compile.py", "actions/test_doctor.py", "cli/test_cli.py", "test_installed.py"),
+    *("studies/test_compile.py", "actions/test_doctor.py", "cli/test_cli.py"),
+    "base/test_installed.py",
 )
 """What differs between Pythons, in tests/: their standard library, numpy, compiler and messages."""
 NEEDED = ("torch", "transformers", "pytest", "hypothesis")

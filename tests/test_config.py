@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from chop.actions.compress import CompressConfig
+from chop.actions.compress.job import CompressConfig
 from chop.actions.sweep.grid import parse_range
 from chop.cli.settings_file import read_settings
 from chop.config import load_toml, parse

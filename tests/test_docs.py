@@ -25,8 +25,8 @@ MOST_WORDS = 30
 TO_WRITE = {
     "src/chop/formats/int_group.py",
     "src/chop/passes/transforms/replace_activations.py",
-    "src/chop/actions/settings/near_zero.py",
-    "src/chop/actions/near_zero.py",
+    "src/chop/actions/near_zero/settings.py",
+    "src/chop/actions/near_zero/job.py",
     "src/chop/cli/near_zero.py",
     "src/chop/export/NAME.py",
 }
@@ -119,8 +119,8 @@ def test_sentences_are_short(page):
 
 
 def test_the_page_on_trust_has_the_bounds_of_the_readers():
-    from chop.files import documents
-    from chop.hardware.testbench import SLOWEST
+    from chop.base.files import documents
+    from chop.hardware.check.testbench import SLOWEST
     from chop.ir.huggingface.config_file import COUNTS
     from chop.ir.storage import graph_codec, module_codec, tensor_store
 

@@ -8,9 +8,9 @@ import tomllib
 import pytest
 import yaml
 
+from chop.base.plugins import GROUPS
 from chop.cli.app import INTERRUPTED, TERMINATED, app
-from chop.plugins import GROUPS
-from tests.actions.test_evaluate_tasks import CHOICE
+from tests.actions.evaluate.test_tasks import CHOICE
 from tests.cli.test_shown_commands import parse, words_of
 from tests.pages import PAGES, RESULTS, ROOT, name_of
 
@@ -27,7 +27,10 @@ TESTED = {
     ("README", "saved integer 4.auto (PTQ): "): RUN,
     ENTRY_POINTS: HERE,
     ("guide/circuit", "iverilog -g2012 -s testbench"): DOCS,
-    ("guide/circuit", "python benchmarks/dot_products.py"): "tests/hardware/test_dot_products.py",
+    (
+        "guide/circuit",
+        "python benchmarks/dot_products.py",
+    ): "tests/hardware/design/test_dot_products.py",
     ("guide/compress", "PoorFitWarning: 14 of 14 layers"): RUN,
     ("guide/export", "import hls4ml"): "tests/export/test_qonnx.py",
     ("guide/language-models", "task: my_task"): HERE,

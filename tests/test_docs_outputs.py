@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from chop import MaseGraph, passes
-from chop.actions.settings.shard import ShardConfig
-from chop.actions.shard import shard
+from chop.actions.shard.job import shard
+from chop.actions.shard.settings import ShardConfig
 from chop.train import load_trained
 from tests import programs
 from tests.distributed import cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chop.docstrings import entries
+from chop.base.docstrings import entries
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 

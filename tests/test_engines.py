@@ -6,24 +6,15 @@ import pytest
 
 from tests.fresh import printed_by
 
-ENGINES = ("captured", "search", "bench", "native")
+ENGINES = ("captured", "search", "bench", "base.native")
 BELOW = {
-    "children",
+    "base",
     "config",
-    "displayed",
     "errors",
-    "files",
-    "hub",
-    "installed",
-    "native",
-    "nested",
-    "notices",
     "paths",
-    "plugins",
     "private",
     "runs",
     "statistics",
-    "tables",
 }
 """Rooms that every engine may import."""
 

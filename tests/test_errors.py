@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.base.notices import forget_notices, warn_once
 from chop.errors import MOST_CHARACTERS, ChopError, ConfigError, bounded
-from chop.notices import forget_notices, warn_once
 from tests.subcases import subcases
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from chop.base.files import digests
+from chop.base.hub import cache_folder
+from chop.base.native import is_whole
 from chop.errors import CheckpointError, UnavailableError
-from chop.files import digests
-from chop.hardware.place import check_device
-from chop.hub import cache_folder
-from chop.native import is_whole
+from chop.hardware.costs.place import check_device
 from chop.runs import Artifact, read_manifest
 from tests import programs
 

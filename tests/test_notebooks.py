@@ -12,14 +12,14 @@ import pytest
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.displayed import Displayed
-from chop.files import Picture
+from chop.base.displayed import Displayed
+from chop.base.files import Picture
+from chop.base.tables import html_table
 from chop.report.notebook import with_display
 from chop.report.plots import Curve, plot_accuracy
 from chop.report.report import Cell, Heading, Note, Report, Table
 from chop.runs import as_json
 from chop.search import Constraint, Goal, Result, TrialRecord
-from chop.tables import html_table
 from tests.pages import ROOT
 
 SPACE = "http://www.w3.org/2000/svg"

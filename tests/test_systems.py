@@ -20,8 +20,9 @@ IMPORTED = "from chop import MaseGraph; print(MaseGraph.__name__)"
 USED = """
 import tempfile, torch
 from pathlib import Path
-from chop.files import append_line, atomic_files, atomic_folder, build_lock, shared_lock, write_text
-from chop.native import is_trusted
+from chop.base.files import append_line, atomic_files, atomic_folder
+from chop.base.files import build_lock, shared_lock, write_text
+from chop.base.native import is_trusted
 
 folder = Path(tempfile.mkdtemp())
 write_text(folder / "a", "1")
@@ -35,7 +36,7 @@ with shared_lock(folder), build_lock(folder / "e"):
 """
 PROGRAM = """
 import subprocess
-from chop import children
+from chop.base import children
 try:
     children.run(["sleep", "60"], seconds=0.1, supervised=False)
 except subprocess.TimeoutExpired:

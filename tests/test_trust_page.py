@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chop.export.readers import READERS
-from chop.files import reading
-from chop.plugins import GROUPS
+from chop.base.files import reading
+from chop.base.plugins import GROUPS
+from chop.export.foreign.readers import READERS
 
 ROOT = Path(__file__).parents[1]
 SOURCE, PAGE = ROOT / "src/chop", ROOT / "docs/trust.md"

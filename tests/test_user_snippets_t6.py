@@ -129,7 +129,7 @@ def step(model, batch, optimizer):
     return loss.item()
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")  # see tests/nn
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")  # see tests/nn
 @pytest.mark.parametrize("cls", CHOICES[1:], ids=lambda cls: cls.__name__)
 @pytest.mark.long
 def test_every_class_trains_in_place_of_every_linear(bert, batch, cls):
@@ -152,7 +152,7 @@ def test_every_class_trains_in_place_of_every_linear(bert, batch, cls):
 
 
 # Where no test before has trained them, classes say once which keys they do not read.
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_a_search_over_classes_and_widths(bert, batch):
     expected = bert(**batch)["logits"]
 

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from chop.files import atomic_folder
-from chop.files.temporary import scratch_folder
+from chop.base.files import atomic_folder
+from chop.base.files.temporary import scratch_folder
 from docs.site import execute, links, notebooks, reports
 from docs.site.progress import Progress, minutes
 from docs.site.stage import stage

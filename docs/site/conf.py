@@ -1,6 +1,6 @@
 """Settings of Sphinx. Nothing is fetched, neither when the site is made nor when it is read."""
 
-from chop.installed import __version__
+from chop.base.installed import __version__
 
 project = "chop"
 version = release = __version__

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator
 
 from chop import errors
-from chop.docstrings import entries
+from chop.base.docstrings import entries
 from chop.passes.base import PASSES
 from docs.site.api import exports, page_of
 from docs.site.markdown import escaped

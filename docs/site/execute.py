@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import Any
 
 import chop
+from chop.base.files import write_text
 from chop.errors import UnavailableError
-from chop.files import write_text
 from docs.site.progress import OnLine
 
 PROCESSES = 2

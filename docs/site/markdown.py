@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from chop.docstrings import split_section
+from chop.base.docstrings import split_section
 
 SPECIAL = re.compile(r"([<>*_\[\]$|~#{}\\])")
 CODE = re.compile(r"(`[^`\n]+`)")

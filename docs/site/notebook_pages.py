@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chop.installed import __version__
+from chop.base.installed import __version__
 from docs.site.markdown import code
 from docs.site.notebooks import FOLDER, name_of, notebook, scripts
 

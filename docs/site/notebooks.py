@@ -159,7 +159,7 @@ def _figures(script: str, out: str, cells: Sequence[Cell]) -> list[Cell]:
     sources = [cell["source"] for cell in cells]
     shown = {name for name in names if any(each.endswith(f'"{name}")') for each in sources)}
     made = [_figure(out, name) for name in dict.fromkeys(names) if name not in shown]
-    return [text(FIGURES), program("from chop.files import Picture"), *made] if made else []
+    return [text(FIGURES), program("from chop.base.files import Picture"), *made] if made else []
 
 
 def _figure(out: str, name: str) -> Cell:

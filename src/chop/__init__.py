@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from chop import formats, passes
     from chop.actions.api import compress, quantize, save
-    from chop.installed import __version__ as __version__
+    from chop.base.installed import __version__ as __version__
     from chop.ir.graph import MaseGraph
     from chop.ir.huggingface.quantized_cache import QuantizedCache
     from chop.ir.huggingface.quantizer import ChopConfig
@@ -42,7 +42,7 @@ HOMES = {
     "ChopConfig": "chop.ir.huggingface.quantizer",
     "MaseGraph": "chop.ir.graph",
     "QuantizedCache": "chop.ir.huggingface.quantized_cache",
-    "__version__": "chop.installed",
+    "__version__": "chop.base.installed",
     "compress": "chop.actions.api",
     "quantize": "chop.actions.api",
     "save": "chop.actions.api",

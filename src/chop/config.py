@@ -17,8 +17,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal, TypeVar
 
+from chop.base.files.documents import SURROGATE, read_toml
 from chop.errors import ConfigError, did_you_mean
-from chop.files.documents import SURROGATE, read_toml
 
 T = TypeVar("T")
 LARGEST = 2**1023

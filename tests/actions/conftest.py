@@ -44,9 +44,9 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def emitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A verified circuit, and its result; not to be changed."""
-    from chop.actions.emit import emit
-    from chop.actions.settings.emit import EmitConfig
-    from tests.actions.circuits import SETTINGS, workload
+    from chop.actions.emit.job import emit
+    from chop.actions.emit.settings import EmitConfig
+    from tests.actions.emit.circuits import SETTINGS, workload
 
     out = tmp_path_factory.mktemp("emit") / "points"
     return out, emit(EmitConfig(out=out, **SETTINGS), workload())

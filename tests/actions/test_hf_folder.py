@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 import chop.workloads.hf_folder as hf_folder
 from chop import MaseGraph
-from chop.actions.compress import compress
-from chop.actions.settings.compress import CompressConfig
+from chop.actions.compress.job import compress
+from chop.actions.compress.settings import CompressConfig
 from chop.data import get_tokenizer, load_dataset
 from chop.errors import WriteError
 from chop.runs import read_manifest

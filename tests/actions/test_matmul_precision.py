@@ -6,21 +6,21 @@ import pytest
 import torch
 
 from chop import runs
-from chop.actions.bench import bench_model
-from chop.actions.bench_results import measure_and_write
-from chop.actions.compress import compress
-from chop.actions.lower import lower
+from chop.actions.bench.job import bench_model
+from chop.actions.bench.report import measure_and_write
+from chop.actions.bench.settings import BenchModelConfig
+from chop.actions.compress.job import compress
+from chop.actions.compress.settings import CompressConfig
+from chop.actions.emit.lower import lower
+from chop.actions.emit.lower_settings import LowerConfig
 from chop.actions.search.job import find_job, run_search
 from chop.actions.search.sensitivity import measure_sensitivity
-from chop.actions.settings.bench import BenchModelConfig
-from chop.actions.settings.compress import CompressConfig
-from chop.actions.settings.lower import LowerConfig
-from chop.actions.settings.search import NasConfig, PrecisionConfig, SensitivityConfig
-from chop.actions.settings.shard import ShardConfig
-from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
-from chop.actions.shard import shard
+from chop.actions.search.settings import NasConfig, PrecisionConfig, SensitivityConfig
+from chop.actions.shard.job import shard
+from chop.actions.shard.settings import ShardConfig
 from chop.actions.sweep.prune import prune_sweep
 from chop.actions.sweep.quantize import quantize_sweep
+from chop.actions.sweep.settings import PruneSweepConfig, QuantizeSweepConfig
 from chop.kernels.matmul_precision import allows_bfloat16
 from chop.studies.settings import BenchGenerateConfig
 from chop.workloads.workload import Workload

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from chop import MaseGraph
-from chop.actions.compress import compress
+from chop.actions.compress.job import compress
+from chop.actions.compress.settings import CompressConfig
 from chop.actions.next_steps import (
     export_search_step,
     steps_after_blocks,
@@ -16,7 +17,6 @@ from chop.actions.next_steps import (
     steps_after_sweep,
     workload_options,
 )
-from chop.actions.settings.compress import CompressConfig
 from chop.report.document import read_document
 from chop.runs import read_manifest
 from chop.workloads.settings import WorkloadConfig

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import chop
-from chop.actions.settings.search import PrecisionConfig
+from chop.actions.search.settings import PrecisionConfig
 from chop.cli.app import app
 from chop.errors import ConfigError
 from chop.train import fit

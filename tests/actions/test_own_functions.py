@@ -10,16 +10,16 @@ from typer.testing import CliRunner
 
 import chop
 from chop import MaseGraph
+from chop.actions.emit.lower import lower
+from chop.actions.emit.lower_settings import LowerConfig
 from chop.actions.evaluate.rows import judge_models
-from chop.actions.lower import lower
 from chop.actions.search.job import run_search
 from chop.actions.search.nas import JOB as NAS_JOB
 from chop.actions.search.precision import JOB
-from chop.actions.settings.lower import LowerConfig
-from chop.actions.settings.search import NasConfig, PrecisionConfig
+from chop.actions.search.settings import NasConfig, PrecisionConfig
 from chop.cli.app import app
 from chop.errors import ConfigError
-from chop.mixed_precision.problem import PrecisionProblem
+from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.workloads.workload import Workload, raise_to_graph
 
 FILE = """

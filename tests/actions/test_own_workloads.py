@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from chop import MaseGraph
-from chop.actions.compress import CompressConfig, compress
-from chop.actions.compress_table import Row
+from chop.actions.compress.job import CompressConfig, compress
+from chop.actions.compress.table import Row
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.errors import ConfigError

@@ -12,7 +12,7 @@ from sklearn.metrics import jaccard_score
 from torch import nn
 
 import chop
-from chop.actions.compress import CompressConfig, compress
+from chop.actions.compress.job import CompressConfig, compress
 from chop.errors import ConfigError
 from chop.train import fit
 

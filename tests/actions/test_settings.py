@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chop.actions.settings.bench import BenchModelConfig
-from chop.actions.settings.compress import CompressConfig
-from chop.actions.settings.emit import EmitConfig
-from chop.actions.settings.lower import LowerConfig
-from chop.actions.settings.search import NasConfig, PrecisionConfig, SensitivityConfig
-from chop.actions.settings.shard import ShardConfig
-from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
+from chop.actions.bench.settings import BenchModelConfig
+from chop.actions.compress.settings import CompressConfig
+from chop.actions.emit.lower_settings import LowerConfig
+from chop.actions.emit.settings import EmitConfig
+from chop.actions.search.settings import NasConfig, PrecisionConfig, SensitivityConfig
+from chop.actions.shard.settings import ShardConfig
+from chop.actions.sweep.settings import PruneSweepConfig, QuantizeSweepConfig
 from chop.cli.values import is_list
 from chop.errors import ConfigError
 from chop.formats import INPUT_OPERANDS, OPERANDS

@@ -11,8 +11,8 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import chop
-from chop.actions.compress import CompressConfig, compress
-from chop.docstrings import entries
+from chop.actions.compress.job import CompressConfig, compress
+from chop.base.docstrings import entries
 from chop.errors import ConfigError
 from chop.train import TASKS, fit
 from chop.workloads.settings import WorkloadConfig

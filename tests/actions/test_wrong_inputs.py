@@ -10,9 +10,9 @@ from torch import nn
 
 import chop
 from chop import runs
-from chop.actions.compress import compress
-from chop.actions.compressed_run import compressed_run
-from chop.actions.settings.compress import CompressConfig
+from chop.actions.compress.earlier_run import compressed_run
+from chop.actions.compress.job import compress
+from chop.actions.compress.settings import CompressConfig
 from chop.errors import CaptureError, ChopError, ConfigError
 from chop.models import read_config
 from chop.train import evaluate, read_label_column

@@ -12,8 +12,8 @@ from chop import MaseGraph, passes
 from chop.captured.hidden import following, hidden_elements
 from chop.captured.masks import hidden_inputs, visible_tokens
 from chop.formats import Integer, QuantSpec
-from chop.mixed_precision.layer_sensitivity import Sensitivity
-from chop.mixed_precision.problem import PrecisionProblem
+from chop.problems.mixed_precision.layer_sensitivity import Sensitivity
+from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.quantization.calibration import sample_operands
 
 WIDTH, PAD = 8, 0

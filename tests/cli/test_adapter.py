@@ -10,16 +10,16 @@ from typing import Literal, get_args, get_type_hints
 import pytest
 import typer
 
-from chop.actions.settings.bench import BenchModelConfig
-from chop.actions.settings.formats import FormatSettings
-from chop.actions.settings.search import NasConfig, PrecisionConfig, SensitivityConfig
-from chop.actions.settings.shard import ShardConfig
+from chop.actions.bench.settings import BenchModelConfig
+from chop.actions.search.format_settings import FormatSettings
+from chop.actions.search.settings import NasConfig, PrecisionConfig, SensitivityConfig
+from chop.actions.shard.settings import ShardConfig
+from chop.base.docstrings import entries
 from chop.cli.adapter import CommandGroup, build_command
 from chop.cli.app import app
 from chop.cli.command import Command, load
 from chop.cli.help import default_text
 from chop.cli.values import read_value
-from chop.docstrings import entries
 from chop.runs import as_json
 from chop.studies.settings import (
     BenchAttentionConfig,
@@ -123,10 +123,10 @@ def test_help_imports_neither_torch_nor_transformers():
 
 def test_choices_are_those_of_the_registries():
     from chop.bench.timing import METHODS
-    from chop.mixed_precision.candidates import Rule
-    from chop.mixed_precision.layer_sensitivity import METRICS
-    from chop.nas.architecture import SQUARE_LAYERS
-    from chop.nas.compression import Mode
+    from chop.problems.mixed_precision.candidates import Rule
+    from chop.problems.mixed_precision.layer_sensitivity import METRICS
+    from chop.problems.nas.architecture import SQUARE_LAYERS
+    from chop.problems.nas.compression import Mode
     from chop.studies.attention_implementations import DTYPES, MASKS
     from chop.studies.compile import MODES
     from chop.studies.decoding import FORMATS
@@ -357,7 +357,7 @@ def test_empty_paths_are_refused(words, capsys):
 
 
 def test_options_that_few_need_are_listed_last():
-    command = build_command(Command(print, "chop.actions.settings.search:PrecisionConfig"), "x")
+    command = build_command(Command(print, "chop.actions.search.settings:PrecisionConfig"), "x")
     panels = {each.name: getattr(each, "rich_help_panel", None) for each in command.params}
     shown = [name for name, panel in panels.items() if panel not in ("More options", "Output")]
     assert len(shown) <= 19  # --config, --help and --help-all among them

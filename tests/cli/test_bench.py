@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from chop import passes
-from chop.actions import ways
-from chop.actions.bench import BenchModelConfig, bench_model
-from chop.actions.compress import CompressConfig, compress
-from chop.actions.latency import describe_fastest, describe_speed, find_fastest
-from chop.actions.ways import make_ways
+from chop.actions.bench import ways
+from chop.actions.bench.job import BenchModelConfig, bench_model
+from chop.actions.bench.latency import describe_fastest, describe_speed, find_fastest
+from chop.actions.bench.ways import make_ways
+from chop.actions.compress.job import CompressConfig, compress
 from chop.errors import CheckpointError, ConfigError
 from chop.ir.graph import MaseGraph
 from chop.runs import MANIFEST, read_manifest

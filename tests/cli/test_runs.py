@@ -9,25 +9,25 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from chop.actions.bench import bench_model
-from chop.actions.compress import compress
-from chop.actions.compressed_run import compressed_run, workload_config
+from chop.actions.bench.job import bench_model
+from chop.actions.bench.latency import no_gain
+from chop.actions.bench.settings import BenchModelConfig
+from chop.actions.bench.ways import COMMANDS, bench_command, in_folder
+from chop.actions.compress.earlier_run import compressed_run, workload_config
+from chop.actions.compress.job import compress
+from chop.actions.compress.settings import CompressConfig
 from chop.actions.described_run import describe_run
+from chop.actions.emit.lower import lower
+from chop.actions.emit.lower_settings import LowerConfig
 from chop.actions.evaluate.models import load_judged
-from chop.actions.latency import no_gain
-from chop.actions.lower import lower
-from chop.actions.settings.bench import BenchModelConfig
-from chop.actions.settings.compress import CompressConfig
-from chop.actions.settings.evaluate import EvaluateConfig
-from chop.actions.settings.lower import LowerConfig
-from chop.actions.settings.sweep import PruneSweepConfig
-from chop.actions.sharded_model import checkpoint_of
+from chop.actions.evaluate.settings import EvaluateConfig
+from chop.actions.shard.model import checkpoint_of
 from chop.actions.starting_run import check_saved_model, config_of_run
-from chop.actions.ways import COMMANDS, bench_command, in_folder
+from chop.actions.sweep.settings import PruneSweepConfig
+from chop.base.notices import collected_assumptions
 from chop.cli import main
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
-from chop.notices import collected_assumptions
 from chop.runs import MANIFEST, Artifact
 from tests import programs
 from tests.cli.test_adapter import COMMANDS as CLI

@@ -5,11 +5,11 @@ import logging
 import pytest
 from torch import nn
 
+from chop.base.notices import Assumption, assume, collected_assumptions
 from chop.data import describe_dataset, get_tokenizer, load_dataset
 from chop.data.load import builtin_dataset
 from chop.errors import ConfigError
 from chop.models import builtin_model, get_model, load_model
-from chop.notices import Assumption, assume, collected_assumptions
 from chop.train import default_dataset
 from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig, short_name

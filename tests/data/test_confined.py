@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from chop.base.memory import memory_bytes
 from chop.data import load_dataset, unpacked
 from chop.data.confined import Home
 from chop.data.load import _hub_caches
 from chop.errors import ConfigError
-from chop.memory import memory_bytes
 
 ROWS = "a,b,label\n" + "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(40))
 OUTSIDE = "outside its folder|no URL is fetched"
@@ -297,7 +297,7 @@ def test_ordinary_files_are_within_their_bounds(tmp_path):
 def test_the_memory_is_that_of_the_machine_or_of_a_limit(monkeypatch, tmp_path):
     assert 2**28 < memory_bytes() < 2**50
     (tmp_path / "max").write_text("12345\n")
-    monkeypatch.setattr("chop.memory.LIMITS", [str(tmp_path / "none"), str(tmp_path / "max")])
+    monkeypatch.setattr("chop.base.memory.LIMITS", [str(tmp_path / "none"), str(tmp_path / "max")])
     assert memory_bytes() == 12345
 
 

@@ -3,7 +3,7 @@ import time
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from chop import hub
+from chop.base import hub
 from chop.data import load_dataset, num_labels
 from chop.errors import ConfigError, UnavailableError
 

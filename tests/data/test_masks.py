@@ -6,11 +6,11 @@ import torch
 from datasets import Dataset, DatasetDict, Features, Image
 from PIL import Image as Pictures
 
+from chop.base.notices import collected_assumptions
 from chop.data import has_masks, load_dataset, picture_column, with_pixels
 from chop.data.catalogue import describe_dataset
 from chop.data.masks import without_void
 from chop.errors import ConfigError
-from chop.notices import collected_assumptions
 from chop.train import read_rows
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chop.export import compressed_tensors as target
+from chop.export.compressed_tensors import target
 from chop.export.joined_layers import joined_layers, note_on_joined
 from tests.export.decoders import captured, quantized
 

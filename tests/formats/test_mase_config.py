@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from chop.base.notices import AdjustedWarning, forget_notices
 from chop.errors import ConfigError, NotBuiltError
 from chop.formats import (
     Binary,
@@ -19,7 +20,6 @@ from chop.formats import (
     QuantSpec,
     Ternary,
 )
-from chop.notices import AdjustedWarning, forget_notices
 from tests.subcases import subcases
 
 OPERANDS = ("data_in", "weight", "bias")

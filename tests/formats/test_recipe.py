@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from chop import ChopConfig, MaseGraph, passes
-from chop.actions.settings.compress import CompressConfig
-from chop.actions.settings.export import ExportConfig
+from chop.actions.compress.settings import CompressConfig
+from chop.actions.export.settings import ExportConfig
 from chop.cli.values import read_value
 from chop.errors import ConfigError
 from chop.formats import format_string, parse_format_string

@@ -3,13 +3,13 @@
 import pytest
 from torch import Tensor
 
-from chop.hardware import profiles as stalls
-from chop.hardware.design import Design
-from chop.hardware.emit import emit
-from chop.hardware.emitted import write_circuit
-from chop.hardware.project import project_of
-from chop.hardware.vectors import codes_of
-from chop.hardware.verify import Check, check_sources, run_check
+from chop.hardware.check import profiles as stalls
+from chop.hardware.check.emitted import write_circuit
+from chop.hardware.check.project import project_of
+from chop.hardware.check.vectors import codes_of
+from chop.hardware.check.verify import Check, check_sources, run_check
+from chop.hardware.design.design import Design
+from chop.hardware.design.emit import emit
 from chop.integer.golden import golden_values
 from chop.testing.circuit_bench import PROFILES, Bench, CompiledBench, check_module
 from chop.testing.components import Case, Driven, check_interval, planned_cycles

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from chop.hardware.components import COMPONENTS
-from chop.hardware.plan import RTL
+from chop.hardware.design.components import COMPONENTS
+from chop.hardware.design.plan import RTL
 from tests.hardware.bench import CompiledBench
 
 

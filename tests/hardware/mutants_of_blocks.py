@@ -1,7 +1,7 @@
 """Faults that are planted in the requantizer to blocks with shared exponents are found."""
 
 from tests.hardware.bench import check
-from tests.hardware.test_requantize_blocks import EDGE, drawn_blocks, requantizer
+from tests.hardware.design.test_requantize_blocks import EDGE, drawn_blocks, requantizer
 
 MODULE = "chop_requantize_blocks"
 

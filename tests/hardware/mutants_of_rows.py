@@ -3,9 +3,9 @@
 from chop.nn.integer import IntegerLayerNorm, IntegerOptions, IntegerSoftmax
 from chop.nn.integer.mask import KeptKeys
 from tests.hardware.bench import check, drawn
-from tests.hardware.test_linear import EDGE
-from tests.hardware.test_norm import norm
-from tests.hardware.test_softmax import HEAD_BY_HEAD, mask_of
+from tests.hardware.design.test_linear import EDGE
+from tests.hardware.design.test_norm import norm
+from tests.hardware.design.test_softmax import HEAD_BY_HEAD, mask_of
 
 
 def check_softmax(folder):

@@ -3,16 +3,16 @@
 import torch
 from torch import nn
 
+from chop.hardware.design.port import Port
+from chop.hardware.design.stream import Stream
 from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
-from chop.hardware.port import Port
-from chop.hardware.stream import Stream
 from chop.nn import integer as i
 from chop.nn.integer import Call, Edge, Grid, IntegerOptions
 from tests.hardware.bench import Driven, check, check_module, drawn
-from tests.hardware.test_conv import convolution
-from tests.hardware.test_linear import EDGE
-from tests.hardware.test_pool import image
-from tests.hardware.test_streams_rtl import check_fork
+from tests.hardware.design.test_conv import convolution
+from tests.hardware.design.test_linear import EDGE
+from tests.hardware.design.test_pool import image
+from tests.hardware.design.test_streams_rtl import check_fork
 
 WIDE = Edge.of(0.5, -100, 300)
 

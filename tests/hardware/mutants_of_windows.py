@@ -3,9 +3,9 @@
 from torch import nn
 
 from tests.hardware.bench import check
-from tests.hardware.test_conv import convolution
-from tests.hardware.test_linear import EDGE
-from tests.hardware.test_pool import image
+from tests.hardware.design.test_conv import convolution
+from tests.hardware.design.test_linear import EDGE
+from tests.hardware.design.test_pool import image
 
 KERNELS = [
     (nn.Conv2d(2, 2, 3, padding=(1, 2), dilation=(1, 2)), (4, 4), 44, 9),

@@ -5,16 +5,16 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from chop import MaseGraph, passes
-from chop.actions.emit import emit
-from chop.actions.settings.emit import EmitConfig
+from chop.actions.emit.job import emit
+from chop.actions.emit.settings import EmitConfig
 from chop.errors import ConfigError
-from chop.hardware.emit import emit as emit_design
-from chop.hardware.emitted import write_circuit
-from chop.hardware.indices import index_edge
-from chop.hardware.profiles import PROFILES
-from chop.hardware.project import project_of
-from chop.hardware.vectors import codes_of
-from chop.hardware.verify import Check, check_sources, checks, run_check
+from chop.hardware.check.emitted import write_circuit
+from chop.hardware.check.profiles import PROFILES
+from chop.hardware.check.project import project_of
+from chop.hardware.check.vectors import codes_of
+from chop.hardware.check.verify import Check, check_sources, checks, run_check
+from chop.hardware.design.emit import emit as emit_design
+from chop.hardware.design.indices import index_edge
 from chop.integer.golden import golden_values
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
@@ -93,7 +93,7 @@ def test_bert_tiny_equals_the_integer_graph_on_reviews_of_mixed_lengths(
     data_folder, tmp_path, monkeypatch
 ):
     """Icarus takes minutes for one sample of a design of this size: it runs one, without stalls."""
-    monkeypatch.setattr("chop.actions.emit.checks", lambda *given: checks(*given)[:5])
+    monkeypatch.setattr("chop.actions.emit.job.checks", lambda *given: checks(*given)[:5])
     config = EmitConfig(
         model=str(data_folder / "bert-tiny-imdb"),
         dataset=str(data_folder / "rotten_tomatoes"),

@@ -5,14 +5,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from chop import MaseGraph, passes
-from chop.actions.emit import emit
-from chop.actions.settings.emit import EmitConfig
-from chop.hardware.emit import emit as emit_design
-from chop.hardware.emitted import write_circuit
-from chop.hardware.profiles import PROFILES
-from chop.hardware.project import project_of
-from chop.hardware.vectors import codes_of
-from chop.hardware.verify import Check, check_sources, run_check
+from chop.actions.emit.job import emit
+from chop.actions.emit.settings import EmitConfig
+from chop.hardware.check.emitted import write_circuit
+from chop.hardware.check.profiles import PROFILES
+from chop.hardware.check.project import project_of
+from chop.hardware.check.vectors import codes_of
+from chop.hardware.check.verify import Check, check_sources, run_check
+from chop.hardware.design.emit import emit as emit_design
 from chop.integer.golden import golden_values
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from chop.hardware.components import COMPONENTS
-from chop.hardware.port import Port
+from chop.hardware.design.components import COMPONENTS
+from chop.hardware.design.port import Port
 from chop.nn.integer import (
     Edge,
     Grid,
@@ -21,12 +21,12 @@ from tests.hardware import (
     mutants_of_windows,
 )
 from tests.hardware.bench import Driven, check, check_module, drawn, needs_tools
+from tests.hardware.design.test_block_linear import block_layer
+from tests.hardware.design.test_conv import convolution
+from tests.hardware.design.test_linear import EDGE, layer, sign_layer
+from tests.hardware.design.test_lookup import table
+from tests.hardware.design.test_pool import image
 from tests.hardware.faults import check_fault_is_found
-from tests.hardware.test_block_linear import block_layer
-from tests.hardware.test_conv import convolution
-from tests.hardware.test_linear import EDGE, layer, sign_layer
-from tests.hardware.test_lookup import table
-from tests.hardware.test_pool import image
 
 pytestmark = needs_tools
 

@@ -8,11 +8,11 @@ import pytest
 from chop.actions.doctor import OPTIONAL, examine
 from chop.errors import ConfigError, UnavailableError
 from chop.hardware import tools
-from chop.hardware.devices import ECP5
-from chop.hardware.estimate import Estimate, block_memories, dsp_blocks, estimate, table_luts
-from chop.hardware.plan import ComponentPlan, Memory, Resources
-from chop.hardware.project import Project
-from chop.hardware.synth import synthesize
+from chop.hardware.check.project import Project
+from chop.hardware.costs.devices import ECP5
+from chop.hardware.costs.estimate import Estimate, block_memories, dsp_blocks, estimate, table_luts
+from chop.hardware.costs.synth import synthesize
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources
 from tests.hardware import tiny
 
 needs_tools = pytest.mark.tools("verilator", "iverilog", "yosys")

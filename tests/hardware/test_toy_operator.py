@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.actions import simulate
+from chop.actions.emit import simulate
 from chop.errors import ConfigError, VerificationError
-from chop.hardware.components import COMPONENTS
-from chop.hardware.emit import emit
-from chop.hardware.lanes import fewest_lanes
-from chop.hardware.plan import Component, ComponentPlan
+from chop.hardware.design.components import COMPONENTS
+from chop.hardware.design.emit import emit
+from chop.hardware.design.lanes import fewest_lanes
+from chop.hardware.design.plan import Component, ComponentPlan
 from chop.ir.ops import Kind
 from chop.nn.integer import Decode, Edge, Encode, Grid, IntegerOperator
 from tests.hardware.bench import check, drawn, needs_tools

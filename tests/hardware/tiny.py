@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from chop.hardware.port import Port
-from chop.hardware.project import Project
+from chop.hardware.check.project import Project
+from chop.hardware.design.port import Port
 
 PORTS = (
     Port("a", lanes=3, width=3, beats=2, is_input=True),

@@ -3,7 +3,7 @@
 from functools import cache
 
 from chop import MaseGraph, passes
-from chop.actions.ptq import quantize_after_training
+from chop.actions.compress.ptq import quantize_after_training
 from chop.formats import parse_format_string
 from chop.ir.ops import quantizable_operators
 from chop.models import load_model

@@ -6,7 +6,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GuardError
-from chop.hardware.emit import emit
+from chop.hardware.design.emit import emit
 
 EIGHT = {"by": "type", "default": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
 

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from chop.distributed.planning.work import flops_of
 from chop.ir import MaseGraph
 from chop.ir.flops import FlopCounts
-from chop.mixed_precision.layers import Layers
 from chop.passes import add_common_metadata_analysis_pass
+from chop.problems.mixed_precision.layers import Layers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(chain_matmul|mkldnn|onednn|projections)")
 

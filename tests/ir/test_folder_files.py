@@ -13,7 +13,7 @@ from chop.errors import CheckpointError, ChopError, ConfigError
 from chop.models import load_model
 from chop.models.meta import meta_model
 from chop.workloads.checkpoint import _architecture
-from tests.files.test_mutants import _llama, _model, _sharded
+from tests.base.files.test_mutants import _llama, _model, _sharded
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from chop import MaseGraph, passes
 from chop.errors import CheckpointError
 from chop.models import load_model
 from chop.models.meta import meta_model
+from tests.export.compressed_tensors.test_reader import by_hand
 from tests.export.decoders import decoder
-from tests.export.test_compressed_tensors_reader import by_hand
 from tests.models.test_places import FOLDERS
 
 SETTINGS = {"eos_token_id": [2, 7, 9], "do_sample": True, "top_p": 0.8, "max_new_tokens": 5}

@@ -18,7 +18,7 @@ peft = pytest.importorskip("peft")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning"),
+    pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning"),
 ]
 IDS = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
 CAUSAL = transformers.AutoModelForCausalLM

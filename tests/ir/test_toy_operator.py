@@ -14,10 +14,10 @@ from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.ir.ops import OPS, Kind, Operator, RuleResult, Weight, of_module, register, unregister
 from chop.ir.ops.dimensions import unchanged
-from chop.mixed_precision.costs import Costs
-from chop.mixed_precision.layers import Layers
 from chop.nn.packed import PACKED, PackedOperator, pack
 from chop.nn.quantized import QuantizedOperator
+from chop.problems.mixed_precision.costs import Costs
+from chop.problems.mixed_precision.layers import Layers
 from tests.passes.conftest import with_metadata
 
 FORMAT = Integer(8, 5)

@@ -16,8 +16,8 @@ import transformers
 from torch import Tensor, nn
 
 from chop import ChopConfig, MaseGraph, passes
+from chop.base.notices import forget_notices
 from chop.ir.unreached import UnreachedWarning
-from chop.notices import forget_notices
 from chop.passes.module import quantize_module_transform_pass
 from chop.quantization.unreached import unreached_matrices
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import chop
 from chop import ChopConfig, MaseGraph, passes
-from chop.actions.compress import CompressConfig
+from chop.actions.compress.job import CompressConfig
 from chop.errors import ConfigError
 from chop.ir.huggingface.vision import check_has_vision, vision_modules
 from chop.models import load_model

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from chop import native
+from chop.base import native
 from chop.kernels.cpu import build
 
 ONE_SET = "-DCHOP_ONE_INSTRUCTION_SET"

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chop import native
+from chop.base import native
+from chop.base.files.digests import digest_beside
 from chop.errors import ConfigError
-from chop.files.digests import digest_beside
 from chop.formats import BinaryResidual, Integer, MXInt, Ternary, reference
 from chop.formats.statistic import Threshold
 from chop.kernels import KERNELS, fake_quantize, fake_quantize_directly
@@ -270,7 +270,7 @@ def test_what_was_compiled_before_is_ready_for_small_tensors_too(monkeypatch, tm
     code = (
         "import torch, chop.kernels\n"
         "from chop.formats import Integer\n"
-        "from chop import native\n"
+        "from chop.base import native\n"
         "from chop.kernels.cpu import build\n"
         "native.Sources._compile = lambda *a: print('compiled')\n"
         "y = Integer(4, 1)(torch.tensor([0.26, 9.0]))\n"

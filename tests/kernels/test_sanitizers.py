@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chop import native
+from chop.base import native
 from chop.kernels.cpu import build
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")

@@ -114,7 +114,7 @@ def test_the_config_may_name_its_format_but_no_other():
     assert "weight=mxint(width=8)" in repr(linear.LinearMXInt(4, 2))
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_what_a_class_settles_by_its_name():
     keys = {"weight_bipolar": True, "data_in_bipolar": True}
     plain, scaling = (

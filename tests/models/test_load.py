@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
+from chop.base.trust import trust_code
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.models import load_model
-from chop.trust import trust_code
 
 TINY = {
     "vocab_size": 40,
@@ -22,7 +22,7 @@ TINY = {
 
 @pytest.fixture
 def fresh_warnings(monkeypatch):
-    monkeypatch.setattr("chop.notices._GIVEN", set())
+    monkeypatch.setattr("chop.base.notices._GIVEN", set())
 
 
 @pytest.fixture

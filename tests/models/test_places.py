@@ -8,13 +8,13 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from chop import hub
+from chop.base import hub
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.models import load_model, read_config
 from chop.models.places import place_of
 from chop.nn.packed import PackedOperator
-from tests.export import gguf_bytes
 from tests.export.decoders import decoder
+from tests.export.gguf import gguf_bytes
 from tests.export.tools import awq_parts, awq_settings, gptq_parts, gptq_settings, write_folder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
+from chop.base.notices import AdjustedWarning, forget_notices
 from chop.errors import ConfigError
 from chop.nn import quantized as q
 from chop.nn.packed import DecodedTensor, pack
-from chop.notices import AdjustedWarning, forget_notices
 from tests.subcases import subcases
 
 FORMATS = ["mxint", "group_integer", "nvfp4", "ternary"]
@@ -69,7 +69,7 @@ WRITES = {
 
 @subcases("shape", SHAPES)
 @subcases("name", WRITES)
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_writes_go_to_the_codes(name, shape):
     packed = layer(shape=SHAPES[shape])
     expected = packed.weight.clone()
@@ -101,7 +101,7 @@ ASSIGNED = {
 
 @subcases("name", FORMATS)
 @subcases("how", ASSIGNED)
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_assignments_go_to_the_codes(name, how):
     packed, value = layer(name), torch.randn(8, 64)
     tied, old = sharing(packed), packed.weight.clone()
@@ -125,7 +125,7 @@ TIES = {
 
 @subcases("how", TIES)
 @subcases("name", FORMATS)
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_the_parameter_of_another_layer_is_shared(name, how):
     table, head = layer(name, (64, 8), q.QuantEmbedding), layer(name)
     former, old, own = sharing(head), head.weight.clone(), head.weight
@@ -159,7 +159,7 @@ def test_a_parameter_that_cannot_be_shared_is_copied_and_said(other, recwarn):
     assert len(said) == (other != "part")
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_a_layer_assigned_to_itself_and_rows_as_before_keep_their_codes():
     packed = layer("group_integer")
     before = packed.encoded("weight").take_rows(torch.tensor([0, 2, 3, 4, 5, 6, 7]))
@@ -185,7 +185,7 @@ def test_what_rounding_costs_is_said_once_for_each_format(recwarn):
     assert f"{lost / change.norm():.2g} of the change" in first and "group_integer" in second
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_pruned_layers_stay_pruned():
     float_layer = q.QuantLinear(64, 8, config={"weight": {"name": "mxint"}})
     float_layer.register_buffer("weight_mask", torch.rand(8, 64) > 0.5)
@@ -259,7 +259,7 @@ def test_reads_are_plain():
     assert torch.equal(compiled(layer()), weight * 2)
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_a_table_takes_other_rows():
     table = layer("mxint", (64, 10), q.QuantEmbedding)
     before = table.weight.clone()

@@ -17,7 +17,7 @@ from chop.errors import ConfigError
 from chop.formats import FP8, Float, QuantSpec, parse_format_string
 from chop.nn.packed import PackedExpertLinear, pack
 from chop.nn.quantized import QuantExpertLinear
-from chop.quantization.experts import layer_of_expert
+from chop.quantization.rounding.experts import layer_of_expert
 
 FORMATS = ("mxint:width=4", "mxint:width=8", "nvfp4", "mxfp", "group_integer:width=4", "ternary")
 HIT = torch.tensor([2, 0, 2, 2, 0])

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from chop.base.notices import AdjustedWarning, forget_notices
 from chop.errors import ConfigError
 from chop.formats import Binary, BinaryResidual, Integer, Log, QuantSpec, Ternary
 from chop.nn.quantized.modules import conv2d, linear
 from chop.nn.quantized.modules.relu import ReLUBinary
-from chop.notices import AdjustedWarning, forget_notices
 from tests.subcases import subcases
 
 OPERANDS = ("data_in", "weight", "bias")
@@ -60,7 +60,7 @@ def built(suffix, config):
     return cls(in_features=32, out_features=8, bias=True, config=config)
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.sampled(3)
 def test_every_class_takes_every_point_of_the_grid(suffix):
@@ -95,7 +95,7 @@ def test_what_is_passed_over_is_told_once_and_not_by_layer(suffix):
     assert messages[0].startswith(f"Linear{suffix} does not read bias_")
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_the_binary_family_rounds_what_mases_does():
     every = everything()
     binary, scaling, ternary = (built(n, every) for n in ("Binary", "BinaryScaling", "Ternary"))
@@ -126,7 +126,7 @@ def test_none_is_written_na():
     assert linear.LinearLog(4, 2, config=config).spec == QuantSpec.uniform(Log(8))
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 @subcases("suffix", SUFFIXES)
 def test_a_key_of_no_format_is_an_error(suffix):
     with pytest.raises(ConfigError, match=f"Linear{suffix}: unknown key 'weigth_width'"):

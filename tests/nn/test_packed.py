@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from chop.base.notices import forget_notices
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format, parse_format_string
 from chop.formats.binary import Binary
@@ -18,7 +19,6 @@ from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, encoding, pack, why_not_packable
 from chop.nn.quantized.modules.linear import LinearMXInt
-from chop.notices import forget_notices
 from tests import programs
 from tests.stand_ins import Affine, Watch
 from tests.subcases import subcases

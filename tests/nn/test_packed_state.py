@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from chop.base.notices import AdjustedWarning, forget_notices
 from chop.formats import QuantSpec, parse_format_string
 from chop.nn import quantized as q
 from chop.nn.packed import pack
-from chop.notices import AdjustedWarning, forget_notices
 
 
 def packed(text, shape=(8, 64), seed=0, bias="mxint"):

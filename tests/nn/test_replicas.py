@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from chop.base.notices import AdjustedWarning
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec, ScaleInteger
 from chop.nn.quantized.replicas import synchronize
-from chop.notices import AdjustedWarning
 from chop.passes.module import quantize_module_transform_pass
 from tests.distributed import cluster
 

@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from chop import MaseGraph, passes
+from chop.base.notices import AdjustedWarning
 from chop.formats import Integer, QuantSpec
 from chop.models.builtin import BUILTIN_MODELS
 from chop.nn.quantized import QuantConv2d
-from chop.notices import AdjustedWarning
 
 from .conftest import with_metadata
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
 
 from chop import passes
+from chop.base.nested import tree_map
+from chop.base.notices import forget_notices
 from chop.errors import VerificationError
 from chop.export.onnx import export
 from chop.formats import Integer
 from chop.models import get_model
-from chop.nested import tree_map
-from chop.notices import forget_notices
 from tests.onnx_runs import quantized, raised, run, session, some_long, translations_once
 
 __all__ = ["translations_once"]

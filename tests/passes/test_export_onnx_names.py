@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop import MaseGraph, passes
-from chop.export.flat import FlatGraph
-from chop.export.plain_names import give_plain_names
+from chop.export.graphs.flat import FlatGraph
+from chop.export.graphs.plain_names import give_plain_names
 
 NAMES = ("class", "graph", "meta", 'say "x"', "\ufb01", "a\\b")
 

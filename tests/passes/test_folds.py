@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from chop import MaseGraph, passes
-from chop.quantization.fold_check import FoldCheck
-from chop.quantization.folding import find_sites
+from chop.quantization.folding.check import FoldCheck
+from chop.quantization.folding.folding import find_sites
 
 from .conftest import with_metadata
 

@@ -15,7 +15,7 @@ from chop.formats.scale_integer import ScaleInteger
 from chop.formats.ternary import Ternary
 from chop.ir.batches import run_layerwise
 from chop.nn.quantized import QuantizedOperator
-from chop.quantization import gptq
+from chop.quantization.rounding import gptq
 
 from .conftest import with_metadata
 

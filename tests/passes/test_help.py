@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.docstrings import entries, split_section
+from chop.base.docstrings import entries, split_section
 from chop.ir.graph import Provenance
 from chop.passes import module as module_passes
 from chop.passes.base import PASSES, NoConfig, graph_pass

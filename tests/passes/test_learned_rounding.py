@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.actions.ptq import method_title, quantize_after_training
+from chop.actions.compress.ptq import method_title, quantize_after_training
 from chop.errors import ConfigError
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantExpertLinear, QuantizedOperator
-from chop.quantization import learned_rounding
+from chop.quantization.rounding import learned as learned_rounding
 from tests.experts import mixture
 from tests.subcases import subcases
 
@@ -320,7 +320,7 @@ def test_jobs_apply_it_in_place_of_gptq(monkeypatch):
                 (mg, {"skipped": {}}),
             )[1],
         )
-    monkeypatch.setattr("chop.actions.ptq.calibration_batches", lambda *_, **__: texts())
+    monkeypatch.setattr("chop.actions.compress.ptq.calibration_batches", lambda *_, **__: texts())
 
     class Workload:
         train = None

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from chop import MaseGraph, passes
+from chop.base.notices import forget_notices
 from chop.config import load_toml
 from chop.data import get_dataset_info
 from chop.errors import ConfigError
 from chop.models import get_model
-from chop.notices import forget_notices
 from chop.passes.module import quantize_module_transform_pass
 from tests.passes.conftest import with_metadata
 from tests.subcases import subcases
@@ -117,7 +117,7 @@ def toy():
     return with_metadata(MaseGraph(get_model("toy", dataset_info=get_dataset_info("digits"))))
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 @subcases("name", FILES)
 def test_every_file_quantizes_the_model(toy, tmp_path, name):
     (tmp_path / "file.toml").write_text(FILES[name])

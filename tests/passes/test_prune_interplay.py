@@ -11,11 +11,11 @@ from torch.nn.utils import prune as oracle
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from chop import MaseGraph, passes
+from chop.base.notices import forget_notices
 from chop.formats import Integer
 from chop.ir.drawing.draw import to_svg
 from chop.nn.quantized import QuantizedOperator, QuantLinear
 from chop.nn.sparsity import PruneActivation, masked_of, sparsity_of
-from chop.notices import forget_notices
 from chop.quantization.summary import layer_rows
 
 SHARE = 0.6

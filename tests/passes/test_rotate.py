@@ -10,8 +10,8 @@ import transformers
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.actions.ptq import quantize_after_training
-from chop.actions.settings.compress import CompressConfig
+from chop.actions.compress.ptq import quantize_after_training
+from chop.actions.compress.settings import CompressConfig
 from chop.errors import ConfigError, GraphError
 from chop.export.target import packed_model
 from chop.formats import QuantSpec, parse_format_string

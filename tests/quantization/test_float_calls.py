@@ -8,9 +8,9 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 import chop
 from chop import MaseGraph, passes
+from chop.base.notices import AdjustedWarning
 from chop.errors import GraphError
 from chop.nn.quantized import QuantExpertLinear, QuantLinear
-from chop.notices import AdjustedWarning
 from chop.quantization.float_calls import leave_calls_of_forwards
 from tests.experts import MIXTURES, TEXT, mixture, text
 

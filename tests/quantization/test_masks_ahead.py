@@ -11,10 +11,10 @@ from torch import nn
 from transformers import Gemma2Config, Gemma2Model, LlamaConfig, LlamaModel
 
 from chop import MaseGraph, passes
+from chop.base.notices import forget_notices
 from chop.captured.masks import MASKS_AHEAD
 from chop.formats import BlockFP, Integer, Log, MXInt
 from chop.nn.quantized import QuantCall, QuantContext, QuantScores
-from chop.notices import forget_notices
 from tests.nn.test_masked_scores import WITHIN_A_TOKEN
 from tests.quantization.causality import LENGTH, LOWEST, SIZE, inputs, is_causal
 from tests.subcases import subcases

@@ -164,7 +164,7 @@ def test_ranges_and_starts_are_those_of_what_is_selected(settings):
     assert state[learned[0]].flatten()[0] > 0
 
 
-@pytest.mark.filterwarnings("ignore::chop.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
 def test_long_chains_of_operators_end():
     """Loops of hundreds of operators end, and take no time that grows with branches."""
 

@@ -2,6 +2,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from chop.base.tables import markdown_table, print_table
 from chop.errors import ConfigError
 from chop.report.plots import Curve, plot_accuracy, plot_heat_map
 from chop.report.report import (
@@ -16,7 +17,6 @@ from chop.report.report import (
     show,
     write_report,
 )
-from chop.tables import markdown_table, print_table
 
 ROWS = [
     {"format": "float", "accuracy": 0.5, "bits": 32},

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chop.files.temporary import OWNER
+from chop.base.files.temporary import OWNER
 from chop.report.ui import browser
 from chop.runs import MANIFEST
 from tests import programs

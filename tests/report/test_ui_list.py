@@ -13,7 +13,7 @@ pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]
 pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop[ui]'")
 
 from chop import runs
-from chop.files.reading import BOUNDS
+from chop.base.files.reading import BOUNDS
 from chop.report.command_line import command_line
 from chop.report.ui.cells import list_cells
 from chop.report.ui.folder import RunsFolder

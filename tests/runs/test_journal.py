@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from chop.base.files import documents, reading, writers
 from chop.errors import CheckpointError, WriteError
-from chop.files import documents, reading, writers
 from chop.runs import Journal, has_numbers, key_of, start
 from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 
@@ -109,7 +109,7 @@ def test_lines_of_several_processes_are_whole(tmp_path):
 
 ADDING = """
 import itertools, sys
-from chop.files import documents, reading, writers
+from chop.base.files import documents, reading, writers
 from chop.runs import Journal
 journal = Journal(sys.argv[1])
 for number in itertools.count():
@@ -137,7 +137,7 @@ def test_a_kill_loses_no_point_that_was_told(tmp_path):
 FULL = """
 import sys
 from chop.errors import CheckpointError, WriteError
-from chop.files import documents, reading, writers
+from chop.base.files import documents, reading, writers
 from chop.runs import Journal
 journal, told = Journal(sys.argv[1]), 0
 try:

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from chop import runs
+from chop.base.files import atomic_file, reading, write_text, writers
 from chop.cli.adapter import build_command
 from chop.cli.command import Command
 from chop.errors import CheckpointError, ConfigError, WriteError
-from chop.files import atomic_file, reading, write_text, writers
 from chop.runs import MANIFEST, as_json, process_id, process_status, read_manifest
 from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 

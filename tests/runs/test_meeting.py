@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from chop import runs
-from chop.files import write_json
+from chop.base.files import write_json
 from chop.runs import MANIFEST, read_manifest
 from chop.runs.process import process_id
 from chop.runs.serialization import as_json

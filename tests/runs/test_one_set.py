@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from chop import runs
-from chop.errors import CheckpointError, WriteError
-from chop.files import (
+from chop.base.files import (
     atomic_file,
     atomic_folder,
     staged_files,
@@ -20,6 +19,7 @@ from chop.files import (
     write_json,
     write_text,
 )
+from chop.errors import CheckpointError, WriteError
 from chop.report.measured import MeasuredTable
 from chop.report.page.files import read_run
 from chop.report.page.page import PAGE

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-import chop.files
+import chop.base.files
 import chop.search
 from chop.search import Choice, Goal, Search, SearchSpace, workers
 
@@ -25,7 +25,7 @@ SPACE = SearchSpace(tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in ran
 KEEP = 2
 FOLDERS = (
     *(str(Path(file).parent) for file in (chop.search.__file__, __file__)),
-    chop.files.__file__,
+    chop.base.files.__file__,
 )
 PARTS = ("weights", "settings", "model")
 DEADLINE = 120.0

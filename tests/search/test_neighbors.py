@@ -1,6 +1,6 @@
 import pytest
 
-from chop.notices import AdjustedWarning, forget_notices
+from chop.base.notices import AdjustedWarning, forget_notices
 from chop.search import Choice, Goal, Search, SearchSpace
 from chop.search import space as spaces
 from chop.search.neighbors import unvisited_neighbor

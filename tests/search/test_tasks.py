@@ -9,9 +9,9 @@ from torch import nn
 
 from chop.actions.search.precision import PrecisionConfig, prepare, report
 from chop.errors import ConfigError
-from chop.mixed_precision.layer_sensitivity import sensitivity
-from chop.mixed_precision.problem import PrecisionProblem
-from chop.nas.training import TrainedMeasure
+from chop.problems.mixed_precision.layer_sensitivity import sensitivity
+from chop.problems.mixed_precision.problem import PrecisionProblem
+from chop.problems.nas.training import TrainedMeasure
 from chop.report.report import write_report
 from chop.train import TASKS, evaluate, fit, read_rows
 from chop.train.evaluator import Evaluator

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from chop.base.native import compiler
 from chop.errors import ConfigError
 from chop.models.named import get_model
-from chop.native import compiler
 from chop.studies.compile import BenchCompileConfig, bench_compile, random_inputs
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from chop.hardware.components import COMPONENTS
-from chop.hardware.plan import Component
-from chop.hardware.stream import Stream
+from chop.hardware.design.components import COMPONENTS
+from chop.hardware.design.plan import Component
+from chop.hardware.design.stream import Stream
 from chop.testing import check_component, draw_codes
 from tests.hardware.bench import needs_tools
 from tests.hardware.test_toy_operator import GRID, SOURCE, IntegerClip, plan_clip

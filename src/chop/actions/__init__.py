@@ -1,6 +1,6 @@
 """Jobs of the commands: each composes subpackages below."""
 
-from chop.actions.simulate import simulate
+from chop.actions.emit.simulate import simulate
 from chop.paths.not_built import test, train, transform
 
 __all__ = [

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from chop import passes
-from chop.actions.compress import compress as run_compression
-from chop.actions.compress_results import MODEL_FILES
+from chop.actions.compress.job import compress as run_compression
+from chop.actions.compress.report import MODEL_FILES
+from chop.actions.compress.settings import CompressConfig
 from chop.actions.given_rows import (
     check_are_used,
     inputs_by_split,
@@ -21,7 +22,6 @@ from chop.actions.given_rows import (
     with_label_column,
     with_scale,
 )
-from chop.actions.settings.compress import CompressConfig
 from chop.captured.wrappers import check_is_module, check_is_unwrapped
 from chop.config import convert, parse
 from chop.errors import ChopError, ConfigError
@@ -215,7 +215,7 @@ def compress(
             and the labels of a batch, and gives their mean loss. Default: that of the task; with
             `evaluate` and no `task` there is none, and nothing is trained.
         lower_is_better: true if smaller numbers of `evaluate` are better.
-        settings: of `chop.actions.settings.compress.CompressConfig`, `formats=("8.auto",)`; with
+        settings: of `chop.actions.compress.settings.CompressConfig`, `formats=("8.auto",)`; with
             `label_column` the labels are that column of a frame, a mapping of columns or a data
             set. Settings that say how files are read, such as `pixel_mean`, are refused.
     Raises:

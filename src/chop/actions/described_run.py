@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chop.actions.compressed_run import WEIGHTS
+from chop.actions.compress.earlier_run import WEIGHTS
+from chop.base.files import latest
+from chop.base.files.documents import read_json
+from chop.base.tables import printable
+from chop.base.trust import confirmation
 from chop.errors import ChopError
-from chop.files import latest
-from chop.files.documents import read_json
 from chop.report.page.page import PAGE
 from chop.report.report import say
 from chop.runs import Manifest, read_manifest
-from chop.tables import printable
-from chop.trust import confirmation
 
 REPORT = "report.json"
 WITH_MODEL = ("chop evaluate {run}", "chop bench model {run}", "chop export {run} --to onnx")

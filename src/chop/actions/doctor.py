@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from chop.installed import DISTRIBUTION, how_to_get, misfit, version
-from chop.plugins import GROUPS, PluginError, described, entry_points, load_entry_point
+from chop.base.installed import DISTRIBUTION, how_to_get, misfit, version
+from chop.base.plugins import GROUPS, PluginError, described, entry_points, load_entry_point
 
 EXTRAS = {
     "eval": "chop evaluate --tasks",
@@ -87,8 +87,8 @@ def clean() -> Finding:
     Raises:
         WriteError: there is no cache folder, and none can be made.
     """
-    from chop.hub import cache_folder
-    from chop.native import remove_unused
+    from chop.base.hub import cache_folder
+    from chop.base.native import remove_unused
 
     folder = cache_folder()
     places = [folder, *(place for place in (folder / "trained",) if place.is_dir())]
@@ -98,7 +98,7 @@ def clean() -> Finding:
 
 
 def _cache() -> Finding:
-    from chop.hub import cache_folder
+    from chop.base.hub import cache_folder
 
     try:
         folder = cache_folder()
@@ -187,7 +187,7 @@ def _accelerator() -> Finding:
 
 
 def _compiler() -> Finding:
-    from chop.native import compiler
+    from chop.base.native import compiler
 
     return _optional("C++ compiler", compiler(), "makes quantizing faster: apt-get install g++")
 

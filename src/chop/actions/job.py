@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from chop import runs
+from chop.base.files import names_of_files
+from chop.base.notices import Assumption, assume, collected_assumptions
+from chop.base.trust import trust_named
 from chop.data.load import SPLIT_OFF
-from chop.files import names_of_files
 from chop.kernels.matmul_precision import matmul_precision
-from chop.notices import Assumption, assume, collected_assumptions
 from chop.report.notebook import with_display
 from chop.report.page.files import add_page
 from chop.report.page.page import PAGE
 from chop.report.report import Report, assumptions_text, say, show, write_report
 from chop.runs.interrupt import with_interruption_note
-from chop.trust import trust_named
 from chop.workloads.chance import check_float_model
 from chop.workloads.load import settings_with, workload_for
 from chop.workloads.workload import Workload

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chop import passes
-from chop.actions.compressed_run import WEIGHTS, check_model_file, no_model
+from chop.actions.compress.earlier_run import WEIGHTS, check_model_file, no_model
+from chop.base.files import atomic_file, make_folder, settle, shared_lock
+from chop.base.plugins import naming_packages
+from chop.base.trust import check_code, trust_named
 from chop.errors import CheckpointError, ConfigError
-from chop.files import atomic_file, make_folder, settle, shared_lock
 from chop.hardware.integer_form import is_integer
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
-from chop.plugins import naming_packages
 from chop.runs import MANIFEST, Manifest, read_manifest
-from chop.trust import check_code, trust_named
 from chop.workloads.load import FINE_TUNED
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chop import runs
-from chop.native import LOADED
+from chop.base.native import LOADED
 
 
 def environment(device: torch.device, threads: int) -> dict[str, Any]:

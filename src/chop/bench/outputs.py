@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.nested import tree_tensors
 from chop.errors import ConfigError
-from chop.nested import tree_tensors
 
 
 def tensors_of(output: Any) -> Iterator[Tensor]:

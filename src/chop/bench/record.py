@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chop.base.files import write_json
+from chop.base.tables import print_table
 from chop.bench.clock import CLOCKS, Reading
 from chop.bench.statistics import Interval, paired_ratio
 from chop.errors import ConfigError, did_you_mean
-from chop.files import write_json
-from chop.tables import print_table
 
 NO_DIFFERENCE = "no difference shown"
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from chop.base.nested import has_fields, tree_children
 from chop.capture.dead_code import eliminate_autocast, eliminate_dead_code, eliminate_grad_modes
 from chop.capture.fallback import (
     DynamicDims,
@@ -28,7 +29,6 @@ from chop.captured.record import CaptureRecord
 from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
 from chop.captured.state.preserve_state import preserve_state
 from chop.captured.state.values import own_copy
-from chop.nested import has_fields, tree_children
 from chop.private.modules import share_gradient_hooks
 
 

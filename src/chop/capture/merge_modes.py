@@ -9,6 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import fx, nn
 
+from chop.base.nested import tree_parts
 from chop.captured.dtype_constants import (
     FOLLOWS,
     AmbiguousDtypeError,
@@ -21,7 +22,6 @@ from chop.captured.dtype_constants import (
 )
 from chop.captured.runtime import ByMode
 from chop.captured.state.values import same_content
-from chop.nested import tree_parts
 
 _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
     F.dropout: nn.Dropout,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from chop.base.nested import tree_map
 from chop.capture.huggingface.patches import hf_capture_patches
 from chop.capture.inputs import dummy_inputs, is_guessed
 from chop.capture.recording.source import definition_line
@@ -45,7 +46,6 @@ from chop.captured.state.python_state import Key
 from chop.captured.transformers_of_torch import has_single_operators, single_operators
 from chop.captured.wrappers import check_has_python, unwrapped
 from chop.errors import CaptureError, ConfigError, GuardError, did_you_mean
-from chop.nested import tree_map
 
 if TYPE_CHECKING:
     from chop.capture.fallback import Fallback

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.nested import tree_map
+from chop.base.nested import tree_map
 from chop.private.modules import buffers_of, parameters_of
 from chop.private.torch_api import tree_leaves
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.nested import tree_map
+from chop.base.nested import tree_map
 from chop.private.torch_api import schema_of
 
 aten = torch.ops.aten

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.nested import tree_tensors
 from chop.captured.expert_linear import ExpertLinear
 from chop.captured.huggingface.cache import cache_tensors, is_cache
 from chop.captured.overrides import why_not_its_class
 from chop.captured.runtime import FastPathPadding
 from chop.errors import CaptureError, ConfigError, did_you_mean
-from chop.nested import tree_tensors
 from chop.private.modules import GRADIENT_HOOKS
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

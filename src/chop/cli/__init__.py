@@ -12,10 +12,10 @@ __all__ = [
 
 def main() -> None:
     """Entry point of `chop`: an error raised on purpose is one sentence, exit code 2."""
+    from chop.base.files.temporary import own_temporary_files
+    from chop.base.installed import fitting_packages
     from chop.cli.app import app
     from chop.errors import ChopError
-    from chop.files.temporary import own_temporary_files
-    from chop.installed import fitting_packages
 
     try:
         with fitting_packages(), own_temporary_files():
@@ -23,7 +23,7 @@ def main() -> None:
     except ChopError as error:
         _fail(type(error).__name__, str(error))
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        from chop.files.limits import reached_limit
+        from chop.base.files.limits import reached_limit
 
         reason = reached_limit(error)
         if reason is None:
@@ -36,7 +36,7 @@ def _fail(name: str, message: str) -> NoReturn:
     from rich.console import Console
     from rich.text import Text
 
-    from chop.tables import printable
+    from chop.base.tables import printable
 
     # The message may quote a file of others.
     message = "\n".join(map(printable, message.split("\n")))

@@ -18,13 +18,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from chop.base.docstrings import entries, split_section
+from chop.base.plugins import import_plugin
 from chop.cli.command import COMMON, FIGURES, IMPORTS, RUN_FOLDER, TRUST_CODE, Command
 from chop.cli.execute import execute
 from chop.cli.names import completions, group_of, with_lists
 from chop.cli.values import is_list, is_mapping, members
 from chop.config import MORE
-from chop.docstrings import entries, split_section
-from chop.plugins import import_plugin
 
 ALIASES = {
     "batch_sizes": "batch",

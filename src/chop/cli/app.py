@@ -75,7 +75,7 @@ class Commands(CommandGroup):
             with terminable():
                 return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            from chop.tables import printable
+            from chop.base.tables import printable
 
             notes: list[str] = getattr(error, "__notes__", [])
             kept = notes[-1] if notes else "nothing was written."
@@ -108,7 +108,7 @@ for group, name in ((bench_app, "bench"), (search_app, "search"), (sweep_app, "s
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from chop.installed import __version__
+        from chop.base.installed import __version__
 
         typer.echo(f"chop {__version__}")
         raise typer.Exit

@@ -162,7 +162,7 @@ def _study(name: str) -> Callable[[Any], Any]:
     """The study at `module:name` as a function of its settings, which writes its results."""
 
     def run(config: Any) -> Any:
-        from chop.actions.bench_results import measure_and_write
+        from chop.actions.bench.report import measure_and_write
 
         return measure_and_write(load(f"chop.studies.{name}:bench_{name}"), config)
 
@@ -172,8 +172,8 @@ def _study(name: str) -> Callable[[Any], Any]:
 bench_app = command_group(
     {
         "model": Command(
-            deferred("chop.actions.bench:bench_model"),
-            "chop.actions.settings.bench:BenchModelConfig",
+            deferred("chop.actions.bench.job:bench_model"),
+            "chop.actions.bench.settings:BenchModelConfig",
             MODEL_HELP,
             run_field="compressed",
             run_help="Output folder of chop compress.",

@@ -50,9 +50,9 @@ def _exit_code(result: Any) -> int:
     return EXIT_NOTHING_SAVED if is_job and result["saved"] is None else 0
 
 
-SETTINGS = "chop.actions.settings.compress:CompressConfig"
+SETTINGS = "chop.actions.compress.settings:CompressConfig"
 COMPRESS = Command(
-    deferred("chop.actions.compress:compress"),
+    deferred("chop.actions.compress.job:compress"),
     SETTINGS,
     COMPRESS_HELP,
     exit_code=_exit_code,
@@ -60,7 +60,7 @@ COMPRESS = Command(
     on_run=deferred("chop.actions.described_run:describe_run"),
 )
 DEMO = Command(
-    deferred("chop.actions.compress:compress"),
+    deferred("chop.actions.compress.job:compress"),
     SETTINGS,
     DEMO_HELP,
     defaults={"out": Path("runs/demo")},

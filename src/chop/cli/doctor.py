@@ -15,7 +15,7 @@ def doctor(*, clean: bool = False) -> list[Any]:
             made again when they are needed; data sets stay.
     """
     from chop.actions import doctor
-    from chop.tables import print_table
+    from chop.base.tables import print_table
 
     removed = [doctor.clean()] if clean else []
     findings = [*removed, *doctor.examine()]

@@ -32,8 +32,8 @@ dataflow.svg, result.json, manifest.json (hashes of all files, seeds, cycles, ve
 """
 
 EMIT = Command(
-    deferred("chop.actions.emit:emit"),
-    "chop.actions.settings.emit:EmitConfig",
+    deferred("chop.actions.emit.job:emit"),
+    "chop.actions.emit.settings:EmitConfig",
     HELP,
     run_field="start_from",
     run_help="Output folder of chop compress, checkpoint, or circuit.",

@@ -80,7 +80,7 @@ def evaluate(
         lower_is_better: lower numbers of --evaluate are better.
     """
     from chop.actions.evaluate.job import evaluate as run
-    from chop.actions.settings.evaluate import EvaluateConfig
+    from chop.actions.evaluate.settings import EvaluateConfig
 
     what = (model, tasks, reference, dataset, limit, num_fewshot, include_path, batch_size)
     where = (max_length, stride, tokenizer, out, device)

@@ -15,14 +15,14 @@ from typing import Any
 
 import typer
 
+from chop.base.files import names_of_files
+from chop.base.notices import set_logging_verbosity
+from chop.base.plugins import import_plugin
+from chop.base.trust import trust_code, trust_named
 from chop.cli.command import COMMON, RUN_FOLDER, Command, load
 from chop.cli.settings_file import read_settings
 from chop.cli.values import read_value
 from chop.errors import ConfigError
-from chop.files import names_of_files
-from chop.notices import set_logging_verbosity
-from chop.plugins import import_plugin
-from chop.trust import trust_code, trust_named
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 

@@ -83,8 +83,8 @@ def export(
         seconds: seconds to measure per engine and batch size. With 0 no times are measured.
         threads: threads of torch and of the engines.
     """
-    from chop.actions.export import export as run
-    from chop.actions.settings.export import ExportConfig
+    from chop.actions.export.job import export as run
+    from chop.actions.export.settings import ExportConfig
 
     what = (model, to, format, inputs, nearest, dataset, limit, tokenizer, out)
     return run(ExportConfig(*what, batch_sizes, seconds, threads, overrides or {}, skip))

@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from chop.base.plugins import GROUPS
 from chop.cli.names import choices_text, from_packages, group_of
-from chop.plugins import GROUPS
 
 LONGEST = 60
 """Lines of a page at 80 columns."""

@@ -29,8 +29,8 @@ To load the graph: mg = MaseGraph.from_checkpoint("OUT/model").
 """
 
 LOWER = Command(
-    deferred("chop.actions.lower:lower"),
-    "chop.actions.settings.lower:LowerConfig",
+    deferred("chop.actions.emit.lower:lower"),
+    "chop.actions.emit.lower_settings:LowerConfig",
     HELP,
     run_field="start_from",
     run_help="Output folder of chop compress, or checkpoint.",

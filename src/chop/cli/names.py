@@ -14,18 +14,18 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from chop.plugins import GROUPS, OWN, Registry, described, entry_points
+from chop.base.plugins import GROUPS, OWN, Registry, described, entry_points
 
 FILE = Path(__file__).with_name("registered.json")
 TABLES: Mapping[str, str] = MappingProxyType(
     {
         "datasets": "chop.data.load:BUILTIN_DATASETS",
         "formats": "chop.formats:REGISTRY",
-        "methods": "chop.actions.ptq:METHODS",
+        "methods": "chop.actions.compress.ptq:METHODS",
         "metrics": "chop.train.tasks:imported_metrics",
         "models": "chop.models:BUILTIN_MODELS",
         "operators": "chop.ir.ops:OPS",
-        "proxies": "chop.nas.proxies:PROXIES",
+        "proxies": "chop.problems.nas.proxies:PROXIES",
         "pruners": "chop.search.registry:PRUNERS",
         "samplers": "chop.search.registry:SAMPLERS",
         "scores": "chop.nn.sparsity:SCORES",

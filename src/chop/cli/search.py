@@ -302,13 +302,13 @@ def compare(
 
 search_app = command_group(
     {
-        "nas": Command(_job("nas"), "chop.actions.settings.search:NasConfig", NAS_HELP),
+        "nas": Command(_job("nas"), "chop.actions.search.settings:NasConfig", NAS_HELP),
         "precision": Command(
-            _job("precision"), "chop.actions.settings.search:PrecisionConfig", PRECISION_HELP
+            _job("precision"), "chop.actions.search.settings:PrecisionConfig", PRECISION_HELP
         ),
         "sensitivity": Command(
             deferred("chop.actions.search.sensitivity:measure_sensitivity"),
-            "chop.actions.settings.search:SensitivityConfig",
+            "chop.actions.search.settings:SensitivityConfig",
             SENSITIVITY_HELP,
         ),
         "resume": Command(resume, draws=True, makes_models=True),

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chop.base.plugins import import_plugin
+from chop.base.trust import check_code, check_import, check_place
 from chop.errors import ConfigError
-from chop.plugins import import_plugin
-from chop.trust import check_code, check_import, check_place
 
 
 def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,8 +32,8 @@ model; peak memory, with activations; predicted time of a forward; what a proces
 """
 
 SHARD = Command(
-    deferred("chop.actions.shard:shard"),
-    "chop.actions.settings.shard:ShardConfig",
+    deferred("chop.actions.shard.job:shard"),
+    "chop.actions.shard.settings:ShardConfig",
     HELP,
     run_field="model",
     run_help="Output folder of chop compress, or checkpoint.",

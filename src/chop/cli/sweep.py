@@ -50,12 +50,12 @@ sweep_app = command_group(
     {
         "quantize": Command(
             deferred("chop.actions.sweep.quantize:quantize_sweep"),
-            "chop.actions.settings.sweep:QuantizeSweepConfig",
+            "chop.actions.sweep.settings:QuantizeSweepConfig",
             QUANTIZE_HELP,
         ),
         "prune": Command(
             deferred("chop.actions.sweep.prune:prune_sweep"),
-            "chop.actions.settings.sweep:PruneSweepConfig",
+            "chop.actions.sweep.settings:PruneSweepConfig",
             PRUNE_HELP,
             run_field="start_from",
             run_help="Output folder of chop sweep quantize or compress, or checkpoint.",

@@ -7,8 +7,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from chop.base.files.documents import parse_json
 from chop.errors import ConfigError
-from chop.files.documents import parse_json
 
 
 def members(hint: Any) -> list[Any]:

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from chop.base.notices import assume
 from chop.errors import check_known
-from chop.notices import assume
 
 PREFIX = "builtin:"
 MARK = " (built in)"

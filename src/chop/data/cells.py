@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chop.base.notices import assume
 from chop.data.bars import without_bars
 from chop.errors import ConfigError, enumerate_names
-from chop.notices import assume
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from chop.base.files.documents import read_json
+from chop.base.files.library_errors import library_errors
+from chop.base.files.reading import read_bytes
 from chop.errors import ConfigError, shorten
-from chop.files.documents import read_json
-from chop.files.library_errors import library_errors
-from chop.files.reading import read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,6 +11,9 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.base.files.library_errors import library_errors, reason_of
+from chop.base.files.reading import require_file
+from chop.base.hub import cache_folder
 from chop.data.confined import (
     check_builder,
     check_card,
@@ -25,9 +28,6 @@ from chop.data.null_rows import check_rows
 from chop.data.unpacked import check_unpacked
 from chop.data.windows import TEXT_BUILDER
 from chop.errors import ConfigError, first_line
-from chop.files.library_errors import library_errors, reason_of
-from chop.files.reading import require_file
-from chop.hub import cache_folder
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict, DownloadManager

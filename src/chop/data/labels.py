@@ -6,10 +6,10 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from chop.base.notices import assume
 from chop.data.bars import without_bars
 from chop.data.load import label_column
 from chop.errors import ConfigError, enumerate_names
-from chop.notices import assume
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

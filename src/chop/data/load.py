@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chop.base.files.library_errors import library_errors, reason_of
+from chop.base.hub import hub_is_reachable, offline_errors
+from chop.base.notices import assume
 from chop.data.bars import without_bars
 from chop.data.builtin_names import advice_of_builtin, builtin_name, tell_which
 from chop.data.confined import Home, check_hub_files, check_pictures
@@ -28,9 +31,6 @@ from chop.errors import (
     did_you_mean,
     enumerate_names,
 )
-from chop.files.library_errors import library_errors, reason_of
-from chop.hub import hub_is_reachable, offline_errors
-from chop.notices import assume
 from chop.runs import MANIFEST
 
 if TYPE_CHECKING:

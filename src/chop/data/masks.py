@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chop.base.notices import assume
 from chop.data.confined import Home, check_pictures
 from chop.data.pictures import decoded
 from chop.errors import MOST_NAMES, ConfigError, enumerate_names
-from chop.notices import assume
 
 if TYPE_CHECKING:
     from datasets import DatasetDict, Image

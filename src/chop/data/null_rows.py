@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
+from chop.base.files.library_errors import library_errors
 from chop.data.unpacked import JSON, contents
 from chop.errors import ConfigError
-from chop.files.library_errors import library_errors
 
 CHUNK = 2**20
 """Bytes that are looked at together."""

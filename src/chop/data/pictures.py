@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.base.files.reading import read_bytes
 from chop.errors import ConfigError, first_line
-from chop.files.reading import read_bytes
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, Image

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chop.base.hub import cache_folder
 from chop.errors import UnavailableError
-from chop.hub import cache_folder
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chop.base.notices import assume
 from chop.data.bars import without_bars
 from chop.data.cells import TEXTS, check_cells, describe_texts
 from chop.data.load import NUMBERS, label_column
-from chop.notices import assume
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict

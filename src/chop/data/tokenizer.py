@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.base.files.library_errors import library_errors, without_panic_report
+from chop.base.hub import hub_is_reachable
 from chop.data.builtin_names import builtin_name
 from chop.data.reviews import vocabulary
 from chop.data.stories import END, story_words
@@ -19,8 +21,6 @@ from chop.errors import (
     did_you_mean,
     first_line,
 )
-from chop.files.library_errors import library_errors, without_panic_report
-from chop.hub import hub_is_reachable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

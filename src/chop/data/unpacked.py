@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from chop.base.files.library_errors import library_errors
+from chop.base.files.reading import open_regular
+from chop.base.memory import memory_bytes
 from chop.errors import ConfigError
-from chop.files.library_errors import library_errors
-from chop.files.reading import open_regular
-from chop.memory import memory_bytes
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.base.nested import tree_children, tree_map, tree_rebuild
 from chop.captured.module import CapturedModule
 from chop.captured.runtime import REGIONS
 from chop.captured.writes import mutated_names, shared_writes
@@ -36,7 +37,6 @@ from chop.distributed.runtime import same_memory
 from chop.errors import ConfigError, DistributedError, GraphError, PlanError, first_line
 from chop.ir.propagate import GraphRunner, bind_inputs
 from chop.kernels.matmul_precision import matmul_precision
-from chop.nested import tree_children, tree_map, tree_rebuild
 from chop.nn.quantized import QuantizedOperator
 
 if TYPE_CHECKING:

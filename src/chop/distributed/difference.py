@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.nested import tree_pairs, tree_tensors
 from chop.distributed.layouts import Groups, layout_text, local_of, piece_of
-from chop.nested import tree_pairs, tree_tensors
 
 ROUNDINGS = 4
 """Rounding steps of a dtype that a sum in another order may differ by."""

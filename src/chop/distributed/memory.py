@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from chop.base.nested import tree_map
 from chop.distributed.collectives import buffer_bytes, is_silent
 from chop.kernels.packed import workspace_bytes
-from chop.nested import tree_map
 from chop.private.dtensor import is_deciding, is_wait
 from chop.private.symbolic_shapes import outside_fake_mode
 from chop.private.torch_api import TorchDispatchMode

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import nn
 
+from chop.base.files import atomic_file
+from chop.base.files.documents import read_json
 from chop.distributed.placements import REPLICATED, normalized, shard_dim
 from chop.errors import ConfigError, PlanError
-from chop.files import atomic_file
-from chop.files.documents import read_json
 from chop.ir.graph import MaseGraph
 
 FORMAT = "chop sharding plan"

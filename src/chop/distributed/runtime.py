@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from chop.base.nested import tree_map
 from chop.distributed.placements import REPLICATED, as_torch, normalized
 from chop.distributed.plan import format_mesh
 from chop.errors import PlanError
-from chop.nested import tree_map
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -14,8 +14,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from chop.base.files.documents import read_json
 from chop.errors import CheckpointError, ConfigError
-from chop.files.documents import read_json
 from chop.ir.storage.tensor_store import open_file
 
 Slices = tuple[slice, ...]

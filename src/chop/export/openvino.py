@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from chop.export.cache import from_cache
-from chop.export.flat import named_tensors
+from chop.base.files import atomic_files
+from chop.base.files.temporary import scratch_folder
+from chop.export.graphs.cache import from_cache
+from chop.export.graphs.flat import named_tensors
 from chop.export.onnx.decoded_weights import openvino_weights
 from chop.export.onnx.export import NEEDS
 from chop.export.onnx.grouped import has_float_inputs
 from chop.export.onnx.session import named_by_openvino
 from chop.export.onnx.target import write_in_float32
 from chop.export.target import Runner, Target
-from chop.files import atomic_files
-from chop.files.temporary import scratch_folder
 from chop.ir.graph import MaseGraph
 
 ROUNDS = (

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.files import atomic_files, write_json
 from chop.captured.expert_linear import ExpertLinear
 from chop.errors import ConfigError
 from chop.export.coded import CodedWeight, coded_weight
+from chop.export.foreign.weight_files import INDEX, WEIGHTS
 from chop.export.joined_layers import note_on_joined
 from chop.export.target import packed_layers, packed_model, refuse
-from chop.export.weight_files import INDEX, WEIGHTS
-from chop.files import atomic_files, write_json
 from chop.formats import Quantizer, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator

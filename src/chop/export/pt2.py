@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.base.files import atomic_file
+from chop.base.files.temporary import scratch_folder
 from chop.errors import ChopError, GraphError, VerificationError, first_line, shorten
-from chop.export.axes import Axis, Conditions
-from chop.export.flat import FlatGraph, named_tensors
+from chop.export.graphs.axes import Axis, Conditions
+from chop.export.graphs.flat import FlatGraph, named_tensors
 from chop.export.onnx.export import examples_and_answers
 from chop.export.target import Runner, Target
-from chop.files import atomic_file
-from chop.files.temporary import scratch_folder
 from chop.formats import NumberFormat, Quantizer, from_key
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator

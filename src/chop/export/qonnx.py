@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.installed import require
 from chop.errors import GuardError
-from chop.export.flat import FlatGraph, map_tensors, named_tensors
+from chop.export.graphs.flat import FlatGraph, map_tensors, named_tensors
 from chop.export.onnx.check import check
 from chop.export.onnx.export import NEEDS, answer_of
 from chop.export.onnx.files import write_files
@@ -23,7 +24,6 @@ from chop.export.onnx.quant import WHERE, quant_graph, refusals
 from chop.export.onnx.target import in_float32
 from chop.export.onnx.write import proto_of
 from chop.export.target import Runner, Target
-from chop.installed import require
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.installed import require
 from chop.captured.experts import expert_layer, matrices_of
 from chop.errors import ConfigError
-from chop.export.flat import output_tensors
-from chop.installed import require
+from chop.export.graphs.flat import output_tensors
 from chop.ir.graph import MaseGraph
 from chop.nn.hadamard import Rotated
 from chop.nn.lora import LoraLinear

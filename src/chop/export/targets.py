@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from chop.base.plugins import Registry
 from chop.errors import ConfigError, did_you_mean
 from chop.export.target import Target
-from chop.plugins import Registry
 
 TARGETS: Registry[Target] = Registry(
     "targets",
@@ -14,10 +14,10 @@ TARGETS: Registry[Target] = Registry(
         "onnx": "chop.export.onnx.target:TARGET",
         "openvino": "chop.export.openvino:TARGET",
         "pt2": "chop.export.pt2:TARGET",
-        "compressed-tensors": "chop.export.compressed_tensors:TARGET",
-        "gptq": "chop.export.gptq:TARGET",
+        "compressed-tensors": "chop.export.compressed_tensors.target:TARGET",
+        "gptq": "chop.export.gptq.target:TARGET",
         "qonnx": "chop.export.qonnx:TARGET",
-        "gguf": "chop.export.gguf:TARGET",
+        "gguf": "chop.export.gguf.target:TARGET",
     },
     kind=Target,
 )

@@ -17,16 +17,9 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor
 
-from chop.config import check_fields, parse
-from chop.errors import ConfigError, did_you_mean
-from chop.files.documents import parse_json
-from chop.formats import reference, transforms
-from chop.formats.encoded import Encoded
-from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
-from chop.formats.layout import Layout
-from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
-from chop.notices import warn_once
-from chop.plugins import (
+from chop.base.files.documents import parse_json
+from chop.base.notices import warn_once
+from chop.base.plugins import (
     OWN,
     PROGRAM,
     PluginError,
@@ -35,6 +28,13 @@ from chop.plugins import (
     other_version,
     package_of,
 )
+from chop.config import check_fields, parse
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import reference, transforms
+from chop.formats.encoded import Encoded
+from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
+from chop.formats.layout import Layout
+from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
 from chop.private.torch_api import is_transformed
 
 INPUT_OPERANDS = ("data_in", "weight", "bias")

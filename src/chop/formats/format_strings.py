@@ -7,8 +7,8 @@ import json
 import re
 from typing import Any
 
+from chop.base.files.documents import parse_json
 from chop.errors import ConfigError
-from chop.files.documents import parse_json
 from chop.formats.base import REGISTRY, NumberFormat, parse_format
 from chop.formats.integer import Integer
 

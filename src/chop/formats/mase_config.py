@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
+from chop.base.notices import warn_once
 from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, NotBuiltError, enumerate_names
 from chop.formats.base import OPERANDS, NumberFormat, formats
-from chop.notices import warn_once
 
 IGNORED = ("cache_quantized_weight", "noparse")
 """Keys of a layer's config that have no effect here."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
+from chop.base.notices import AdjustedWarning, warn_each_time
 from chop.captured.overrides import has_hooks
 from chop.formats import Integer, LearnableFormat, Quantizer, QuantSpec, initial_scales
 from chop.ir.annotate import record_formats
@@ -19,7 +20,6 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import FULL, stored_weights
 from chop.nn.quantized.state import SCALE_NAMES
-from chop.notices import AdjustedWarning, warn_each_time
 from chop.private.modules import parameters_of
 from chop.private.torch_api import BatchNorm, Convolution
 

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chop import children
+from chop.base import children
+from chop.base.native import run_tool
 from chop.errors import ConfigError, UnavailableError
-from chop.native import run_tool
 
 VERSIONS = {
     "verilator": ("--version", r"Verilator (\S+)"),

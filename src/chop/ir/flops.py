@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.base.nested import tree_map, tree_tensors
 from chop.ir.ops import STANDARD_MODULES, Kind, Operator, module_of_node, of_called, of_node
-from chop.nested import tree_map, tree_tensors
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.private.modules import parameters_of

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from chop.base.nested import tree_children
 from chop.captured.overrides import forward_hooks
 from chop.captured.specs import FieldsSpec, TensorSpec
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.graph import MaseGraph
-from chop.nested import tree_children
 from chop.nn.quantized import QuantizedOperator
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from chop.base.files import atomic_file, write_text
+from chop.base.files.documents import read_json
 from chop.errors import CheckpointError
-from chop.files import atomic_file, write_text
-from chop.files.documents import read_json
 from chop.ir.storage.tensor_store import read_file
 
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from chop.base.files.library_errors import is_of_library, library_errors, reason_of
+from chop.base.hub import hub_folder, hub_is_reachable
+from chop.base.installed import fitting_packages
 from chop.data.builtin_names import advice_of_builtin, tell_which
 from chop.errors import (
     CheckpointError,
@@ -20,12 +23,9 @@ from chop.errors import (
     did_you_mean,
     first_line,
 )
-from chop.export.gguf_header import gguf_file
-from chop.export.reader import fresh_model
-from chop.export.readers import check_method, load, reader_of
-from chop.files.library_errors import is_of_library, library_errors, reason_of
-from chop.hub import hub_folder, hub_is_reachable
-from chop.installed import fitting_packages
+from chop.export.foreign.reader import fresh_model
+from chop.export.foreign.readers import check_method, load, reader_of
+from chop.export.gguf.header import gguf_file
 from chop.ir.huggingface.architecture import check_architectures, named_class
 from chop.ir.huggingface.config_file import (
     check_config,
@@ -253,7 +253,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
 
 
 def _read_gguf_config(path: Path, num_labels: int | None) -> PreTrainedConfig:
-    from chop.export import gguf_reader
+    from chop.export.gguf import reader as gguf_reader
 
     config: PreTrainedConfig = gguf_reader.read_config(path)
     if num_labels is not None:

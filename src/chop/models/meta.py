@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from chop.base.files.library_errors import library_errors
 from chop.distributed.load import SafetensorsSource
 from chop.distributed.weight_files import stored_dtype, stored_tensors
 from chop.errors import CheckpointError, check_known
-from chop.export.readers import check_method
-from chop.files.library_errors import library_errors
+from chop.export.foreign.readers import check_method
 from chop.ir.huggingface.generation_file import read_generation_config
 from chop.ir.huggingface.unread import Unread
 from chop.models.load import AUTO_CLASSES, model_class_of, read_config

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from chop.base.files.reading import read_bytes
+from chop.base.installed import how_to_get
+from chop.base.trust import OF_FILE, TIMM, names_code, running
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line, shorten
-from chop.files.reading import read_bytes
-from chop.installed import how_to_get
 from chop.models.weights import check_readable, load_weights
-from chop.trust import OF_FILE, TIMM, names_code, running
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -51,7 +51,7 @@ def build_own(
         pretrained: False draws timm's weights.
     Raises:
         ConfigError: there is no such file, name or model, it cannot be built like that, or a file
-            names it and the command does not (see `chop.trust`).
+            names it and the command does not (see `chop.base.trust`).
         CheckpointError: weights that cannot be read or are another model's.
         UnavailableError: timm or its weights are not there.
     """
@@ -151,7 +151,7 @@ def function_of_file(name: str, setting: str) -> Callable[..., Any]:
         setting: setting with this value, for messages.
     Raises:
         ConfigError: see `check_is_in_file`. Or a file names the function and the command does not
-            (see `chop.trust`).
+            (see `chop.base.trust`).
     """
     check_is_in_file(name, setting)
     match = OF_FILE.fullmatch(name)

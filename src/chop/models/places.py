@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from chop.base.hub import hub_file, hub_folder
 from chop.errors import ConfigError, UnavailableError, enumerate_names
-from chop.export.gguf_header import SUFFIX
-from chop.export.readers import reader_of
-from chop.hub import hub_file, hub_folder
+from chop.export.foreign.readers import reader_of
+from chop.export.gguf.header import SUFFIX
 from chop.ir.huggingface.config_file import CONFIG
 
 REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

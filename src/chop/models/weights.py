@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from chop.base.files import is_readable_file
 from chop.distributed.weight_files import INDEX, Stored, read_slices, stored_tensors
 from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names
-from chop.files import is_readable_file
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.torch_file import read_torch_file
 

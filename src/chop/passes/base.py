@@ -8,13 +8,13 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
+from chop.base.plugins import Registry
 from chop.config import ignoring, parse, without_na
 from chop.errors import ConfigError, GraphError
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
 from chop.nn.packed import PackedOperator
 from chop.passes.documentation import pass_docstring
-from chop.plugins import Registry
 
 C = TypeVar("C")
 

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from chop.docstrings import entries, split_section
+from chop.base.docstrings import entries, split_section
 
 WIDTH = 88
 MODULE_PATH = re.compile(r"(?<!['\w.])(?:\w+\.)+(?=\w)")

@@ -49,7 +49,7 @@ HOMES: dict[str, dict[str, str]] = {
         "chop.config": "load_config",
         "chop.data": "get_tokenized_dataset",
         "chop.ir.dotted": _DOTTED,
-        "chop.notices": _LOGS,
+        "chop.base.notices": _LOGS,
         "chop.models.weights": "load_model=load_checkpoint",
         "chop.train": "get_trainer",
         "chop.mase.input_generator": _INPUTS,
@@ -57,7 +57,7 @@ HOMES: dict[str, dict[str, str]] = {
     "chop.tools.checkpoint_load": {"chop.models.weights": "load_model=load_checkpoint"},
     "chop.tools.config_load": {"chop.config": "load_config"},
     "chop.tools.get_input": {"chop.mase.input_generator": _INPUTS},
-    "chop.tools.logger": {"chop.notices": _LOGS},
+    "chop.tools.logger": {"chop.base.notices": _LOGS},
     "chop.tools.utils": {"chop.mase.arrays": _ARRAYS, "chop.ir.dotted": _DOTTED},
 }
 """Module of MASE's -> the modules that define its names -> these names.

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from torch import fx
 
+from chop.base.notices import AdjustedWarning, warn_once_of
 from chop.captured.original import sources_of
 from chop.errors import GraphError
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.graph.to_module import calls_of_forwards
 from chop.nn.quantized import QuantizedOperator
-from chop.notices import AdjustedWarning, warn_once_of
 from chop.quantization.operators import quantize_nodes
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+from chop.base.notices import warn_once
 from chop.captured.masks import MASKS_AHEAD
 from chop.captured.writes import written_by
 from chop.formats import QuantSpec
@@ -21,7 +22,6 @@ from chop.nn.quantized import (
 )
 from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
 from chop.nn.quantized.replicas import keep_ranges_local
-from chop.notices import warn_once
 from chop.quantization.masked_nodes import masked_nodes
 from chop.quantization.masks_ahead import MasksAhead, first_mask, hand_masks
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import fx, nn
 
+from chop.base.notices import warn_once
 from chop.captured.overrides import why_not_its_class
 from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
@@ -18,7 +19,6 @@ from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.nodes import names_of
 from chop.ir.ops import OPS, Operator, of_module
 from chop.nn.quantized import QuantCall, QuantizedOperator
-from chop.notices import warn_once
 from chop.quantization.masked_nodes import mask_arithmetic
 
 By = Literal["type", "name", "regex_name"]

@@ -14,7 +14,7 @@ from chop.ir.ops import Kind
 from chop.ir.parameters import stored_parameters
 from chop.ir.unreached import Unreached, by_owner, is_of_table, unreached_sentence, warn_of_share
 from chop.nn.quantized import QuantCall
-from chop.quantization.experts import has_experts
+from chop.quantization.rounding.experts import has_experts
 
 _LOOK_UPS = ("getitem", "index_select", "gather")
 

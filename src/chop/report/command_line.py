@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from chop.tables import printable
+from chop.base.tables import printable
 
 PROGRAM = "chop"
 PROGRAMS = (PROGRAM, "ch")

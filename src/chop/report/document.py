@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from chop.base.files import latest
+from chop.base.files.documents import read_json
+from chop.base.tables import shown
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
-from chop.files import latest
-from chop.files.documents import read_json
 from chop.report.charts import Chart, chart_in_words, finite
 from chop.report.report import Block, Cell, Figure, Heading, Note, Report, Step, Table, Tile
 from chop.report.words import in_words
-from chop.tables import shown
 
 FILE = "report.json"
 MOST_ROWS = 1000

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.files import Picture, atomic_file
-from chop.tables import printable
+from chop.base.files import Picture, atomic_file
+from chop.base.tables import printable
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.docstrings import entries
+from chop.base.docstrings import entries
+from chop.base.files import write_text
+from chop.base.tables import markdown_table
 from chop.errors import ConfigError
-from chop.files import write_text
 from chop.formats import NumberFormat, formats
 from chop.kernels.cpu.packed import bfloat16_roundings
 from chop.report.grid_picture import grid_picture
 from chop.report.layout_text import describe_layout
-from chop.tables import markdown_table
 
 PAGE = "formats.md"
 INTRODUCTION = Path(__file__).with_suffix(".md")

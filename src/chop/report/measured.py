@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
-from chop.files import write_csv
+from chop.base.files import write_csv
 from chop.report.report import Block, Cell, Note, Report, Table, Writer, show, write_document
 from chop.statistics.intervals import LEVEL_TEXT
 from chop.train import Metric

@@ -8,11 +8,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from chop.displayed import Displayed, displayed
-from chop.files.reading import read_text
+from chop.base.displayed import Displayed, displayed
+from chop.base.files.reading import read_text
+from chop.base.tables import html_table, printable, text_table
 from chop.report.page.page import PAGE
 from chop.report.report import Block, Heading, Note, Report, Table
-from chop.tables import html_table, printable, text_table
 
 MOST_ROWS = 10
 """Rows of the table of a result that is printed."""

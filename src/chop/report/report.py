@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from chop.base.files import write_json
+from chop.base.tables import print_table, write_markdown
 from chop.errors import check_known
-from chop.files import write_json
 from chop.report.charts import Chart, charts_of
 from chop.runs import Outcome
-from chop.tables import print_table, write_markdown
 
 Writer = Callable[[Path], object]
 """Writes or draws a file at a path."""

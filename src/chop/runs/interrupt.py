@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from chop.base.files.reading import read_bytes
 from chop.errors import ConfigError
-from chop.files.reading import read_bytes
 
 
 class Terminated(KeyboardInterrupt):

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from chop.base.files import append_line, record_writes
+from chop.base.files.documents import check_count, count_values, parse_json
+from chop.base.files.library_errors import reason_of
+from chop.base.files.reading import open_regular
+from chop.base.files.writers import check_size
 from chop.errors import CheckpointError, ConfigError
-from chop.files import append_line, record_writes
-from chop.files.documents import check_count, count_values, parse_json
-from chop.files.library_errors import reason_of
-from chop.files.reading import open_regular
-from chop.files.writers import check_size
 
 
 class Journal:

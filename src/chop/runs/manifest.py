@@ -15,9 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from chop.config import parse
-from chop.errors import CheckpointError, ConfigError, WriteError
-from chop.files import (
+from chop.base.files import (
     latest,
     make_folder,
     recording_writes,
@@ -27,13 +25,15 @@ from chop.files import (
     staged_files,
     write_text,
 )
-from chop.files.atomic import files_of_set
-from chop.files.documents import read_json
-from chop.files.reading import open_regular
-from chop.files.temporary import remove_orphans
-from chop.installed import __version__
-from chop.notices import warn_each_time
-from chop.plugins import names_in_use, plugins_in_use
+from chop.base.files.atomic import files_of_set
+from chop.base.files.documents import read_json
+from chop.base.files.reading import open_regular
+from chop.base.files.temporary import remove_orphans
+from chop.base.installed import __version__
+from chop.base.notices import warn_each_time
+from chop.base.plugins import names_in_use, plugins_in_use
+from chop.config import parse
+from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.runs.environment import now, read_environment
 from chop.runs.outcome import Outcome
 from chop.runs.process import process_id, process_status
@@ -114,7 +114,7 @@ class Manifest:
 
     @property
     def plugin_names(self) -> Any:
-        """Names of other packages among the settings, see `chop.plugins.names_in_use`."""
+        """Names of other packages among the settings, see `chop.base.plugins.names_in_use`."""
         return self.environment.get("plugin_names")
 
     @property

@@ -6,8 +6,8 @@ import os
 import re
 from typing import Literal
 
+from chop.base.files.temporary import started, system_id
 from chop.errors import ConfigError
-from chop.files.temporary import started, system_id
 
 Status = Literal["running", "stopped", "ended", "elsewhere"]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chop.base.files.writers import TooLargeError, write_json
+from chop.base.notices import warn_each_time
 from chop.errors import shorten
-from chop.files.writers import TooLargeError, write_json
-from chop.notices import warn_each_time
 from chop.runs.serialization import as_json
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Callable, Container
 from pathlib import Path
 
+from chop.base.files import atomic_folder, recover_folders
+from chop.base.files.temporary import remove_orphans
 from chop.errors import ConfigError
-from chop.files import atomic_folder, recover_folders
-from chop.files.temporary import remove_orphans
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Config
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chop.base.notices import warn_once
 from chop.errors import ConfigError, check_known
-from chop.notices import warn_once
 from chop.search.location import without_password
 from chop.search.objective import Goal, constraints_of
 from chop.search.reading import find_storage, load_search, study_names

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chop.base.files.documents import parse_json
 from chop.errors import CheckpointError, ConfigError
-from chop.files.documents import parse_json
 from chop.search.result import OUTCOMES, TrialRecord
 from chop.search.space import Config
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from urllib.parse import quote, unquote, unquote_plus
 
+from chop.base.tables import printable
 from chop.errors import ConfigError
-from chop.tables import printable
 
 MEMORY = "memory"
 """Storage of a search that lives and dies with its process: for trials of milliseconds."""

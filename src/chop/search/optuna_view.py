@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from chop.base.files import atomic_file
 from chop.errors import ChopError, ConfigError, UnavailableError
-from chop.files import atomic_file
 from chop.search.reading import find_storage, read_ledger, study_names
 
 if TYPE_CHECKING:

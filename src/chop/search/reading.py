@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from chop.base.tables import printable
 from chop.errors import ConfigError, did_you_mean
 from chop.search.importance import importances
 from chop.search.ledger import Ledger, studies
@@ -13,7 +14,6 @@ from chop.search.objective import goals_from_json
 from chop.search.result import Result
 from chop.search.space import Choice, SearchSpace
 from chop.search.storage import open_for_reading
-from chop.tables import printable
 
 NO_STUDY = (
     "this storage has no study: a search that was stopped before its first trial has none; run its "

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chop.base.plugins import Registry
 from chop.errors import ConfigError, did_you_mean
-from chop.plugins import Registry
 from chop.search.space import ParamEncoding, SearchSpace
 
 if TYPE_CHECKING:

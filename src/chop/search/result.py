@@ -11,10 +11,10 @@ from html import escape
 from operator import le
 from typing import Any
 
-from chop.displayed import Displayed
+from chop.base.displayed import Displayed
+from chop.base.tables import html_table, text_table
 from chop.search.objective import Constraint, Goal, constraints_of, objectives_of
 from chop.search.space import Config
-from chop.tables import html_table, text_table
 
 SHOWN = 10
 """Trials that a result shows."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from chop.base.notices import warn_once
 from chop.errors import ConfigError, did_you_mean
-from chop.notices import warn_once
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -18,13 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.base.files import atomic_new_file
+from chop.base.files.library_errors import library_errors
+from chop.base.files.reading import open_regular
+from chop.base.files.temporary import scratch_folder
+from chop.base.tables import printable
 from chop.errors import ChopError, UnavailableError, WriteError
-from chop.files import atomic_new_file
-from chop.files.library_errors import library_errors
-from chop.files.reading import open_regular
-from chop.files.temporary import scratch_folder
 from chop.search.location import MEMORY, secrets_of, storage_file, without_password
-from chop.tables import printable
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from chop.children import end_with
+from chop.base.children import end_with
 from chop.errors import ChopError, UnavailableError
 from chop.runs.heartbeats import SilenceCounter
 from chop.runs.process import process_id, process_status

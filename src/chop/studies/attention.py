@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.displayed import Displayed
 from chop.bench.clock import block_seconds
 from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.roofline import Roofline, measured_roofline
 from chop.bench.timing import Variant, compare
-from chop.displayed import Displayed
 from chop.studies.attention_implementations import (
     DTYPES,
     Case,

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.displayed import Displayed
 from chop.bench.break_even import BreakEven, break_even, compile_seconds
 from chop.bench.clock import block_seconds
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
-from chop.displayed import Displayed
 from chop.ir.graph import dummy_inputs
 from chop.models.named import get_model
 from chop.studies.graph_breaks import Compilations, compilations

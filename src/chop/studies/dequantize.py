@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from chop.base.displayed import Displayed
 from chop.bench.record import Comparison
-from chop.displayed import Displayed
 from chop.kernels.cuda.dequantize import why_unavailable
 from chop.models import load_model
 from chop.studies.attention_implementations import DTYPES

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.displayed import Displayed
 from chop.bench.clock import clock_for
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio
 from chop.bench.timing import Variant, compare, surroundings
 from chop.captured.huggingface.cache_names import find_cache
-from chop.displayed import Displayed
 from chop.errors import ConfigError
 from chop.formats import NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.displayed import Displayed
 from chop.bench.clock import block_seconds
 from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.timing import Variant, compare
-from chop.displayed import Displayed
 from chop.nn.fused import LinearActivation
 from chop.studies.settings import BenchLinearConfig, parse_shape
 from chop.studies.short_runs import ShortRun, short_runs, short_runs_title

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.files.temporary import scratch_prefix
 from chop.errors import shorten
-from chop.export import gguf
-from chop.files.temporary import scratch_prefix
+from chop.export.gguf import target as gguf
 from chop.ir.graph import MaseGraph
 from chop.studies.generation_peers import DECODE, Contender
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from chop.base.displayed import Displayed
+from chop.base.tables import print_table
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.statistics import Interval
 from chop.bench.timing import Variant, compare
-from chop.displayed import Displayed
 from chop.errors import ConfigError
 from chop.nn.weight_cache import kept_bytes
-from chop.tables import print_table
 
 BATCH_SIZES = (1, 16)
 FAST = "times as fast"
@@ -148,7 +148,7 @@ class ModelComparison(Displayed):
     by_batch: Mapping[int, Comparison]
 
     def formatted(self) -> list[dict[str, Any]]:
-        """The rows for a table; `chop.tables` prints or writes it."""
+        """The rows for a table; `chop.base.tables` prints or writes it."""
         first, has_peers = self.rows[0].model, any(row.peer for row in self.rows)
         return [row.formatted(row.model == first, has_peers) for row in self.rows]
 

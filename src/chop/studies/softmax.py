@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.displayed import Displayed
+from chop.base.native import compiler
 from chop.bench.outputs import largest_difference
 from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, format_seconds
 from chop.bench.subprocess import in_subprocess
 from chop.bench.timing import Variant, compare
-from chop.displayed import Displayed
 from chop.kernels.triton.register import is_installed
-from chop.native import compiler
 from chop.studies.attention_implementations import DTYPES
 from chop.studies.settings import SOFTMAX_SHAPE, BenchSoftmaxConfig, parse_shape
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from chop.base.files.temporary import scratch_folder
 from chop.bench.peak_memory import peak_bytes, resident_bytes
 from chop.bench.record import format_bytes
 from chop.bench.subprocess import in_subprocess
-from chop.files.temporary import scratch_folder
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph, dummy_inputs
 from chop.ir.parameters import stored_parameters_of

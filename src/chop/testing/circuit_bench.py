@@ -12,10 +12,8 @@ from types import MappingProxyType
 from torch import Tensor
 
 from chop.hardware import tools
-from chop.hardware.plan import RTL, Memory
-from chop.hardware.port import Port
-from chop.hardware.profiles import PROFILES as ALL_PROFILES
-from chop.hardware.testbench import (
+from chop.hardware.check.profiles import PROFILES as ALL_PROFILES
+from chop.hardware.check.testbench import (
     VECTORS,
     BenchRun,
     compile_testbench,
@@ -23,7 +21,9 @@ from chop.hardware.testbench import (
     testbench,
     vectors,
 )
-from chop.hardware.verilog import instance, sources
+from chop.hardware.design.plan import RTL, Memory
+from chop.hardware.design.port import Port
+from chop.hardware.design.verilog import instance, sources
 
 PROFILES = tuple(profile.name for profile in ALL_PROFILES)
 """Names of the stall profiles."""

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from chop.hardware.components import component_of
-from chop.hardware.plan import RTL, Component, ComponentPlan, Site
-from chop.hardware.port import Port
-from chop.hardware.stream import Stream
-from chop.hardware.testbench import BenchRun
+from chop.hardware.check.testbench import BenchRun
+from chop.hardware.design.components import component_of
+from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
+from chop.hardware.design.port import Port
+from chop.hardware.design.stream import Stream
 from chop.nn.integer import Edge
 from chop.nn.integer.mask import KeptKeys
 from chop.testing.circuit_bench import (
@@ -85,11 +85,11 @@ def check_component(
     Needs Verilator, Icarus Verilog and Yosys.
 
     Args:
-        operator: integer twin, an `IntegerOperator` with a row in `chop.hardware.components`.
+        operator: integer twin, an `IntegerOperator` with a row in `chop.hardware.design.components`.
         inputs: samples for each input, by `draw_codes` or `Driven(stream, codes)`; sizes that
             divide nothing find most mistakes.
         fold: cycles that the operator may take for a sample, as in `Site`.
-        profiles: stall profiles, names of `chop.hardware.profiles.PROFILES`. Times are checked
+        profiles: stall profiles, names of `chop.hardware.check.profiles.PROFILES`. Times are checked
             where "none" is among them.
         kept: mask of a softmax, made of the last input, (1, 1, keys).
         is_soft: multipliers are made of lookup tables, as in `Site`.
@@ -139,7 +139,7 @@ class Case:
     def component(self) -> Component:
         """Row of the operator."""
         found = component_of(type(self.operator))
-        assert found is not None, f"chop.hardware.components has no row of {self.label}"
+        assert found is not None, f"chop.hardware.design.components has no row of {self.label}"
         return found
 
     @cached_property

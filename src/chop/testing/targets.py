@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from chop.actions.export_proof import (
+from chop.actions.export.proof import (
     compare_weights,
     exact_graph,
     example_difference,

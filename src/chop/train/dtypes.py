@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from chop.notices import assume
+from chop.base.notices import assume
 from chop.train.reading import Column
 from chop.train.rows import Rows
 

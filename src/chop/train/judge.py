@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from chop.base.notices import warn_once
 from chop.captured.module import CapturedModule
 from chop.errors import ChopError, ConfigError, GraphError
 from chop.ir.graph.to_module import to_module
 from chop.kernels.matmul_precision import matmul_precision
 from chop.models import reason_of_user_code
 from chop.nn import cached_weights
-from chop.notices import warn_once
 from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train.feed import eval_mode
 from chop.train.intervals import Score, draws_for

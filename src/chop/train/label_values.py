@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from chop.base.notices import assume
 from chop.errors import ConfigError
-from chop.notices import assume
 from chop.train.reading import Column
 from chop.train.task import Task, are_one_hot
 from chop.train.tasks import BINARY, CLASSIFICATION

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.nested import tree_parts
 from chop.captured.module import CapturedModule
 from chop.errors import ConfigError
-from chop.nested import tree_parts
 from chop.train.task import Task
 from chop.train.tasks import CLASSIFICATION
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.nested import tree_parts
+from chop.base.notices import assume
 from chop.errors import ConfigError, check_known
-from chop.nested import tree_parts
-from chop.notices import assume
 from chop.train.metric import Metric
 from chop.train.task import TASKS, Labels, Task
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chop.base.files import atomic_file, build_lock
+from chop.base.hub import cache_folder
 from chop.data import TEXT_DATASETS, get_tokenized_dataset, load_dataset
 from chop.data.builtin_names import PREFIX, plain_name
 from chop.errors import ConfigError, check_known, did_you_mean
-from chop.files import atomic_file, build_lock
-from chop.hub import cache_folder
 from chop.models import BUILTIN_MODELS, load_model
 from chop.train.rows import read_rows, split_rows
 from chop.train.tasks import TASKS
@@ -28,7 +28,7 @@ def load_trained(
 ) -> nn.Module:
     """A built-in model, trained by its recipe on its data set, in evaluation mode on the CPU.
 
-    The weights are kept as safetensors in `chop.hub.cache_folder()`, keyed by model, data set,
+    The weights are kept as safetensors in `chop.base.hub.cache_folder()`, keyed by model, data set,
     recipe, seed and share held out. A file that cannot be read is replaced by training again.
 
     Args:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.plugins import Registry
 from chop.errors import ConfigError, check_known
-from chop.plugins import Registry
 from chop.train.metric import Metric
 
 IGNORED = -100

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from chop.base.notices import assume
 from chop.data import label_column
 from chop.data.labels import SHOWN, numbers_of_names
 from chop.errors import ConfigError, enumerate_names
-from chop.notices import assume
 from chop.train.frames import is_frame, is_series
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.files.temporary import scratch_prefix
 from chop.data import load_dataset, required_label_column
 from chop.errors import ConfigError, UnavailableError, did_you_mean
-from chop.files.temporary import scratch_prefix
 from chop.train.metrics import find_metric
 from chop.train.model_io import LABELS, input_columns
 from chop.train.rows import padding_token

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from rich.console import Console
 from torch import Tensor
 
+from chop.base.notices import assume
+from chop.base.trust import TIMM
 from chop.errors import ConfigError
 from chop.models import is_own
-from chop.notices import assume
 from chop.train.evaluator import Evaluator
 from chop.train.intervals import FEW_ROWS, Score
 from chop.train.metric import CONSTANTS, GUESSED
-from chop.trust import TIMM
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from rich import get_console
 from torch import nn
 
+from chop.base.files import make_folder
+from chop.base.notices import assume
 from chop.data import (
     BUILTIN_TOKENIZERS,
     check_classes,
@@ -30,9 +32,7 @@ from chop.data import (
 )
 from chop.data.builtin_names import PREFIX
 from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
-from chop.files import make_folder
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
-from chop.notices import assume
 from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.train.outputs import MULTIOUTPUT

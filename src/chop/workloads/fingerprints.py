@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.files.reading import read_bytes
+from chop.base.files.reading import read_bytes
+from chop.base.trust import OF_FILE
 from chop.train import Rows
-from chop.trust import OF_FILE
 
 
 def fingerprint_of_weights(model: nn.Module) -> str:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.base.files import discard_older
 from chop.data.tokenizer import builtin_tokenizer, find_processor, get_tokenizer
 from chop.errors import ChopError, UnavailableError, WriteError
-from chop.files import discard_older
 from chop.ir.graph import MaseGraph
 from chop.models import builtin_model, is_own
 
@@ -27,7 +27,7 @@ def write_model_folder(mg: MaseGraph, config: WorkloadConfig, results: Path) -> 
     Args:
         mg: the graph of the model that is saved.
         config: the tokenizer or processor of its model goes along.
-        results: the folder that is put in place as one, see `chop.files.staged_files`.
+        results: the folder that is put in place as one, see `chop.base.files.staged_files`.
     Returns: reason why no folder is written. None if one is.
     """
     made = results / f".{FOLDER}"

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from chop.base.notices import assume
 from chop.errors import ConfigError
 from chop.models import function_of_file
-from chop.notices import assume
 from chop.train import (
     Metric,
     Rows,

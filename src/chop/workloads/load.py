@@ -12,12 +12,12 @@ import torch
 from rich import get_console
 from torch import nn
 
+from chop.base.files import atomic_file, make_folder
+from chop.base.notices import assume, collected_assumptions, forget_assumptions
 from chop.data.builtin_names import MARK, plain_name, tell_which
 from chop.data.load import SPLIT_OFF, builtin_dataset
 from chop.errors import ConfigError
-from chop.files import atomic_file, make_folder
 from chop.models import BUILTIN_MODELS, builtin_model, check_is_in_file
-from chop.notices import assume, collected_assumptions, forget_assumptions
 from chop.train import (
     VALIDATION_SHARE,
     Rows,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from chop.base.files.documents import read_json
 from chop.config import convert
 from chop.data import DATASETS, DatasetInfo
 from chop.errors import CheckpointError, ConfigError
-from chop.files.documents import read_json
 
 if TYPE_CHECKING:
     from chop.workloads.settings import WorkloadConfig

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from chop.base.notices import assume
 from chop.errors import ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
-from chop.notices import assume
 from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
 from chop.train.model_io import read_output

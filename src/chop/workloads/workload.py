@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from chop import passes
+from chop.base.notices import Assumption, collected_assumptions, warn_once
 from chop.captured.wrappers import check_is_module, check_is_unwrapped
 from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.notices import Assumption, collected_assumptions, warn_once
 from chop.train import (
     Metric,
     Rows,

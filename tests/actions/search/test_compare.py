@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from chop.actions.search.compare import compare_searches
+from chop.base.notices import AdjustedWarning
 from chop.cli.app import app
 from chop.errors import ConfigError, UnavailableError
-from chop.notices import AdjustedWarning
 from chop.report.document import read_document
 from chop.runs import read_manifest
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace

@@ -9,7 +9,7 @@ import torch
 
 from chop.actions.search.job import run_search
 from chop.actions.search.precision import JOB, PrecisionConfig
-from chop.mixed_precision.problem import PrecisionProblem
+from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.report.search_figures import search_figures
 from chop.search import Choice, Goal, Result, SearchSpace, TrialRecord
 from chop.workloads.workload import Workload

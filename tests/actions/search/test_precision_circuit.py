@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import nn
 
-from chop.actions.emit import emit
+from chop.actions.emit.job import emit
+from chop.actions.emit.settings import EmitConfig
 from chop.actions.search import precision, precision_circuit
 from chop.actions.search.job import run_search, settings_of
 from chop.actions.search.manage import resume_search
 from chop.actions.search.precision import JOB, problem_of
 from chop.actions.search.precision_circuit import CIRCUIT, emit_best
+from chop.actions.search.settings import PrecisionConfig
 from chop.actions.search.several import run_several
-from chop.actions.settings.emit import EmitConfig
-from chop.actions.settings.search import PrecisionConfig
+from chop.base.notices import forget_notices
 from chop.config import parse
 from chop.data.points import toy
 from chop.errors import ConfigError, UnavailableError, VerificationError
-from chop.hardware.devices import parse_device
-from chop.hardware.estimate import DesignCost, Usage, design_cost
+from chop.hardware.costs.devices import parse_device
+from chop.hardware.costs.estimate import DesignCost, Usage, design_cost
 from chop.ir.graph import MaseGraph
-from chop.mixed_precision.costs import COSTS
-from chop.notices import forget_notices
+from chop.problems.mixed_precision.costs import COSTS
 from chop.runs import read_manifest, start
 from chop.search import TrialRecord
 from chop.search.objective import constraints_of

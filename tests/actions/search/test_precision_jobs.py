@@ -14,7 +14,7 @@ import torch
 from rich import get_console
 from torch.distributions import Categorical, kl_divergence
 
-from chop.actions.compress import CompressConfig, quantize_layers
+from chop.actions.compress.job import CompressConfig, quantize_layers
 from chop.actions.search import precision, precision_rows
 from chop.actions.search.job import run_search, settings_of
 from chop.actions.search.nas import NasConfig
@@ -23,9 +23,9 @@ from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivi
 from chop.config import parse
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.mixed_precision.held_out import HeldOutRows, HeldOutScore
-from chop.mixed_precision.layer_sensitivity import Sensitivity
-from chop.mixed_precision.warm_start import warm_start
+from chop.problems.mixed_precision.held_out import HeldOutRows, HeldOutScore
+from chop.problems.mixed_precision.layer_sensitivity import Sensitivity
+from chop.problems.mixed_precision.warm_start import warm_start
 from chop.report.charts import LineChart
 from chop.report.document import read_document
 from chop.report.report import Note, show, write_report
@@ -400,7 +400,7 @@ def test_quiet_runs_say_nothing_of_the_warm_start(quiet, monkeypatch, capsys):
     monkeypatch.setattr(get_console(), "quiet", quiet)
     capsys.readouterr()
     goals, train = PrecisionConfig().all_goals(), with_validation().train
-    monkeypatch.setattr("chop.mixed_precision.warm_start.fisher_loss_increases", refuse)
+    monkeypatch.setattr("chop.problems.mixed_precision.warm_start.fisher_loss_increases", refuse)
     assert list(warm_start(problem, train, goals, 1000)) == ["no search (KL)"]
     told = capsys.readouterr().out
     assert ("without Fisher information: no gradient" in told) != quiet

@@ -10,10 +10,10 @@ from torch import nn
 from chop.actions.search import precision, precision_rows
 from chop.actions.search.precision import PrecisionConfig
 from chop.actions.search.precision_recipe import about_recipe
+from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
 from chop.formats import Float, parse_format_string
-from chop.mixed_precision.problem import PrecisionProblem
-from chop.notices import collected_assumptions
+from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.report.report import Note, show, write_report
 from chop.search import Goal
 from chop.workloads.workload import Workload

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from chop.actions.compress import CompressConfig
-from chop.actions.ptq import quantize_after_training
+from chop.actions.compress.job import CompressConfig
+from chop.actions.compress.ptq import quantize_after_training
 from chop.actions.search import precision, precision_rows
 from chop.actions.search.job import run_search
 from chop.actions.search.precision import JOB, PrecisionConfig

@@ -18,8 +18,8 @@ from chop.cli.app import app
 from chop.cli.names import known
 from chop.errors import ConfigError
 from chop.formats import Integer, get_format
-from chop.mixed_precision.candidates import DERIVED_FIELDS, WITH_BIAS, every_format
-from chop.mixed_precision.problem import PrecisionProblem
+from chop.problems.mixed_precision.candidates import DERIVED_FIELDS, WITH_BIAS, every_format
+from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.runs import read_manifest
 from chop.search.location import storage_url
 from chop.search.reading import load_search, study_names

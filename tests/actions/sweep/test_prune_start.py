@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from chop import passes, runs
-from chop.actions.settings.sweep import PruneSetting, PruneSweepConfig, QuantizeSweepConfig
 from chop.actions.starting_run import config_of_run
 from chop.actions.sweep.prune import prune_sweep
 from chop.actions.sweep.quantize import quantize_sweep
+from chop.actions.sweep.settings import PruneSetting, PruneSweepConfig, QuantizeSweepConfig
 from chop.errors import CheckpointError, ConfigError
 from chop.train import evaluate
 from chop.workloads.workload import Workload

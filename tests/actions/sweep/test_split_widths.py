@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from chop import MaseGraph, passes
-from chop.actions.settings.sweep import QuantizeSweepConfig
 from chop.actions.sweep.quantize import quantize_sweep
+from chop.actions.sweep.settings import QuantizeSweepConfig
 from chop.actions.sweep.split_widths import least_without_loss
 from chop.actions.sweep.value_ranges import value_ranges
 from chop.formats import Integer, QuantSpec

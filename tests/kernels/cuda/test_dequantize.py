@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from chop.base.files.digests import digest_beside
+from chop.base.native import compiler
 from chop.errors import ConfigError, UnavailableError
-from chop.files.digests import digest_beside
 from chop.formats import MXFP, MXInt
 from chop.kernels.cuda import dequantize as cuda
 from chop.kernels.triton.rules import BlockLayout
-from chop.native import compiler
 
 HERE = Path(__file__).parent
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

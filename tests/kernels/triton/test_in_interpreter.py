@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from chop.base.installed import misfit
 from chop.formats import MXFP, Integer, MXInt
-from chop.installed import misfit
 from tests.fresh import printed_by
 
 HERE = Path(__file__).parent

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import fewest_lanes
-from chop.hardware.plan import Component, ComponentPlan, Site
-from chop.hardware.stream import Stream
+from chop.hardware.design.lanes import fewest_lanes
+from chop.hardware.design.plan import Component, ComponentPlan, Site
+from chop.hardware.design.stream import Stream
 from chop.ir.ops import Kind
 from mypkg.operators import IntegerMaxout
 

@@ -13,9 +13,9 @@ from torch import nn
 from chop.actions.evaluate.models import Judged, load_judged
 from chop.actions.evaluate.results import Evaluation, report_of
 from chop.actions.evaluate.rows import JOURNAL, judge_models, measure_rows, result_of
+from chop.actions.evaluate.settings import EvaluateConfig
 from chop.actions.evaluate.tasks import TaskScore, ask, read_tasks, scores_of
 from chop.actions.job import Job, Output, run_job
-from chop.actions.settings.evaluate import EvaluateConfig
 from chop.errors import ConfigError
 from chop.nn.quantized import QuantizedOperator
 from chop.report.report import Report, announce

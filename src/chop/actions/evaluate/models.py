@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.actions.compressed_run import (
+from chop.actions.compress.earlier_run import (
     CompressedRun,
     DamagedRunError,
     compressed_run,
     judged_settings_of_run,
     no_model,
 )
-from chop.actions.export_model import CHECKPOINT, checkpoint_of
-from chop.actions.settings.evaluate import EvaluateConfig
+from chop.actions.evaluate.settings import EvaluateConfig
+from chop.actions.export.model import CHECKPOINT, checkpoint_of
+from chop.base.trust import identity_of as named_as
 from chop.data.builtin_names import PREFIX
 from chop.data.tokenizer import get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
@@ -26,7 +27,6 @@ from chop.ir.graph import MaseGraph
 from chop.models import builtin_model, is_own, load_model, read_config
 from chop.train import CAUSAL_LM, VALIDATION_SHARE, load_trained
 from chop.train.model_io import read_answers
-from chop.trust import identity_of as named_as
 from chop.workloads.checkpoint import tokenizer_name
 from chop.workloads.load import load_workload
 from chop.workloads.probe import check_forward, check_weights

@@ -8,7 +8,7 @@ from typing import Any
 
 from chop.actions.evaluate.rows import Measured, RowResult
 from chop.actions.evaluate.tasks import TaskScore
-from chop.displayed import Displayed
+from chop.base.displayed import Displayed
 from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, Writer, figure
 from chop.runs import Outcome

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.actions.evaluate.models import Judged
+from chop.base.files.library_errors import reason_of
 from chop.errors import CheckpointError
-from chop.files.library_errors import reason_of
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs import Journal
 from chop.statistics.intervals import Interval, bootstrap, wilson

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from chop.actions.evaluate.rows import Measured, share
-from chop.actions.settings.evaluate import EvaluateConfig
+from chop.actions.evaluate.settings import EvaluateConfig
 from chop.errors import ChopError, ConfigError, UnavailableError, check_known, first_line
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs import Journal

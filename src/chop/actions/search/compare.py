@@ -198,8 +198,8 @@ def _common_goal(found: Sequence[Compared], name: str | None) -> Goal:
 
 
 def _direction(found: Sequence[Compared], name: str) -> Direction:
-    from chop.mixed_precision import goals as precision
-    from chop.nas import goals as nas
+    from chop.problems.mixed_precision import goals as precision
+    from chop.problems.nas import goals as nas
 
     known: dict[str, Direction] = {**nas.DIRECTIONS, **precision.directions()}
     known |= {goal.name: goal.direction for each in found for goal in each.result.goals}

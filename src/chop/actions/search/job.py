@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.actions.job import Job, Output, run_job
-from chop.actions.settings.search import SearchConfig
+from chop.actions.search.settings import SearchConfig
+from chop.base.plugins import Extensions, import_options
+from chop.base.tables import printable
+from chop.base.trust import confirmation
 from chop.config import parse
 from chop.errors import ChopError, check_known
-from chop.plugins import Extensions, import_options
 from chop.report.report import Report
 from chop.report.search_figures import search_tiles
 from chop.search.ledger import Ledger
@@ -27,9 +29,7 @@ from chop.search.location import MEMORY, storage_file, storage_url, without_pass
 from chop.search.reading import finished_trials
 from chop.search.storage import open_for_reading
 from chop.search.study import BEST_FOLDER
-from chop.tables import printable
 from chop.train.tasks import share_metrics
-from chop.trust import confirmation
 
 if TYPE_CHECKING:
     from chop.search.result import Result, TrialRecord

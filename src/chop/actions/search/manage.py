@@ -15,27 +15,27 @@ from typing import Any
 from rich.console import Console
 
 from chop.actions.search.job import SearchJob, find_job, rebuild, run_search
-from chop.actions.settings.search import SearchConfig
-from chop.config import parse
-from chop.errors import ConfigError
-from chop.files import write_text
-from chop.files.documents import dump_toml
-from chop.files.temporary import scratch_folder
-from chop.kernels.matmul_precision import matmul_precision
-from chop.plugins import (
+from chop.actions.search.settings import SearchConfig
+from chop.base.files import write_text
+from chop.base.files.documents import dump_toml
+from chop.base.files.temporary import scratch_folder
+from chop.base.plugins import (
     Extensions,
     import_options,
     import_setting,
     names_in_use,
     naming_packages,
 )
+from chop.base.tables import print_table, printable
+from chop.base.trust import check_code, check_place, options_naming
+from chop.config import parse
+from chop.errors import ConfigError
+from chop.kernels.matmul_precision import matmul_precision
 from chop.runs.interrupt import with_interruption_note
 from chop.search import Result, TrialRecord
 from chop.search.location import MEMORY, storage_file, without_password
 from chop.search.reading import choice_rows, load_search
 from chop.search.result import OUTCOMES
-from chop.tables import print_table, printable
-from chop.trust import check_code, check_place, options_naming
 
 TOP = 10
 OWN_FOLDER = f"runs/search-worker-{os.getpid()}"
@@ -82,7 +82,7 @@ def resume_search(
         workers: processes; None as many as before.
         out: folder of the results; None the one that the job was begun with.
     Raises:
-        ConfigError: the storage names code, or a folder elsewhere, see `chop.trust`.
+        ConfigError: the storage names code, or a folder elsewhere, see `chop.base.trust`.
     """
     noted, _ = load_search(storage, name)
     changes = {"trials": trials, "workers": workers, "out": None if out is None else str(out)}
@@ -101,7 +101,7 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
         out: the best of the models that this worker measured are saved in OUT/NAME/best; None takes
             the search's own folder where its storage is a file, else `OWN_FOLDER`.
     Raises:
-        ConfigError: the storage names code, or a folder elsewhere, see `chop.trust`.
+        ConfigError: the storage names code, or a folder elsewhere, see `chop.base.trust`.
     """
     noted, _ = load_search(url, name)
     own = None if storage_file(noted["url"]) else OWN_FOLDER

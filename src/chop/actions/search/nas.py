@@ -14,13 +14,13 @@ from torch import nn
 
 from chop.actions.next_steps import steps_after_search
 from chop.actions.search.job import BEST_FILE, SearchJob, best_model, where_model_is
-from chop.actions.settings.search import NasConfig
+from chop.actions.search.settings import NasConfig
+from chop.base.files import write_json
 from chop.errors import ConfigError
-from chop.files import write_json
 from chop.ir.graph import MaseGraph
-from chop.nas.architecture import SQUARE_LAYERS, Architectures, usual_fields
-from chop.nas.proxies import best_share, zero_cost_score
-from chop.nas.training import TrainedMeasure, split_rows
+from chop.problems.nas.architecture import SQUARE_LAYERS, Architectures, usual_fields
+from chop.problems.nas.proxies import best_share, zero_cost_score
+from chop.problems.nas.training import TrainedMeasure, split_rows
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Report, show
 from chop.report.search_figures import search_figures

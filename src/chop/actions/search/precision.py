@@ -29,15 +29,21 @@ from chop.actions.search.precision_report import (
     table_row,
 )
 from chop.actions.search.precision_rows import fitting, goals_for, rows_of
-from chop.actions.settings.search import PrecisionConfig
+from chop.actions.search.settings import PrecisionConfig
+from chop.base.files import write_json
 from chop.errors import ConfigError
-from chop.files import write_json
 from chop.formats import format_string
-from chop.mixed_precision.candidates import fields_of, varied_fields
-from chop.mixed_precision.costs import COSTS
-from chop.mixed_precision.held_out import HeldOutRows, HeldOutScore
-from chop.mixed_precision.problem import SCORES, PrecisionProblem
-from chop.mixed_precision.warm_start import SHARE, cached, costs_if_any, uniforms_within, warm_start
+from chop.problems.mixed_precision.candidates import fields_of, varied_fields
+from chop.problems.mixed_precision.costs import COSTS
+from chop.problems.mixed_precision.held_out import HeldOutRows, HeldOutScore
+from chop.problems.mixed_precision.problem import SCORES, PrecisionProblem
+from chop.problems.mixed_precision.warm_start import (
+    SHARE,
+    cached,
+    costs_if_any,
+    uniforms_within,
+    warm_start,
+)
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Cell, Report, Tile
 from chop.runs import Outcome

@@ -8,17 +8,17 @@ from typing import Any
 from rich import get_console
 
 from chop import runs
-from chop.actions.emit import emit
-from chop.actions.lower import Lowering, lowering_of
+from chop.actions.emit.job import emit
+from chop.actions.emit.lower import Lowering, lowering_of
+from chop.actions.emit.settings import EmitConfig
 from chop.actions.search.precision_recipe import settings_of_workload
-from chop.actions.settings.emit import EmitConfig
-from chop.actions.settings.search import PrecisionConfig
+from chop.actions.search.settings import PrecisionConfig
 from chop.errors import CheckpointError, VerificationError
-from chop.hardware.estimate import design_cost
-from chop.hardware.place import check_device
+from chop.hardware.costs.estimate import design_cost
+from chop.hardware.costs.place import check_device
 from chop.hardware.tools import VERSIONS, tool_path
 from chop.ir.graph import MaseGraph
-from chop.mixed_precision.problem import PrecisionProblem
+from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.search import TrialRecord
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
@@ -66,7 +66,7 @@ def emit_best(
         found: what was searched over.
         best: the trial.
         workload: of the search.
-    Returns: see `chop.actions.emit.emit`.
+    Returns: see `chop.actions.emit.job.emit`.
     Raises:
         VerificationError: the circuit is not what the graph is, or takes something else than the
             search estimated.

@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chop.actions.settings.search import PrecisionConfig
+from chop.actions.search.settings import PrecisionConfig
+from chop.base.files import write_text
+from chop.base.files.documents import dump_toml
+from chop.base.plugins import import_options, import_setting
+from chop.base.trust import options_naming
 from chop.errors import ConfigError
-from chop.files import write_text
-from chop.files.documents import dump_toml
 from chop.formats import format_string
 from chop.formats.recipe import Recipe
 from chop.formats.recipe_of_layers import recipe_of_layers
 from chop.ir.ops import of_called
-from chop.mixed_precision.candidates import WITH_BIAS
-from chop.mixed_precision.layers import Formats
-from chop.mixed_precision.problem import PrecisionProblem
-from chop.plugins import import_options, import_setting
+from chop.problems.mixed_precision.candidates import WITH_BIAS
+from chop.problems.mixed_precision.layers import Formats
+from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.report.report import Writer
 from chop.search import Config, Result
-from chop.trust import options_naming
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
 
 if TYPE_CHECKING:

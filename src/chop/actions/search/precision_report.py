@@ -13,11 +13,11 @@ from typing import Any
 from chop.actions.next_steps import export_search_step, steps_after_search
 from chop.actions.search.job import best_model
 from chop.actions.search.precision_recipe import RECIPE_FILE, PrecisionResult
-from chop.actions.settings.search import PrecisionConfig
-from chop.mixed_precision import PrecisionProblem
-from chop.mixed_precision.candidates import short_texts
-from chop.mixed_precision.held_out import HeldOutScore
-from chop.mixed_precision.warm_start import LABEL
+from chop.actions.search.settings import PrecisionConfig
+from chop.problems.mixed_precision import PrecisionProblem
+from chop.problems.mixed_precision.candidates import short_texts
+from chop.problems.mixed_precision.held_out import HeldOutScore
+from chop.problems.mixed_precision.warm_start import LABEL
 from chop.report.format_legend import format_legend
 from chop.report.layer_maps import plot_layer_map
 from chop.report.plots import Curve, Trials, plot_accuracy

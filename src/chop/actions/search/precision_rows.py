@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from chop.actions.settings.search import PrecisionConfig
-from chop.notices import assume
+from chop.actions.search.settings import PrecisionConfig
+from chop.base.notices import assume
 from chop.train import Rows
 from chop.train.evaluator import Evaluator
 from chop.workloads.workload import Workload

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from chop.actions.job import Job, Output, load_checked, run_job
-from chop.actions.settings.search import SensitivityConfig
+from chop.actions.search.settings import SensitivityConfig
 from chop.actions.sweep.points import Point, identity_of, measure_all
-from chop.mixed_precision.layer_sensitivity import Sensitivity, line
+from chop.problems.mixed_precision.layer_sensitivity import Sensitivity, line
 from chop.report.layer_maps import plot_layer_map
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Report, Writer, figure_files

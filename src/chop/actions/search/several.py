@@ -15,9 +15,9 @@ from rich import get_console
 from chop import runs
 from chop.actions.search.compare import compare_searches
 from chop.actions.search.job import BEST_FILE, SearchJob, run_search, settings_of
-from chop.actions.settings.search import SearchConfig
+from chop.actions.search.settings import SearchConfig
+from chop.base.files.documents import read_json
 from chop.errors import CheckpointError, ConfigError
-from chop.files.documents import read_json
 from chop.search.location import MEMORY, storage_url
 from chop.search.objective import objectives_of
 from chop.search.reading import finished_trials, load_search

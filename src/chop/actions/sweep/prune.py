@@ -7,9 +7,9 @@ from typing import Any
 
 from chop import passes
 from chop.actions.job import Job, Output, load_checked, run_job
-from chop.actions.settings.sweep import PruneSetting, PruneSweepConfig
 from chop.actions.starting_run import config_of_run
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, START, Experiment, Results, Sweep
+from chop.actions.sweep.settings import PruneSetting, PruneSweepConfig
 from chop.actions.sweep.start import find_start
 from chop.actions.sweep.verdict import with_verdict
 from chop.errors import ConfigError

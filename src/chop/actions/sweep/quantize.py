@@ -10,7 +10,6 @@ from rich import get_console
 
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.next_steps import steps_after_sweep
-from chop.actions.settings.sweep import DERIVED, HALF, QuantizeSweepConfig
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, Sweep
 from chop.actions.sweep.rounding import (
     PTQ,
@@ -21,6 +20,7 @@ from chop.actions.sweep.rounding import (
     row_of,
     stages_in,
 )
+from chop.actions.sweep.settings import DERIVED, HALF, QuantizeSweepConfig
 from chop.actions.sweep.split_widths import sweep_split_widths
 from chop.actions.sweep.verdict import with_verdict
 from chop.report.measured import TIMES, MeasuredTable, points_of, report_of_tables

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from chop.actions.ptq import quantize_after_training
-from chop.actions.settings.sweep import QuantizeSweepConfig
+from chop.actions.compress.ptq import quantize_after_training
 from chop.actions.sweep.experiment import FLOAT, Experiment, Results
+from chop.actions.sweep.settings import QuantizeSweepConfig
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich import get_console
 
-from chop.actions.settings.sweep import QuantizeSweepConfig
 from chop.actions.sweep.experiment import FLOAT, Sweep
 from chop.actions.sweep.rounding import (
     PTQ,
@@ -22,6 +21,7 @@ from chop.actions.sweep.rounding import (
     row_of,
     stages_in,
 )
+from chop.actions.sweep.settings import QuantizeSweepConfig
 from chop.actions.sweep.value_ranges import NAME as RANGES
 from chop.actions.sweep.value_ranges import (
     ValueRange,

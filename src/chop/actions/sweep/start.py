@@ -10,14 +10,14 @@ from typing import Any
 
 from rich import get_console
 
-from chop.actions.settings.sweep import PruneSweepConfig, QuantizeSweepConfig
 from chop.actions.starting_run import SUFFIXES, checkpoint_in, read_graph, read_start_manifest
 from chop.actions.sweep.experiment import JOURNAL, Start, Sweep
 from chop.actions.sweep.rounding import STAGES, UNPRINTED, Setting, rounding_of
+from chop.actions.sweep.settings import PruneSweepConfig, QuantizeSweepConfig
+from chop.base.files.library_errors import library_errors
+from chop.base.files.reading import open_regular
 from chop.config import parse
 from chop.errors import CheckpointError
-from chop.files.library_errors import library_errors
-from chop.files.reading import open_regular
 from chop.ir.graph import MaseGraph
 from chop.runs import Journal, Manifest, has_numbers, key_of
 from chop.workloads.workload import Workload

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.nested import tree_map
 from chop.capture.checks.gradients import Differentiation, Gradients
 from chop.capture.recording.leaf_attributes import watched_attributes
 from chop.capture.recording.random_state import seed_unusually
@@ -27,7 +28,6 @@ from chop.captured.huggingface.cache import copied
 from chop.captured.leaves import tensors_in
 from chop.captured.state.preserve_state import Snapshot, patched_calls, preserve_state
 from chop.captured.state.python_state import Key, PythonState
-from chop.nested import tree_map
 from chop.private.modules import MODULES, PARAMETERS
 
 MAX_PARAMETERS = 1_000_000_000

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.nested import tree_map
+from chop.base.nested import tree_map
 from chop.private.torch_api import gradient_hooks
 
 _WHOLE = 1 << 16

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.nested import tree_map_with
 from chop.capture.sizes.symbols import Sizes
 from chop.errors import CaptureError
-from chop.nested import tree_map_with
 
 
 def check_has_fake_kernel(module: nn.Module) -> None:

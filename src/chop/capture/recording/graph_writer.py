@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.base.nested import check_leaf, child_getter, child_name, tree_children, tree_rebuild
 from chop.capture.recording.arguments import ArgumentWriter
 from chop.capture.recording.source import current_line
 from chop.capture.sizes.symbols import Sizes, constant_of, is_symbolic
 from chop.errors import CaptureError
-from chop.nested import check_leaf, child_getter, child_name, tree_children, tree_rebuild
 from chop.private.modules import buffers_of, children_of, parameters_of
 
 

@@ -19,11 +19,11 @@ import torch
 from sympy.logic.boolalg import BooleanAtom
 from torch import Tensor, fx
 
+from chop.base.notices import at_level
 from chop.capture.sizes.shape_env import GuardedShapeEnv
 from chop.capture.sizes.size_functions import COMPUTE, PAIRWISE, SizePrinter
 from chop.captured.guards.shape_guards import ShapeGuard
 from chop.errors import CaptureError
-from chop.notices import at_level
 from chop.private.symbolic_shapes import (
     DimDynamic,
     FakeTensor,

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.nested import tree_children, tree_rebuild
 from chop.captured.specs import FieldsSpec, TensorSpec
 from chop.errors import GuardError
-from chop.nested import tree_children, tree_rebuild
 
 DTYPE, LAYOUT, ORDER = "dtype", "memory layout", "order of keys"
 KIND = "kind of numbers"

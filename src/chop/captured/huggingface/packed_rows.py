@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.nested import tree_map
 from chop.captured.difference import distance
 from chop.captured.huggingface.cache import copied
 from chop.captured.huggingface.cache_names import POSITIONS
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import GuardError
-from chop.nested import tree_map
 
 _FLAG = "use_cache"
 

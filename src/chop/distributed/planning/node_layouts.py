@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.base.nested import tree_map
 from chop.distributed import runtime
 from chop.distributed.apply import with_cut_scales
 from chop.distributed.collectives import counted_collectives
@@ -32,7 +33,6 @@ from chop.distributed.planning.simulated import FAILURES
 from chop.errors import ChopError
 from chop.ir.annotate import tensors_in
 from chop.ir.graph import MaseGraph
-from chop.nested import tree_map
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.weight_cache import forget
 from chop.private.torch_api import storage_id

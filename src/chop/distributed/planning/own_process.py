@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from chop.children import end_with
+from chop.base.children import end_with
 from chop.errors import DistributedError, UnavailableError
 from chop.private.dtensor import forget_process_groups
 

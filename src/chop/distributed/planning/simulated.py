@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.nested import tree_map
 from chop.distributed.plan import format_mesh, named_tensors
 from chop.errors import PlanError
 from chop.ir.graph import MaseGraph
-from chop.nested import tree_map
 from chop.private.dtensor import as_simulated
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
+from chop.base.nested import tree_map
 from chop.distributed import runtime
 from chop.distributed.apply import shard_graph
 from chop.distributed.collectives import Collective, Sent, counted_collectives, totals
@@ -27,7 +28,6 @@ from chop.errors import ChopError, PlanError, first_line
 from chop.ir.flops import FlopCounts
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphVisitor, bind_inputs
-from chop.nested import tree_map
 from chop.private.torch_api import FakeTensorMode
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from chop.base.notices import warn_once
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import VerificationError, first_line, shorten
-from chop.export.flat import WHERE, FlatGraph
+from chop.export.graphs.flat import WHERE, FlatGraph
 from chop.export.onnx import session
 from chop.export.onnx.operators import DEQUANTIZE, QUANTIZE, written_ends
-from chop.notices import warn_once
 from chop.private.torch_api import TorchDispatchMode, schema_of
 
 WAY_OUT = "no file was written; say the operator in question in other terms, or report it to torch"

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.installed import require
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ChopError, GraphError, GuardError, first_line, shorten
-from chop.export.axes import Conditions, symbolic_axes
-from chop.export.cache import (
+from chop.export.graphs.axes import Conditions, symbolic_axes
+from chop.export.graphs.cache import (
     cache_axes,
     cached_examples,
     flatten_cache,
@@ -21,12 +22,11 @@ from chop.export.cache import (
     with_past,
     with_present,
 )
-from chop.export.flat import WHERE, FlatGraph, map_tensors, named_outputs, named_tensors
+from chop.export.graphs.flat import WHERE, FlatGraph, map_tensors, named_outputs, named_tensors
 from chop.export.onnx.check import check, without_roundings
 from chop.export.onnx.files import write_files
 from chop.export.onnx.qdq import qdq_graph
 from chop.export.onnx.write import proto_of
-from chop.installed import require
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chop.files import atomic_file, atomic_files
+from chop.base.files import atomic_file, atomic_files
 
 LARGEST = 2**31 - 2**24
 """Bytes of weights that a file holds itself: protobuf takes messages of less than 2 GiB."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from chop.errors import enumerate_names
-from chop.export.cache import from_cache
-from chop.export.flat import named_tensors
+from chop.export.graphs.cache import from_cache
+from chop.export.graphs.flat import named_tensors
 from chop.export.onnx.decoded_weights import FOLDED, onnx_weights
 from chop.export.onnx.export import NEEDS, export
 from chop.export.onnx.session import Run, opened

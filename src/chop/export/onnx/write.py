@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
+from chop.base.notices import at_level
 from chop.errors import ChopError, GraphError, first_line, shorten
-from chop.export.axes import BATCH, SEQUENCE, AxisNames
-from chop.export.flat import WHERE, FlatGraph
+from chop.export.graphs.axes import BATCH, SEQUENCE, AxisNames
+from chop.export.graphs.flat import WHERE, FlatGraph
 from chop.export.onnx.decode import expand_decoding
 from chop.export.onnx.masks import hide_by_infinity
 from chop.export.onnx.operators import DEQUANTIZE
 from chop.export.onnx.translations import OPSET, translations
-from chop.notices import at_level
 
 LOGGERS = ("torch.onnx", "torch._export", "torch.export", "onnxscript", "onnx_ir")
 

@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from chop.errors import ConfigError, UnavailableError
-from chop.files.temporary import scratch_folder
-from chop.hardware.harness.top import CHECK, FILL, SIMULATION, ports_header, simulation_top
-from chop.hardware.plan import RTL
-from chop.hardware.project import Project, source_text, sources_of
-from chop.hardware.tools import tool_path, version
-from chop.native import (
+from chop.base.files.temporary import scratch_folder
+from chop.base.native import (
     Sources,
     cache_path,
     compiler,
@@ -23,6 +18,11 @@ from chop.native import (
     kept,
     run_tool,
 )
+from chop.errors import ConfigError, UnavailableError
+from chop.hardware.check.project import Project, source_text, sources_of
+from chop.hardware.design.plan import RTL
+from chop.hardware.harness.top import CHECK, FILL, SIMULATION, ports_header, simulation_top
+from chop.hardware.tools import tool_path, version
 
 HARNESS = Path(__file__).parent / "harness.cpp"
 VERILATOR_FLAGS = ("-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert")

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chop import children
+from chop.base import children
+from chop.base.files.temporary import scratch_folder
 from chop.errors import ChopError, UnavailableError
-from chop.files.temporary import scratch_folder
+from chop.hardware.check.profiles import Profile
+from chop.hardware.check.project import Project
+from chop.hardware.check.testbench import SLOWEST
+from chop.hardware.design.packing import beat_bytes
+from chop.hardware.design.port import Port
 from chop.hardware.harness.top import FILL_BITS, fill_bits, violated_bits
-from chop.hardware.packing import beat_bytes
-from chop.hardware.port import Port
-from chop.hardware.profiles import Profile
-from chop.hardware.project import Project
-from chop.hardware.testbench import SLOWEST
 
 WORKER = Path(__file__).parent / "worker.py"
 RUN_SECONDS = 3600
@@ -94,7 +94,7 @@ def run_library(
         library: of `verilate`.
         folder: of the project, with its memories.
         project: what is in it.
-        sent: beats of each input port, as `chop.hardware.packing.pack` writes them.
+        sent: beats of each input port, as `chop.hardware.design.packing.pack` writes them.
         expected: how many beats leave by each output port.
         profile: of stalls.
         seed: of stalls.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from chop.hardware.port import Port
-from chop.hardware.project import Fifo
+from chop.hardware.check.project import Fifo
+from chop.hardware.design.port import Port
+from chop.hardware.design.verilog import instance
 from chop.hardware.templates import render
-from chop.hardware.verilog import instance
 
 SIMULATION = "chop_simulation"
 """Name of the module."""

@@ -102,7 +102,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_with(parent: int) -> None:
-    """Ends this process when its parent has ended, as `chop.children.end_with` does."""
+    """Ends this process when its parent has ended, as `chop.base.children.end_with` does."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chop.hardware.lanes import MatrixLanes, divisors
-from chop.hardware.plan import ComponentPlan, Memory, Resources
-from chop.hardware.stream import Rows, Stream
+from chop.hardware.design.lanes import MatrixLanes, divisors
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources
+from chop.hardware.design.stream import Rows, Stream
 from chop.nn.integer import IntegerLinear
 from chop.nn.integer.blocks import floor_log2
 from chop.nn.integer.linear import SharedBlocks

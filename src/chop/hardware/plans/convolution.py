@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from chop.hardware.lanes import MatrixLanes, divisors
-from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.lanes import MatrixLanes, divisors
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.plans.depthwise import depthwise_plan
 from chop.hardware.plans.weighted import product_stages, weight_memory, width_of
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last, sliding, with_lanes

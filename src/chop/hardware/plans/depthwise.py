@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.plans.weighted import width_of
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last
 from chop.nn.integer import IntegerConv1d, IntegerConv2d

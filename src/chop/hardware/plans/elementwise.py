@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import divisors, fewest_lanes
-from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.lanes import divisors, fewest_lanes
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.stream import Stream
 from chop.hardware.plans.division import Division
-from chop.hardware.stream import Stream
 from chop.nn.integer import (
     IntegerAdd,
     IntegerMul,

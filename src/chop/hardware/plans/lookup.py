@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from chop.hardware.lanes import divisors, first_within
-from chop.hardware.plan import ComponentPlan, Memory, Site
-from chop.hardware.stream import Stream
+from chop.hardware.design.lanes import divisors, first_within
+from chop.hardware.design.plan import ComponentPlan, Memory, Site
+from chop.hardware.design.stream import Stream
 from chop.nn.integer import IntegerEmbedding
 
 TABLE_STAGES = 6

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import ComponentPlan, Resources, Site
+from chop.hardware.design.lanes import converter_cycles, divisors, first_within
+from chop.hardware.design.plan import ComponentPlan, Resources, Site
+from chop.hardware.design.stream import Stream
 from chop.hardware.plans.weighted import PRODUCT_STAGES
-from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerMatmul
 
 ROWS_AHEAD = 2

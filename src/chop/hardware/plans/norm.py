@@ -6,10 +6,10 @@ from collections import Counter
 
 from torch import Tensor
 
-from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.lanes import converter_cycles, divisors, first_within
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.stream import Stream
 from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles, row_ends
-from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
 from chop.nn.integer.edge import bits_of
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import ComponentPlan, Memory, Resources
-from chop.hardware.stream import Stream
-from chop.hardware.values import Pieces, copied, joined, part
+from chop.hardware.design.lanes import converter_cycles, divisors, first_within
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources
+from chop.hardware.design.stream import Stream
+from chop.hardware.design.values import Pieces, copied, joined, part
 
 COPY_STAGES = 4
 """Cycles of `chop_copies` and of the FIFO behind it."""

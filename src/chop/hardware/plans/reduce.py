@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import ComponentPlan, Resources, Site
-from chop.hardware.stream import Stream
+from chop.hardware.design.lanes import converter_cycles, divisors, first_within
+from chop.hardware.design.plan import ComponentPlan, Resources, Site
+from chop.hardware.design.stream import Stream
 from chop.nn.integer import IntegerMean, IntegerSum
 
 SUM_STAGES = 2

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats.groups import Blocks
-from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import ComponentPlan, Resources, Site
+from chop.hardware.design.lanes import converter_cycles, divisors, first_within
+from chop.hardware.design.plan import ComponentPlan, Resources, Site
+from chop.hardware.design.stream import Stream
 from chop.hardware.plans.elementwise import plan_requantize
-from chop.hardware.stream import Stream
 from chop.nn.integer import BlockGrid, Edge, Grid, Requantize, RequantizeBlocks
 
 LOAD_STAGES = 6

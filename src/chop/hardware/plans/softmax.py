@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import divisors
-from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.stream import Rows, Stream
+from chop.hardware.design.lanes import divisors
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.stream import Rows, Stream
 from chop.nn.integer import IntegerSoftmax
 from chop.nn.integer.edge import bits_of
 from chop.nn.integer.mask import KeptKeys

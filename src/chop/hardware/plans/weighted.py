@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from chop.hardware.lanes import MatrixLanes, matrix_lanes
-from chop.hardware.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.lanes import MatrixLanes, matrix_lanes
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.stream import Stream
 from chop.hardware.plans.blocks import block_plan, input_lanes
-from chop.hardware.stream import Stream
 from chop.nn.integer import IntegerLinear
 from chop.nn.integer.edge import bits_of
 from chop.nn.integer.linear import SharedBlocks

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from chop.errors import ConfigError
-from chop.hardware.lanes import converter_cycles, divisors, first_within
-from chop.hardware.plan import ComponentPlan, Resources, Site
+from chop.hardware.design.lanes import converter_cycles, divisors, first_within
+from chop.hardware.design.plan import ComponentPlan, Resources, Site
+from chop.hardware.design.stream import Stream
 from chop.hardware.plans.reduce import SUM_STAGES
-from chop.hardware.stream import Stream
 from chop.nn.integer import (
     IntegerAdaptiveAvgPool1d,
     IntegerAdaptiveAvgPool2d,

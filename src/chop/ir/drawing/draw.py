@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
+from chop.base.files import Picture, write_text
 from chop.captured.module import CapturedModule
 from chop.errors import ConfigError
-from chop.files import Picture, write_text
 from chop.ir.drawing.comparison import CHANGED, GONE, NEW, SAME
 from chop.ir.drawing.geometry import Block, Line, Placed
 from chop.ir.drawing.layout import lay_out

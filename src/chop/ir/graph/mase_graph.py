@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from torch import fx, nn
 
+from chop.base.files import Picture
 from chop.captured.modes import mode_paths, settle
 from chop.captured.module import CapturedModule
 from chop.captured.overrides import why_not_copyable
 from chop.captured.wrappers import check_has_python, check_is_module, unwrapped
 from chop.config import convert
 from chop.errors import ConfigError, GraphError, did_you_mean
-from chop.files import Picture
 from chop.ir.difference import difference_lines
 from chop.ir.graph.guess import ProvisionalCapture, why_unfit
 from chop.ir.metadata import Provenance, attach

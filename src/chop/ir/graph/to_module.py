@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from chop.base.notices import warn_each_time
 from chop.captured.followed_calls import follow_calls
 from chop.captured.huggingface.generation import build_generation_config
 from chop.captured.leaves import tensors_in
@@ -30,7 +31,6 @@ from chop.ir.ops import module_of_node, of_node
 from chop.ir.propagate import example_inputs
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
-from chop.notices import warn_each_time
 from chop.private.modules import parameters_of
 
 HEAD_COUNTS = ("num_attention_heads", "num_key_value_heads", "head_dim")

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from chop.base.notices import warn_each_time
 from chop.captured.expert_linear import ExpertLinear
 from chop.captured.experts import matrices_of
 from chop.captured.overrides import why_not_its_class
@@ -15,7 +16,6 @@ from chop.formats.recipe import Recipe
 from chop.ir.huggingface.stored import missing_module
 from chop.ir.ops import OPS, of_module, stand_in_for
 from chop.ir.unreached import UnreachedWarning, unreached_matrices_of, unreached_sentence
-from chop.notices import warn_each_time
 
 WHERE = "quantization_config"
 

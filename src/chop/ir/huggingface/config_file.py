@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chop.base.files.documents import read_json
+from chop.base.notices import warn_once
+from chop.base.trust import TRUST, is_trusted
 from chop.errors import ConfigError
-from chop.files.documents import read_json
 from chop.ir.huggingface.folder_files import check_folder_files
 from chop.ir.storage.configs import IMPLEMENTATIONS, is_installed_implementation
-from chop.notices import warn_once
-from chop.trust import TRUST, is_trusted
 
 CONFIG = "config.json"
 SIZES = re.compile(
@@ -126,7 +126,7 @@ def _check_kernels(config: Any, where: str) -> None:
         raise ConfigError(
             f"{where}: config.json has the {asked}, for which transformers fetches {KERNELS} and "
             f"runs them: if you trust these, give {TRUST} (in Python: with "
-            "chop.trust.trust_code():), else uninstall the package kernels."
+            "chop.base.trust.trust_code():), else uninstall the package kernels."
         )
 
 

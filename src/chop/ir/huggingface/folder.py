@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from chop.base.files import atomic_files, write_text
+from chop.base.files.reading import read_text
 from chop.errors import ConfigError
-from chop.files import atomic_files, write_text
-from chop.files.reading import read_text
 from chop.nn.packed import PackedOperator
 
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fnmatch import fnmatch
 from pathlib import Path
 
+from chop.base.files.documents import read_json
+from chop.base.files.library_errors import library_errors
+from chop.base.files.reading import require_file
 from chop.errors import CheckpointError
-from chop.files.documents import read_json
-from chop.files.library_errors import library_errors
-from chop.files.reading import require_file
 from chop.ir.storage.torch_file import check_torch_file
 
 KINDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from chop.base.files.documents import read_json
 from chop.errors import CheckpointError, ConfigError, first_line
-from chop.files.documents import read_json
 from chop.ir.huggingface.config_file import config_errors
 
 FILE = "generation_config.json"

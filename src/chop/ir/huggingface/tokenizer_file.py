@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chop.base.files.documents import read_json
+from chop.base.files.library_errors import library_errors
 from chop.errors import CheckpointError
-from chop.files.documents import read_json
-from chop.files.library_errors import library_errors
 
 FILE, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")

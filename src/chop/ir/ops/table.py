@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from chop.base.plugins import PROGRAM, Registry
 from chop.captured.expert_linear import ExpertLinear
 from chop.captured.huggingface.cache import update_cache
 from chop.captured.overrides import why_not_its_class
@@ -27,7 +28,6 @@ from chop.nn import quantized as q
 from chop.nn.hadamard import Hadamard
 from chop.nn.packed import drop_packed_twin, packed_twin
 from chop.nn.transposed import TransposedLinear
-from chop.plugins import PROGRAM, Registry
 from chop.private.modules import METHODS
 
 ONE_INPUT: Arguments = {"input": "data_in"}

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from chop.base.nested import field_of
+from chop.base.plugins import missing, root_of
 from chop.captured.attention import ProjectedAttention
 from chop.captured.expert_linear import ExpertLinear
 from chop.captured.huggingface.cache import NODE_FUNCTIONS
@@ -44,9 +46,7 @@ from chop.captured.targets import PYTHON_OPERATORS
 from chop.errors import CheckpointError, shorten
 from chop.formats import NumberFormat, QuantSpec
 from chop.ir.ops import OPS
-from chop.nested import field_of
 from chop.nn.packed import PACKED
-from chop.plugins import missing, root_of
 from chop.private.torch_api import (
     ASSERT,
     IS_ALL_TRUE,
@@ -109,7 +109,7 @@ CAPTURED_FUNCTIONS = {
 # Importing takes a while; no model is made of the layers of so many files.
 MAX_IMPORTS = 64
 
-CAPTURED_HOMES = re.compile(r"chop\.(capture|captured|nested)(\.\w+)*")
+CAPTURED_HOMES = re.compile(r"chop\.(capture|captured|nested|base\.nested)(\.\w+)*")
 """Homes, now and in earlier versions, of what runs in a captured graph."""
 
 

@@ -30,12 +30,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from chop.base.files import atomic_files, is_readable_file, latest, shared_lock
+from chop.base.files.reading import BOUNDS, open_regular
 from chop.captured.guards.shape_guards import compile_guard
 from chop.captured.module import CapturedModule
 from chop.captured.record import CaptureRecord
 from chop.errors import CheckpointError, did_you_mean
-from chop.files import atomic_files, is_readable_file, latest, shared_lock
-from chop.files.reading import BOUNDS, open_regular
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError

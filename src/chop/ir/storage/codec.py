@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from chop.base.plugins import PluginError
 from chop.captured.guards.shape_guards import ShapeGuard
 from chop.captured.node_list import NodeRef
 from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
@@ -24,7 +25,6 @@ from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, parse_format, stored_settings
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo
 from chop.ir.storage.allowed import AllowList
-from chop.plugins import PluginError
 
 Json = Any
 Rules = Mapping[str, Callable[[Any], Any]]

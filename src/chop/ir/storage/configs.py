@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from chop.base.installed import version
 from chop.errors import CheckpointError
-from chop.installed import version
 from chop.ir.storage.allowed import AllowList, reference_of
 from chop.ir.storage.codec import Encoder, Json, NotPlainError
 

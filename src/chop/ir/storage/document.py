@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chop.base.files.documents import parse_json
+from chop.base.files.library_errors import library_errors
+from chop.base.files.reading import read_bytes
 from chop.errors import CheckpointError, ConfigError
-from chop.files.documents import parse_json
-from chop.files.library_errors import library_errors
-from chop.files.reading import read_bytes
 from chop.ir.storage.codec import Json
 
 FORMAT = "chop checkpoint"

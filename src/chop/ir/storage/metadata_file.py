@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import fx
 
+from chop.base.files import write_text
+from chop.base.files.documents import read_json
 from chop.errors import CheckpointError, GraphError, did_you_mean
-from chop.files import write_text
-from chop.files.documents import read_json
 from chop.ir.metadata import MaseMetadata, Provenance, attach
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
+from chop.base.notices import at_level
 from chop.captured.guards.shape_guards import power, product
 from chop.captured.huggingface.cache import NODE_FUNCTIONS
 from chop.captured.modes import is_of_training
@@ -28,7 +29,6 @@ from chop.captured.specs import TensorSpec
 from chop.captured.state.preserve_state import preserve_state
 from chop.ir.metadata import MaseMetadata, TensorInfo, metadata_of
 from chop.ir.ops import OPS, module_of_node, of_node
-from chop.notices import at_level
 from chop.private.modules import buffers_of, parameters_of
 from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode, schema_of
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.files.library_errors import library_errors
+from chop.base.files.reading import require_file
 from chop.errors import CheckpointError
-from chop.files.library_errors import library_errors
-from chop.files.reading import require_file
 from chop.private.torch_api import fills_its_memory
 
 PLAIN_CLASSES = (Tensor, nn.Parameter, nn.Buffer)

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from chop.base.files.reading import open_regular
 from chop.errors import CheckpointError, first_line
-from chop.files.reading import open_regular
 
 ZIP, ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 END_BYTES, LOCATOR_BYTES, ZIP64_BYTES = 22, 20, 56

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
+from chop.base.native import LOADED, Sources, compiler, first_error, is_whole, load_library
 from chop.errors import ConfigError
-from chop.native import LOADED, Sources, compiler, first_error, is_whole, load_library
 
 FOLDER = Path(__file__).parent
 SOURCES = Sources("kernels", (*sorted(FOLDER.glob("*.cpp")),), (*sorted(FOLDER.glob("*.h")),))
@@ -95,7 +95,7 @@ def _library() -> Build:
 
 
 def compiled(compiler: str, more_flags: Sequence[str] = ()) -> Path:
-    """Path of the shared library of one compiler; see `chop.native.Sources.compiled`."""
+    """Path of the shared library of one compiler; see `chop.base.native.Sources.compiled`."""
     return SOURCES.compiled(compiler, (*FLAGS, *target(), *more_flags))
 
 

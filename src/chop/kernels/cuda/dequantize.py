@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.base.files import build_lock
+from chop.base.files.digests import find_damage, write_digest
+from chop.base.hub import cache_folder
+from chop.base.native import is_trusted, remove_damaged
 from chop.errors import ConfigError, UnavailableError
-from chop.files import build_lock
-from chop.files.digests import find_damage, write_digest
 from chop.formats import Encoded, NumberFormat
-from chop.hub import cache_folder
 from chop.kernels.triton.rules import (
     BlockLayout,
     CodeRule,
@@ -27,7 +28,6 @@ from chop.kernels.triton.rules import (
     code_rule,
     decodes,
 )
-from chop.native import is_trusted, remove_damaged
 
 NAME = "chop_cuda"
 FOLDER = Path(__file__).parent

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from chop.base.notices import warn_once
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat
 from chop.nn.packed.encoding import encode_in_parts
-from chop.notices import warn_once
 
 if TYPE_CHECKING:
     from chop.nn.packed.base import PackedOperator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from chop.base.notices import warn_once
 from chop.errors import ConfigError
 from chop.formats.base import from_key
-from chop.notices import warn_once
 
 if TYPE_CHECKING:
     from chop.nn.packed.base import PackedOperator

@@ -19,8 +19,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from chop.base.notices import warn_once
 from chop.nn.quantized.masks import FULL, MASK
-from chop.notices import warn_once
 from chop.private.modules import (
     FORWARD_HOOKS,
     MEMBERS,

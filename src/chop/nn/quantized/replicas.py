@@ -21,13 +21,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from chop.base.notices import AdjustedWarning
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, QuantSpec
 from chop.nn.quantized import state
 from chop.nn.quantized.numbers import has_started
 from chop.nn.quantized.running import RANGE_NAMES, merged_range
 from chop.nn.quantized.state import SCALE_NAMES
-from chop.notices import AdjustedWarning
 from chop.private.data_parallel import (
     Replicas,
     find_replicas,

@@ -59,7 +59,7 @@ def add_hardware_metadata_analysis_pass(
 def _note_components(mg: MaseGraph, fold: int) -> int | None:
     """The components of a graph of integers, and its interval; None of other graphs."""
     # The engine is imported when it is used: it is large.
-    from chop.hardware.emit import emit
+    from chop.hardware.design.emit import emit
     from chop.hardware.integer_form import is_integer
 
     if not is_integer(mg):

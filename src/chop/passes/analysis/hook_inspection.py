@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from chop.base.tables import print_table
 from chop.ir.graph import MaseGraph
 from chop.nn.sparsity import PruneActivation, sparsity_of
 from chop.passes.base import graph_pass
 from chop.private.modules import HOOKS_BY_KIND
-from chop.tables import print_table
 
 
 @dataclass(frozen=True)

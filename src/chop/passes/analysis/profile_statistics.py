@@ -10,13 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from chop.base.tables import print_table
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import Record
 from chop.ir.profile import Found, Profile, make_statistics, nodes_named
 from chop.passes.base import graph_pass
-from chop.tables import print_table
 
 WHERE = "profile_statistics_analysis_pass"
 MOST_NAMES = 4

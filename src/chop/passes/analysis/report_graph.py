@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chop.files import write_text
+from chop.base.files import write_text
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 

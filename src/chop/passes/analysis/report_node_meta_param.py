@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from chop.base.tables import print_table
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import Record
 from chop.passes.base import graph_pass
-from chop.tables import print_table
 
 Which = Literal["common", "software", "hardware"]
 SECTIONS: tuple[Which, ...] = ("common", "software", "hardware")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from chop.base.tables import print_table
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import TensorInfo
 from chop.passes.base import NoConfig, graph_pass
-from chop.tables import print_table
 
 COLUMNS = ("node", "inputs", "outputs")
 

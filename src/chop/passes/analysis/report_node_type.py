@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from chop.base.tables import print_table
 from chop.ir.graph import MaseGraph
 from chop.passes.base import NoConfig, graph_pass
-from chop.tables import print_table
 
 COLUMNS = ("node", "op", "operator", "mase_type", "module", "target")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import fx
 
+from chop.base.tables import print_table
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 from chop.pruning.sparsity import ZeroCount, activation_zeros, total, weight_zeros
-from chop.tables import print_table
 
 WHERE = "report_sparsity_analysis_pass"
 

@@ -42,6 +42,6 @@ def run_cosim_analysis_pass(mg: MaseGraph, config: RunCosimConfig) -> dict[str, 
         UnavailableError: a tool is not installed.
     """
     # The engine is imported when it is used: it is large.
-    from chop.hardware.verify import simulate_project
+    from chop.hardware.check.verify import simulate_project
 
     return {"simulations": simulate_project(config.project_dir, config.simulator)}

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chop.files import write_csv
+from chop.base.files import write_csv
+from chop.base.tables import print_table
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import parameter_bits
 from chop.passes.base import graph_pass
 from chop.quantization.summary import LayerRow, OperatorRow, layer_rows, operator_rows, poor_fit
 from chop.quantization.unreached import unreached_matrices
-from chop.tables import print_table
 
 
 class PoorFitWarning(UserWarning):

@@ -25,15 +25,15 @@ def get_synthesis_results(
         mg: the graph, as MASE passes it; what is synthesized is the project on the disk.
         target: family of devices: "xc7", 7-series FPGAs of Xilinx.
         output_dir: folder of the project.
-    Returns: the row of the whole design, of `chop.hardware.synth.synthesize`.
+    Returns: the row of the whole design, of `chop.hardware.costs.synth.synthesize`.
     Raises:
         CheckpointError: the folder has no project.
         ConfigError: it has another top module, or the target is another one.
         UnavailableError: Yosys is not installed.
     """
     # The engine is imported when it is used: it is large.
-    from chop.hardware.project import read_project
-    from chop.hardware.synth import synthesize
+    from chop.hardware.check.project import read_project
+    from chop.hardware.costs.synth import synthesize
 
     if target not in TARGETS:
         raise ConfigError(f"get_synthesis_results: target: got '{target}', expected 'xc7'.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, get_type_hints
 
-from chop.docstrings import entries
+from chop.base.docstrings import entries
 from chop.passes.documentation import pass_docstring
 
 F = TypeVar("F", bound=Callable[..., Any])

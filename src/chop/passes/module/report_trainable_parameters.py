@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from chop.base.tables import print_table
 from chop.captured.wrappers import check_is_module
 from chop.config import parse
 from chop.ir.parameters import ParameterCount
 from chop.passes.module.base import documented
-from chop.tables import print_table
 
 M = TypeVar("M", bound=nn.Module)
 NAME = "report_trainable_parameters_analysis_pass"

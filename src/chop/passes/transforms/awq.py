@@ -10,7 +10,7 @@ from chop.formats import parse_format, parse_format_string
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
-from chop.quantization.awq import GRID, awq
+from chop.quantization.folding.awq import GRID, awq
 
 
 @dataclass(frozen=True)

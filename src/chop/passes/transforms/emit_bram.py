@@ -28,8 +28,8 @@ def emit_bram_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict[str, A
         WriteError: the folder cannot be written to.
     """
     # The engine is imported when it is used: it is large.
-    from chop.hardware.emit import emit
-    from chop.hardware.project import write_design
+    from chop.hardware.check.project import write_design
+    from chop.hardware.design.emit import emit
 
     design = emit(mg, config.fold, config.top_name)
     paths = [path for path in design.files if path.startswith("memory/")]

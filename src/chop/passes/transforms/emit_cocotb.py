@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from chop.base.files import make_folder, write_text
 from chop.errors import ConfigError
-from chop.files import make_folder, write_text
 from chop.hardware.settings import EmitSettings
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
@@ -47,7 +47,7 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     `vectors/*.hex` has the beats of every port, computed by the graph of integers;
     `testbench/testbench.sv` is a self-checking testbench in SystemVerilog, with four profiles of
     stalls; `testbench/test_TOP.py` and `testbench/Makefile` are a test for cocotb 1.9.
-    `chop.actions.simulate` runs the vectors through the faster harness.
+    `chop.actions.emit.simulate` runs the vectors through the faster harness.
 
     Returns:
         project_dir: the folder.
@@ -58,12 +58,12 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
         WriteError: the folder cannot be written to.
     """
     # The engine is imported when it is used: it is large.
-    from chop.hardware.cocotb import FOLDER, cocotb_files
-    from chop.hardware.emit import emit
+    from chop.hardware.check.cocotb import FOLDER, cocotb_files
+    from chop.hardware.check.project import project_of, write_design
+    from chop.hardware.check.testbench import testbench_files
+    from chop.hardware.check.vectors import codes_of, write_vectors
+    from chop.hardware.design.emit import emit
     from chop.hardware.integer_form import example_batch, integer_form
-    from chop.hardware.project import project_of, write_design
-    from chop.hardware.testbench import testbench_files
-    from chop.hardware.vectors import codes_of, write_vectors
     from chop.integer.golden import golden_values
 
     integer = integer_form(mg)

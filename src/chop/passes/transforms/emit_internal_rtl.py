@@ -29,9 +29,9 @@ def emit_internal_rtl_transform_pass(mg: MaseGraph, config: EmitSettings) -> dic
         WriteError: the folder cannot be written to.
     """
     # The engine is imported when it is used: it is large.
-    from chop.hardware.design import top_path
-    from chop.hardware.emit import emit
-    from chop.hardware.project import link_sources, write_design
+    from chop.hardware.check.project import link_sources, write_design
+    from chop.hardware.design.design import top_path
+    from chop.hardware.design.emit import emit
 
     design = emit(mg, config.fold, config.top_name)
     own = {top_path(design.top), *design.memories}

@@ -34,8 +34,8 @@ def emit_verilog_top_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict
         WriteError: the folder cannot be written to.
     """
     # The engine is imported when it is used: it is large.
-    from chop.hardware.emit import emit
-    from chop.hardware.project import link_sources, write_design
+    from chop.hardware.check.project import link_sources, write_design
+    from chop.hardware.design.emit import emit
 
     design = emit(mg, config.fold, config.top_name)
     write_design(design, config.project_dir, [f"rtl/{config.top_name}.sv"])

@@ -9,8 +9,8 @@ from chop.errors import ConfigError
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
-from chop.quantization.column_rounding import Solver
-from chop.quantization.gptq import gptq_layers
+from chop.quantization.rounding.columns import Solver
+from chop.quantization.rounding.gptq import gptq_layers
 
 
 @dataclass(frozen=True)

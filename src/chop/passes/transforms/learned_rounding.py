@@ -10,8 +10,8 @@ from chop.errors import ConfigError
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
-from chop.quantization.column_rounding import Solver
-from chop.quantization.learned_rounding import PASS, WHERE, Learning, learn_rounding
+from chop.quantization.rounding.columns import Solver
+from chop.quantization.rounding.learned import PASS, WHERE, Learning, learn_rounding
 
 
 @dataclass(frozen=True)

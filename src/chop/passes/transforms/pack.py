@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from chop.base.tables import print_table
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import stored_parameters, total_bits
 from chop.passes.base import graph_pass
@@ -20,7 +21,6 @@ from chop.quantization.packing import (
     unpack_layers,
 )
 from chop.quantization.unreached import warn_of_unreached
-from chop.tables import print_table
 
 
 @dataclass(frozen=True)

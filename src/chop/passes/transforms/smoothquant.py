@@ -9,7 +9,7 @@ from chop.errors import ConfigError
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
-from chop.quantization.smoothquant import STRENGTH, smooth
+from chop.quantization.folding.smoothquant import STRENGTH, smooth
 
 
 @dataclass(frozen=True)

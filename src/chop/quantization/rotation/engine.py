@@ -22,8 +22,7 @@ from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import why_computed
 from chop.private.modules import parameters_of
-from chop.quantization.experts import has_experts
-from chop.quantization.folding import why_hooked
+from chop.quantization.folding.folding import why_hooked
 from chop.quantization.rotation.online import insert_rotations, is_rotated
 from chop.quantization.rotation.stream import (
     WHERE,
@@ -33,6 +32,7 @@ from chop.quantization.rotation.stream import (
     table_parameter,
 )
 from chop.quantization.rotation.values import Values, find_values
+from chop.quantization.rounding.experts import has_experts
 
 
 @dataclass(frozen=True)

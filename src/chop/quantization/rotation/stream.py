@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import BlockedError, Call, Kind, UnitDim
-from chop.quantization.folding import is_parameter
+from chop.quantization.folding.folding import is_parameter
 
 WHERE = "rotate_transform_pass"
 

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.files.documents import dump_toml
+from chop.base.files.documents import dump_toml
+from chop.base.tables import printable
 from chop.report.charts import Chart, GraphChart, Histograms, LineChart
 from chop.report.command_line import command_line
 from chop.report.document import Document, PageTable, page_table
@@ -27,7 +28,6 @@ from chop.report.page.svg import COLORS, NARROW, colors_of, legend, shades, svg
 from chop.report.report import Cell, Table
 from chop.report.words import time_text
 from chop.runs import Manifest, as_json
-from chop.tables import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment

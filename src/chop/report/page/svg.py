@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
+from chop.base.tables import printable
 from chop.report.axes import axis_scale
 from chop.report.charts import Axis, Bar, BarChart, HeatMap, LineChart, Mark, Series
 from chop.report.page.arrows import beyond_axis, chart_arrows, visible_steps
 from chop.report.page.ticks import Place
-from chop.tables import printable
 
 WIDE, NARROW, HEIGHT = 900.0, 380.0, 340.0
 """Charts have two drawings, for a screen and for a telephone: texts of both can be read."""

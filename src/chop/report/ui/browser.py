@@ -9,7 +9,7 @@ import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chop.files.temporary import scratch_folder
+from chop.base.files.temporary import scratch_folder
 from chop.report.ui.access import page_to
 
 DESKTOPS = ("darwin", "win32")

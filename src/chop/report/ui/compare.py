@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chop.base.files.documents import parse_json
 from chop.errors import CheckpointError, ChopError
-from chop.files.documents import parse_json
 from chop.report.document import FILE, Document, PageTable, parse_document
 from chop.report.page.page import PageRun, Picture, common_charts, compared_tiles, picture
 from chop.report.ui.cells import list_cells

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from chop.base.files import latest
+from chop.base.files.documents import parse_json
+from chop.base.files.reading import NotReadableError, open_regular
 from chop.errors import CheckpointError, ChopError, ConfigError
-from chop.files import latest
-from chop.files.documents import parse_json
-from chop.files.reading import NotReadableError, open_regular
 from chop.report.best_so_far import best_so_far_charts
 from chop.report.charts import LineChart
 from chop.report.page.page import PAGE

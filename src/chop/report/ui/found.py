@@ -6,9 +6,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from chop.base.tables import printable
 from chop.report.command_line import command_line
 from chop.runs import Manifest, Outcome
-from chop.tables import printable
 
 CONTINUED = ("sweep ", "search ", "evaluate")
 """Kinds of commands that go on where they stopped, or begin of these."""

@@ -1,0 +1,3 @@
+"""Measuring jobs: latency, memory and error as tables of `chop bench`."""
+
+__all__: list[str] = []

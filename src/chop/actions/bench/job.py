@@ -1,0 +1,131 @@
+"""`chop bench model`: a compressed model beside the float model that it was."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from chop.actions.bench.latency import (
+    compare_with_float,
+    describe_fastest,
+    describe_missing,
+    speed_tables,
+    speed_tiles,
+)
+from chop.actions.bench.settings import BenchModelConfig
+from chop.actions.compress.earlier_run import WEIGHTS, compressed_run, workload_config
+from chop.actions.compress.job import compress
+from chop.actions.compress.report import exported_bytes
+from chop.actions.compress.settings import CompressConfig
+from chop.actions.job import Job, Output, load_nothing, run_job
+from chop.base.files import latest
+from chop.base.files.temporary import scratch_folder
+from chop.ir.graph import MaseGraph
+from chop.quantization.summary import format_rows
+from chop.report.bench_plots import plot_ratios
+from chop.report.report import Note, Report, announce, figure
+from chop.runs.progress import announced_steps
+from chop.studies.model import ModelComparison
+from chop.studies.results import flat_row
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import raise_to_graph
+
+
+def bench_model(config: BenchModelConfig) -> ModelComparison:
+    """Measures and writes `table.md`, `times-batch-N.json` and `times-batch-N.svg` to `config.out`.
+
+    Raises:
+        ConfigError: settings that do not fit together.
+        CheckpointError: the folder holds no compressed model.
+    """
+    return run_job(BENCH, config)
+
+
+def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[ModelComparison]:
+    with scratch_folder("bench") as temporary:
+        folder = config.compressed or _compressed(config, temporary)
+        loaded = load_workload(_workload_config(config, folder))
+        exact, packed = raise_to_graph(loaded), MaseGraph.from_checkpoint(folder / "model")
+        announce(loaded.title, "making every way to run it, and measuring them in turns")
+        with announced_steps():
+            comparison, missing = compare_with_float(
+                loaded,
+                exact,
+                packed,
+                file_bytes=(
+                    exported_bytes(exact)[WEIGHTS],
+                    latest(folder / WEIGHTS).stat().st_size,
+                ),
+                batch_sizes=config.batch_sizes,
+                seconds=config.seconds,
+                threads=config.threads,
+                compile=config.compile,
+                why_not_compiled="leave --no-compile out",
+            )
+        rounded = any("data_in" in row for row in format_rows(packed))
+    place = config.compressed
+    fastest = describe_fastest(comparison.numbers(), place, rounded, missing, loaded.name)
+    verdict = f"{fastest.partition('. ')[0].rstrip('.')}." if fastest else ""
+    if place is None:
+        fastest = f"{fastest} {_saving(config, loaded.name)}".strip()
+    title, times = loaded.title, comparison.by_batch.items()
+    return Report(
+        title,
+        {
+            "table.md": [
+                *speed_tables(title, comparison),
+                Note(fastest),
+                Note(describe_missing(missing)),
+            ]
+        },
+        comparison,
+        [flat_row(row) for row in comparison.rows],
+        figures={
+            f"times-batch-{batch}.svg": figure(plot_ratios, measured, f"{title}, batch {batch}")
+            for batch, measured in times
+        },
+        files={f"times-batch-{batch}.json": measured.save for batch, measured in times},
+        result_file="",
+        verdict=verdict,
+        tiles=speed_tiles(comparison.numbers()),
+    )
+
+
+def _saving(config: BenchModelConfig, model: str) -> str:
+    """The command that saves the model that was measured, as a sentence."""
+    words = ["chop", "compress", "--model", model, "--formats", config.format]
+    words += ["--qat-epochs", "0", "--keep-best"]
+    words += [] if config.dataset is None else ["--dataset", config.dataset]
+    words += [] if config.max_length is None else ["--max-length", str(config.max_length)]
+    return f"This model was not kept; {shlex.join(words)} saves it."
+
+
+BENCH = Job("bench model", _bench, load_nothing)
+
+
+def _compressed(config: BenchModelConfig, folder: Path) -> Path:
+    settings = CompressConfig(
+        **_given(config),
+        out=folder,
+        formats=(config.format,),
+        qat_epochs=0,
+        keep_best=True,
+        bench_seconds=0.0,
+        device=config.device,
+    )
+    compress(settings)
+    return folder
+
+
+def _workload_config(config: BenchModelConfig, folder: Path) -> WorkloadConfig:
+    """What the folder was compressed from; settings that were given win."""
+    given = {**_given(config), "out": folder, "device": config.device}
+    return workload_config(compressed_run(folder), given, "--model")
+
+
+def _given(config: BenchModelConfig) -> dict[str, Any]:
+    """The settings of a workload that were given."""
+    names = ("model", "dataset", "max_length")
+    return {name: value for name in names if (value := getattr(config, name)) is not None}

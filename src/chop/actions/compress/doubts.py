@@ -1,0 +1,128 @@
+"""Warnings about implausible scores of a compression, shown first in its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chop.actions.compress.table import Candidate
+from chop.base.notices import assume
+from chop.train import Metric
+from chop.train.intervals import Score
+
+if TYPE_CHECKING:
+    from chop.workloads.workload import Workload
+
+
+def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
+    """Notes what looks wrong in the scores as assumptions of the job.
+
+    These are intervals of the float model on validation and test rows that do not meet,
+    quantized models that are better than float beyond the interval of float, and formats in which
+    training has made the model worse.
+
+    Args:
+        candidates: measured candidates, float first.
+        workload: the model and its rows.
+    """
+    exact, metric = candidates[0], workload.task.metric
+    doubts = (
+        _about_splits(exact, workload),
+        _about_better(candidates, workload, metric),
+        _about_training(candidates, metric),
+    )
+    for text in doubts:
+        if text:
+            assume(text)
+
+
+def _about_splits(exact: Candidate, workload: Workload) -> str:
+    chosen, tested = exact.scores["validation"], exact.scores["test"]
+    if not _is_beyond(chosen, tested, metric := workload.task.metric) and not _is_beyond(
+        tested, chosen, metric
+    ):
+        return ""
+    name = workload.name_of("test")
+    apart = (
+        f"Float {metric.name} is {chosen.format(metric)} on validation rows and "
+        f"{tested.format(metric)} on {name} rows"
+    )
+    if _is_beyond(tested, chosen, metric):
+        return (
+            f"{apart}: these rows differ in kind, and the format is chosen on the validation rows."
+        )
+    return (
+        f"{apart}: the model has probably seen the validation rows. The format is chosen on "
+        "them and may lose more on new rows; give a split 'validation' that it has not seen."
+    )
+
+
+def _is_beyond(better: Score, worse: Score, metric: Metric) -> bool:
+    """Returns true if the whole interval of one score is better than that of another."""
+    if better.interval is None or worse.interval is None:
+        return False
+    if metric.higher_is_better:
+        return better.interval[0] > worse.interval[1]
+    return better.interval[1] < worse.interval[0]
+
+
+def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: Metric) -> str:
+    """On quantized models that are better than float by more than its interval."""
+    exact, *others = candidates
+    end = 1 if metric.higher_is_better else 0
+    for name in ("test", "validation"):
+        interval = exact.scores[name].interval
+        if interval is None:
+            continue
+        doubtful = [
+            candidate
+            for candidate in others
+            if metric.gain(candidate.scores[name].value, interval[end]) > 0
+        ]
+        if doubtful:
+            listed = ", ".join(
+                f"{c.row.format} ({c.row.method}) {metric.format_value(c.scores[name].value)}"
+                for c in doubtful
+            )
+            where = "" if workload.judge else f", on {workload.name_of(name)} rows"
+            return (
+                f"Better than float, beyond its interval{where}: {listed}, float "
+                f"{exact.scores[name].format(metric)}. {_reason(doubtful, workload)}"
+            )
+    return ""
+
+
+def _about_training(candidates: Sequence[Candidate], metric: Metric) -> str:
+    """On formats in which the trained model is worse, beyond the interval of the untrained one."""
+    untrained = {c.row.format: c.scores["validation"] for c in candidates if c.row.method == "PTQ"}
+    end = 0 if metric.higher_is_better else 1
+    worse = []
+    for candidate in candidates:
+        before, after = untrained.get(candidate.row.format), candidate.scores["validation"]
+        if candidate.row.method != "QAT" or before is None:
+            continue
+        bound = before.value if before.interval is None else before.interval[end]
+        if metric.gain(bound, after.value) > 0:
+            ends = [metric.format_value(score.value) for score in (before, after)]
+            worse.append(f"{candidate.row.format} from {ends[0]} to {ends[1]}")
+    if not worse:
+        return ""
+    return (
+        f"Training made formats worse, on validation rows: {', '.join(worse)}. A smaller --qat-lr "
+        "changes the weights less."
+    )
+
+
+def _reason(doubtful: Sequence[Candidate], workload: Workload) -> str:
+    if all(candidate.row.method == "QAT" for candidate in doubtful):
+        return (
+            "Training with rounding has trained the model further: train float as long "
+            "(--train-epochs) to compare."
+        )
+    inputs = (
+        "pixels are scaled" if "pixel_values" in workload.test.columns else "inputs are prepared"
+    )
+    return (
+        "Rounding adds no knowledge: the float model probably sees other inputs than it was "
+        f"trained on. Look at how {inputs}, and at the weights."
+    )

@@ -1,0 +1,86 @@
+"""Compression measurements: a graph's metric, its bits, and how many operators are quantized."""
+
+from __future__ import annotations
+
+import math
+
+from chop import passes
+from chop.actions.compress.table import Candidate, Row
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph
+from chop.nn.quantized import QuantizedOperator
+from chop.quantization.summary import layer_rows, poor_fit
+from chop.quantization.unreached import describe_unreached
+from chop.report.report import say
+from chop.runs.progress import Stages
+from chop.train.intervals import Score
+from chop.workloads.workload import Workload
+
+FLOAT, QUANTIZED, TRAINING = "float", "quantized", "training"
+"""Kinds of stages, by how long they take."""
+
+
+def scores_of(
+    mg: MaseGraph, workload: Workload, stages: Stages, kind: str, title: str
+) -> dict[str, Score]:
+    """The metric of a graph on validation rows and on test rows, as one stage."""
+    workload = workload.with_validation()
+    scores: dict[str, Score] = {}
+    with stages.stage(kind, title) as advance:
+        if (
+            workload.judge is not None
+        ):  # it has rows of its own, the same for choosing and reporting
+            return dict.fromkeys(("validation", "test"), _judged(mg, workload, kind, title))
+        for number, name in enumerate(("validation", "test")):
+            scores[name] = workload.score(
+                mg.model,
+                getattr(workload, name),
+                lambda share, number=number: advance((number + share) / 2),  # type: ignore[misc]
+            )
+    return scores
+
+
+def _judged(mg: MaseGraph, workload: Workload, kind: str, title: str) -> Score:
+    """The score of a function of the user's; NaN, the worst, where it fails on a rounded model."""
+    try:
+        return workload.score(mg.model, workload.test)
+    except ConfigError as error:
+        if kind == FLOAT:
+            raise
+        say(f"{error} {title} counts as the worst.")
+        return Score(math.nan, None, None, 0)
+
+
+def measure(
+    mg: MaseGraph,
+    method: str,
+    label: str,
+    workload: Workload,
+    stages: Stages,
+    left: str | None = None,
+) -> Candidate:
+    """A graph with its metric, its bits and how many operators are quantized; see `Row`."""
+    kind, title = (FLOAT, label) if method == FLOAT else (QUANTIZED, f"{method} {label}")
+    scores = scores_of(mg, workload, stages, kind, title)
+    validation, test = scores.values()
+    _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
+    operators = map(mg.module_of, mg.nodes)
+    count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
+    size_kb = bits["weight_bytes"] / 1000
+    lost = poor_fit(mg, layer_rows(mg))
+    unreached = describe_unreached(mg, "formats")
+    row = Row(
+        method,
+        label,
+        validation.value,
+        test.value,
+        bits["w_avg_bit"],
+        count,
+        size_kb,
+        lost,
+        unreached,
+        validation.interval,
+        test.interval,
+        left,
+    )
+    return Candidate(row, mg, scores)

@@ -1,0 +1,290 @@
+"""Page of a compression: tiles, layers, histograms and graph beside its tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from chop.actions.bench.latency import find_fastest, speed_tiles
+from chop.actions.compress.sensitivity import about_sensitivity
+from chop.captured.hidden import following, visible_rows
+from chop.errors import ChopError
+from chop.formats import NumberFormat, parse_format_string
+from chop.ir.graph import MaseGraph
+from chop.ir.parameters import StoredParameter, stored_parameters
+from chop.nn.packed.encoding import parts_of_rows
+from chop.nn.quantized import QuantizedOperator
+from chop.report.charts import Chart, Histogram, Histograms
+from chop.report.format_legend import format_legend
+from chop.report.graph_chart import graph_chart
+from chop.report.report import Cell, Table, Tile
+from chop.runs import Outcome
+from chop.statistics.intervals import LEVEL_TEXT
+from chop.train.feed import module_mode
+
+if TYPE_CHECKING:
+    from chop.actions.compress.table import Candidate
+    from chop.workloads.workload import Workload
+
+MOST_PANELS = 12
+BINS = 48
+SAMPLED = 2**16
+"""Weights of a layer that its histogram counts, about: those of its first rows."""
+MOST_VALUES = 100
+"""Values of a format up to which each is marked."""
+
+
+def tiles_of(
+    result: Mapping[str, Any], saved: Candidate, exact: Candidate, workload: Workload
+) -> list[Tile]:
+    """The metric, bits, file and speed of the saved model beside float.
+
+    Args:
+        result: of the job.
+        saved: the model.
+        exact: the float model.
+        workload: its task has the metric, and it knows what its rows are.
+    """
+    metric = workload.task.metric
+    mine, reference = saved.scores["test"], exact.scores["test"]
+    size, whole = (result[name]["model.pt"] for name in ("saved_bytes", "float_bytes"))
+    counted = saved.tested_on(workload).replace(" on", ",")
+    about = f"float {metric.format_value(reference.value)}{counted}"
+    interval = f" ({LEVEL_TEXT} interval)" if mine.interval or not saved.is_judged else ""
+    tiles = [
+        Tile(f"{metric.name}{interval}", Cell(mine.value, mine.format_cell(metric)), about),
+        Tile("bits per weight", Cell.of(saved.row.bits, ".2f"), f"float {exact.row.bits:.0f}"),
+        Tile(
+            "weights' file",
+            Cell(size, f"{size / 1000:,.1f} kB"),
+            f"{whole / size:.1f}x smaller than float",
+        ),
+    ]
+    return [*tiles, *speed_tiles(result["speed"])]
+
+
+def outcome_of(saved: Candidate, exact: Candidate, size_bytes: int, workload: Workload) -> Outcome:
+    """Returns the numbers for a list of runs: saved model and float on test rows.
+
+    Args:
+        saved: the model.
+        exact: the float model.
+        size_bytes: bytes of the saved model.
+        workload: the model and its rows.
+    """
+    metric = workload.task.metric
+    return Outcome(
+        data=workload.dataset,
+        metric=metric.name,
+        value=saved.row.test,
+        reference=exact.row.test,
+        is_share=metric.is_share,
+        bits=saved.row.bits,
+        size_bytes=size_bytes,
+    )
+
+
+def warnings_of(result: Mapping[str, Any], saved: Candidate) -> list[str]:
+    """What a reader of the numbers must know: layers that fit badly, floats, slowness."""
+    found = [text for text in (saved.row.poor_fit, saved.row.unreached) if text]
+    best = find_fastest(result["speed"])
+    if best is not None and not best.is_faster:
+        found.append("The saved model is not faster than float on this machine.")
+    return found
+
+
+def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
+    """How the weights of each layer fit their format, and the formats of its operands.
+
+    Args:
+        result: of the job.
+        mg: the quantized graph, weights not packed.
+    """
+    formats = {row["layer"]: row for row in result["formats"]}
+    bits, about = bits_of(mg), result.get("sensitivity")
+    rows = []
+    for row in result["layers"]:
+        name, chosen = row["layer"], formats.get(row["layer"], {})
+        rows.append(
+            {
+                "layer": name,
+                "weight": row["format"],
+                "input": _label(chosen.get("data_in")),
+                "bias": _label(chosen.get("bias")),
+                "weights": Cell.of(row["weights"], ","),
+                "bits": Cell.of(bits[name], ".2f") if name in bits else None,
+                "rounded to zero": Cell.of(row["share_rounded_to_zero"], ".1%"),
+                "clipped": Cell.of(row["share_saturated"], ".1%"),
+                "SQNR (dB)": sqnr(row["weight_error"]),
+                **({"sensitivity": _sensitivity(row)} if about else {}),
+            }
+        )
+    shaded = ("bits", "rounded to zero", "clipped", "SQNR (dB)", "sensitivity")
+    title = "Weights and formats by layer"
+    if about:
+        title += f"; {about_sensitivity(about['metric'], about['rows'])}"
+    return Table(title, rows, shaded=shaded)
+
+
+def _label(text: str | None) -> str | None:
+    """A format as other columns name it; formats of several scales have no text that is read."""
+    try:
+        return text and parse_format_string(text).label
+    except ChopError:
+        return text
+
+
+def legend_tables(texts: Iterable[str], mg: MaseGraph) -> list[Table]:
+    """Returns tables that explain the names of the measured and the saved formats.
+
+    Args:
+        texts: formats that were measured, as `parse_format_string` reads them.
+        mg: the quantized graph.
+    """
+    specs = (m.spec for m in mg.model.modules() if isinstance(m, QuantizedOperator))
+    stored = [fmt for spec in specs for _, fmt in spec.items() if isinstance(fmt, NumberFormat)]
+    table = format_legend([*map(parse_format_string, texts), *stored])
+    return [] if table is None else [table]
+
+
+def _sensitivity(row: Mapping[str, Any]) -> Cell | None:
+    value = row["sensitivity"]
+    return None if value is None else Cell.of(value, ".2e")
+
+
+def sqnr(error: float) -> Cell | None:
+    """The signal-to-quantization-noise ratio of a relative squared error; None where it is 0.
+
+    >>> str(sqnr(0.001))
+    '30.0'
+    """
+    return Cell.of(-10 * math.log10(error), ".1f") if error > 0 else None
+
+
+def bits_of(mg: MaseGraph) -> dict[str, float]:
+    """Bits that a number of each layer's weight is stored in, scales included."""
+    return {
+        each.name.removesuffix(".weight"): each.bits
+        for each in stored_parameters(mg)
+        if each.operand == "weight"
+    }
+
+
+def charts_of_model(
+    result: Mapping[str, Any], mg: MaseGraph, batch: Mapping[str, torch.Tensor]
+) -> list[Chart]:
+    """Histograms of weights and inputs above the values of their formats, and the graph.
+
+    Args:
+        result: of the job, with its layers.
+        mg: the quantized graph, weights not packed.
+        batch: rows that the inputs are of.
+    """
+    bits = bits_of(mg)
+    numbers = {
+        row["layer"]: {
+            "bits": bits.get(row["layer"], math.nan),
+            "weights": row["weights"],
+            "share rounded to zero": row["share_rounded_to_zero"],
+            "share clipped": row["share_saturated"],
+            "relative squared error": row["weight_error"],
+        }
+        for row in result["layers"]
+    }
+    worst = sorted(result["layers"], key=lambda row: -row["weight_error"])[:MOST_PANELS]
+    chosen = {row["layer"] for row in worst}
+    # In the order of the model, as everywhere on the page.
+    layers = [row["layer"] for row in result["layers"] if row["layer"] in chosen]
+    found = [histograms_of(mg, layers), input_histograms(mg, layers, batch)]
+    return [*(each for each in found if each.panels), graph_chart(mg, numbers)]
+
+
+def histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
+    """Histograms of the weights of some layers, above the values that these are rounded to."""
+    weights = {each.name: each for each in stored_parameters(mg) if each.packed is None}
+    panels = [_panel(layer, weights.get(f"{layer}.weight")) for layer in layers]
+    title = (
+        "Weights of each layer (of a large one its first rows at least), above the values that "
+        "they are rounded to"
+    )
+    if len(panels) == MOST_PANELS:
+        title += f": the {MOST_PANELS} layers whose weights change most"
+    return Histograms(title, tuple(panel for panel in panels if panel is not None))
+
+
+def _panel(layer: str, parameter: StoredParameter | None) -> Histogram | None:
+    if parameter is None:
+        return None
+    return _counted(layer, parameter.value.detach(), parameter.format)
+
+
+def input_histograms(
+    mg: MaseGraph, layers: Sequence[str], batch: Mapping[str, torch.Tensor]
+) -> Histograms:
+    """Histograms of the inputs of some layers, of those that are rounded.
+
+    Args:
+        mg: the quantized graph.
+        layers: their paths.
+        batch: what the graph reads.
+    """
+    modules = dict(mg.model.named_modules(remove_duplicate=False))
+    formats = {
+        layer: module.spec.data_in
+        for layer in layers
+        # A weight that is a parameter of the model itself has no module.
+        if isinstance(module := modules.get(layer), QuantizedOperator)
+        and isinstance(module.spec.data_in, NumberFormat)
+        and not module.spec.data_in.is_identity
+    }
+    read = _read_by(mg, {layer: modules[layer] for layer in formats}, batch) if formats else {}
+    panels = [_counted(layer, x, formats[layer]) for layer, x in read.items()]
+    count = len(next(iter(batch.values())))
+    title = (
+        f"Inputs of the same layers in their last call, of {count} training "
+        f"row{'s' * (count > 1)}, above the values that they are rounded to"
+    )
+    return Histograms(title, tuple(panel for panel in panels if panel is not None))
+
+
+@torch.inference_mode()
+def _read_by(
+    mg: MaseGraph, modules: Mapping[str, nn.Module], batch: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The first input of each module that is called, of its last call, rows of padding left out."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(layer: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].is_floating_point():
+            found[layer] = visible_rows(inputs[0].detach())
+
+    hooks = [each.register_forward_pre_hook(partial(keep, n)) for n, each in modules.items()]
+    try:
+        with module_mode(mg.model, training=False), following(mg.model, batch) as shown:
+            mg.model(**shown)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {layer: found[layer] for layer in modules if layer in found}
+
+
+def _counted(layer: str, weight: torch.Tensor, number_format: NumberFormat) -> Histogram | None:
+    """The histogram of a tensor's first rows; None where all its numbers are one."""
+    if weight.numel() == 0:
+        return None
+    rows = weight.split(parts_of_rows(number_format, weight, SAMPLED))[0].float().cpu()
+    low, high = float(rows.min()), float(rows.max())
+    if not math.isfinite(low) or not math.isfinite(high) or low == high:
+        return None
+    counts = torch.histc(rows, BINS, low, high)
+    values = number_format(rows).unique()
+    values = values[(values >= low) & (values <= high)]
+    if len(values) > MOST_VALUES:
+        values = torch.stack([values[0], values[-1]])
+    grids = {number_format.label: tuple(values.tolist())}
+    return Histogram(layer, tuple(counts.tolist()), low, high, grids)

@@ -1,0 +1,414 @@
+"""Compression results: their report, and the saved model's files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from chop import passes
+from chop.actions.bench.latency import (
+    compare_with_float,
+    describe_fastest,
+    describe_missing,
+    describe_speed,
+    speed_tables,
+)
+from chop.actions.bench.ways import LARGEST_PEER, ONNXRUNTIME, WAYS, bench_command, why_not
+from chop.actions.compress.doubts import note_doubts
+from chop.actions.compress.page import (
+    charts_of_model,
+    layer_table,
+    legend_tables,
+    outcome_of,
+    tiles_of,
+    warnings_of,
+)
+from chop.actions.compress.sensitivity import exact_weights, layer_sensitivities
+from chop.actions.compress.table import Candidate, curves_of, printed_row
+from chop.actions.job import Output
+from chop.actions.next_steps import steps_after_compression
+from chop.base.files import discard_older
+from chop.base.files.temporary import scratch_folder
+from chop.export.onnx.files import DATA
+from chop.ir.graph import MaseGraph
+from chop.nn.packed import why_not_packable
+from chop.quantization.packing import READ_DIRECTLY, explained
+from chop.quantization.summary import format_rows, layer_rows, operator_rows
+from chop.report.plots import plot_accuracy
+from chop.report.report import Block, Note, Report, announce, figure, say
+from chop.statistics.intervals import LEVEL_TEXT
+from chop.studies.model import BATCH_SIZES, ModelComparison, weight_bytes
+from chop.train.intervals import Score
+from chop.train.rows import has_pictures_in_text
+from chop.workloads.hf_folder import write_model_folder
+from chop.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from chop.actions.compress.settings import CompressConfig
+
+MODEL_FILES = ("model.pt", "model.mz")
+"""Tensors, and the graph with all that is known of it."""
+ONNX_FILE = "model.onnx"
+GRAPH_FILE = "graph.svg"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The model that is saved.
+
+    Attributes:
+        chosen: as it was measured.
+        packed: the graph with weights as codes.
+        packed_share: how many of its parameters are, 0 to 1.
+        float_layers: the others: path, kind, elements and why they are float.
+    """
+
+    chosen: Candidate
+    packed: MaseGraph
+    packed_share: float
+    float_layers: list[dict[str, Any]]
+
+
+def report_of(
+    candidates: Sequence[Candidate],
+    chosen: Candidate | None,
+    measured: Sequence[Block],
+    workload: Workload,
+    config: CompressConfig,
+    output: Output,
+) -> Report[dict[str, Any]]:
+    """Writes the chosen model beside the results of the run, and reports on it.
+
+    Args:
+        candidates: what was measured, float first.
+        chosen: is saved; None saves no model.
+        measured: the table of the candidates and what stands below it.
+        workload: the model and its rows.
+        config: the settings.
+        output: the model is written to its results.
+    Raises:
+        WriteError: the disk is full or read-only.
+    """
+    rows, metric = [candidate.row for candidate in candidates], workload.task.metric
+    note_doubts(candidates, workload)
+    saved = _packed(chosen) if chosen else None
+    result: dict[str, Any] = {
+        "config": {
+            **dataclasses.asdict(config),
+            "out": str(config.out),
+            "model": workload.name,
+        },
+        "dataset": workload.dataset,
+        "task": workload.task.name,
+        "metric": _about_metric(workload),
+        "row_counts": _row_counts(workload),
+        "rows": [printed_row(candidate, metric) for candidate in candidates],
+        "saved": None,
+    }
+    blocks: list[Block] = [
+        Note(None if metric.name == "accuracy" else f"{metric.title}:", is_printed=False)
+    ]
+    blocks += measured
+    page: dict[str, Any] = {}
+    if saved is None or chosen is None:
+        result["versions"] = {"torch": torch.__version__}
+    else:
+        blocks += _save(candidates[0], saved, result, workload, config, output)
+        page = {
+            "warnings": warnings_of(result, chosen),
+            "tiles": tiles_of(result, chosen, candidates[0], workload),
+            "tables": [
+                *([layer_table(result, chosen.graph)] if result["layers"] else []),
+                *legend_tables(config.formats, chosen.graph),
+            ],
+            "charts": charts_of_model(result, chosen.graph, workload.example()),
+            "outcome": outcome_of(
+                chosen, candidates[0], result["saved_bytes"]["model.pt"], workload
+            ),
+        }
+    class_name = candidates[0].graph.model.record.class_name
+    page["steps"] = steps_after_compression(result, config.out, class_name, ONNX_FILE)
+    floats = {"float": rows[0].test, **workload.baselines}
+    draw = figure(
+        plot_accuracy,
+        curves_of(rows),
+        floats,
+        xlabel="average bits per parameter",
+        title=f"{workload.title}: {metric.title}{workload.judged_on}",
+        metric=metric,
+    )
+    return Report(
+        workload.title,
+        {"table.md": blocks},
+        result,
+        result["rows"],
+        figures={f"{metric.name}.svg": draw},
+        **page,
+    )
+
+
+def _row_counts(workload: Workload) -> dict[str, int]:
+    splits = {name: getattr(workload, name) for name in ("train", "validation", "test")}
+    return {name: len(rows) for name, rows in splits.items() if rows is not None}
+
+
+def _about_metric(workload: Workload) -> dict[str, Any]:
+    metric, judge = workload.task.metric, workload.judge
+    outcome = {"name": metric.name, "higher_is_better": metric.higher_is_better}
+    return outcome if judge is None else outcome | {"evaluate": judge.code or judge.name}
+
+
+def about_rows(workload: Workload, score: Score) -> str:
+    """Describes the number of rows and the intervals in a line below a table.
+
+    Args:
+        workload: has the rows.
+        score: score of the float model.
+    """
+    if workload.judge is not None:
+        kind = f"Intervals are at {LEVEL_TEXT}, of {score.rows} numbers, one for each row."
+        single = "It gives one number, which has no interval."
+        return f"{workload.about_test} {kind if score.rows else single}"
+    counts = _row_counts(workload)
+    return f"{counts['validation']} validation and {workload.about_test}"
+
+
+def _save(
+    exact: Candidate,
+    saved: Saved,
+    result: dict[str, Any],
+    workload: Workload,
+    config: CompressConfig,
+    output: Output,
+) -> list[Block]:
+    """Writes the model and its picture; adds to the result what is known of them.
+
+    Returns: what `table.md` says of them.
+    """
+    announce(workload.title, "saving the model and measuring its speed")
+    chosen, packed, folder = saved.chosen, saved.packed, output.results
+    why_no_folder = write_model_folder(packed, config, folder)
+    packed.export(folder / "model")
+    onnx, why_no_onnx = _write_onnx(chosen.graph, folder / ONNX_FILE, config)
+    names = (ONNX_FILE, f"{ONNX_FILE}{DATA}")
+    discard_older(folder, *(name for name in names if not (folder / name).is_file()))
+    result |= {
+        "saved": printed_row(chosen, workload.task.metric),
+        "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
+        "layers": _layers(exact, chosen, result, workload, config),
+        "formats": format_rows(chosen.graph),
+        "float_bytes": exported_bytes(exact.graph),
+        "saved_bytes": _file_bytes(folder),
+        "packed_share": saved.packed_share,
+        "float_layers": saved.float_layers,
+        "onnx": onnx,
+        "why_no_onnx": why_no_onnx,
+        "versions": {"torch": torch.__version__},
+    }
+    packed.draw(folder / GRAPH_FILE)
+    is_whole = onnx is not None and not onnx["fallback"]
+    file = folder / ONNX_FILE if is_whole else None
+    how = {"onnx": file, "why_no_onnx": why_no_onnx}
+    speed, missing = _speed(exact, saved, result, workload, config, how)
+    result["speed"] = [] if speed is None else speed.numbers()
+    result["not_measured"] = missing
+    rounded = rounds_inputs(result)
+    result["fastest"] = describe_fastest(
+        result["speed"], config.out, rounded, missing, config.model
+    )
+    result["why_no_folder"] = why_no_folder
+    title = "The saved model beside float"
+    return [
+        Note(sizes_of(result), is_printed=False),
+        Note(packing_of(result), is_detail=True),
+        *(speed_tables(title, speed, is_detail=True) if speed else ()),
+        Note(describe_speed(result["speed"], rounded), is_printed=False),
+        Note(result["fastest"], is_printed=False),
+        Note(describe_missing(missing), is_detail=True),
+    ]
+
+
+def rounds_inputs(result: Mapping[str, Any]) -> bool:
+    """Returns true if a result of the job has formats for the inputs of layers."""
+    return any("data_in" in row for row in result["formats"])
+
+
+def _layers(
+    exact: Candidate,
+    chosen: Candidate,
+    result: dict[str, Any],
+    workload: Workload,
+    config: CompressConfig,
+) -> list[dict[str, Any]]:
+    """How each layer fits its format, and its sensitivity; what this is goes into the result."""
+    weights = exact_weights(config.method, chosen.row.method, exact.graph)
+    rows = [dataclasses.asdict(row) for row in layer_rows(chosen.graph, weights)]
+    worst = sorted(rows, key=lambda row: -row["weight_error"])
+    counts = result["row_counts"]
+    found = weights is not None and layer_sensitivities(
+        chosen.graph,
+        [row["layer"] for row in worst],
+        workload.train,
+        workload.task,
+        evaluated=len(result["rows"]) * (counts.get("validation", 0) + counts["test"]),
+        exact=weights,
+    )
+    if not found:
+        return rows
+    result["sensitivity"] = {"metric": found.metric, "rows": found.rows}
+    return [{**row, "sensitivity": found.by_layer.get(row["layer"])} for row in rows]
+
+
+def _write_onnx(
+    mg: MaseGraph, path: Path, config: CompressConfig
+) -> tuple[dict[str, Any] | None, str]:
+    """Exports a graph and describes which of its formats are integers or floats in ONNX.
+
+    A file that was not requested has all formats as integers. It is skipped if it cannot be
+    written.
+
+    Returns: facts about the file, or None if there is none. And the reason for a missing file if
+        its speed would be measured.
+    """
+    if config.onnx is None:
+        return _write_onnx_if_possible(mg, path) if config.bench_seconds else (None, "")
+    if not config.onnx:
+        return None, "--no-onnx skips its file"
+    _, info = passes.export_onnx_interface_pass(mg, {"path": path, "float_fallback": True})
+    if info["fallback"]:
+        say(f"{path.name}: {len(info['fallback'])} operands are floats, ONNX lacks their formats")
+    return _about_onnx(info), ""
+
+
+def _write_onnx_if_possible(mg: MaseGraph, path: Path) -> tuple[dict[str, Any] | None, str]:
+    size = weight_bytes(mg.model)
+    if size > LARGEST_PEER:
+        return None, f"--onnx alone writes its file, as float weights are {size / 1e9:.1f} GB"
+    try:
+        _, info = passes.export_onnx_interface_pass(_on_cpu(mg), {"path": path})
+    except Exception as error:  # exporters have no class of errors in common
+        return None, why_not(error)
+    return _about_onnx(info), ""
+
+
+def _on_cpu(mg: MaseGraph) -> MaseGraph:
+    """The graph, or its copy where it is on another device."""
+    if all(x.device.type == "cpu" for x in mg.model.state_dict().values()):
+        return mg
+    mg = mg.copy()
+    mg.model.cpu()
+    return mg
+
+
+def _about_onnx(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: info[name] for name in ("quantized", "fallback", "size_bytes", "session_config")}
+
+
+def _speed(
+    exact: Candidate,
+    saved: Saved,
+    result: Mapping[str, Any],
+    workload: Workload,
+    config: CompressConfig,
+    how: Mapping[str, Any],
+) -> tuple[ModelComparison | None, dict[str, str]]:
+    """The saved model beside float, None where it is not to be measured; and what is missing."""
+    most = 1 if has_pictures_in_text(workload.test) else len(workload.test)
+    batch_sizes = [batch for batch in BATCH_SIZES if batch <= most]
+    if not config.bench_seconds or not batch_sizes:
+        return None, {}
+    return compare_with_float(
+        workload,
+        exact.graph,
+        saved.packed,
+        file_bytes=(result["float_bytes"]["model.pt"], result["saved_bytes"]["model.pt"]),
+        batch_sizes=batch_sizes,
+        seconds=config.bench_seconds,
+        why_not_compiled=f"{bench_command(config.out, config.model)} measures it",
+        **how,
+    )
+
+
+def _packed(chosen: Candidate) -> Saved:
+    """The graph with weights as codes, where it has some in formats."""
+    mg = chosen.graph
+    if not any(why_not_packable(module) is None for module in mg.model.modules()):
+        return Saved(chosen, mg, 0.0, [])
+    packed, info = passes.pack_transform_pass(mg.sharing_copy(), {"silent": True}, inplace=True)
+    names = ("layer", "kind", "elements", "why_float", "parameters")
+    floats = [{n: row[n] for n in names} for row in info["rows"] if row["why_float"]]
+    return Saved(chosen, packed, info["packed_share"], floats)
+
+
+def packing_of(result: Mapping[str, Any]) -> str:
+    """The share of the parameters that are packed, and what stays float and why, as one line."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in result["float_layers"]:
+        kind = "" if row["why_float"] == READ_DIRECTLY else row["kind"]
+        groups.setdefault((kind, row["why_float"]), []).append(row)
+    texts = [f"Packed: {result['packed_share']:.1%} of the parameters."]
+    for (kind, reason), rows in groups.items():
+        names = rows[0]["layer"] + (f" ... {rows[-1]['layer']}" if len(rows) > 1 else "")
+        elements = sum(row["elements"] for row in rows)
+        of = f"of {len(rows)} {kind} ({names}): {'each' if len(rows) > 1 else 'it'} {reason}"
+        direct = explained(reason, [name for row in rows for name in row["parameters"]])
+        texts.append(f"Not quantized: {elements:,} numbers {of if kind else f'that {direct}'}.")
+    return " ".join(texts)
+
+
+def exported_bytes(mg: MaseGraph) -> dict[str, int]:
+    """Sizes of the files that a graph is exported to."""
+    with scratch_folder("sizes") as folder:
+        mg.export(folder / "model")
+        return _file_bytes(folder)
+
+
+def _file_bytes(folder: Path) -> dict[str, int]:
+    return {name: (folder / name).stat().st_size for name in MODEL_FILES}
+
+
+def sizes_of(result: Mapping[str, Any]) -> str:
+    """Formats the sizes of the files in one line."""
+    return (
+        f"Files: {describe_files(result)}; the weights' file is {smaller(times_smaller(result))}."
+    )
+
+
+def smaller(ratio: float) -> str:
+    """Formats a ratio of sizes in words.
+
+    >>> smaller(6.28), smaller(0.8)
+    ('6.3x smaller', '1.2x larger')
+    """
+    return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
+
+
+def describe_files(result: Mapping[str, Any]) -> str:
+    """Lists the files of the saved and the float model with their sizes."""
+    exact, saved = result["float_bytes"], result["saved_bytes"]
+    texts = [
+        f"{name} {saved[name] / 1000:,.1f} kB (float {exact[name] / 1000:,.1f} kB)"
+        for name in MODEL_FILES
+    ]
+    if result["onnx"]:
+        whole = float_onnx_bytes(result)
+        size = f"{ONNX_FILE} {result['onnx']['size_bytes'] / 1000:,.1f} kB"
+        texts.append(f"{size} (float {whole / 1000:,.1f} kB)" if whole else size)
+    return ", ".join(texts)
+
+
+def times_smaller(result: Mapping[str, Any]) -> float:
+    """Returns the size of the float weights as a multiple of the saved file."""
+    exact, saved = (result[name][MODEL_FILES[0]] for name in ("float_bytes", "saved_bytes"))
+    return float(exact / saved)
+
+
+def float_onnx_bytes(result: Mapping[str, Any]) -> int | None:
+    """The size of the float model's ONNX file; None where it was not measured."""
+    peer = WAYS[ONNXRUNTIME].peer
+    return next((row["file_bytes"] for row in result["speed"] if row["model"] == peer), None)

@@ -1,0 +1,161 @@
+"""Texts before and after a compression: greedy continuations by both models beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.kernels.matmul_precision import matmul_precision
+from chop.report.report import Block, Heading, Note, Report, Table
+from chop.train.feed import module_mode
+from chop.train.model_io import fed_columns, read_output
+from chop.train.rows import Rows, has_pictures_in_text
+from chop.train.tasks import CAUSAL_LM, TASKS
+from chop.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from chop.actions.compress.settings import CompressConfig
+    from chop.actions.compress.table import Candidate
+
+IDS, MASK = "input_ids", "attention_mask"
+MOST_PROMPT, MOST_NEW = 32, 24
+"""Tokens."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The beginning of a row, and how two models go on.
+
+    Attributes:
+        prompt: its first tokens.
+        exact: tokens of the float model, each of the largest logit.
+        saved: those of the saved model.
+    """
+
+    prompt: tuple[int, ...]
+    exact: tuple[int, ...]
+    saved: tuple[int, ...]
+
+    @property
+    def same(self) -> int:
+        """Tokens that are the same, from the first."""
+        pairs = list(zip(self.exact, self.saved, strict=False))
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+
+
+def check_samples(config: CompressConfig, workload: Workload) -> None:
+    """Raises ConfigError where `samples` asks for texts that the model does not write."""
+    if not config.samples:
+        return
+    task = workload.task.name
+    if task != CAUSAL_LM or IDS not in workload.test.columns:
+        raise ConfigError(f"samples: expected a causal language model on texts, got task '{task}'.")
+    if has_pictures_in_text(workload.test):
+        raise ConfigError("samples: texts with pictures are not continued; expected 0.")
+    _tokenizer(config)
+
+
+def _tokenizer(config: CompressConfig) -> PreTrainedTokenizerBase:
+    from chop.data.tokenizer import get_tokenizer
+
+    is_given = config.tokenizer is not None
+    return get_tokenizer(str(config.tokenizer) if is_given else config.model)
+
+
+def with_texts(
+    report: Report[dict[str, Any]],
+    exact: Candidate,
+    saved: Candidate,
+    workload: Workload,
+    config: CompressConfig,
+) -> Report[dict[str, Any]]:
+    """A report of a compression with the continuations of its first test rows.
+
+    Args:
+        report: without them.
+        exact: the float model.
+        saved: the model that is saved.
+        workload: its test rows are continued.
+        config: how many, and the tokenizer.
+    """
+    tokenizer, rows = _tokenizer(config), workload.test
+    chosen = rows.take(torch.arange(min(config.samples, len(rows))))
+    longest = max(len(_tokens(rows, row)) for row in range(len(rows)))
+    found = [
+        continued(exact.graph.model, saved.graph.model, _tokens(chosen, row), longest, tokenizer)
+        for row in range(len(chosen))
+    ]
+    equal = sum(each.exact == each.saved for each in found)
+    about = (
+        f"{equal} of {len(found)} continuations by float and by {saved.row.format} are the same, "
+        "token by token; each token is that of the largest logit."
+    )
+    table = [_shown(row, each, tokenizer) for row, each in enumerate(found)]
+    blocks: list[Block] = [Heading("Texts"), Note(about, is_printed=False)]
+    blocks += [Table("Continuations of the first test rows", table, is_printed=False)]
+    documents = {name: [*written, *blocks] for name, written in report.documents.items()}
+    return replace(report, documents=documents, result={**report.result, "texts": table})
+
+
+def _tokens(rows: Rows, row: int) -> Tensor:
+    """int64 (T,): the tokens of a row, without padding."""
+    ids = rows.columns[IDS][row]
+    return ids[rows.columns[MASK][row].bool()] if MASK in rows.columns else ids
+
+
+def continued(
+    exact: nn.Module,
+    saved: nn.Module,
+    tokens: Tensor,
+    longest: int,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Continuation:
+    """How two models go on with the first half of a row, of a long one with its first tokens.
+
+    Args:
+        exact: the float model.
+        saved: the other one.
+        tokens: int64 (T,), of the row.
+        longest: tokens that the models are known to take.
+        tokenizer: its end of a text ends a continuation.
+    """
+    prompt = tokens[: max(1, min(MOST_PROMPT, len(tokens) // 2))].tolist()
+    most = min(MOST_NEW, longest - len(prompt))
+    end = tokenizer.eos_token_id
+    ways = (_greedy(model, prompt, most, end) for model in (exact, saved))
+    return Continuation(tuple(prompt), *ways)
+
+
+@torch.inference_mode()
+def _greedy(model: nn.Module, prompt: Sequence[int], most: int, end: int | None) -> tuple[int, ...]:
+    """The tokens of largest logits, one after another, without a cache."""
+    names = fed_columns(model, (IDS, MASK), TASKS[CAUSAL_LM])
+    place = next(model.parameters(), torch.empty(0)).device
+    tokens = list(prompt)
+    with module_mode(model, training=False), matmul_precision("highest"):
+        while len(tokens) < len(prompt) + most and end not in tokens[len(prompt) :]:
+            ids = torch.tensor([tokens], device=place)
+            columns = {IDS: ids, MASK: torch.ones_like(ids)}
+            _, logits = read_output(model(**{name: columns[c] for name, c in names.items()}))
+            tokens.append(int(logits[0, -1].argmax()))
+    return tuple(tokens[len(prompt) :])
+
+
+def _shown(row: int, found: Continuation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def text(tokens: Sequence[int]) -> str:
+        return f"\u201c{tokenizer.decode(list(tokens), skip_special_tokens=True).strip()}\u201d"
+
+    return {
+        "row": row,
+        "beginning": text(found.prompt),
+        "float": text(found.exact),
+        "compressed": text(found.saved),
+        "same tokens": f"{found.same} of {len(found.exact)}",
+    }

@@ -1,0 +1,190 @@
+"""Settings of `chop compress`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from chop.config import MORE
+from chop.errors import ConfigError, check_known
+from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
+
+if TYPE_CHECKING:
+    from chop.formats.recipe import Recipe
+
+
+def default_operators() -> tuple[str, ...]:
+    """The names of quantizable operators with a weight."""
+    from chop.quantization.named_operators import weighted_operators
+
+    return weighted_operators()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationSettings(WorkloadConfig):
+    """Quantization after training, and quantization-aware training.
+
+    Attributes:
+        operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
+        qat_epochs: epochs of training in each format (QAT). With 0 only PTQ is measured. Default:
+            15 for built-in models, else 1.
+        qat_lr: peak learning rate of QAT. Default: by model and number of epochs.
+        calibration_rows: training rows that calibrate fractions.
+
+    The other settings are those of `WorkloadConfig`.
+    """
+
+    RANGES: ClassVar[Ranges] = {
+        "qat_epochs": (0, 10_000),
+        "qat_lr": (1e-9, 10),
+        "calibration_rows": (1, 10**9),
+    }
+
+    operators: tuple[str, ...] = field(default_factory=default_operators, metadata=MORE)
+    qat_epochs: int | None = None
+    qat_lr: float | None = field(default=None, metadata=MORE)
+    calibration_rows: int = field(default=256, metadata=MORE)
+
+    def __post_init__(self) -> None:
+        from chop.quantization.named_operators import check_operators
+
+        super().__post_init__()
+        check_operators(self.operators)
+
+    @property
+    def has_default_operators(self) -> bool:
+        """True if the operators are those that nobody named."""
+        return set(self.operators) == set(default_operators())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressConfig(JudgedConfig, QuantizationSettings):
+    """Settings of `chop compress`.
+
+    Attributes:
+        formats: number formats that are tried. They are integers `width.fraction` (`4.auto`
+            calibrates each tensor's fraction), and any format by name: `mxint:width=4`.
+        method: rounding methods, as gptq or smoothquant,awq. They round weights with calibration
+            rows, in one run. Default: none, each weight is rounded to nearest.
+        rotation: channels that rotate takes together: `group`, those of a group of the format, or
+            `all`, both while the model runs; `merged`: all, by weights where they can take it over
+            (decoders as Llama, Mistral, Qwen and Gemma).
+        by_block: hold one block of a decoder in memory. Float weights are read, rounded by
+            `method` in one format, and written block by block. A run that is killed goes on after
+            the last block. Other models are compressed as a whole, which a line says.
+        overrides: weights that have another format in each of `formats`, by pattern: a path, or the
+            end of one, of a module, or an expression behind re:. Of several that match the first
+            holds. Example: `re:.*down_proj=mxint8`. Default: none.
+        skip: patterns of modules that stay float in each of `formats`. Default: none.
+        skip_vision: leave a vision-language model's vision tower and projector float, in each of
+            `formats`.
+        operands: what takes each of `formats`: data_in (inputs), weight, bias; others stay float.
+        layers: format per layer and operand, one more configuration to measure; chop search export
+            writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
+        qat: which formats are trained back by QAT: worst, the smallest that loses too much, and the
+            next one where training does not save it; or all.
+        max_drop: largest loss of the metric against float, 0 to 1. It is measured on validation
+            rows, and relative for metrics where lower is better (perplexity, mse) and for
+            `evaluate`.
+        keep_best: save the best model if none is within `max_drop`.
+        bench_seconds: seconds to measure the saved model's latency, per model and batch size; 0
+            skips the measurement.
+        onnx: write `model.onnx` for onnxruntime. It has integers of up to 8 bits as integers, and,
+            where this is asked for, other formats as floats. Default: where speed is measured and
+            ONNX has the formats.
+        samples: number of texts that float and saved model go on. They are beginnings of test rows
+            of a causal language model, in `table.md` and on the page; without it texts of rows are
+            nowhere.
+
+    The other settings are those of `QuantizationSettings`, `JudgedConfig` and `WorkloadConfig`.
+    """
+
+    RANGES: ClassVar[Ranges] = {
+        "max_drop": (0, 1),
+        "bench_seconds": (0, 3600),
+        "samples": (0, 1000),
+    }
+
+    out: Path = Path("runs/compress")
+    formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
+    method: tuple[str, ...] = ()
+    rotation: Literal["group", "all", "merged"] = field(default="group", metadata=MORE)
+    by_block: bool = False
+    overrides: Mapping[str, str] = field(default_factory=dict, metadata=MORE)
+    skip: tuple[str, ...] = field(default=(), metadata=MORE)
+    skip_vision: bool = field(default=False, metadata=MORE)
+    operands: tuple[str, ...] = field(default=("data_in", "weight", "bias"), metadata=MORE)
+    layers: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict,
+        metadata={**MORE, "hint": """Example: --layers 'fc1={"weight": "4.auto"}'."""},
+    )
+    qat: Literal["worst", "all"] = field(
+        default="worst", metadata={**MORE, "hint": "--qat-epochs 0 measures without QAT."}
+    )
+    max_drop: float = 0.01
+    keep_best: bool = False
+    bench_seconds: float = field(default=0.25, metadata=MORE)
+    onnx: bool | None = None
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        from chop.actions.compress.ptq import METHODS, layer_spec
+        from chop.base.installed import require
+        from chop.export.onnx.export import NEEDS
+        from chop.formats import INPUT_OPERANDS, parse_format_string
+
+        super().__post_init__()
+        for text in self.formats:
+            parse_format_string(text)
+        for name in self.method:
+            check_known(name, METHODS, "method: unknown")
+        for name in self.operands:
+            check_known(name, INPUT_OPERANDS, "operands: unknown")
+        if not self.operands:
+            raise ConfigError("operands: expected at least one.")
+        if "weight" not in self.operands and (self.method or self.overrides):
+            raise ConfigError("operands: method and overrides round weights; expected weight.")
+        if self.rotation != "group" and "rotate" not in self.method:
+            raise ConfigError(f"rotation: '{self.rotation}' is a setting of method rotate.")
+        self._check_recipe()
+        for path, formats in self.layers.items():
+            layer_spec(path, formats)
+        if not self.formats and not self.layers:
+            raise ConfigError("formats: expected at least one.")
+        if self.by_block:
+            self._check_by_block()
+        if self.onnx:
+            require("ONNX", *NEEDS, extra="")
+
+    @property
+    def recipe(self) -> Recipe:
+        """What differs from each of `formats`."""
+        from chop.formats.recipe import Recipe
+
+        return Recipe.read(self.overrides, self.skip, "chop compress")
+
+    def _check_recipe(self) -> None:
+        recipe = self.recipe
+        if "awq" in self.method and recipe.overrides:
+            raise ConfigError("overrides: awq scales weights for one format; expected none.")
+        if (recipe.plain() or self.skip_vision) and not self.formats:
+            raise ConfigError(
+                "overrides, skip and skip_vision: expected formats that they differ from."
+            )
+
+    def _check_by_block(self) -> None:
+        from chop.actions.compress.ptq import BY_BLOCK
+        from chop.formats import INPUT_OPERANDS
+
+        if not self.method or set(self.method) - {*BY_BLOCK} or len(self.formats) != 1:
+            raise ConfigError(
+                f"by_block: expected methods of {', '.join(BY_BLOCK)}, and one format."
+            )
+        if set(self.operands) != {*INPUT_OPERANDS}:
+            raise ConfigError("operands: by_block rounds all of them.")
+        own = ("overrides", "skip", "skip_vision", "layers", "onnx", "qat_epochs", "train_epochs")
+        for name in (*own, "samples", "evaluate", "loss"):
+            if getattr(self, name):
+                raise ConfigError(f"{name}: by_block rounds without it.")

@@ -1,0 +1,3 @@
+"""Circuit jobs: `chop lower` and `chop emit`, and the simulation of a project."""
+
+__all__: list[str] = []

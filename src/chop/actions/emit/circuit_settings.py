@@ -1,0 +1,140 @@
+"""Settings of the circuit that goals and budgets of `chop search precision` are about."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from chop.config import MORE
+from chop.errors import ConfigError
+from chop.workloads.settings import Ranges
+
+if TYPE_CHECKING:
+    from chop.problems.mixed_precision.circuit import CircuitSettings
+    from chop.search import Constraint
+
+TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Kinds that a model runs on; other devices are those of circuits."""
+OF_CIRCUITS = ("folds", "clock_mhz", "others", "emit", "place")
+"""Settings that ask for a goal of a circuit."""
+
+
+@dataclass(frozen=True)
+class CircuitOptions(ABC):
+    """Circuit of the model.
+
+    Attributes:
+        device: torch device, or the FPGA of a circuit. With a goal or budget of a circuit the
+            lookup tables, multipliers and memories of the device are counted and are budgets:
+            ice40-hx8k, ecp5-25, ecp5-45, xc7a100t, ecp5-85, or what there is, as in
+            lut=20000,dsp=0,bram=50, whose products are made of lookup tables. Default: a GPU if
+            there is one, else the CPU; resources of 7-series.
+        folds: most cycles of a component of the circuit for a sample: several are a choice of the
+            search. Default: about 256 multipliers, or fewer that the device holds; with a goal
+            or budget interval or latency_us a quarter to four times as many cycles, too.
+        clock_mhz: the clock that latency_us is told at: no estimate tells it.
+        others: format of the operators that the search is not about, where there is a circuit.
+        emit: emits and verifies the circuit of the best. It is in OUT/NAME/circuit.
+        place: places and routes it as well, on the device.
+    """
+
+    RANGES: ClassVar[Ranges] = {"clock_mhz": (1e-3, 1e5)}
+
+    device: str | None = None
+    folds: tuple[int, ...] = field(default=(), metadata=MORE)
+    clock_mhz: float = field(default=100.0, metadata=MORE)
+    others: str = field(default="8.auto", metadata=MORE)
+    emit: bool = False
+    place: bool = False
+
+    @abstractmethod
+    def goal_names(self) -> tuple[str, ...]:
+        """What goals and budgets are about."""
+
+    def check_circuit(self) -> None:
+        """Raises ConfigError where settings of a circuit are wrong, or are about none."""
+        from chop.formats import parse_format_string
+        from chop.hardware.costs.devices import parse_device
+
+        defaults = {each.name: each.default for each in fields(self)}
+        given = [name for name in OF_CIRCUITS if getattr(self, name) != defaults[name]]
+        given = ["device"] * (self.torch_device != self.device) + given
+        if given and not self.circuit_goals():
+            raise ConfigError(
+                f"{given[0]}: nothing is asked of a circuit; name a goal or budget of one: lut, "
+                "ff, dsp, bram, interval or latency_us."
+            )
+        if any(fold < 1 for fold in self.folds):
+            raise ConfigError(f"folds: got {min(self.folds)}, expected 1 or more cycles.")
+        if self.place and not self.emit:
+            raise ConfigError("place: what is placed is the circuit that emit writes; add emit.")
+        circuit, kind = self.circuit(), (self.torch_device or "cpu").partition(":")[0]
+        if circuit is not None and kind not in TORCH_DEVICES:
+            parse_device(kind)
+        router = circuit and circuit.device and circuit.device.router
+        if self.place and router is None:
+            raise ConfigError(
+                f"place: no tool places on '{self.device or 'no device'}': name a device as "
+                "--device ecp5-85."
+            )
+        parse_format_string(self.others)
+
+    def circuit_goals(self) -> list[str]:
+        """Goals and budgets that are numbers of a circuit."""
+        from chop.problems.mixed_precision.costs import COSTS
+
+        names = dict.fromkeys(self.goal_names())
+        return [name for name in names if name in COSTS and COSTS[name].is_of_circuit]
+
+    def circuit_columns(self) -> list[tuple[str, int]]:
+        """Numbers of a circuit that tables have, and places of their fractions."""
+        from chop.problems.mixed_precision.costs import COSTS
+
+        names = [name for name, cost in COSTS.items() if cost.is_of_circuit]
+        return [(name, 2 * (name == "latency_us")) for name in names if self.circuit_goals()]
+
+    def circuit(self) -> CircuitSettings | None:
+        """What a circuit is made for; None where no goal or budget is about one."""
+        goals = self.circuit_goals()
+        if not goals:
+            return None
+        from chop.hardware.costs.devices import parse_device
+        from chop.problems.mixed_precision.circuit import CircuitSettings
+
+        device = parse_device(self.device) if self.device and not self.torch_device else None
+        varies = bool({"interval", "latency_us"} & set(goals))
+        return CircuitSettings(self.folds, device, self.clock_mhz, self.others, varies)
+
+    def circuit_identity(self) -> dict[str, Any]:
+        """Those of these settings that a result depends on; none without a circuit."""
+        circuit = self.circuit()
+        if circuit is None:
+            return {}
+        from chop.hardware.costs.estimate import estimates_id
+
+        device = circuit.device and circuit.device.name
+        own = {name: getattr(self, name) for name in ("clock_mhz", "others")}
+        own |= {"device": device, "folds": list(self.folds), "estimates": estimates_id()}
+        return own
+
+    @property
+    def torch_device(self) -> str | None:
+        """Where the model runs."""
+        from chop.hardware.costs.devices import DEVICES
+
+        is_circuit = self.device in DEVICES or "=" in (self.device or "")
+        return None if is_circuit else self.device
+
+    def device_limits(self) -> dict[str, Constraint]:
+        """By name the budgets that the device of a circuit sets: what it has of each resource, be
+        it nothing."""
+        from chop.hardware.costs.devices import RESOURCES
+        from chop.search import Constraint
+
+        circuit = self.circuit()
+        if circuit is None or circuit.device is None:
+            return {}
+        # Of a device without multipliers no circuit takes any.
+        names = [name for name in RESOURCES if name != "dsp" or circuit.device.dsp]
+        return {name: Constraint(name, getattr(circuit.device, name), "minimize") for name in names}

@@ -1,0 +1,414 @@
+"""Emit job: lowers a model to integers, writes its circuit and verifies every output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from chop import runs
+from chop.actions.emit.check import check_again
+from chop.actions.emit.lower import Lowering, accuracy_sentence, integer_outcome, lower_workload
+from chop.actions.emit.page import (
+    HANDSHAKE,
+    SOFT,
+    TOLERANCE,
+    charts_of_circuit,
+    equal_outputs,
+    fifo_blocks,
+    interface_table,
+    tiles_of,
+)
+from chop.actions.emit.settings import EmitConfig
+from chop.actions.emit.timing import circuit_timing, timing_blocks
+from chop.actions.job import Job, Output, load_checked, run_job
+from chop.actions.next_steps import steps_after_emit
+from chop.actions.starting_run import check_saved_model, config_of_run
+from chop.base.files import atomic_folder, recover_folder, write_text
+from chop.base.files.locks import LOCK_FILE
+from chop.errors import CheckpointError, ConfigError, UnavailableError
+from chop.formats import parse_format_string
+from chop.hardware.check.emitted import KIND, shown_step, verify, write_circuit, write_folds
+from chop.hardware.check.project import Project, project_of
+from chop.hardware.check.vectors import codes_of
+from chop.hardware.check.verify import Codes, checks, trace
+from chop.hardware.costs.devices import RESOURCES as COUNTED
+from chop.hardware.costs.devices import XC7, parse_device
+from chop.hardware.costs.estimate import ESTIMATED, design_usage
+from chop.hardware.costs.place import check_device, check_fits, place
+from chop.hardware.costs.synth import RESOURCES, synthesize
+from chop.hardware.design.dataflow import dataflow_svg
+from chop.hardware.design.design import Design
+from chop.hardware.design.emit import emit as emit_design
+from chop.hardware.folds.fold import fold_for
+from chop.hardware.folds.foldable import Folding
+from chop.hardware.folds.shrink import Verified, check_samples, verify_shrunk
+from chop.hardware.tools import VERSIONS, tool_path
+from chop.integer.compare import compare_outputs
+from chop.integer.golden import GOLDEN
+from chop.report.report import Block, Cell, Heading, Note, Report, Table, say
+from chop.workloads.workload import Workload
+
+ALL_ROWS = 10**9
+
+
+Lower = Callable[[Workload, EmitConfig, int], Lowering]
+"""A workload in integers, compared on so many test rows."""
+
+
+def emit(
+    config: EmitConfig,
+    workload: Workload | None = None,
+    lower: Lower = lower_workload,
+    has_multipliers: bool | None = None,
+) -> dict[str, Any]:
+    """Quantizes and lowers a model, emits its circuit, and verifies it by simulation.
+
+    Writes a folder `config.out`, which gets its name when every check has passed: `rtl/`,
+    `memory/`, `vectors/`, `testbench/`, `design.json`, `golden.safetensors`, `model.pt` and
+    `model.mz`, `report.md`, `dataflow.svg`, `result.json` and `manifest.json`.
+
+    Args:
+        config: the settings.
+        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
+            names.
+        lower: gives the graph of integers, in the place of `config.formats`.
+        has_multipliers: whether products may be made of anything else than lookup tables, where
+            `config.device` does not say it.
+    Returns: what is in `result.json`; with `check_only` the verification alone.
+    Raises:
+        CheckpointError: with `check_only`: the folder has no emitted circuit.
+        ConfigError: settings that do not fit together, or the model has no circuit.
+        VerificationError: the circuit is not what the graph is, or files are not those of the
+            manifest.
+        UnavailableError: the model, the data set or a tool is not there.
+    """
+    for tool in VERSIONS:
+        tool_path(tool)
+    if config.check_only:
+        return check_again(config)
+    if lower is lower_workload:
+        parse_format_string(config.formats)  # a wrong one is refused before any data are read
+    check_saved_model(config.start_from)
+    if config.place:
+        check_device(config.placed_on)
+        if not (config.fold or config.device):
+            config = replace(config, device=config.placed_on)
+    # A link would be replaced by the folder.
+    config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
+    recover_folder(config.out)
+    earlier = _earlier_files(config.out)
+    with atomic_folder(config.out, lambda name: _is_foreign(config.out / name, earlier)) as folder:
+        config = config_of_run(config, workload, folder)
+        has = config.has_multipliers if has_multipliers is None else has_multipliers
+        return run_job(replace(EMIT, run=partial(_emit, lower, has)), config, workload, folder)
+
+
+def _earlier_files(out: Path) -> set[Path]:
+    """The files in a folder, all of an emitted circuit.
+
+    Raises:
+        ConfigError: the folder has something else.
+    """
+    if not out.is_dir():
+        return set()
+    found = (path for path in out.rglob("*") if path.is_file() and path.name != LOCK_FILE)
+    files = {path.relative_to(out).as_posix() for path in found}
+    try:
+        manifest = runs.read_manifest(out)
+        own = {artifact.path for artifact in manifest.artifacts} if manifest.kind == KIND else set()
+    except CheckpointError:
+        own = set()
+    foreign = sorted(files - own - {runs.MANIFEST})
+    if foreign or (files and not own):
+        raise ConfigError(
+            f"out: '{out}' has other files ('{(foreign or sorted(files))[0]}'), and chop emit "
+            "replaces its folder; choose another."
+        )
+    return {out / name for name in files}
+
+
+def _is_foreign(path: Path, earlier: Container[Path]) -> bool:
+    """Returns true, and prints a line, if a file was added while a circuit was emitted."""
+    if path in earlier or path.name == LOCK_FILE:
+        return False
+    say(f"'{path}' was added while chop emit ran and stays in the folder.")
+    return True
+
+
+def _emit(
+    lower: Lower, has_multipliers: bool, config: EmitConfig, workload: Workload, output: Output
+) -> Report[dict[str, Any]]:
+    folder, lowering = output.folder, lower(workload, config, config.samples or ALL_ROWS)
+    if config.samples is not None and config.samples > lowering.rows:
+        say(f"samples: got {config.samples:,}; all {lowering.rows:,} test rows are simulated.")
+    if config.shrink_fifos:
+        check_samples(lowering.rows)
+    folding = _folding(config, lowering, folder)
+    with shown_step("emitting SystemVerilog"):
+        if folding is None:
+            planned = emit_design(lowering.integer, config.fold)
+        else:
+            planned = emit_design(
+                lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft
+            )
+        if config.place:
+            check_fits(planned, config.placed_on, has_multipliers)
+        codes = _write(planned, lowering, folder)
+    verified = _verified(config, planned, codes, lowering.rows, folder)
+    design, found = verified.design, verified.verification
+    project = project_of(design)
+    write_text(folder / "dataflow.svg", dataflow_svg(design))
+    resources, uncounted = _counted(config, folder, project, has_multipliers)
+    placement: dict[str, Any] = {}
+    if config.place:
+        measured = found[0].interval or design.interval
+        placement = place(
+            folder,
+            project,
+            config.placed_on,
+            config.place_seeds or 3,
+            measured,
+            has_multipliers,
+        )
+    if config.wave:
+        with shown_step("tracing the first sample"):
+            trace(folder, project, codes)
+    result: dict[str, Any] = {
+        "config": {**runs.as_json(config), "model": workload.name},
+        "format": lowering.label,
+        "interval": design.interval,
+        "samples": lowering.rows,
+        "accuracy": dict(lowering.info["accuracy"]),
+        "accuracy_interval_95": lowering.accuracy_intervals,
+        "pytorch": compare_outputs(lowering.integer, lowering.quantized, lowering.batch),
+        "verification": [asdict(row) for row in found],
+        "timing": circuit_timing(design, asdict(found[0]), placement, config.clock_mhz),
+        "components": [part.row for part in design.netlist.instances],
+        "resources": resources,
+        "uncounted": uncounted,
+        "fifos": _depths(config, planned, verified),
+        "device": _taken(config, design),
+        "undecided": list(folding.undecided) if folding else [],
+        "placement": placement,
+    }
+    title = f"{workload.title} in {result['format']}"
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    return Report(
+        title,
+        {"report.md": _blocks(title, result, design)},
+        result,
+        _rows(result),
+        written=written,
+        verdict=_proven(result),
+        warnings=_warnings(result),
+        tiles=tiles_of(result),
+        charts=charts_of_circuit(design, lowering.integer, result),
+        outcome=integer_outcome(result, workload, result["samples"]),
+        steps=steps_after_emit(config.out),
+    )
+
+
+EMIT = Job(
+    KIND,
+    partial(_emit, lower_workload, True),
+    load_checked,
+    lambda config: f"nothing was written to {config.out}/; the same command starts again.",
+)
+
+
+def _folding(config: EmitConfig, lowering: Lowering, folder: Path) -> Folding | None:
+    """The folds for a device, written into the folder."""
+    if config.device is None:
+        return None
+    with shown_step(f"folding for {config.device}"):
+        folding = fold_for(lowering.integer, parse_device(config.device))
+    write_folds(folding, folder)
+    return folding
+
+
+def _verified(
+    config: EmitConfig, design: Design, codes: Codes, rows: int, folder: Path
+) -> Verified:
+    """A design that passed every simulation, in the folder."""
+    planned = checks(rows, config.icarus_samples, config.seed)
+    if config.shrink_fifos:
+        return verify_shrunk(folder, design, codes, planned)
+    return Verified(design, verify(folder, project_of(design), codes, planned))
+
+
+def _depths(config: EmitConfig, planned: Design, verified: Verified) -> dict[str, Any]:
+    """What became of FIFOs that were to be shrunk, and what the design takes by estimate."""
+    if not config.shrink_fifos:
+        return {}
+    # Of 7-series, as the counts of Yosys, where no device is named.
+    named = config.device or (config.placed_on if config.place else "7-series")
+    family = parse_device(named).family if named != "7-series" else XC7
+    before, after = (
+        design_usage(each.netlist, each.connections, family) for each in (planned, verified.design)
+    )
+    rows = zip(COUNTED, before, after, strict=True)
+    return {
+        "depths": [{**asdict(fifo), "saved_bits": fifo.saved_bits} for fifo in verified.fifos],
+        "kept_because": verified.reason,
+        "estimated_for": named,
+        "estimated": [{"resource": name, "planned": a, "kept": b} for name, a, b in rows],
+    }
+
+
+def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The simulations for the manifest: FIFOs that were to be shrunk have depths beside fills."""
+    fifos = result["fifos"].get("depths", [])
+    depths = {
+        f"{kind}_depths": {fifo["name"]: fifo[kind] for fifo in fifos}
+        for kind in ("planned", "kept")
+    }
+    return [{**row, **(depths if fifos and row["fills"] else {})} for row in result["verification"]]
+
+
+def _taken(config: EmitConfig, design: Design) -> list[dict[str, Any]]:
+    """What is taken of each resource of the device, estimated."""
+    if config.device is None:
+        return []
+    device = parse_device(config.device)
+    usage = design_usage(design.netlist, design.connections, device.family)
+    rows = [(name, getattr(usage, name), getattr(device, name)) for name in COUNTED]
+    return [{"resource": name, "estimated": taken, "there": there} for name, taken, there in rows]
+
+
+def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
+    """Writes a design with its vectors and testbench; returns the codes of its ports."""
+    codes = codes_of(project_of(design), lowering.write_golden(folder / GOLDEN))
+    write_circuit(design, codes, folder)
+    lowering.integer.export(folder / "model")
+    return codes
+
+
+def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block]:
+    sentence = _sentence(result)
+    verified = [_shown(row) for row in result["verification"]]
+    blocks = [
+        Heading(title, level=1),
+        Note(sentence, is_printed=False),
+        Heading("Interface"),
+        Note(HANDSHAKE, is_printed=False),
+        interface_table(design),
+        *timing_blocks(result["timing"]),
+        Heading("Verification"),
+        Table(f"{title}: RTL beside the integer graph", verified),
+        equal_outputs(design, result["verification"]),
+        Note(sentence, is_written=False),
+    ]
+    blocks += fifo_blocks(result)
+    if result["resources"]:
+        blocks += [Heading("Resources"), Note(RESOURCES, is_printed=False)]
+        blocks += [Table("Counted by Yosys", result["resources"], is_printed=False)]
+    if result["device"]:
+        blocks += [Heading(f"Estimated for {result['config']['device']}")]
+        blocks += [Note(ESTIMATED, is_printed=False), Table("Used by estimate", result["device"])]
+    if result["placement"]:
+        used = _utilization(result["placement"])
+        blocks += [Heading("Placement"), Note(placed_sentence(result["placement"]))]
+        blocks += [Table("Used after routing", used, is_printed=False)]
+    components = Table("Lanes and cycles by component", _shown_parts(result), is_printed=False)
+    return [*blocks, Heading("Components"), components]
+
+
+def placed_sentence(placement: Mapping[str, Any]) -> str:
+    """The clock of a design, and what bounds it."""
+    grade, path = placement["speed_grade"], placement["critical_path"]
+    device = f"{placement['device']}, speed grade {grade}" if grade else placement["device"]
+    clocks = ", ".join(f"{row['mhz']:.1f}" for row in placement["seeds"])
+    tools = " and ".join(f"{tool} {number}" for tool, number in placement["tools"].items())
+    sentence = (
+        f"{placement['frequency_mhz']:.1f} MHz after routing on {device}, median of seeds with "
+        f"{clocks} MHz by {tools}: {placement['samples_per_second']:,} samples a second."
+    )
+    if path:
+        sentence += (
+            f" The slowest path goes from {path['from']} to {path['to']}: {path['logic_ns']} ns in "
+            f"{path['levels']} levels of cells and {path['wire_ns']} ns in wires."
+        )
+    return sentence
+
+
+def _utilization(placement: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"resource": name, **numbers} for name, numbers in sorted(placement["utilization"].items())
+    ]
+
+
+def _shown_parts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Components; products in lookup tables where there are some."""
+    rows = result["components"]
+    hidden = set() if any(row[SOFT] for row in rows) else {SOFT}
+    return [{name: row[name] for name in row if name not in hidden} for row in rows]
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    interval = row["interval"]
+    if row["profile"] != "none" and interval is not None and interval < row["planned"]:
+        # Samples that a stall held back leave faster than any can be computed.
+        interval = None
+    return {
+        "simulator": f"{row['simulator']} {row['version']}",
+        "stalls": row["profile"].replace("_", " "),
+        "samples": row["samples"],
+        "equal outputs": Cell.of(row["equal"], ","),
+        "cycles": Cell.of(row["cycles"], ","),
+        "interval": None if interval is None else Cell.of(interval, ",.1f"),
+        "planned": Cell.of(row["planned"], ",") if row["profile"] == "none" else None,
+    }
+
+
+def _sentence(result: Mapping[str, Any]) -> str:
+    """What is proven, how accurate the circuit is, and by how much it differs from its plan."""
+    sentences = [_proven(result), accuracy_sentence(result, result["samples"]), *_warnings(result)]
+    return " ".join(filter(None, sentences))
+
+
+def _proven(result: Mapping[str, Any]) -> str:
+    """What is proven, and by how much the circuit differs from PyTorch."""
+    found = result["pytorch"]
+    compared = f"{found['outputs']:,} outputs of {result['samples']} samples"
+    if found["outputs"] and not found["different"]:
+        return f"RTL = PyTorch, bit for bit: {compared} are those of the quantized model."
+    return (
+        f"RTL = integer graph, bit for bit; {found['different']:,} of {compared} differ from "
+        f"the quantized model in PyTorch, by at most {found['largest']:.4g}."
+    )
+
+
+def _counted(
+    config: EmitConfig, folder: Path, project: Project, has_multipliers: bool
+) -> tuple[list[dict[str, Any]], str]:
+    """What Yosys counts, and why it did not: a verified circuit is not lost for want of counts."""
+    if not config.synthesis:
+        return [], ""
+    try:
+        with shown_step("synthesizing with Yosys"):
+            return synthesize(folder, project, has_multipliers=has_multipliers), ""
+    except UnavailableError as error:
+        return [], str(error)
+
+
+def _warnings(result: Mapping[str, Any]) -> list[str]:
+    """That the circuit was not counted, is slower than planned, or than one that fits a device."""
+    found = []
+    if result.get("uncounted"):
+        found.append(f"{result['uncounted']}: the circuit is verified, its resources not counted.")
+    if result.get("undecided"):
+        shortest, longest = min(result["undecided"]), max(result["undecided"])
+        found.append(
+            f"Whether an interval of {shortest:,} to {longest:,} cycles fits the device was not "
+            "found out in time: the folds may not be the fastest."
+        )
+    measured, planned = result["verification"][0]["interval"], result["interval"]
+    if measured is not None and measured > (1 + TOLERANCE) * planned:
+        found.append(
+            f"The circuit takes {measured:,.1f} cycles between samples, planned are {planned:,}: "
+            "a FIFO is too short for full speed."
+        )
+    return found

@@ -1,0 +1,262 @@
+"""Lower job: quantizes a model, lowers it to a graph of integers, writes golden values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from chop import passes, runs
+from chop.actions.compress.ptq import quantize_after_training
+from chop.actions.emit.lower_settings import LowerConfig, LoweringConfig
+from chop.actions.job import Job, Output, load_checked, run_job
+from chop.actions.next_steps import load_step, steps_with_files
+from chop.actions.starting_run import (
+    check_saved_model,
+    checkpoint_in,
+    config_of_run,
+    read_graph,
+)
+from chop.formats import NumberFormat, QuantSpec, parse_format_string
+from chop.formats.base import INPUT_OPERANDS
+from chop.integer.golden import GOLDEN, Golden, golden_values
+from chop.ir.graph import MaseGraph
+from chop.ir.ops import quantizable_operators
+from chop.nn.quantized import QuantizedOperator
+from chop.report.report import Cell, Note, Report, Table, announce
+from chop.runs import Outcome
+from chop.statistics.intervals import Interval, wilson_of_share
+from chop.train.calibration import calibrated, calibration_batches
+from chop.train.intervals import FEW_ROWS, format_interval
+from chop.train.tasks import CLASSIFICATION
+from chop.workloads.workload import Workload, raise_for_integers
+
+
+def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:
+    """Quantizes all operators of a model after training, lowers it to integers, and compares.
+
+    Writes into `config.out`: `model.pt` and `model.mz`, `golden.safetensors`, `graph.svg`,
+    `table.md`, `result.json` and `manifest.json`.
+
+    Args:
+        config: the settings.
+        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
+            names.
+    Returns: what is in `result.json`.
+    Raises:
+        ConfigError: settings that do not fit together, or the model has no integer form.
+        CheckpointError: `config.start_from` holds no model, or is of no run that saves one.
+        UnavailableError: the model, the data set or a library is not there.
+    """
+    parse_format_string(config.formats)  # a wrong one is refused before any data are read
+    check_saved_model(config.start_from)
+    return run_job(LOWER, config_of_run(config, workload), workload)
+
+
+def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
+    lowering = lower_workload(workload, config, config.rows)
+    info, label, rows = lowering.info, lowering.label, lowering.rows
+    title = f"{workload.title} in {label}"
+    result = {
+        "config": {**runs.as_json(config), "model": workload.name},
+        "format": label,
+        "rows": rows,
+        **info,
+        "accuracy_interval_95": lowering.accuracy_intervals,
+    }
+    counted = workload.count_test(rows)
+    about = accuracy_sentence(result, rows, counted) or counted
+    table = Table(title, [_shown(row) for row in info["operators"]])
+    return Report(
+        title,
+        {"table.md": [table, Note(about)]},
+        result,
+        info["operators"],
+        figures={"graph.svg": lowering.integer.draw},
+        files={"model": lowering.integer.export, GOLDEN: lowering.write_golden},
+        outcome=integer_outcome(result, workload, rows),
+        steps=[
+            load_step(config.out / "model", "Load the graph of integers"),
+            *steps_with_files({"Inputs, outputs and all integers between": config.out / GOLDEN}),
+        ],
+    )
+
+
+def integer_outcome(result: Mapping[str, Any], workload: Workload, rows: int) -> Outcome:
+    """The numbers of a list of runs: accuracy of the integers beside float, where there is one.
+
+    Few rows have no accuracy, see `accuracy_sentence`.
+
+    Args:
+        result: result of the job.
+        workload: the model and its rows.
+        rows: test rows that were compared.
+    """
+    shares = result["accuracy"] if rows >= FEW_ROWS else {}
+    name = CLASSIFICATION.metric.name if shares else ""
+    return Outcome(workload.dataset, name, shares.get("integer"), shares.get("float"), bool(shares))
+
+
+LOWER = Job("lower", _lower, load_checked)
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A model in integers, and what it came from.
+
+    Attributes:
+        label: of the formats.
+        quantized: the quantized graph.
+        integer: the graph of integers.
+        info: what `lower_to_integer_transform_pass` found.
+        batch: the compared test rows, by column.
+        rows: how many there are.
+    """
+
+    label: str
+    quantized: MaseGraph
+    integer: MaseGraph
+    info: Mapping[str, Any]
+    batch: Mapping[str, Tensor]
+    rows: int
+
+    @property
+    def accuracy_intervals(self) -> dict[str, Interval]:
+        """The 95 % interval of each graph's accuracy."""
+        shares = self.info["accuracy"].items()
+        return {name: wilson_of_share(share, self.rows) for name, share in shares}
+
+    def write_golden(self, path: Path) -> Golden:
+        """Writes inputs, outputs and the integers between them; returns them."""
+        from safetensors.torch import save_file
+
+        golden = golden_values(self.integer, self.batch)
+        save_file(golden, path)
+        return golden
+
+
+def accuracy_sentence(result: Mapping[str, Any], rows: int, counted: str = "") -> str:
+    """Each graph's accuracy with its interval, and of few rows how many each answers right.
+
+    Args:
+        result: result of the job, with `accuracy` and `accuracy_interval_95`.
+        rows: test rows that were compared.
+        counted: number of rows and what they are; default, "... test rows".
+    Returns: a sentence; "" where there is no accuracy.
+    """
+    shares, metric = result["accuracy"], CLASSIFICATION.metric
+    if not shares:
+        return ""
+    counted = counted or f"{rows} test row{'s' * (rows != 1)}"
+    if rows < FEW_ROWS:
+        right = ", ".join(f"{name} {round(share * rows)}" for name, share in shares.items())
+        return (
+            f"Right answers on {counted}: {right}. That is too few rows "
+            f"for an accuracy, which takes at least {FEW_ROWS}."
+        )
+    ends = result["accuracy_interval_95"]
+    texts = (
+        f"{name} {share:.2%}{format_interval(ends[name], metric)}" for name, share in shares.items()
+    )
+    return f"Accuracy on {counted}: {', '.join(texts)}."
+
+
+def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:
+    """Quantizes all operators of a model after training, and lowers it to integers.
+
+    Args:
+        workload: the model and its rows.
+        config: formats, calibration and widths.
+        rows: test rows that both graphs are compared on; all of them if there are fewer.
+    Raises:
+        ConfigError: the model has no integer form.
+    """
+    announce(workload.title, "quantizing and lowering")
+    number_format = parse_format_string(config.formats)
+    label = number_format.label
+    if config.start_from is None:
+        quantized = quantize_after_training(
+            raise_for_integers(workload),
+            number_format,
+            quantizable_operators(),
+            workload,
+            config.calibration_rows,
+        )
+    else:
+        quantized = _started(config.start_from, number_format, workload, config.calibration_rows)
+        label = f"the formats of {config.start_from}, others in {label}"
+    batches = list(
+        calibration_batches(workload.model, workload.train, rows=config.calibration_rows)
+    )
+    # Scales that follow each batch have no integer form.
+    static = {"batches": batches, "static_scales": True}
+    quantized, _ = passes.calibrate_transform_pass(quantized, static)
+    settings = {"internal_bits": config.internal_bits}
+    return lowering_of(quantized, label, workload, rows, settings)
+
+
+def _started(
+    start: Path, number_format: NumberFormat, workload: Workload, calibration_rows: int
+) -> MaseGraph:
+    """The graph of a run, where this is the format of operands that have none."""
+    mg = read_graph(checkpoint_in(start), workload)
+    # A convolution that takes a batch norm over has other weights: their fraction is derived again.
+    mg, _ = passes.conv_bn_fusion_transform_pass(mg, {"frac_width": "mse"})
+    mg, _ = passes.fuse_rms_norm_transform_pass(mg)
+    rules = {}
+    for node in mg.nodes:
+        if mg.operator(node).name in quantizable_operators():
+            module = mg.module_of(node)
+            spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
+            floats = [name for name in INPUT_OPERANDS if getattr(spec, name).is_identity]
+            if floats:
+                rules[node.name] = {
+                    "config": spec.with_quantizers(**dict.fromkeys(floats, number_format))
+                }
+    if rules:
+        mg, _ = passes.quantize_transform_pass(mg, {"by": "name", **rules})
+    return calibrated(mg, workload.train, calibration_rows)
+
+
+def lowering_of(
+    quantized: MaseGraph,
+    label: str,
+    workload: Workload,
+    rows: int,
+    settings: Mapping[str, Any],
+) -> Lowering:
+    """Lowers a quantized graph to integers, and compares both on test rows.
+
+    Args:
+        quantized: all operators of it have formats.
+        label: of these.
+        workload: the model that it came from, and its rows.
+        rows: test rows; all of them if there are fewer.
+        settings: further ones of `lower_to_integer_transform_pass`.
+    Raises:
+        ConfigError: it has no integer form.
+    """
+    rows = min(rows, len(workload.test))
+    (batch,) = calibration_batches(
+        workload.model, workload.test, rows=rows, batch_size=rows, with_labels=True
+    )
+    integer, info = passes.lower_to_integer_transform_pass(
+        quantized, {"batches": [batch], **settings}
+    )
+    return Lowering(label, quantized, integer, info, batch, rows)
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "operator": row["name"],
+        "kind": row["kind"],
+        "codes": Cell.of(row["codes"], ","),
+        "different": Cell.of(row["different"], ","),
+        "largest (steps)": Cell.of(row["largest"], "g"),
+        "saturated": Cell.of(row["saturated"], ","),
+        "largest seen": Cell.of(row["seen"], ","),
+        "bits": row["bits"],
+    }

@@ -1,0 +1,90 @@
+"""Latency and interval of an emitted circuit, in cycles and in microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chop.hardware.design.design import Design
+from chop.report.report import Block, Cell, Heading, Note, Table, Tile
+
+LATENCY = "latency, first beat in to last beat out"
+INTERVAL = "interval between two samples"
+
+
+def circuit_timing(
+    design: Design, simulated: Mapping[str, Any], placement: Mapping[str, Any], clock_mhz: float
+) -> dict[str, Any]:
+    """Computes latency and interval of a circuit.
+
+    Args:
+        design: the circuit.
+        simulated: row of the verification without stalls.
+        placement: placement in the result, empty if the circuit is not placed.
+        clock_mhz: clock for times in microseconds where the circuit is not placed.
+    """
+    clock = float(placement["frequency_mhz"]) if placement else clock_mhz
+    cycles = {"latency": simulated["latency"], "interval": simulated["interval"]}
+    cycles["interval"] = cycles["interval"] or design.interval
+    return {
+        "clock_mhz": clock,
+        "is_placed": bool(placement),
+        "latency_cycles": cycles["latency"],
+        "planned_latency_cycles": design.connections.schedule.latency(design.netlist),
+        "interval_cycles": cycles["interval"],
+        "planned_interval_cycles": design.interval,
+        "latency_us": cycles["latency"] / clock,
+        "interval_us": cycles["interval"] / clock,
+        "samples_per_second": round(1e6 * clock / cycles["interval"]),
+    }
+
+
+def clock_text(timing: Mapping[str, Any]) -> str:
+    """Formats the clock frequency with its source.
+
+    Args:
+        timing: timing in the result.
+    """
+    source = "after routing" if timing["is_placed"] else "assumed"
+    return f"{timing['clock_mhz']:,.6g} MHz ({source})"
+
+
+def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
+    """Returns the table of latency and interval with its heading.
+
+    Args:
+        timing: timing in the result.
+    """
+    rows = [
+        {
+            "time": name,
+            "cycles": Cell.of(timing[f"{key}_cycles"], ",.6g"),
+            "planned cycles": Cell.of(timing[f"planned_{key}_cycles"], ","),
+            "microseconds": Cell.of(timing[f"{key}_us"], ",.4g"),
+        }
+        for key, name in (("latency", LATENCY), ("interval", INTERVAL))
+    ]
+    return [Heading("Timing"), Table(f"Timing at {clock_text(timing)}", rows), _note(timing)]
+
+
+def _note(timing: Mapping[str, Any]) -> Note:
+    pace = f"{timing['samples_per_second']:,} samples a second at {clock_text(timing)}."
+    if timing["is_placed"]:
+        return Note(pace, is_printed=False)
+    return Note(
+        f"{pace} --clock-mhz takes another clock, and --place measures the one that the circuit "
+        "reaches on an ECP5 or iCE40.",
+        is_printed=False,
+    )
+
+
+def latency_tile(timing: Mapping[str, Any]) -> Tile:
+    """Latency in microseconds, with cycles and clock beside it.
+
+    Args:
+        timing: timing in the result.
+    """
+    microseconds = Cell(timing["latency_us"], f"{timing['latency_us']:,.4g} µs")
+    return Tile(
+        "latency", microseconds, f"{timing['latency_cycles']:,} cycles, {clock_text(timing)}"
+    )

@@ -1,0 +1,3 @@
+"""Export job: files for other engines, read back and proven."""
+
+__all__: list[str] = []

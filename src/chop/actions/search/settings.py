@@ -1,0 +1,319 @@
+"""Settings of `chop search precision`, `nas` and `sensitivity`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from chop.actions.emit.circuit_settings import CircuitOptions
+from chop.actions.search.format_settings import FormatSettings
+from chop.config import MORE
+from chop.errors import ConfigError, check_known
+from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
+
+if TYPE_CHECKING:
+    from chop.problems.nas.compression import Compression
+    from chop.search import Constraint, Goal, Search, SearchSpace
+    from chop.search.objective import Direction, Goals, Measure
+
+USUAL_BITS = 4.0
+"""The budget of bits per weight where none is given."""
+
+
+@dataclass(frozen=True)
+class SearchConfig(WorkloadConfig):
+    """Trials, sampler and storage of a search.
+
+    Attributes:
+        trials: total number of configurations. Those of earlier runs are included.
+        sampler: algorithm that proposes configurations, such as tpe.
+        pruner: early stopping of trials that are behind, such as asha. Default: none.
+        workers: processes of this machine that run trials.
+        storage: `postgresql://user@host/db` for many machines, or a file. Default: a SQLite file in
+            `out`.
+        name: study name in the storage and of its folder in `out`. Default: the job's.
+        keep: number of best models to keep on disk.
+        seeds: number of searches, with seeds from `seed` on, compared in OUT/NAME-compared.
+        samplers: samplers to compare, each a search (with each seed) of `trials` trials. Default:
+            `sampler` alone.
+
+    The other settings are those of `WorkloadConfig`.
+    """
+
+    JOB_NAME: ClassVar[str] = "search"
+    RANGES: ClassVar[Ranges] = {
+        "trials": (1, 10**9),
+        "workers": (1, 1024),
+        "keep": (0, 10_000),
+        "seeds": (1, 100),
+    }
+
+    trials: int = 100
+    sampler: str = "sensitivity"
+    pruner: str | None = field(default=None, metadata=MORE)
+    workers: int = 1
+    storage: str | None = field(default=None, metadata=MORE)
+    name: str | None = field(default=None, metadata=MORE)
+    keep: int = field(default=1, metadata=MORE)
+    seeds: int = field(default=1, metadata=MORE)
+    samplers: tuple[str, ...] = field(default=(), metadata=MORE)
+
+    @property
+    def study(self) -> str:
+        """The name of the study."""
+        return self.name or self.JOB_NAME
+
+    @property
+    def folder(self) -> Path:
+        """Where the study writes: several may share `out` and its storage."""
+        return self.out / self.study
+
+    def search(self, space: SearchSpace, measure: Measure, goals: Goals, **further: Any) -> Search:
+        """The search of these settings; `further` are arguments of `chop.search.Search`."""
+        from chop.search import Search
+
+        names = ("sampler", "pruner", "storage", "out", "seed", "keep")
+        own = {name: getattr(self, name) for name in names}
+        return Search(space, measure, goals, name=self.study, **own, **further)
+
+    def __post_init__(self) -> None:
+        from chop.search.location import check_study_name, storage_url
+        from chop.search.registry import make_pruner, sampler_row
+
+        super().__post_init__()
+        check_study_name(self.study)
+        for sampler in (self.sampler, *self.samplers):
+            sampler_row(sampler)
+        make_pruner(self.pruner)
+        storage_url(self.storage, self.out)
+
+
+@dataclass(frozen=True)
+class SensitivityConfig(FormatSettings, WorkloadConfig):
+    """Settings of `chop search sensitivity`.
+
+    Attributes:
+        metrics: per-layer metrics, as kl,fisher. All are kl, mse, weight_error, fisher, hessian and
+            activation_variance.
+        vectors: random vectors that estimate the Hessian's trace.
+
+    The other settings are those of `FormatSettings` and `WorkloadConfig`.
+    """
+
+    RANGES: ClassVar[Ranges] = {"vectors": (1, 10_000)}
+
+    out: Path = Path("runs/sensitivity")
+    metrics: tuple[str, ...] = (
+        *("kl", "mse", "weight_error", "fisher", "hessian", "activation_variance"),
+    )
+    vectors: int = field(default=16, metadata=MORE)
+
+    def __post_init__(self) -> None:
+        from chop.problems.mixed_precision.layer_sensitivity import check_metrics
+
+        super().__post_init__()
+        self.read_formats()
+        check_metrics(self.metrics)
+
+
+@dataclass(frozen=True)
+class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig):
+    """Settings of `chop search precision`.
+
+    Attributes:
+        goals: objectives, as accuracy,bits. They are accuracy (or the metric of another task),
+            loss, kl, bits, activation_bits, bytes, bit_operations; of the model's circuit lut, ff,
+            dsp, bram, interval (cycles), latency_us; several give a Pareto front. kl, the
+            divergence from the float model's outputs, still ranks formats where accuracy is
+            saturated. It needs classes: loss stands for it where outputs are none, and with
+            `evaluate` its number.
+        per: `operand` for one choice per operand of a layer, `layer` for one per layer.
+        joined: one choice for the layers that vLLM and SGLang join (q_proj, k_proj and v_proj;
+            gate_proj and up_proj). Default: yes for language models.
+        budgets: largest cost, least accuracy. Constraints on what goals may name. Example:
+            `bits=4`. Default: bits=4 for one objective that is no cost, where a format has fewer
+            bits; none with `per_format`.
+        per_format: a search for each of `formats`, compared in OUT/NAME-compared; fields that a
+            format lacks are left out of its `ranges`.
+        warm_start: begin with what needs no search: one option everywhere, and the least predicted
+            loss; else the table has neither. Default: yes, but not with `per_format`.
+        search_rows: validation rows that trials are measured on, at most; training rows if there
+            are fewer than 100 validation rows and nothing is trained.
+        epochs: epochs of QAT in each trial. They begin at the same weights; 0 measures PTQ.
+        lr: peak learning rate of QAT. Default: by model and number of epochs.
+
+    The other settings are those of `JudgedConfig`, `CircuitOptions`, `FormatSettings` and
+    `SearchConfig`.
+    """
+
+    JOB_NAME: ClassVar[str] = "precision"
+    RANGES: ClassVar[Ranges] = {
+        "search_rows": (1, 10**9),
+        "epochs": (0, 10_000),
+        "lr": (1e-12, 1e3),
+    }
+
+    USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
+
+    out: Path = Path("runs/search")
+    goals: tuple[str, ...] = ("kl",)
+    per: Literal["layer", "operand"] = field(default="operand", metadata=MORE)
+    joined: bool | None = field(default=None, metadata=MORE)
+    budgets: Mapping[str, float] | None = None
+    per_format: bool = field(default=False, metadata=MORE)
+    warm_start: bool | None = field(default=None, metadata=MORE)
+    search_rows: int = field(default=2000, metadata=MORE)
+    epochs: int = 0
+    lr: float | None = field(default=None, metadata=MORE)
+
+    def __post_init__(self) -> None:
+        from chop.problems.mixed_precision.costs import COSTS
+        from chop.search.objective import objectives_of
+
+        super().__post_init__()
+        if self.judged_name is not None and self.goals == ("kl",):
+            object.__setattr__(self, "goals", (self.judged_name,))
+        self.read_formats()
+        objectives_of(self.all_goals())
+        self.check_circuit()
+        if self.emit and self.epochs:
+            raise ConfigError("emit: a circuit of weights that trials train is not emitted.")
+        if self.pruner is not None and self.goals[0] in COSTS:
+            raise ConfigError(
+                f"pruner: '{self.goals[0]}' is known before a trial runs: there is nothing to stop."
+            )
+        if self.lr is not None and not self.epochs:
+            raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
+
+    def goal_names(self) -> tuple[str, ...]:
+        """What goals and budgets are about."""
+        return (*self.goals, *(self.budgets or ()))
+
+    def identity(self) -> dict[str, Any]:
+        """All of these settings that a result depends on, as plain JSON."""
+        own = {"evaluate": self.evaluate, "metric": self.metric, "loss": self.loss}
+        judged = own if self.evaluate or self.loss else {}
+        return super().identity() | self.circuit_identity() | judged
+
+    @property
+    def begins_warm(self) -> bool:
+        """True if the first trials are those that need no search."""
+        return not self.per_format if self.warm_start is None else self.warm_start
+
+    def all_goals(self) -> tuple[Goal | Constraint, ...]:
+        """Objectives, then constraints."""
+        from chop.problems.mixed_precision.costs import COSTS
+        from chop.problems.mixed_precision.goals import precision_goals
+        from chop.train.tasks import find_task
+
+        budgets = self.budgets
+        if budgets is None:
+            is_one_score = len(self.goals) == 1 and self.goals[0] not in COSTS
+            narrowest = min(fmt.bits() for fmt in self.candidates().values())
+            has_usual = is_one_score and not self.per_format and narrowest < USUAL_BITS
+            budgets = {"bits": USUAL_BITS} if has_usual else {}
+        # Metrics of several outputs have the names of the outputs in theirs.
+        metrics = {} if self.task is None else find_task(self.task).metrics
+        directions: dict[str, Direction] = {
+            name: "maximize" if metric.higher_is_better else "minimize"
+            for name, metric in metrics.items()
+        }
+        if self.judged_name is not None:
+            directions[self.judged_name] = "minimize" if self.lower_is_better else "maximize"
+        given = precision_goals(self.goals, budgets, directions)
+        limits = self.device_limits()
+        return (*given, *(limits[name] for name in limits if name not in self.goal_names()))
+
+
+@dataclass(frozen=True)
+class NasConfig(JudgedConfig, SearchConfig):
+    """Settings of `chop search nas`.
+
+    Attributes:
+        fields: values of fields of the model's configuration. Example: `hidden_size=32,64`.
+            Default: half, once and twice the number of layers and of heads, hidden size and
+            intermediate size.
+        square_layers: candidates for each linear layer of as many inputs as outputs; the first is
+            the default.
+        goals: objectives, as accuracy,parameters. The third is size_bytes; several give a Pareto
+            front. With `evaluate`, accuracy stands for its number, by its name.
+        budgets: largest cost, least accuracy. Constraints on what goals may name. Example:
+            `parameters=20000`. Default: none.
+        epochs: epochs of training in each trial.
+        lr: peak learning rate of each trial.
+        validation: share of the training rows that trials are evaluated on; test rows are for the
+            best alone.
+        compression: evaluate models as they are, or compressed. With `compress-train` they are
+            trained again.
+        pass_args: settings of the compression passes, by pass. Example:
+            'prune_transform_pass = {"weight": {"sparsity": 0.3}}'. Default: 4-bit integers and 50 %
+            sparsity.
+        compression_epochs: epochs of training after compression, for `compress-train`.
+        proxy: score that filters architectures before training. A zero-cost proxy, such as synflow.
+            Default: none.
+        share: share of architectures that pass the proxy.
+
+    The other settings are those of `JudgedConfig` and `SearchConfig`.
+    """
+
+    JOB_NAME: ClassVar[str] = "nas"
+    RANGES: ClassVar[Ranges] = {
+        "epochs": (1, 10_000),
+        "lr": (1e-9, 10),
+        "validation": (0.01, 0.9),
+        "compression_epochs": (0, 10_000),
+        "share": (0.001, 1),
+    }
+
+    out: Path = Path("runs/search")
+    trials: int = 40
+    fields: Mapping[str, tuple[Any, ...]] | None = None
+    square_layers: tuple[str, ...] = field(default=("Linear", "Identity"), metadata=MORE)
+    goals: tuple[str, ...] = ("accuracy",)
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    epochs: int = 5
+    lr: float = field(default=3e-3, metadata=MORE)
+    validation: float = field(default=0.2, metadata=MORE)
+    compression: Literal["none", "compress", "compress-train"] = "none"
+    pass_args: Mapping[str, Any] | None = field(default=None, metadata=MORE)
+    compression_epochs: int = field(default=2, metadata=MORE)
+    proxy: str | None = None
+    share: float = field(default=0.25, metadata=MORE)
+
+    def __post_init__(self) -> None:
+        from chop.problems.nas.architecture import SQUARE_LAYERS
+        from chop.problems.nas.proxies import PROXIES
+
+        super().__post_init__()
+        if self.judged_name is not None:
+            named = {"accuracy": self.judged_name}
+            goals = tuple(named.get(name, name) for name in self.goals)
+            budgets = {named.get(name, name): bound for name, bound in self.budgets.items()}
+            object.__setattr__(self, "goals", goals)
+            object.__setattr__(self, "budgets", budgets)
+        for where, names, known in (
+            ("square_layers", self.square_layers, SQUARE_LAYERS),
+            ("proxy", (self.proxy,) if self.proxy else (), PROXIES),
+        ):
+            for name in names:
+                check_known(name, known, f"{where}: unknown")
+        self.all_goals()
+        self.how_compressed()
+
+    def how_compressed(self) -> Compression:
+        """What is done to a trained model."""
+        from chop.problems.nas.compression import PASS_ARGS, Compression
+
+        pass_args = PASS_ARGS if self.pass_args is None else self.pass_args
+        return Compression(self.compression, pass_args, self.compression_epochs)
+
+    def all_goals(self) -> tuple[Goal | Constraint, ...]:
+        """Objectives, then constraints."""
+        from chop.problems.nas.goals import nas_goals
+
+        judged: dict[str, Direction] | None = None
+        if self.judged_name is not None:
+            judged = {self.judged_name: "minimize" if self.lower_is_better else "maximize"}
+        return nas_goals(self.goals, self.budgets, judged)

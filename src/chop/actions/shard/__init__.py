@@ -1,0 +1,3 @@
+"""Shard job: a model on several processes, beside one process."""
+
+__all__: list[str] = []

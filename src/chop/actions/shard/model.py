@@ -1,0 +1,158 @@
+"""Model to shard: its graph, the source of its weights, and rows of a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from chop.actions.shard.settings import ShardConfig
+from chop.base.hub import hub_is_reachable
+from chop.captured.specs import TensorSpec, map_specs
+from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line
+from chop.ir.graph import MaseGraph, dummy_inputs
+from chop.models import BUILTIN_MODELS, builtin_model, is_own, load_model
+
+if TYPE_CHECKING:
+    from chop.distributed.source import TensorSource
+
+FILES = ["*.json", "*.safetensors"]
+"""Of a hub repository: configuration and weights."""
+
+
+@dataclass(frozen=True)
+class ShardedModel:
+    """A model that is to be sharded.
+
+    Attributes:
+        graph: without weights where there is a source.
+        inputs: of a small forward, by name; the same on every process.
+        source: where each process reads its part of the weights. None: the graph has them.
+    """
+
+    graph: MaseGraph
+    inputs: Mapping[str, Any]
+    source: TensorSource | None = None
+
+    @classmethod
+    def of(cls, config: ShardConfig) -> ShardedModel:
+        """What the settings name.
+
+        Raises:
+            ConfigError: there is no such model, or it is none whose weights can be read in parts.
+            CheckpointError: files are missing or broken.
+            UnavailableError: a hub name that is neither in the local cache nor reachable.
+        """
+        checkpoint = checkpoint_of(config.model)
+        if checkpoint is not None:
+            return cls._of_checkpoint(checkpoint, config)
+        if is_own(config.model):
+            raise ConfigError(
+                f"model '{config.model}': expected a built-in model, a Hugging Face folder or hub "
+                "name, or a checkpoint; export its graph with MaseGraph(model).export(PATH), and "
+                "give that."
+            )
+        if builtin_model(config.model):
+            if config.task is not None:
+                raise ConfigError(f"task: built-in model '{config.model}' has one of its own.")
+            mg = _without_cache(load_model(config.model, seed=config.seed))
+            return cls(mg, _example(mg, config))
+        return cls._of_folder(_folder(config.model), config)
+
+    @classmethod
+    def _of_checkpoint(cls, checkpoint: Path, config: ShardConfig) -> ShardedModel:
+        from chop.distributed.load import CheckpointSource, meta_graph
+
+        if config.task is not None:
+            raise ConfigError(f"task: checkpoint '{checkpoint}' has a model of one task.")
+        mg = meta_graph(checkpoint)
+        mg.model.eval()
+        return cls(mg, _example(mg, config), CheckpointSource(checkpoint))
+
+    @classmethod
+    def _of_folder(cls, folder: Path, config: ShardConfig) -> ShardedModel:
+        from chop.models.meta import meta_model, weights_source
+
+        model = meta_model(folder, task=config.task)
+        inputs = dummy_inputs(model, None, config.batch, config.length, device="cpu")
+        mg = _without_cache(model)
+        return cls(mg, inputs, weights_source(model, folder, mg.model))
+
+
+def checkpoint_of(model: str) -> Path | None:
+    """The checkpoint of chop that a name means, with a suffix or not, or a run's folder has.
+
+    None if there is none.
+    """
+    path = Path(model).expanduser()
+    stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
+    places = (stem, path / "model")
+    return next((x for x in places if x.with_name(f"{x.name}.mz").is_file()), None)
+
+
+def whole_graph(config: ShardConfig) -> MaseGraph:
+    """The graph of the same model with all its weights."""
+    checkpoint = checkpoint_of(config.model)
+    if checkpoint is not None:
+        return MaseGraph.from_checkpoint(checkpoint)
+    return _without_cache(load_model(config.model, task=config.task, seed=config.seed))
+
+
+def _without_cache(model: nn.Module) -> MaseGraph:
+    """The graph of a model, whose nodes a plan names: the same with weights and without."""
+    return MaseGraph(model, hf_input_names=[*dummy_inputs(model)])
+
+
+def _folder(name: str) -> Path:
+    """The local folder of a model; one on the hub is downloaded first."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    reachable = hub_is_reachable()
+    try:
+        found = snapshot_download(name, allow_patterns=FILES, local_files_only=not reachable)
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        reason = first_line(error) if reachable else "the hub cannot be reached"
+        raise UnavailableError(
+            f"'{name}' is no folder or checkpoint here, and not in the hub's cache ({reason}); "
+            f"give a local folder, or a built-in model: {did_you_mean(name, BUILTIN_MODELS)}"
+        ) from error
+    return Path(found)
+
+
+def _example(mg: MaseGraph, config: ShardConfig) -> dict[str, Any]:
+    """Inputs as at the capture, but of the batch and length asked for where the graph is not fixed.
+
+    The first dimension is the batch; others of integers, which are tokens, are the length.
+    """
+    given: dict[str, Any] = mg.model.record.example_inputs
+    shapes = {
+        str(node.target): node.meta["spec"].shape
+        for node in mg.nodes
+        if node.op == "placeholder" and isinstance(given.get(str(node.target)), TensorSpec)
+    }
+    sizes: dict[str | int, int] = {}
+    for name, shape in shapes.items():
+        is_tokens = not given[name].dtype.is_floating_point
+        for dim, size in enumerate(shape):
+            if isinstance(size, str) and (dim == 0 or is_tokens):
+                sizes[size] = config.length if dim else config.batch
+    resized = {
+        name: replace(given[name], shape=tuple(map(sizes.get, shape, given[name].shape)))
+        for name, shape in shapes.items()
+    }
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(spec: Any) -> Any:
+        return spec.dummy(generator) if isinstance(spec, TensorSpec) else spec
+
+    specs: Any = given | resized
+    return dict(map_specs(draw, specs, lambda _, named: SimpleNamespace(**named)))

@@ -1,0 +1,184 @@
+"""Run of a sharded model: on this process and its group, or on processes of its own.
+
+Settings, imports, plan, result and errors of the processes that `run_on_processes` starts are files
+of a temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from chop import errors, passes, runs
+from chop.actions.shard.model import ShardedModel
+from chop.actions.shard.settings import ShardConfig
+from chop.base import children
+from chop.base.files import write_json
+from chop.base.files.temporary import scratch_folder
+from chop.base.nested import tree_map
+from chop.base.plugins import import_modules, imported_modules
+from chop.distributed.agreement import found_by_first_process
+from chop.distributed.check import check_against_one_process
+from chop.distributed.collectives import counted_collectives, totals
+from chop.distributed.peers import is_peer_failure
+from chop.distributed.plan import ShardingPlan, parse_mesh
+from chop.distributed.planning.autosharding import NAME as AUTO
+from chop.distributed.process import guarded, launch, start
+from chop.errors import ChopError, DistributedError
+from chop.kernels.matmul_precision import matmul_precision
+
+PROCESSES = 2
+"""Where neither the settings nor torchrun say how many."""
+"""Of temporary folders, which the next run removes where a kill has left them."""
+FAILED = 2
+"""The exit code of a process whose error is in the folder."""
+INTERRUPTED = 130
+"""That of one that Ctrl-C stopped, as in shells."""
+PROGRAM = (
+    "import os, runpy, signal, sys;"
+    f"runpy.run_path({children.__file__!r})['end_with'](int(sys.argv[2]));"
+    f"signal.signal(signal.SIGINT, lambda *_: os._exit({INTERRUPTED}));"
+    "from chop.actions.shard import run;"
+    "sys.exit(run.run_from(sys.argv[1]))"
+)
+"""What the processes run; arguments are a folder and the number of the process that launches them.
+Its end and Ctrl-C reach them as early as while they import; one says so."""
+
+
+def is_launched() -> bool:
+    """Returns true if torchrun, or what does the same, started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def mesh_shape(config: ShardConfig) -> tuple[int, ...]:
+    """The mesh of a plan that is searched for: as the settings say, or all of torchrun's."""
+    return parse_mesh(config.mesh or processes())
+
+
+def processes() -> int:
+    """How many run where nothing else says so: torchrun's, or two."""
+    return int(os.environ["WORLD_SIZE"]) if is_launched() else PROCESSES
+
+
+def run_here(model: ShardedModel, plan: ShardingPlan | None, config: ShardConfig) -> dict[str, Any]:
+    """Shards a model, checks its first forward and runs it. Called by all processes.
+
+    Args:
+        model: the same on all of them.
+        plan: of as many processes as there are. None: that of the first process, which searches.
+        config: whether it is checked, and the backend.
+    Returns: `backend`; `local_bytes` of each process; `check`, a report or None; `collectives` of
+        a forward.
+    Raises:
+        PlanError: the plan does not fit the model or the processes.
+        DistributedError: a process ended, or the sharded model differs from one process.
+    """
+    import torch
+    import torch.distributed as dist
+
+    mesh = start(mesh_shape(config) if plan is None else plan.mesh, config.backend)
+    with (
+        guarded("the sharded run"),
+        torch.no_grad(),
+        matmul_precision(config.matmul_precision),
+    ):
+        if config.plan == AUTO:
+            plan = found_by_first_process(lambda: plan)
+        assert plan is not None
+        # Compared below, on inputs of the batch and length that were asked for.
+        given = {"plan": plan, "backend": config.backend, "source": model.source, "check": False}
+        mg, info = passes.resharding_transform_pass(model.graph, given)
+        inputs = _on_device(model.inputs, mesh.device_type)
+        check = None
+        if config.check:
+            check = check_against_one_process(
+                model.graph.model, mg.model, inputs, source=model.source
+            )
+        with counted_collectives() as collectives:
+            mg.model(**inputs)
+        local: list[Any] = [None] * plan.processes
+        dist.all_gather_object(local, info["local_bytes"])
+    return {
+        "backend": dist.get_backend(),
+        "local_bytes": local,
+        "check": check and asdict(check),
+        "collectives": [asdict(each) for each in totals(collectives)],
+    }
+
+
+def run_on_processes(plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
+    """Runs `run_here` on processes of this machine, started for it.
+
+    Args:
+        plan: the layouts; says how many processes.
+        config: the model, and what else `run_here` reads.
+    Returns: see `run_here`.
+    Raises:
+        ChopError: what a process raised, or a process ended.
+        KeyboardInterrupt: all were stopped.
+    """
+    with scratch_folder("shard") as folder:
+        plan.write(folder / "plan.json")
+        given = replace(config, plan=str(folder / "plan.json"), mesh=None)
+        write_json(folder / "settings.json", runs.as_json(given))
+        write_json(folder / "modules.json", imported_modules())
+        command = [sys.executable, "-c", PROGRAM, str(folder), str(os.getpid())]
+        code = launch(command, plan.processes)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if code:
+            raise _error_of(folder, code, plan.processes)
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        return result
+
+
+def _error_of(folder: Path, code: int, processes: int) -> ChopError:
+    """What the processes said; one that only missed another comes last."""
+    said = [json.loads(path.read_text()) for path in sorted(folder.glob("error-*.json"))]
+    if not said:
+        return DistributedError(
+            f"a process of {processes} ended with exit code {code}; what it said is above."
+        )
+    first = min(said, key=lambda error: error["misses_another"])
+    kind: type[ChopError] = getattr(errors, first["class"], ChopError)
+    return kind(first["message"])
+
+
+def _on_device(inputs: Mapping[str, Any], device: str) -> dict[str, Any]:
+    from torch import Tensor
+
+    def move(x: Any) -> Any:
+        return x.to(device) if isinstance(x, Tensor) else x
+
+    return {name: tree_map(move, value) for name, value in inputs.items()}
+
+
+def run_from(folder: str | Path) -> int:
+    """The part of one process in `run_on_processes`.
+
+    Args:
+        folder: with the settings and the plan; results and errors are written there.
+    Returns: the exit code.
+    """
+    folder, rank = Path(folder), os.environ["RANK"]
+    try:
+        import_modules(json.loads((folder / "modules.json").read_text()))
+        config = ShardConfig(**json.loads((folder / "settings.json").read_text()))
+        result = run_here(ShardedModel.of(config), ShardingPlan.read(config.plan), config)
+    except ChopError as error:
+        cause = error.__cause__
+        said = {
+            "class": type(error).__name__,
+            "message": str(error),
+            "misses_another": cause is not None and is_peer_failure(cause),
+        }
+        write_json(folder / f"error-{rank}.json", said)
+        return FAILED
+    if rank == "0":
+        write_json(folder / "result.json", result)
+    return 0

@@ -1,0 +1,286 @@
+"""Settings of `chop sweep quantize` and `chop sweep prune`."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from chop.actions.compress.settings import QuantizationSettings, default_operators
+from chop.actions.sweep.grid import parse_range, whole
+from chop.config import MORE
+from chop.errors import ConfigError, check_known
+from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
+
+DERIVED = ("auto", "minmax", "mse")
+"""Rules that calibrate the fraction of each tensor."""
+WIDTHS, HALF = "4:32:4", "half"
+INTEGER_BITS, FRACTION_BITS = "1:6", "1:12"
+Numbers = str | int | tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
+    """Settings of `chop sweep quantize`.
+
+    Attributes:
+        widths: bit widths, as 2,4,8 or 2:8:1. Numbers by commas, or ranges `first:last:step`.
+        frac: fraction widths, one curve each. By commas: `half` of the width; numbers and ranges
+            (those below the width); `auto`, `minmax` or `mse`, which calibrate each tensor's.
+        integer_bits: integer bits in the place of widths. The sign is among them: numbers or
+            ranges. The largest weights and inputs are measured first, and say which numbers are of
+            use. Default: widths are varied; 1:6 where `fraction_bits` is given.
+        fraction_bits: fraction bits in the place of widths. Integer bits are varied at the largest
+            of them, then fraction bits at the least number of integer bits that loses nothing after
+            training (PTQ). Default: widths are varied; 1:12 where `integer_bits` is given.
+        seeds: number of seeds of QAT. They are from `seed` on; tables and figures have their mean
+            and range.
+
+    The other settings are those of `JudgedConfig`, `QuantizationSettings` and `WorkloadConfig`.
+    """
+
+    RANGES: ClassVar[Ranges] = {"seeds": (1, 100)}
+
+    out: Path = Path("runs/sweep-quantize")
+    widths: Numbers = WIDTHS
+    frac: str | int = HALF
+    integer_bits: Numbers | None = None
+    fraction_bits: Numbers | None = None
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        from chop.formats import Integer
+
+        super().__post_init__()
+        if self.splits_widths:
+            self._check_split()
+            return
+        for settings in self.lines().values():
+            for width, frac_width in settings:
+                Integer(width, frac_width)  # type: ignore[arg-type]
+
+    @property
+    def splits_widths(self) -> bool:
+        """True when integer bits and fraction bits are varied, not widths."""
+        return self.integer_bits is not None or self.fraction_bits is not None
+
+    def split(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Integer bits and fraction bits of the sweep, both rising."""
+        given = {
+            "integer_bits": INTEGER_BITS if self.integer_bits is None else self.integer_bits,
+            "fraction_bits": FRACTION_BITS if self.fraction_bits is None else self.fraction_bits,
+        }
+        integer, fraction = (whole(parse_range(bits, name), name) for name, bits in given.items())
+        return integer, fraction
+
+    def _check_split(self) -> None:
+        from chop.formats import Integer
+
+        if (self.widths, self.frac) != (WIDTHS, HALF):
+            raise ConfigError(
+                "integer_bits: a width is integer bits + fraction bits; leave widths and frac out."
+            )
+        integer, fraction = self.split()
+        if integer[0] < 1:
+            raise ConfigError(f"integer_bits: got {integer[0]}, expected 1 or more for the sign.")
+        for bits, frac_width in itertools.product(integer, fraction):
+            Integer(bits + frac_width, frac_width)
+
+    def lines(self) -> dict[str, list[tuple[int, int | str]]]:
+        """Widths and fractions of each curve, by the name of its fraction.
+
+        Raises:
+            ConfigError: a range is malformed, or no fraction is below its width.
+        """
+        pairs = {label: [*filter(_is_below, found)] for label, found in self._pairs().items()}
+        lines = {label: settings for label, settings in pairs.items() if settings}
+        if not lines:
+            raise ConfigError(f"frac: '{self.frac}': no fraction is below a width.")
+        return lines
+
+    def left_out(self) -> list[str]:
+        """What is not measured, as `width.fraction`: the fraction is not below the width."""
+        pairs = [pair for found in self._pairs().values() for pair in found]
+        return [f"{width}.{frac}" for width, frac in pairs if not _is_below((width, frac))]
+
+    def _pairs(self) -> dict[str, list[tuple[int, int | str]]]:
+        widths = whole(parse_range(self.widths, "widths"), "widths")
+        lines: dict[str, list[tuple[int, int | str]]] = {}
+        for part in (part.strip() for part in str(self.frac).split(",")):
+            if part == HALF:
+                lines[part] = [(width, width // 2) for width in widths]
+            elif part in DERIVED:
+                lines[part] = [(width, part) for width in widths]
+            else:
+                for frac in whole(parse_range(part, "frac"), "frac"):
+                    lines[str(frac)] = [(width, frac) for width in widths]
+        return lines
+
+
+def _is_below(pair: tuple[int, int | str]) -> bool:
+    width, frac = pair
+    return isinstance(frac, str) or frac < width
+
+
+def default_products() -> tuple[str, ...]:
+    """The names of quantizable operators that multiply by a weight."""
+    from chop.ir.ops import OPS
+
+    return tuple(name for name in default_operators() if OPS[name].is_product)
+
+
+class PruneSetting(NamedTuple):
+    """What a point of the sweep prunes.
+
+    Attributes:
+        weight: method and share; None prunes no weights.
+        activation: the same of the operators' inputs.
+    """
+
+    weight: tuple[str, float] | None
+    activation: tuple[str, float] | None
+
+    @property
+    def part(self) -> str:
+        """One of `PARTS`."""
+        if self.weight is None or self.activation is None:
+            return "activations" if self.weight is None else "weights"
+        return "both"
+
+    @property
+    def sparsity(self) -> float:
+        """The share of the weights; where none are pruned, that of the inputs."""
+        found = self.weight or self.activation
+        assert found is not None
+        return found[1]
+
+    @property
+    def draws(self) -> bool:
+        """True when a method is random."""
+        return any(found is not None and found[0] == "random" for found in self)
+
+
+PARTS = ("weights", "activations", "both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneSweepConfig(JudgedConfig, WorkloadConfig):
+    """Settings of `chop sweep prune`.
+
+    Attributes:
+        sparsity: shares to prune, as 0.5,0.9 or 0.1:0.9:0.1. Shares of weights: numbers by commas,
+            or ranges `first:last:step`.
+        methods: pruning scores, as l1-norm,wanda. Each is a pair of curves.
+        activation: scores that prune inputs of operators, too. These inputs are activations; the
+            scores l1-norm, random. Default: inputs are not pruned.
+        activation_sparsity: shares of inputs to prune. Default: those of weights, and both together
+            have equal shares.
+        parts: what is pruned, a figure each: weights, activations, both (every method of weights
+            with every method of activations). Default: weights; all three where `activation` is
+            given.
+        start_from: run or checkpoint to prune, not the float model. A folder of `chop sweep
+            quantize` (the point with the best metric), one of `chop compress`, or a checkpoint.
+            Model and data are those of the folder. Default: the float model.
+        scope: share of each layer, or over all together. `local` prunes the share in each layer,
+            `global` over all layers together.
+        operators: operators to prune, by name: linear, conv2d ... Default: all that multiply by a
+            weight.
+        finetune_epochs: epochs of fine-tuning after pruning. With 0 only pruning is measured.
+            Default: 15 for built-in models, else 1.
+        finetune_lr: peak learning rate of fine-tuning. Default: by model and number of epochs.
+        calibration_rows: training rows for the scores that need data.
+        seeds: number of seeds of pruning and fine-tuning. They are from `seed` on, for random
+            pruning; tables and figures have their mean and range.
+
+    The other settings are those of `JudgedConfig` and `WorkloadConfig`.
+    """
+
+    RANGES: ClassVar[Ranges] = {
+        "finetune_epochs": (0, 10_000),
+        "finetune_lr": (1e-9, 10),
+        "calibration_rows": (1, 10**9),
+        "seeds": (1, 100),
+    }
+
+    out: Path = Path("runs/sweep-prune")
+    sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
+    methods: tuple[str, ...] = ("l1-norm", "random")
+    activation: tuple[Literal["l1-norm", "random"], ...] = ()
+    activation_sparsity: str | float | tuple[float, ...] | None = field(default=None, metadata=MORE)
+    parts: tuple[Literal["weights", "activations", "both"], ...] = field(default=(), metadata=MORE)
+    start_from: Path | None = None
+    scope: Literal["local", "global"] = "local"
+    operators: tuple[str, ...] = field(default_factory=default_products, metadata=MORE)
+    finetune_epochs: int | None = None
+    finetune_lr: float | None = field(default=None, metadata=MORE)
+    calibration_rows: int = field(default=256, metadata=MORE)
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        from chop.config import convert, parse
+        from chop.pruning.settings import PruneConfig
+        from chop.quantization.named_operators import check_operators
+
+        super().__post_init__()
+        if self.start_from is not None:
+            object.__setattr__(self, "start_from", Path(self.start_from).expanduser())
+        convert(self.scope, Literal["local", "global"], "scope")
+        check_operators(self.operators, default_operators())
+        if not self.methods:
+            raise ConfigError("methods: expected at least one.")
+        for name in self.parts:
+            check_known(name, PARTS, "parts: unknown")
+        if not self.activation and (self.activation_sparsity is not None or self.inputs_are_pruned):
+            raise ConfigError("activation: expected at least one method, as l1-norm, got none.")
+        for setting in self.settings():
+            settings = {**self.pass_args(setting, self.seed), "batches": ()}
+            parse(PruneConfig, settings, "chop sweep prune")
+
+    @property
+    def measured_parts(self) -> tuple[str, ...]:
+        """What is pruned, in the order of `PARTS`."""
+        chosen = self.parts or (PARTS if self.activation else PARTS[:1])
+        return tuple(part for part in PARTS if part in chosen)
+
+    @property
+    def inputs_are_pruned(self) -> bool:
+        """True when some points prune inputs."""
+        return self.measured_parts != PARTS[:1]
+
+    def settings(self) -> list[PruneSetting]:
+        """The points of the sweep, those of a curve together."""
+        weights = list(itertools.product(self.methods, _shares(self.sparsity, "sparsity")))
+        paired = self.activation_sparsity is None
+        shares = self.sparsity if self.activation_sparsity is None else self.activation_sparsity
+        inputs = list(itertools.product(self.activation, _shares(shares, "activation_sparsity")))
+        found = {
+            "weights": [PruneSetting(weight, None) for weight in weights],
+            "activations": [PruneSetting(None, activation) for activation in inputs],
+            "both": [
+                PruneSetting(weight, activation)
+                for weight, activation in itertools.product(weights, inputs)
+                if not paired or weight[1] == activation[1]
+            ],
+        }
+        return list(dict.fromkeys(point for part in self.measured_parts for point in found[part]))
+
+    def pass_args(self, setting: PruneSetting, seed: int) -> dict[str, Any]:
+        """The settings of `prune_transform_pass` for a point, without data."""
+        common = {"scope": self.scope, "seed": seed}
+        named = {"weight": setting.weight, "activation": setting.activation}
+        pruned = {
+            operand: {"method": found[0], "sparsity": found[1], **common}
+            for operand, found in named.items()
+            if found is not None
+        }
+        return {**pruned, "include": self.operators}
+
+
+def _shares(given: str | float | tuple[float, ...], where: str) -> tuple[float, ...]:
+    """The sparsities of a sweep."""
+    found = tuple(map(float, parse_range(given, where)))
+    for value in found:
+        if not 0 <= value < 1:
+            raise ConfigError(f"{where}: got {value}, expected 0 to below 1.")
+    return found

@@ -1,0 +1,191 @@
+"""Documents: JSON and TOML that anybody may have written, as plain data within bounds.
+
+What a library for JSON accepts goes on to raise in whatever reads it: nesting that ends in a
+RecursionError, integers of thousands of digits, an array in the place of an object, a key that is
+there twice. All of them are one NotReadableError here, to which the caller adds the file's path.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from chop.base.files.reading import NotReadableError, read_bytes
+
+DEEPEST = 200
+"""Levels of objects and arrays."""
+MOST_DIGITS = 1000
+"""Of an integer. Python itself reads none of more than 4300, and a float holds 308."""
+LARGEST = 10**MOST_DIGITS
+MOST_VALUES = 2**22
+"""Bound on all values of a document. Each takes up to 240 bytes of memory, and two of the file."""
+KINDS: dict[type, str] = {dict: "an object", list: "an array"}
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read_json(path: str | Path, kind: str, expected: type | None = dict) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        path: regular file to read.
+        kind: a key of `chop.base.files.reading.BOUNDS`.
+        expected: dict or list; None for any value.
+    Raises:
+        OSError: the file is missing or cannot be read.
+        NotReadableError: see `open_regular` and `parse_json`. The message does not name the file.
+    """
+    return parse_json(read_bytes(path, kind), expected)
+
+
+def parse_json(text: str | bytes, expected: type | None = dict) -> Any:
+    """A JSON document as plain data.
+
+    Args:
+        text: UTF-8 where it is bytes.
+        expected: dict or list; None for any value.
+    Raises:
+        NotReadableError: it is no JSON, another value than `expected`, nested deeper than
+            `DEEPEST`, or has a key twice, more than `MOST_VALUES`, an integer of `LARGEST` or more,
+            or half a character.
+
+    >>> parse_json('{"bits": 4}')
+    {'bits': 4}
+    >>> parse_json('{"bits": 4, "bits": 8}')
+    Traceback (most recent call last):
+    chop.base.files.reading.NotReadableError: the key 'bits' is there twice
+    """
+    check_count(text)
+    try:
+        found = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise NotReadableError(f"it is nested deeper than {DEEPEST} levels") from None
+    except NotReadableError:
+        raise
+    except ValueError as error:
+        raise NotReadableError(_reason(error)) from None
+    _check(found)
+    if expected is not None and type(found) is not expected:
+        raise NotReadableError(f"expected {KINDS[expected]}, got {_kind(found)}")
+    return found
+
+
+def read_toml(path: str | Path, kind: str) -> dict[str, Any]:
+    """The content of a TOML file, with or without a byte-order mark.
+
+    Args:
+        path: regular file to read.
+        kind: a key of `chop.base.files.reading.BOUNDS`.
+    Raises:
+        OSError: the file is missing or cannot be read.
+        NotReadableError: it is no TOML, is nested deeper than `DEEPEST`, or has more than
+            `MOST_VALUES` or an integer of `LARGEST` or more.
+    """
+    content = read_bytes(path, kind)
+    check_count(content)
+    try:
+        document = tomllib.loads(content.decode("utf-8-sig"))
+    except RecursionError:
+        raise NotReadableError(f"it is nested deeper than {DEEPEST} levels") from None
+    except ValueError as error:
+        raise NotReadableError(_reason(error)) from None
+    _check(document)
+    return document
+
+
+def check_count(text: str | bytes) -> None:
+    """Raises ConfigError where a document may have too many values, before they take memory.
+
+    Marks inside texts count as well: documents have far fewer of either.
+    """
+    if count_values(text) > MOST_VALUES:
+        raise NotReadableError(f"it has more than {MOST_VALUES:,} values")
+
+
+def count_values(text: str | bytes) -> int:
+    """Counts the marks of values, inside texts as well.
+
+    >>> count_values('{"a": [1, 2]}')
+    3
+    """
+    marks = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    return sum(map(text.count, marks))  # type: ignore[arg-type]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise NotReadableError(f"the key '{counts.most_common(1)[0][0]}' is there twice")
+    return found
+
+
+def _reason(error: ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no UTF-8 text: byte {error.start} is wrong"
+    if isinstance(error, tomllib.TOMLDecodeError):
+        quotes = ": texts stand in quotes" if str(error).startswith("Invalid value") else ""
+        return f"{error}{quotes}"
+    if isinstance(error, json.JSONDecodeError):
+        return str(error)
+    return "an integer has thousands of digits"  # Python converts none of more than 4300
+
+
+def _check(document: Any) -> None:
+    """Raises ConfigError where a document is too deep, or has values that break its readers."""
+    pending: list[Iterator[Any]] = [iter([document])]
+    while pending:
+        value = next(pending[-1], pending)
+        if value is pending:
+            pending.pop()
+        elif isinstance(value, dict | list):
+            if len(pending) > DEEPEST:
+                raise NotReadableError(f"it is nested deeper than {DEEPEST} levels")
+            pending.append(chain(value, value.values()) if isinstance(value, dict) else iter(value))
+        elif isinstance(value, int) and not -LARGEST < value < LARGEST:
+            raise NotReadableError(f"an integer has more than {MOST_DIGITS} digits")
+        elif isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
+            raise NotReadableError("a text has half of a character, an unpaired surrogate")
+
+
+def _kind(value: Any) -> str:
+    return KINDS.get(type(value), "null" if value is None else f"a {type(value).__name__}")
+
+
+def dump_toml(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML, tables last; None is left out.
+
+    >>> print(dump_toml({"layers": {"fc.1": {"weight": "4.mse"}}, "formats": [], "limit": 8}))
+    formats = []
+    limit = 8
+    <BLANKLINE>
+    [layers."fc.1"]
+    weight = "4.mse"
+    <BLANKLINE>
+    """
+    return "\n".join(_toml_lines(settings, ())) + "\n"
+
+
+def _toml_lines(settings: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
+    tables = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
+    plain = {k: v for k, v in settings.items() if k not in tables and v is not None}
+    if path and plain:
+        yield f"\n[{'.'.join(map(_toml_key, path))}]"
+    yield from (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in plain.items())
+    for key, table in tables.items():
+        yield from _toml_lines(table, (*path, key))
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's texts, numbers, truth values and lists are TOML's, but for pairs of surrogates."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

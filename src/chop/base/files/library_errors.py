@@ -1,0 +1,122 @@
+"""Turns errors of libraries that read files into one sentence with the file's name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from chop.base.files.reading import NotReadableError
+from chop.errors import CheckpointError, ChopError, WriteError, first_line, shorten
+
+RUST = "pyo3_runtime"
+"""Module of the class of errors that libraries in Rust panic with; it is no `Exception`."""
+LONGEST_REASON = 300
+_holding = threading.Lock()
+"""Held by the thread that holds back standard error."""
+
+
+@contextmanager
+def library_errors(
+    path: str | Path,
+    temporary: str = "",
+    error: type[ChopError] = CheckpointError,
+    problem: str | Callable[[BaseException], str] = "cannot be read",
+) -> Iterator[None]:
+    """Turns the errors of a library that reads a file into one sentence that names the file.
+
+    Args:
+        path: file or folder that is read, for messages.
+        temporary: the folder that messages of libraries may name in its place.
+        error: the class that is raised.
+        problem: words of the sentence after the path, in front of the reason that the library
+            gives; or a function that takes the library's error and returns all of these words.
+    Raises:
+        ChopError: the library raised another error or panicked. The class is `error`.
+    """
+    try:
+        yield
+    except NotReadableError as found:
+        words = "cannot be read" if callable(problem) else problem
+        raise error(f"'{path}' {words}: {found}.") from None
+    except WriteError:  # a full disk is no fault of what is read
+        raise
+    except ChopError as found:
+        if not temporary or temporary not in str(found):
+            raise
+        raise type(found)(str(found).replace(temporary, str(path))) from None
+    except BaseException as found:
+        if not is_of_library(found):
+            raise
+        words = problem(found) if callable(problem) else f"{problem}: {reason_of(found)}"
+        words = words.replace(temporary, str(path)) if temporary else words
+        raise error(f"'{path}' {words.rstrip('.')}.") from found
+
+
+@contextmanager
+def without_panic_report() -> Iterator[None]:
+    """Holds back what is written to standard error while a library in Rust reads a file.
+
+    Before it raises, a library that panics writes a report with a stack. Other text is written when
+    the block ends. Standard error belongs to the whole process: of several threads the first one
+    holds it back.
+    """
+    if not _holding.acquire(blocking=False):
+        yield
+        return
+    with ExitStack() as stack:
+        stack.callback(_holding.release)
+        # It may be closed, too many files may be open, or no temporary file may be made.
+        with suppress(OSError, ValueError, AttributeError):
+            stack.enter_context(_held_back())
+        yield
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    sys.stderr.flush()
+    with os.fdopen(os.dup(2), "wb", buffering=0) as error, tempfile.TemporaryFile() as held:
+        panicked = False
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException as found:
+            panicked = type(found).__module__ == RUST
+            raise
+        finally:
+            with suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os.dup2(error.fileno(), 2)
+            held.seek(0)
+            if not panicked:
+                shutil.copyfileobj(held, error)
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Returns whether an error is one of a library: neither Ctrl-C nor the end of the process."""
+    return isinstance(error, Exception) or type(error).__module__ == RUST
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the reason that a library gives, short and printable, without a full stop.
+
+    >>> reason_of(KeyError("model")), reason_of(ValueError("expected a list."))
+    ("KeyError: 'model'", 'expected a list')
+    """
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, OSError) and error.strerror and error.errno:
+        return error.strerror
+    says_class = isinstance(error, LookupError | TypeError | AttributeError | ArithmeticError)
+    text = f"{type(error).__name__}: {error}" if says_class and str(error) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    line = "".join(c if c.isprintable() else " " for c in line)
+    return shorten(line or first_line(error), LONGEST_REASON).rstrip(" .:,")

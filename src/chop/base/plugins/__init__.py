@@ -1,0 +1,60 @@
+"""Plug-ins: registries of names that other packages extend by entry points.
+
+A package declares an extension in its `pyproject.toml`, in the group of its kind, by a name and the
+place of an object (specification: packaging.python.org, "Entry points specification"):
+
+    [project.entry-points."chop.formats"]
+    int_group = "mypkg.formats:IntGroup"
+
+Entry points are imported only when their name is used, or when all rows of a group are needed.
+"""
+
+from chop.base.plugins.files import missing, naming_packages, other_version
+from chop.base.plugins.modules import (
+    Extensions,
+    import_modules,
+    import_options,
+    import_plugin,
+    import_setting,
+    imported_modules,
+)
+from chop.base.plugins.packages import (
+    GROUPS,
+    OWN,
+    PROGRAM,
+    PluginError,
+    clear_entry_points,
+    described,
+    entry_points,
+    load_entry_point,
+    names_in_use,
+    package_of,
+    plugins_in_use,
+    root_of,
+)
+from chop.base.plugins.registry import Registry
+
+__all__ = [
+    "GROUPS",
+    "OWN",
+    "PROGRAM",
+    "Extensions",
+    "PluginError",
+    "Registry",
+    "clear_entry_points",
+    "described",
+    "entry_points",
+    "import_modules",
+    "import_options",
+    "import_plugin",
+    "import_setting",
+    "imported_modules",
+    "load_entry_point",
+    "missing",
+    "names_in_use",
+    "naming_packages",
+    "other_version",
+    "package_of",
+    "plugins_in_use",
+    "root_of",
+]

@@ -1,0 +1,171 @@
+"""Packages that extend chop: their entry points, names and versions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib import metadata
+from itertools import takewhile
+from types import FunctionType, MappingProxyType, ModuleType
+from typing import Any
+
+from chop.base.installed import version
+from chop.errors import ConfigError, first_line
+
+GROUPS: Mapping[str, str] = MappingProxyType(
+    {
+        "formats": "number format",
+        "operators": "operator",
+        "passes": "pass",
+        "samplers": "sampler",
+        "targets": "export target",
+        "readers": "reader",
+        "tasks": "task",
+        "components": "circuit component",
+    }
+)
+"""Groups of entry points without their prefix `chop.`, with the noun for one extension."""
+OWN = __name__.partition(".")[0]
+PROGRAM = "this program"
+_in_use: dict[str, str] = {}
+_names: dict[str, dict[str, str]] = {}
+_failed: dict[metadata.EntryPoint, PluginError] = {}
+_importing: ContextVar[str] = ContextVar("package that is imported", default=PROGRAM)
+
+
+class PluginError(ConfigError):
+    """An extension of another package cannot be imported, or is not of the declared kind."""
+
+
+@cache
+def entry_points(group: str) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
+    """Returns entry points of installed packages by name; several where packages clash.
+
+    Args:
+        group: a key of `GROUPS`.
+    """
+    found: dict[str, dict[str, metadata.EntryPoint]] = {}
+    for entry in _all_entry_points():
+        if entry.group == f"{OWN}.{group}":
+            # A package that is on the path twice is one package.
+            found.setdefault(entry.name, {}).setdefault(described(entry), entry)
+    return {name: tuple(each.values()) for name, each in found.items()}
+
+
+@cache
+def _all_entry_points() -> list[metadata.EntryPoint]:
+    """Reads the metadata of every installed package: tens of milliseconds.
+
+    Of a package that is installed twice, Python imports the first on its path.
+    """
+    packages: dict[str, metadata.Distribution] = {}
+    for package in metadata.distributions():
+        packages.setdefault(re.sub(r"[-_.]+", "-", package.name or "").lower(), package)
+    points = (point for package in packages.values() for point in package.entry_points)
+    return [point for point in points if point.group.startswith(f"{OWN}.")]
+
+
+def clear_entry_points() -> None:
+    """Forgets which packages are installed, for programs that install some while they run."""
+    entry_points.cache_clear()
+    _all_entry_points.cache_clear()
+    _failed.clear()
+
+
+def load_entry_point(entry: metadata.EntryPoint) -> Any:
+    """Imports the object of an entry point. An import that has failed is not tried again.
+
+    Raises:
+        PluginError: the import fails.
+    """
+    if entry in _failed:
+        raise _failed[entry]
+    try:
+        value = entry.load()
+    except (Exception, SystemExit) as error:  # code of other people
+        noun = GROUPS[entry.group.removeprefix(f"{OWN}.")]
+        _failed[entry] = PluginError(
+            f"the {noun} '{entry.name}' of {described(entry)} cannot be imported "
+            f"({type(error).__name__}: {first_line(error)}): mend or uninstall that package."
+        )
+        raise _failed[entry] from error
+    note_use(described(entry))
+    return value
+
+
+def plugins_in_use() -> dict[str, str]:
+    """Returns packages with extensions that this process has imported, and their versions."""
+    return dict(sorted(_in_use.items()))
+
+
+def names_in_use() -> dict[str, dict[str, str]]:
+    """Returns names of other packages that this process has looked up, by group, for files.
+
+    Each has its package and version. Files that have only a name otherwise, as settings have, are
+    read with `naming_packages`.
+    """
+    return {group: dict(sorted(names.items())) for group, names in sorted(_names.items())}
+
+
+def described(entry: metadata.EntryPoint) -> str:
+    """Returns the package of an entry point with its version."""
+    if entry.dist is None:
+        return root_of(entry.module)
+    return f"{entry.dist.name} {entry.dist.version}"
+
+
+def package_of(value: Any) -> str:
+    """Returns the package of a module, class or function with its version if it has one.
+
+    Other objects are of the package that is being imported.
+
+    >>> package_of(PluginError), package_of(metadata), package_of("text")
+    ('chop', 'importlib', 'this program')
+    """
+    if not isinstance(value, type | FunctionType | ModuleType):
+        return _importing.get()
+    module = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    root = root_of(module)
+    if root in (OWN, "__main__"):
+        return OWN if root == OWN else PROGRAM
+    # By the name, as of an editable installation. Packages may share a namespace.
+    entries = [entry for entry in _all_entry_points() if root_of(entry.module) == root]
+    if entries:
+        return described(max(entries, key=lambda entry: _common_steps(entry.module, module)))
+    return f"{root} {version(root) or ''}".strip()
+
+
+def root_of(module: str) -> str:
+    """Returns the top-level package of a module's name."""
+    return module.partition(".")[0]
+
+
+@contextmanager
+def importing_for(package: str) -> Iterator[None]:
+    """Context in which objects without a module of their own are taken to be of a package."""
+    token = _importing.set(package)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+def note_use(package: str) -> None:
+    """Notes a package as one that this process has used."""
+    name, _, version = package.partition(" ")
+    _in_use[name] = version
+
+
+def note_name(group: str, name: str, package: str) -> None:
+    """Notes a name of a package that is not chop as looked up."""
+    if package not in (OWN, PROGRAM):
+        _names.setdefault(group, {})[name] = package
+
+
+def _common_steps(one: str, other: str) -> int:
+    """Returns how many names two dotted names begin with together."""
+    steps = zip(one.split("."), other.split("."), strict=False)
+    return sum(1 for _ in takewhile(lambda step: step[0] == step[1], steps))

@@ -1,0 +1,192 @@
+"""Trust in files: which code they may run, and where they may write results.
+
+A name such as `file.py:Net` or `timm:NAME` leads to code. Named on a command line or in a program
+it runs. Named by a file that is read (a manifest, a TOML file, a storage) it runs only where the
+command line names it too, with `--trust-code`, or in Python inside `trust_code()`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from chop.errors import ConfigError
+
+TIMM = "timm:"
+OF_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
+TRUST = "--trust-code"
+"""The option that lets files name code."""
+_is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted", default=None)
+
+
+def names_code(name: str) -> bool:
+    """True for `file.py:Net` and `timm:NAME`."""
+    return name.startswith(TIMM) or OF_FILE.fullmatch(name) is not None
+
+
+def code_names(value: Any) -> Iterator[str]:
+    """Names of code among nested settings.
+
+    >>> list(code_names({"model": "net.py:Net", "models": ("cnn", "timm:resnet18")}))
+    ['net.py:Net', 'timm:resnet18']
+    """
+    if isinstance(value, Mapping):
+        value = value.values()
+    if isinstance(value, str | Path):
+        if names_code(str(value)):
+            yield str(value)
+    elif not isinstance(value, bytes) and hasattr(value, "__iter__"):
+        for item in value:
+            yield from code_names(item)
+
+
+def trust_code() -> AbstractContextManager[None]:
+    """Context in which files may name any code, as with the option `--trust-code`.
+
+    Example:
+        >>> with trust_code():
+        ...     check_code("net.py:Net", "runs/compress/manifest.json")
+    """
+    return _trusting(lambda name: True)
+
+
+def trust_named(settings: Any) -> AbstractContextManager[None]:
+    """Context in which files may only name code that `settings` name.
+
+    Args:
+        settings: settings of a command line or a program, nested.
+    """
+    named = {identity_of(name) for name in code_names(settings)}
+    return _trusting(lambda name: identity_of(name) in named)
+
+
+@contextmanager
+def _trusting(is_named: Callable[[str], bool]) -> Iterator[None]:
+    """The outermost of several contexts decides: a job inside a command widens nothing."""
+    if _is_trusted.get() is not None:
+        yield
+        return
+    token = _is_trusted.set(is_named)
+    try:
+        yield
+    finally:
+        _is_trusted.reset(token)
+
+
+def identity_of(name: str) -> str:
+    """Normalizes the path in the name of a code file."""
+    match = OF_FILE.fullmatch(name)
+    if match is None or name.startswith(TIMM):
+        return name
+    return f"{Path(match['file']).expanduser().resolve()}:{match['name']}"
+
+
+def is_trusted(name: str) -> bool:
+    """Returns true if a file may name this code: the command line or the program did."""
+    trusts = _is_trusted.get()
+    return trusts is not None and trusts(name)
+
+
+def check_import(module: str, file: str | Path) -> None:
+    """Checks the name of a module that a file wants to have imported.
+
+    Args:
+        module: dotted name.
+        file: file that names it.
+    Raises:
+        ConfigError: the file is not trusted.
+    """
+    if not is_trusted(module):
+        raise ConfigError(
+            f"'{file}' has a module imported, '{module}', which is code and does not run because a "
+            f"file says so: if you trust it, give --import {module}, or {TRUST}."
+        )
+
+
+def check_code(settings: Any, file: str | Path, option: str | None = None) -> None:
+    """Checks settings that a file gave, before any code that they name runs.
+
+    Args:
+        settings: a name, or nested settings.
+        file: file with the settings.
+        option: by which the command line can name a model too; None where it has none.
+    Raises:
+        ConfigError: they name code, and neither the command line nor the program did.
+    """
+    for name in code_names(settings):
+        if not is_trusted(name):
+            named = f"{option} {name}, or " if option else ""
+            raise ConfigError(
+                f"'{file}' names code, '{name}', which does not run because a file says so: if you "
+                f"trust it, give {named}{TRUST} (in Python: with chop.base.trust.trust_code():)."
+            )
+
+
+@contextmanager
+def running(name: str) -> Iterator[None]:
+    """Context in which named code runs. Code that it names itself is trusted as well.
+
+    Raises:
+        ConfigError: a command or a job runs, and was not given the name.
+    """
+    if _is_trusted.get() is not None and not is_trusted(name):
+        raise ConfigError(
+            f"'{name}' is code that a file names and the command line does not: name it there, or "
+            f"give {TRUST}."
+        )
+    token = _is_trusted.set(lambda name: True)
+    try:
+        yield
+    finally:
+        _is_trusted.reset(token)
+
+
+def confirmation(settings: Any) -> str:
+    """Returns the option that confirms code named by a file, after a space, or "".
+
+    Args:
+        settings: the name of a model, or nested settings.
+
+    >>> confirmation("net.py:Net"), confirmation("cnn")
+    (' --trust-code', '')
+    """
+    return f" {TRUST}" if any(code_names(settings)) else ""
+
+
+def options_naming(settings: Mapping[str, Any]) -> str:
+    """Returns the options that confirm the settings of a file, after a space, or "".
+
+    >>> options_naming({"model": "net.py:Net", "evaluate": None})
+    ' --model net.py:Net'
+    >>> options_naming({"model": "cnn", "evaluate": "judge.py:score"})
+    ' --evaluate judge.py:score'
+    """
+    named = {name: settings.get(name) for name in ("model", "evaluate", "loss")}
+    options = [f"--{name} {shlex.quote(x)}" for name, x in named.items() if x and names_code(x)]
+    return "".join(f" {option}" for option in options)
+
+
+def check_place(place: str | Path, file: str | Path, option: str, *homes: Path) -> None:
+    """Checks a place to write to that a file names for a command; programs choose it themselves.
+
+    Args:
+        place: a file or folder.
+        file: file that named the place.
+        option: by which the command line names one.
+        homes: folders in which it may be, beside the current one.
+    Raises:
+        ConfigError: it is outside of them, links followed.
+    """
+    path = Path(place).expanduser().resolve()
+    if _is_trusted.get() is None:
+        return
+    if not any(path.is_relative_to(home.resolve()) for home in (Path.cwd(), *homes)):
+        raise ConfigError(
+            f"'{file}' has results written outside the current folder, to '{place}': if that is "
+            f"meant, give {option} {place}."
+        )

@@ -1,0 +1,3 @@
+"""compressed-tensors: the target and the reader of folders."""
+
+__all__: list[str] = []

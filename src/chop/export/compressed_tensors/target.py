@@ -1,0 +1,390 @@
+"""compressed-tensors: folders of safetensors that vLLM, SGLang and transformers read.
+
+The layout is that of compressed-tensors 0.20: a `quantization_config` with groups of modules in
+`config.json`, and per module `weight_packed` and `weight_scale`, or a `weight` of eight bits. How
+layers round their inputs is said in `chop.export.compressed_tensors.inputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.export.coded import E2M1, E4M3, E8M0_NAN, CodedWeight
+from chop.export.compressed_tensors.inputs import SCALE, InputScheme, inputs_of
+from chop.export.foreign.stored import words_packed
+from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
+from chop.export.target import Runner, Target, runner_of, weights_of
+from chop.formats import Quantizer
+from chop.formats.elements import Fixed
+from chop.formats.scaling import ScaledFloatScale
+from chop.ir.graph import MaseGraph
+
+METHOD, VERSION = "compressed-tensors", "0.20.0"
+"""Name of the library, and the version whose layout folders have."""
+INTEGERS, MX4, MX8, NV4 = (
+    "pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "nvfp4-pack-quantized",
+)
+"""Formats of weights, as the library calls them."""
+INTEGERS_IN, FLOATS_IN, WHOLE = "int-quantized", "float-quantized", "naive-quantized"
+"""Formats of a `weight` of int8, or of float8: of layers that round their inputs, and of others."""
+MIXED = "mixed-precision"
+WHOLE_WORDS = (2, 4, 8)
+"""Bits of codes that fill words of 32 bits."""
+MX_BLOCK, NV_BLOCK = 32, 16
+HELD = (
+    "It holds linear layers in integers with a scale for a group of a row, a row or all "
+    "(mxint:width=8, group_integer:width=4, scale_integer) and fp8, whose inputs are float, "
+    "scale_integer or fp8, and with float inputs mxfp:width=4, mxfp:width=8 and nvfp4; choose one "
+    "of these for the modules above, or leave them float."
+)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a weight is stored: what modules of one group have in common.
+
+    Attributes:
+        format: as the library calls it.
+        bits: of a code.
+        kind: `int` or `float`.
+        strategy: what shares a scale: `tensor`, `channel` for a row, `group`, `block` of several
+            rows, or `tensor_group`.
+        group_size: columns that share a scale; None with one for a row or all, and for blocks.
+        scale_dtype: of scales that are stored otherwise than in the model's dtype.
+        tensors: the coded weight and the model's dtype -> tensors by the end of their names.
+        block: rows and columns that share a scale, with strategy `block`.
+        inputs: how inputs are rounded; None: not at all.
+        is_rounded: the model's dtype does not hold all scales, which are stored in float32.
+    """
+
+    format: str
+    bits: int
+    kind: str
+    strategy: str
+    group_size: int | None
+    scale_dtype: str | None
+    tensors: Callable[[CodedWeight, torch.dtype], dict[str, Tensor]] = field(compare=False)
+    block: tuple[int, int] | None = None
+    inputs: InputScheme | None = None
+    is_rounded: bool = field(default=False, compare=False)
+
+    def plain(self, targets: list[str]) -> dict[str, Any]:
+        """The group of `quantization_config` for these modules or classes."""
+        weights = {
+            "num_bits": self.bits,
+            "type": self.kind,
+            "symmetric": True,
+            "strategy": self.strategy,
+            "group_size": self.group_size,
+            "dynamic": False,
+            "scale_dtype": self.scale_dtype,
+        }
+        if self.block is not None:
+            weights["block_structure"] = [*self.block]
+        group = {"targets": targets, "weights": weights, "format": self.format}
+        return group if self.inputs is None else {**group, "input_activations": self.inputs.plain}
+
+
+def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
+    """How the library stores a weight, or why it cannot.
+
+    Args:
+        weight: codes and scales.
+        dtype: of the model, which integers' scales are stored in.
+    """
+    groups, element = weight.groups, weight.element
+    if _is_fp8(weight):
+        return _whole(weight, dtype, WHOLE, "float", _floats)
+    if groups > 1 and weight.columns % weight.group:
+        return f"{weight.columns} columns are no multiple of its groups of {weight.group}"
+    if weight.block_rows > 1:
+        return "its scales are of groups that do not lie along rows"
+    if isinstance(element, Fixed):
+        return _integers(weight, element, dtype)
+    if weight.is_e8m0 and weight.group == MX_BLOCK and element in (E2M1, E4M3):
+        if bool((weight.exponents == E8M0_NAN).any()):
+            return "a block of its weight is NaN"
+        name = MX4 if element == E2M1 else MX8
+        write = _mxfp4 if element == E2M1 else _mxfp8
+        return Scheme(name, element.width, "float", "group", MX_BLOCK, "torch.uint8", write)
+    is_nvfp4 = isinstance(weight.scaling, ScaledFloatScale) and weight.scaling.element == E4M3
+    if is_nvfp4 and element == E2M1 and weight.group == NV_BLOCK:
+        if bool(weight.scales.isnan().any()):
+            return "a block of its weight is NaN"
+        strategy, scale = "tensor_group", "torch.float8_e4m3fn"
+        return Scheme(NV4, 4, "float", strategy, NV_BLOCK, scale, _nvfp4)
+    return "the library has no layout for its elements and scales"
+
+
+def _is_fp8(weight: CodedWeight) -> bool:
+    return weight.element == E4M3 and (weight.scaling is None or weight.scaling.stores_floats)
+
+
+def scheme_with_inputs(weight: CodedWeight, inputs: Quantizer, dtype: torch.dtype) -> Scheme | str:
+    """How the library stores the weight of a layer that rounds its inputs, or why it cannot.
+
+    Args:
+        weight: codes and scales.
+        inputs: the format of inputs.
+        dtype: of the model.
+    """
+    found, element = inputs_of(inputs), weight.element
+    if isinstance(found, str):
+        return found
+    if _is_fp8(weight):
+        base = _whole(weight, dtype, FLOATS_IN, "float", _floats)
+    elif (
+        isinstance(element, Fixed) and element.code == "twos_complement" and weight.block_rows == 1
+    ):
+        base = _whole(weight, dtype, INTEGERS_IN, "int", _whole_integers)
+    else:
+        return "it rounds its inputs, and its weight is neither in integers nor in fp8"
+    if isinstance(base, str):
+        return base
+    scheme, scale = found
+    if scale is None:
+        return replace(base, inputs=scheme)
+    static = torch.tensor([scale], dtype=torch.float64)
+    held = _scale_dtype(static, dtype)
+    if held is None:
+        return f"the scale of its inputs does not fit {dtype} of the model"
+    own = {SCALE: static.to(held)}
+    is_rounded = base.is_rounded or held != dtype
+    tensors = base.tensors
+    return replace(
+        base, inputs=scheme, is_rounded=is_rounded, tensors=lambda w, d: tensors(w, d) | own
+    )
+
+
+def _whole(
+    weight: CodedWeight,
+    dtype: torch.dtype,
+    name: str,
+    kind: str,
+    codes: Callable[[CodedWeight], Tensor],
+) -> Scheme | str:
+    """A `weight` of bytes, and scales in the model's dtype, or in float32, as engines keep them."""
+    held = _scale_dtype(weight.steps, dtype)
+    if held is None:
+        return f"its scales do not fit {dtype} of the model"
+    strategy, size, block = *_strategy(weight), None
+    if weight.block_rows > 1:
+        strategy, size, block = "block", None, (weight.block_rows, weight.group)
+    elif strategy == "group" and weight.columns % weight.group:
+        return f"{weight.columns} columns are no multiple of its groups of {weight.group}"
+
+    def tensors(one: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
+        scale = one.steps.to(held)
+        return {"weight": codes(one), "weight_scale": scale if one.groups else scale.view(1)}
+
+    is_rounded = held != dtype
+    return Scheme(
+        name, weight.element.width, kind, strategy, size, None, tensors, block, None, is_rounded
+    )
+
+
+def _scale_dtype(scales: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+    """The model's dtype where it holds scales, else float32; None where they are lost in either."""
+    rounded = scales.to(dtype)
+    if bool((rounded.double() == scales).all()):
+        return dtype
+    is_lost = ~rounded.isfinite() | (rounded == 0) | (scales.float().double() != scales)
+    return None if bool(is_lost.any()) else torch.float32
+
+
+def _whole_integers(weight: CodedWeight) -> Tensor:
+    return weight.integers
+
+
+def _floats(weight: CodedWeight) -> Tensor:
+    return weight.codes.view(torch.float8_e4m3fn)
+
+
+def _integers(weight: CodedWeight, element: Fixed, dtype: torch.dtype) -> Scheme | str:
+    if element.code != "twos_complement":
+        return f"its integers are stored as {element.code}, and not in two's complement"
+    steps = weight.steps
+    if bool((steps.to(dtype).double() != steps).any()) or not bool(steps.isfinite().all()):
+        return f"its scales do not fit {dtype} of the model"
+    strategy, size = _strategy(weight)
+    return Scheme(INTEGERS, element.width, "int", strategy, size, None, _packed_integers)
+
+
+def _strategy(weight: CodedWeight) -> tuple[str, int | None]:
+    """What shares a scale, and columns of a group."""
+    strategy = {0: "tensor", 1: "channel"}.get(weight.groups, "group")
+    return strategy, weight.group if strategy == "group" else None
+
+
+def _packed_integers(weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
+    """`weight_packed`, int32 (rows, words): k + 2^(bits - 1) one after the other, rows apart."""
+    bits = weight.element.width
+    codes = weight.integers.long() + 2 ** (bits - 1)
+    scale = weight.steps.to(dtype)
+    return {
+        "weight_packed": words_packed(codes, bits),
+        "weight_scale": scale.view(1) if weight.groups == 0 else scale,
+        "weight_shape": torch.tensor([weight.rows, weight.columns]),
+    }
+
+
+def _mxfp4(weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"weight_packed": _pairs(weight), "weight_scale": weight.exponents}
+
+
+def _mxfp8(weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"weight": weight.codes.view(torch.float8_e4m3fn), "weight_scale": weight.exponents}
+
+
+def _nvfp4(weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The library divides by the tensor's scale, so that its inverse is stored."""
+    scales, of_all = weight.encoded.scales, weight.encoded.tensor_scale
+    assert scales is not None
+    assert of_all is not None
+    return {
+        "weight_packed": _pairs(weight),
+        "weight_scale": scales.view(torch.float8_e4m3fn).view(weight.rows, -1),
+        "weight_global_scale": (1 / of_all).view(1),
+    }
+
+
+def _pairs(weight: CodedWeight) -> Tensor:
+    """uint8 (rows, columns / 2): two codes of 4 bits in a byte, the first one in its low bits."""
+    return weight.encoded.codes.view(weight.rows, -1)
+
+
+def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
+    """Writes a folder with a `quantization_config` of compressed-tensors.
+
+    Args:
+        mg: of a model of transformers; it stays as it is.
+        path: the folder; other files in it stay.
+        tokenizer: or processor, whose files go along; None: none.
+    Returns: see `chop.export.packed_folder.write_folder`.
+
+    Raises:
+        ConfigError: modules that the library has no layout for, all of them by name; or a model
+            whose weights transformers converts as it reads them, as mixtures of experts.
+    """
+    return write_folder(KIND, mg, path, tokenizer)
+
+
+def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
+    """What a reader of the folder would not expect."""
+    notes, dtype, used = list[str](), model.dtype, [*schemes.values()]
+    if dtype != torch.bfloat16 and any(scheme.format in (MX4, MX8, NV4) for scheme in used):
+        notes.append(
+            f"the library decodes these formats to bfloat16, and the model is in {dtype}: load it "
+            "with dtype=torch.bfloat16"
+        )
+    if any(scheme.format == INTEGERS and scheme.bits not in WHOLE_WORDS for scheme in used):
+        notes.append(
+            "codes of 3, 5, 6 and 7 bits are those of compressed-tensors 0.18 and newer; older "
+            "versions decode other numbers without an error"
+        )
+    if any(scheme.strategy == "tensor" and scheme.format == INTEGERS for scheme in used):
+        notes.append("vLLM runs weights with a scale for a group or row, not one for all")
+    if any(scheme.is_rounded for scheme in used):
+        notes.append(f"scales are in float32, which engines keep and the library rounds to {dtype}")
+    if any(scheme.inputs is not None and scheme.inputs.finds_integers for scheme in used):
+        notes.append(
+            "engines find scales of inputs as amax/127, as the graph does, and the library as "
+            "amax/127.5: its steps are smaller by 1/255"
+        )
+    return notes
+
+
+def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
+    """What `config.json` says of modules.
+
+    One scheme names the class, and float layers are ignored: engines that join projections know a
+    class best. A head is named besides, since its class is another one in vLLM. Several schemes
+    name each module.
+
+    Args:
+        model: with packed layers.
+        schemes: by path of a packed layer.
+    """
+    used = dict.fromkeys(schemes.values())
+    groups = [(scheme, [path for path in schemes if schemes[path] == scheme]) for scheme in used]
+    if len(used) == 1:
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        heads = [path for path in schemes if model.get_submodule(path) is head]
+        groups = [(next(iter(used)), [nn.Linear.__name__, *heads])]
+    formats = {scheme.format for scheme in used}
+    return {
+        "quant_method": METHOD,
+        "format": formats.pop() if len(formats) == 1 else MIXED,
+        "quantization_status": "compressed",
+        "version": VERSION,
+        "config_groups": {f"group_{i}": s.plain(t) for i, (s, t) in enumerate(groups)},
+        "ignore": float_layers(model, schemes),
+    }
+
+
+def read(path: Path) -> Runner:
+    """The model of a folder, as `read_model` gives it."""
+    return runner_of(read_model(path))
+
+
+def read_unrounded(path: Path) -> Runner:
+    """The model of a folder whose layers take their inputs as they are."""
+    from compressed_tensors.quantization import disable_quantization
+
+    return runner_of(read_model(path).apply(disable_quantization))
+
+
+def read_model(path: Path) -> nn.Module:
+    """The model of a folder, its weights decoded by the library, in the model's dtype."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(path)
+    kind = getattr(transformers, config.architectures[0])
+    model: Any = kind.from_pretrained(path).eval()
+    model.hf_quantizer.compressor.decompress_model(model)
+    dtype = model.dtype if config.dtype is None else config.dtype
+    return model.to(dtype)  # type: ignore[no-any-return]
+
+
+KIND = FolderKind(
+    METHOD,
+    HELD,
+    scheme_of,
+    quantization_config,
+    _notes,
+    scheme_with_inputs=scheme_with_inputs,
+    takes_blocks=True,
+)
+
+TARGET = Target(
+    name=METHOD,
+    engines="vLLM, SGLang, transformers",
+    takes="mxint, group_integer, scale_integer, integer, mxfp, nvfp4, fp8 in weights; "
+    "scale_integer, integer, fp8 in inputs",
+    library="compressed_tensors",
+    extra="vllm-format",
+    suffix="",
+    write=write,
+    read=read,
+    refusals=partial(refusals, KIND),
+    formats=(
+        *(f"group_integer:width={bits}" for bits in range(2, 9)),
+        *(f"scale_integer:width={bits}:granularity=channel" for bits in range(2, 9)),
+        *("mxint:width=4", "mxint:width=8", "mxfp:width=4", "mxfp:width=8", "nvfp4"),
+        *("fp8:granularity=channel", "fp8"),
+    ),
+    weights=lambda path: weights_of(read_model(path)),
+    cause="the library computes in the model's dtype, and decodes nvfp4 to bfloat16",
+    read_unrounded=read_unrounded,
+    is_timed=False,
+)

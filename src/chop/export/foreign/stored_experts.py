@@ -1,0 +1,265 @@
+"""Stacks the quantized weights of single experts into layers of all experts (mixture of experts).
+
+Tools store each expert of a mixture as linear layers of its own. transformers 5 stacks their
+matrices to two parameters, and chop has an `ExpertLinear` for each of the two: its rows are those
+of the first expert, then of the second. Values stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from chop.captured.experts import matrices_of
+from chop.errors import CheckpointError, ConfigError
+from chop.export.foreign.stored import Stored, numbers_of, stored_integers
+from chop.formats import FP8, LearnableFormat, NumberFormat, ScaleInteger
+from chop.formats.groups import WHOLE_TENSOR
+from chop.ir.huggingface.conversions import EXPERT, Conversions, ExpertMatrix
+from chop.private.modules import parameters_of
+
+if TYPE_CHECKING:
+    from chop.export.foreign.reader import Read
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Layer of all experts and the modules of a folder that it is built from.
+
+    Attributes:
+        path: path of the layer.
+        shape: experts, rows of all matrices of an expert, and columns.
+        parts: number of its matrices for one expert.
+        sources: by number of the expert and of the matrix, the path in the folder.
+    """
+
+    path: str
+    shape: tuple[int, int, int]
+    parts: int
+    sources: dict[tuple[int, int], str]
+
+    @property
+    def order(self) -> list[str]:
+        """The paths in the folder, in the order of their rows."""
+        return [self.sources[place] for place in sorted(self.sources)]
+
+
+def join_experts(content: Read, model: nn.Module, where: str) -> Read:
+    """Fits the content of a folder to a model, which has one layer for all experts.
+
+    Args:
+        content: with the paths of the folder.
+        model: model of transformers on the meta device, with float layers.
+        where: the folder, for messages.
+
+    Raises:
+        ConfigError: experts differ in what a layer of all has once, as the bits of inputs.
+        CheckpointError: experts are missing, or do not fit what `config.json` says.
+    """
+    packed, inputs, layers = dict[str, Stored](), dict[str, NumberFormat](), dict[str, _Layer]()
+    conversions, own = Conversions(model), dict(model.named_modules(remove_duplicate=False))
+    for path, stored in content.packed.items():
+        name = f"{path}.weight"
+        own_path = conversions.name_of(name).removesuffix(".weight")
+        is_beyond = own_path.rpartition(".experts.")[0] not in own  # of a layer that is not there
+        is_plain = own_path in own or EXPERT.search(name) is None or is_beyond
+        if is_plain and not conversions.is_converted(name):
+            packed[own_path] = stored
+            if path in content.inputs:
+                inputs[own_path] = content.inputs[path]
+            continue
+        place = conversions.expert_matrix(name)
+        layer = None if place is None else _find_layer(place, own)
+        if layer is None or place is None:
+            raise ConfigError(
+                f"{where} has codes of '{path}', and a {type(model).__name__} of transformers has "
+                "one parameter for several such matrices, in a layout that is not read: quantize "
+                "the float model with chop."
+            )
+        layer = layers.setdefault(layer.path, layer)
+        layer.sources[place.expert, place.part] = path
+    _check_alone(layers, own, where)
+    for path, layer in layers.items():
+        _check_complete(layer, where)
+        packed[path] = _joined([content.packed[x] for x in layer.order], layer, where)
+        rounded = _inputs_of(layer, content.inputs, where)
+        if rounded is not None:
+            inputs[path] = rounded
+    _warn_of_integers(layers, content.packed, packed)
+    return replace(content, packed=packed, inputs=inputs)
+
+
+def _find_layer(place: ExpertMatrix, own: Mapping[str, nn.Module]) -> _Layer | None:
+    """The layer of fused experts that a matrix is of; None: the model has no such experts."""
+    owner, _, name = place.parameter.rpartition(".")
+    module = own.get(owner)
+    layer = None if module is None else matrices_of(module).get(name)
+    weight = None if module is None else parameters_of(module).get(name)
+    if layer is None or weight is None:
+        return None
+    return _Layer(f"{owner}.{layer}", tuple(weight.shape), place.parts, {})  # type: ignore[arg-type]
+
+
+def _check_alone(layers: Mapping[str, _Layer], own: Mapping[str, nn.Module], where: str) -> None:
+    """Raises ConfigError where one matrix of experts is codes and another one floats."""
+    for path, layer in layers.items():
+        owner = path.rpartition(".")[0]
+        other = next(
+            (x for x in matrices_of(own[owner]).values() if f"{owner}.{x}" not in layers), None
+        )
+        if other is not None:
+            raise ConfigError(
+                f"{where} has codes of '{layer.order[0]}' and floats of '{owner}.{other}': "
+                "expected codes of all matrices of these experts, or floats."
+            )
+
+
+def _check_complete(layer: _Layer, where: str) -> None:
+    count, known = layer.shape[0], layer.order[0]
+    beyond = next((path for (expert, _), path in layer.sources.items() if expert >= count), None)
+    if beyond is not None:
+        raise CheckpointError(
+            f"{where} has codes of '{beyond}', and its config.json says that there are {count} "
+            "experts."
+        )
+    for part in range(layer.parts):
+        for expert in range(count):
+            if (expert, part) not in layer.sources:
+                alike = next((x for (_, own), x in layer.sources.items() if own == part), None)
+                name = (
+                    f"'{EXPERT.sub(str(expert), alike)}'" if alike else f"matrix {part + 1} of it"
+                )
+                raise CheckpointError(f"{where} has codes of '{known}', and none of {name}.")
+
+
+def _inputs_of(
+    layer: _Layer, inputs: Mapping[str, NumberFormat], where: str
+) -> NumberFormat | None:
+    """Returns the format of the inputs of all experts of a layer; None if they are float.
+
+    Static scales that differ become a scale for each expert, see `QuantExpertLinear`.
+    """
+    given = [inputs.get(path) for path in layer.order]
+    first: Any = given[0]
+    for number, path in enumerate(layer.order):
+        of_expert = number - number % layer.parts  # its first matrix, which reads the same inputs
+        if given[number] != given[of_expert] or _without_scale(given[number]) != _without_scale(
+            first
+        ):
+            other = layer.order[of_expert if given[number] != given[of_expert] else 0]
+            raise ConfigError(
+                f"{where}: '{path}' rounds its inputs otherwise than '{other}': expected float "
+                "inputs, dynamic scales of tokens, or a static scale for each expert."
+            )
+    if first is not None and _follows_all(first):
+        raise ConfigError(
+            f"{where}: '{layer.order[0]}' has one dynamic scale for all its inputs, which are "
+            "those of one expert: expected dynamic scales of tokens."
+        )
+    of_experts: list[Any] = given[:: layer.parts]
+    if all(one == first for one in of_experts):
+        return first  # type: ignore[no-any-return]
+    scales = tuple(one.scales[0] for one in of_experts)
+    return replace(first, granularity="channel", scales=scales)  # type: ignore[no-any-return]
+
+
+def _without_scale(inputs: NumberFormat | None) -> NumberFormat | None:
+    """A format with a static scale, with one that is the same for all; others as they are."""
+    is_static = isinstance(inputs, LearnableFormat) and inputs.scales is not None
+    return inputs.with_scales(torch.ones(1)) if is_static else inputs  # type: ignore[union-attr]
+
+
+def _follows_all(inputs: NumberFormat) -> bool:
+    layout: Any = inputs.layout()
+    return layout.groups == WHOLE_TENSOR and getattr(inputs, "scales", None) is None
+
+
+def _joined(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
+    """The weight of all experts: rows of one below those of another."""
+    count, rows, columns = layer.shape
+    expected = (rows // layer.parts, columns)
+    for path, one in zip(layer.order, stored, strict=True):
+        if one.shape != expected:
+            raise CheckpointError(
+                f"{where}: '{path}' has codes of the shape {[*(one.shape or ())]}, by config.json "
+                f"{[*expected]}."
+            )
+    with_rows = [_by_rows(one) for one in stored]
+    first = with_rows[0].number_format
+    if any(one.number_format != first for one in with_rows) or not _is_whole(with_rows[0]):
+        return _joined_integers(with_rows, layer, where)
+    if not _have_one_scale(with_rows):
+        return _joined_integers(with_rows, layer, where)
+    codes, scales = (
+        torch.cat([getattr(x, name) for x in with_rows]) for name in ("codes", "scales")
+    )
+    return Stored(first, codes, scales, with_rows[0].tensor_scale, (count * rows, columns))
+
+
+def _by_rows(one: Stored) -> Stored:
+    """A weight whose scales are of rows, where they were of all or of blocks that are not whole."""
+    kind, shape = one.number_format, one.shape
+    assert shape is not None
+    if isinstance(kind, FP8) and kind.granularity == "block" and shape[0] % kind.group_size:
+        size = kind.group_size
+        scales = one.scales.view(-1, -(-shape[1] // size)).repeat_interleave(size, 0)[: shape[0]]
+        grouped = replace(kind, granularity="group")
+        return replace(one, number_format=grouped, scales=scales.reshape(-1))
+    if not isinstance(kind, FP8 | ScaleInteger) or kind.granularity != "tensor":
+        return one
+    scales = one.scales.reshape(-1).expand(shape[0])
+    return replace(one, number_format=replace(kind, granularity="channel"), scales=scales)
+
+
+def _is_whole(one: Stored) -> bool:
+    """Returns whether the codes fill whole bytes."""
+    assert one.shape is not None
+    return 8 * one.codes.numel() % (one.shape[0] * one.shape[1]) == 0
+
+
+def _have_one_scale(stored: Sequence[Stored]) -> bool:
+    """Returns whether the factor of all scales of a matrix, if any, is the same in all matrices."""
+    scales = [one.tensor_scale for one in stored]
+    first = scales[0]
+    return first is None or all(x is not None and torch.equal(first, x) for x in scales)
+
+
+def _warn_of_integers(
+    layers: Mapping[str, _Layer], stored: Mapping[str, Stored], joined: Mapping[str, Stored]
+) -> None:
+    """Warns of layers that are larger than in the folder, by experts with own tensor scales."""
+    larger = {
+        path: stored[layer.order[0]].number_format
+        for path, layer in layers.items()
+        if stored[layer.order[0]].tensor_scale is not None and joined[path].tensor_scale is None
+    }
+    for path, kind in [*larger.items()][:1]:
+        log.warning(
+            "%s: experts have tensor scales of their own in %d layers, '%s' for one: the same "
+            "values are read as %s, which takes more memory.",
+            *(kind.name, len(larger), path, joined[path].number_format.label),
+        )
+
+
+def _joined_integers(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
+    """Integers whose formats differ: of the widest, with scales in float32 if need be."""
+    parts = [numbers_of(one) for one in stored]
+    count, rows, columns = layer.shape
+    if any(part is None for part in parts) or len({part.group for part in parts if part}) > 1:
+        kinds = ", ".join(dict.fromkeys(one.number_format.label for one in stored))
+        raise ConfigError(
+            f"{where}: experts of '{layer.path}' have weights in {kinds}: expected one format for "
+            "all."
+        )
+    known = [part for part in parts if part is not None]
+    numbers = torch.cat([part.numbers for part in known])
+    scales = torch.cat([part.scales for part in known])
+    assert numbers.shape == (count * rows, columns)
+    return stored_integers(numbers, scales, max(part.bits for part in known), known[0].group)

@@ -1,0 +1,3 @@
+"""GGUF: the target, the reader, and the parts of a file."""
+
+__all__: list[str] = []

@@ -1,0 +1,120 @@
+"""GGUF names: what the tensors of a model of transformers are called in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from chop.captured.expert_linear import ExpertLinear
+from chop.captured.experts import matrices_of
+from chop.export.gguf.architectures import Architecture
+from chop.nn.packed import PackedOperator
+from chop.private.modules import parameters_of
+
+NORM, WEIGHT, SCALE = "norm.weight", ".weight", ".scale"
+SHARED_GATE = "ffn_gate_inp_shexp.weight"
+
+
+class Named(NamedTuple):
+    """A parameter.
+
+    Attributes:
+        path: of its module.
+        operand: `weight` or `bias`.
+        module: the module.
+        name: in a file; None: an architecture has no such tensor.
+        key: its name in a model of transformers.
+        is_interleaved: its rows are in another order in a file, pairs beside each other.
+        is_less_one: a file has it plus 1.
+        is_vector: a file has its only row alone.
+        experts: whose matrices it has one below the other; 0: it is one matrix.
+        half: 0 or 1, of the rows of each expert; None: all of them.
+    """
+
+    path: str
+    operand: str
+    module: nn.Module
+    name: str | None
+    key: str
+    is_interleaved: bool = False
+    is_less_one: bool = False
+    is_vector: bool = False
+    experts: int = 0
+    half: int | None = None
+
+
+def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
+    """Every parameter of a model, packed or float; tied ones at each of their paths.
+
+    Args:
+        model: of transformers.
+        architecture: its own.
+    """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
+    names = get_tensor_name_map(arch, model.config.num_hidden_layers)
+    for path, module in model.named_modules(remove_duplicate=False):
+        layers = matrices_of(module)
+        for own, layer in layers.items():
+            weight = parameters_of(module)[own]
+            assert weight is not None
+            yield from _of_experts(path, own, module, (layer, len(weight)), names)
+        if isinstance(module, ExpertLinear):
+            owner, _, layer = path.rpartition(".")
+            made = (layer, module.num_experts)
+            yield from _of_experts(path, WEIGHT[1:], module, made, names, owner)
+            continue
+        packed = module.packed_shapes if isinstance(module, PackedOperator) else {}
+        present = [name for name, x in parameters_of(module).items() if x is not None]
+        is_turned = architecture.permutes and path.endswith((".q_proj", ".k_proj"))
+        for operand in dict.fromkeys([*packed, *present]):
+            if operand in layers:
+                continue
+            key = f"{path}.{operand}"
+            name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+            is_less_one = architecture.adds_one and str(name).endswith(NORM)
+            is_vector = str(name).endswith(SHARED_GATE)
+            yield Named(path, operand, module, name, key, is_turned, is_less_one, is_vector)
+
+
+def _of_experts(
+    path: str,
+    operand: str,
+    module: nn.Module,
+    made: tuple[str, int],
+    names: Any,
+    owner: str | None = None,
+) -> Iterator[Named]:
+    """The weight of a layer of several experts, or of a part of it.
+
+    Args:
+        path: of the module.
+        operand: its parameter.
+        module: it.
+        made: the layer of `FusedExperts`, and how many experts it has.
+        names: of gguf.
+        owner: the path of the fused experts; None: that of the module.
+    """
+    layer, count = made
+    owner = path if owner is None else owner
+    key = f"{owner}.{layer}_proj"
+    # gguf has names for matrices of one expert, which are those of all of them in a file.
+    parts = {"gate_up": (("gate", 0), ("up", 1))}.get(layer, ((layer, None),))
+    for part, half in parts:
+        name = names.get_name(f"{owner}.{part}_proj")
+        name = None if name is None else name + WEIGHT
+        yield Named(path, operand, module, name, key, experts=count, half=half)
+
+
+def heads_of(path: str, config: Any) -> int:
+    """Heads of a query or key projection."""
+    is_key = path.endswith(".k_proj")
+    return int(config.num_key_value_heads if is_key else config.num_attention_heads)
+
+
+def scale_name(name: str) -> str:
+    """The tensor that the values of another one are multiplied by, where there is such a one."""
+    return name.removesuffix(WEIGHT) + SCALE

@@ -1,0 +1,3 @@
+"""GPTQ and AWQ: the target and the readers of folders."""
+
+__all__: list[str] = []

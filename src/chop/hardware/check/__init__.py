@@ -1,0 +1,3 @@
+"""Checks of a circuit: simulation, comparison, and its folder."""
+
+__all__: list[str] = []

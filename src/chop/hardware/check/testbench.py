@@ -1,0 +1,224 @@
+"""Testbenches: self-checking SystemVerilog of a top with stream ports, and its run in Icarus."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from chop.errors import ChopError
+from chop.hardware.check.profiles import PROFILES, Profile
+from chop.hardware.design.plan import Memory
+from chop.hardware.design.port import Port
+from chop.hardware.design.verilog import FOLDER, FileIn, Name, instance, sources
+from chop.hardware.templates import render
+from chop.hardware.tools import run, tool_path
+
+VECTORS = "vectors"
+"""Folder of the beats that are sent and expected, `NAME.hex` for each port."""
+DRAIN_CYCLES = 64
+"""After the last expected beat, in which another one would show."""
+IDLE_CYCLES = 10_000
+"""After so many cycles without a beat the testbench gives up."""
+SLOWEST = 32
+"""Intervals that a sample takes at most. Stalls make four of one, eight of a short one."""
+MOST_CYCLES = 2**31 - 1
+"""That an `int` counts."""
+RUN_SECONDS = 1800
+
+
+def testbench(
+    top: str,
+    ports: Sequence[Port],
+    samples: int,
+    timeout: int = IDLE_CYCLES,
+    interval: int = 1,
+    memories: Sequence[str] = (),
+    is_beat_by_beat: bool = False,
+) -> str:
+    """Text of the module `testbench`.
+
+    It prints each sample's last cycle, the first difference of each output, and PASS or FAIL.
+
+    Args:
+        top: name of the module under test, clocked by `clk_i` and reset by `rst_ni`.
+        ports: its streams.
+        samples: in the files of the folder `VECTORS`.
+        timeout: cycles without a beat after which it fails, beyond those of pauses.
+        interval: of the design: cycles between two samples; stalls are as slow, and it also fails
+            when samples take `SLOWEST` of them each.
+        memories: paths of the files that the module under test reads, if it has a parameter
+            `FOLDER` that they start in. The testbench has it, too, and names those that are not
+            there.
+        is_beat_by_beat: it prints the cycle of each beat, and counts beats in place of samples.
+    """
+    longest = max(profile.pause_cycles(interval) for profile in PROFILES)
+    timeout += 10 * (interval + longest)
+    is_endless = not any(port.is_input for port in ports)
+    connections = {"clk_i": "clk", "rst_ni": "rst_n"}
+    connections |= {signal: signal for port in ports for signal in port.signals}
+    parameters = {FOLDER: Name(FOLDER)} if memories else {}
+    return render(
+        "testbench.sv",
+        top=top,
+        samples=samples,
+        profiles=", ".join(f"{number} {profile.name}" for number, profile in enumerate(PROFILES)),
+        last_profile=len(PROFILES) - 1,
+        shares=", ".join(f"share_{number}" for number in range(len(ports))),
+        cases="\n".join(
+            f"      {k}: {_case(profile, ports, interval)}" for k, profile in enumerate(PROFILES)
+        ),
+        timeout=timeout,
+        most=min(10 * timeout + SLOWEST * samples * interval, MOST_CYCLES),
+        drain=DRAIN_CYCLES,
+        last=len(ports) - 1,
+        ports=ports,
+        folder=FOLDER,
+        files=[*memories, *(f"{VECTORS}/{port.name}.hex" for port in ports)],
+        moves=" || ".join("({1} && {2})".format(*port.signals) for port in ports),
+        instances="\n".join(
+            [instance(top, "u_design", parameters, connections)]
+            + [
+                _source(port, number, samples)
+                if port.is_input
+                else _sink(port, number, samples, is_endless, is_beat_by_beat)
+                for number, port in enumerate(ports)
+            ]
+        ),
+    )
+
+
+def testbench_files(
+    top: str,
+    ports: Sequence[Port],
+    samples: int,
+    interval: int,
+    memories: Sequence[str] = (),
+) -> dict[str, str]:
+    """The testbench and the modules of the library that it is made of, by file name.
+
+    Args:
+        top: name of the module under test.
+        ports: its streams.
+        samples: in the files of the folder `VECTORS`.
+        interval: of the design: cycles between two samples.
+        memories: see `testbench`.
+    """
+    text = testbench(top, ports, samples, interval=interval, memories=memories)
+    parts = {name: path.read_text() for name, path in sources(text).items()}
+    return {"testbench.sv": text, **parts}
+
+
+def _case(profile: Profile, ports: Sequence[Port], interval: int) -> str:
+    values = {
+        "pause_every": profile.pause_every(interval),
+        "pause_cycles": profile.pause_cycles(interval),
+    }
+    values |= {f"share_{k}": profile.share(port, interval) for k, port in enumerate(ports)}
+    return "begin " + " ".join(f"{name} = {value};" for name, value in values.items()) + " end"
+
+
+def _source(port: Port, number: int, samples: int) -> str:
+    data, valid, ready = port.signals
+    wires = {"data_o": data, "valid_o": valid, "ready_i": ready}
+    text = _end("source", port, number, samples, {"W": port.bits}, wires)
+    return f"{text}  assign failed[{number}] = 1'b0;\n"
+
+
+def _sink(port: Port, number: int, samples: int, is_endless: bool, is_beat_by_beat: bool) -> str:
+    data, valid, ready = port.signals
+    parameters: dict[str, int | str] = {"W": port.width, "LANES": port.lanes, "NAME": port.name}
+    period = 1 if is_beat_by_beat else port.beats
+    parameters |= {"PERIOD": period, "ENDLESS": int(is_endless)}
+    wires = {"data_i": data, "valid_i": valid, "ready_o": ready}
+    wires |= {"cycle_i": "cycle", "failed_o": f"failed[{number}]"}
+    return _end("sink", port, number, samples, parameters, wires)
+
+
+def _end(
+    kind: str,
+    port: Port,
+    number: int,
+    samples: int,
+    parameters: Mapping[str, int | str],
+    wires: Mapping[str, str],
+) -> str:
+    """What a source and a sink share."""
+    file = {"FILE": FileIn(f"{VECTORS}/{port.name}.hex")}
+    counts = {"BEATS": samples * port.beats, "STREAM": number}
+    clocked = {"clk_i": "clk", "rst_ni": "rst_n", "seed_i": "seed", "done_o": f"done[{number}]"}
+    pauses = {"pause_every_i": "pause_every", "pause_cycles_i": "pause_cycles"}
+    pauses |= {"share_i": f"share_{number}"}
+    return instance(
+        f"chop_stream_{kind}",
+        f"u_{number}",
+        {**file, **counts, **parameters},
+        {**clocked, **pauses, **wires},
+    )
+
+
+def vectors(port: Port, beats: Tensor) -> str:
+    """Text of a port's file in the folder `VECTORS`.
+
+    Args:
+        port: the port.
+        beats: int64 (beats, lanes).
+    """
+    return Memory.of(beats.tolist(), port.width).hex()
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """What a testbench printed.
+
+    Attributes:
+        passed: whether all that left was expected.
+        left: for each output the cycle in which the last beat of each sample left.
+        log: all lines.
+    """
+
+    passed: bool
+    left: Mapping[str, Sequence[int]]
+    log: str
+
+
+def compile_testbench(folder: Path, files: Sequence[Path | str], program: str) -> None:
+    """Compiles a testbench and its design for Icarus.
+
+    Args:
+        folder: to run in; relative paths start there.
+        files: SystemVerilog.
+        program: name of the file that is written.
+    Raises:
+        UnavailableError: Icarus is not installed, or takes longer than `RUN_SECONDS`.
+        ChopError: a source has an error.
+    """
+    command = [tool_path("iverilog"), "-g2012", "-s", "testbench", "-o", program, *map(str, files)]
+    done = run(command, folder, RUN_SECONDS)
+    if done.returncode or done.stderr:
+        raise ChopError(f"iverilog: {done.stderr or done.stdout}")
+
+
+def run_testbench(folder: Path, program: str, profile: str = "none", seed: int = 1) -> BenchRun:
+    """Runs a compiled testbench.
+
+    Args:
+        folder: of the vectors and the memories.
+        program: what `compile_testbench` wrote.
+        profile: of stalls, by its name in `chop.hardware.check.profiles`.
+        seed: of stalls.
+    Raises:
+        UnavailableError: Icarus is not installed, or takes longer than `RUN_SECONDS`.
+    """
+    names = [each.name for each in PROFILES]
+    plusargs = (f"+profile={names.index(profile)}", f"+seed={seed}")
+    command = [tool_path("vvp"), "-n", program, *plusargs]
+    done = run(command, folder, RUN_SECONDS)
+    log = done.stdout + done.stderr
+    left: dict[str, list[int]] = {}
+    for name, cycle in re.findall(r"^(\w+): sample \d+ left in cycle (\d+)$", log, re.MULTILINE):
+        left.setdefault(name, []).append(int(cycle))
+    return BenchRun(done.returncode == 0 and log.endswith("PASS\n"), left, log)

@@ -1,0 +1,79 @@
+"""Vectors: the beats that a circuit is sent, and those that it has to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from chop.base.files import make_folder, write_text
+from chop.base.files.reading import read_text
+from chop.errors import CheckpointError
+from chop.hardware.check.project import Project
+from chop.hardware.check.testbench import VECTORS
+from chop.hardware.check.testbench import vectors as vector_text
+from chop.hardware.design.design import Design
+from chop.hardware.design.packing import unpack
+from chop.hardware.design.port import Port
+
+Codes = dict[str, Tensor]
+"""int64 (samples, *shape), by the name of the port."""
+
+
+def codes_of(project: Project, golden: Mapping[str, Tensor]) -> Codes:
+    """Codes of all ports.
+
+    Args:
+        project: the design.
+        golden: of `chop.integer.golden.golden_values`.
+    """
+    kinds = {port.name: "sent" if port.is_input else "received" for port in project.ports}
+    return {
+        name: golden[f"{kind}.{project.codes[name].node}"].long() for name, kind in kinds.items()
+    }
+
+
+def write_vectors(design: Design, codes: Mapping[str, Tensor], folder: Path) -> None:
+    """Writes the beats of all ports, `VECTORS/NAME.hex`.
+
+    Args:
+        design: the circuit.
+        codes: of its ports.
+        folder: of the project.
+    """
+    make_folder(folder / VECTORS)
+    streams = {b.name: b.wire.stream for b in (*design.netlist.inputs, *design.netlist.outputs)}
+    for port in design.ports:
+        beats = streams[port.name].sent(codes[port.name])
+        write_text(folder / VECTORS / f"{port.name}.hex", vector_text(port, beats))
+
+
+def read_vectors(folder: Path, project: Project) -> Codes:
+    """Codes of all ports, of the files of `write_vectors`.
+
+    Args:
+        folder: of the project.
+        project: what is in it.
+    Raises:
+        CheckpointError: the file of a port is missing, or has no whole samples.
+    """
+    return {port.name: _read(folder, project, port) for port in project.ports}
+
+
+def _read(folder: Path, project: Project, port: Port) -> Tensor:
+    path = folder / VECTORS / f"{port.name}.hex"
+    try:
+        words = [int(word, 16) for word in read_text(path, "vectors").split()]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"'{path}' cannot be read: {error}; emit_cocotb_transform_pass writes it."
+        ) from None
+    if not words or len(words) % port.beats:
+        raise CheckpointError(f"'{path}' has {len(words)} beats, of {port.beats} for a sample.")
+    size = (port.bits + 7) // 8
+    beats = unpack(b"".join(word.to_bytes(size, "little") for word in words), port)
+    positions = torch.tensor(project.codes[port.name].positions)
+    flat = torch.from_numpy(beats).reshape(-1, port.beats * port.lanes)[:, positions]
+    return flat.reshape(-1, *project.codes[port.name].shape)

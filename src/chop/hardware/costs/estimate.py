@@ -1,0 +1,315 @@
+"""Estimates of what a design takes of a device, by its structure: nothing is synthesized."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from chop.hardware.costs.devices import XC7, Family, SmallRam
+from chop.hardware.costs.logic import logic_of
+from chop.hardware.design.connect import Connections, connect
+from chop.hardware.design.netlist import Instance, Netlist, netlist
+from chop.hardware.design.plan import ComponentPlan, Memory, Resources
+from chop.hardware.design.products import cut, soft_parts
+from chop.ir.graph import MaseGraph
+
+ESTIMATED = (
+    "Estimated by structure; of the designs that were compared with Yosys most lookup tables and "
+    "flip-flops are within 20 %."
+)
+"""What the numbers of a report are."""
+SOFT_PRODUCT = 1.35
+"""Lookup tables for each bit of the sums that a product without a multiplier is: those of Yosys."""
+CHOICE = 1.0
+"""Lookup tables of 6 inputs for each word of small memories that a bit is chosen among."""
+WEIGHTS = "WEIGHT_FILE"
+"""The memory whose words go into multipliers."""
+
+
+class Usage(NamedTuple):
+    """Amounts of the resources of a device, named as in `chop.hardware.costs.devices`."""
+
+    lut: float = 0.0
+    ff: float = 0.0
+    dsp: float = 0.0
+    bram: float = 0.0
+
+    def plus(self, other: Usage) -> Usage:
+        """The sum."""
+        return Usage(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class DesignCost:
+    """What a design takes, of a device and of time.
+
+    Attributes:
+        usage: of the device.
+        interval: cycles between two samples.
+        latency: cycles from the first code of a sample to its last result.
+    """
+
+    usage: Usage
+    interval: int
+    latency: int
+
+
+@cache
+def estimates_id() -> str:
+    """Digest of the sources of this package: numbers of different ones are not comparable."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def design_cost(mg: MaseGraph, fold: int, family: Family = XC7) -> DesignCost:
+    """The cost of the circuit of a graph of integers, which is not written.
+
+    Args:
+        mg: the graph.
+        fold: most cycles that an operator may take for a sample.
+        family: of the device.
+    Raises:
+        ConfigError: operators have no circuit; names all of them.
+    """
+    made = netlist(mg, fold)
+    return cost_of(made, connect(made), family)
+
+
+def cost_of(made: Netlist, connections: Connections, family: Family = XC7) -> DesignCost:
+    """The cost of a design."""
+    interval = max(made.interval, connections.interval)
+    latency = connections.schedule.latency(made)
+    return DesignCost(design_usage(made, connections, family), interval, latency)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What components take, without what is around multipliers and memories.
+
+    Attributes:
+        dsp: DSP48 blocks.
+        ramb18: block memories of 18 Kbit.
+        table_lut: lookup tables that store read-only memories.
+    """
+
+    dsp: int
+    ramb18: int
+    table_lut: int
+
+
+def estimate(plans: Iterable[ComponentPlan]) -> Estimate:
+    """Resources of components.
+
+    Args:
+        plans: one for each instance.
+    """
+    every = list(plans)
+    memories = [memory for plan in every for memory in plan.memories.values()]
+    return Estimate(
+        sum(
+            dsp_blocks(*widths) * count
+            for plan in every
+            if not plan.resources.is_soft
+            for widths, count in plan.resources.parts
+        ),
+        sum(block_memories(memory) * memory.copies for memory in memories),
+        sum(table_luts(memory) * memory.copies for memory in memories),
+    )
+
+
+def design_usage(made: Netlist, connections: Connections, family: Family = XC7) -> Usage:
+    """What a design takes: its components, and what stands between them."""
+    total = Usage()
+    for part in made.instances:
+        total = total.plus(part_usage(part, family))
+    for link in connections.links:
+        total = total.plus(module_usage(link.module, link.parameters, family))
+    return Usage(round(total.lut), round(total.ff), total.dsp, total.bram)
+
+
+def part_usage(part: Instance, family: Family = XC7) -> Usage:
+    """What a component takes, with its products and memories."""
+    return plan_usage(part.module, part.plan, family)
+
+
+def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
+    """What an instance of a module takes, with its products and memories.
+
+    Args:
+        module: its name.
+        plan: of the instance.
+        family: of the device.
+    """
+    total = _products(plan.resources, family)
+    has_multipliers = total.dsp > 0
+    for name, memory in plan.memories.items():
+        feeds = has_multipliers and name == WEIGHTS
+        each = _memory_usage(memory, family, feeds and family.input_registers > 1)
+        total = total.plus(Usage(*(memory.copies * number for number in each)))
+    return total.plus(module_usage(module, plan.parameters, family, has_multipliers))
+
+
+def _products(resources: Resources, family: Family) -> Usage:
+    """Products, with the register behind each."""
+    total = Usage()
+    if resources.is_soft:
+        for (a, b), count in resources.multipliers.items():
+            parts = soft_parts(a, b)
+            luts = parts.sums + family.soft_gates * parts.gates
+            total = total.plus(Usage(luts * count, parts.registers * count))
+        return total
+    for (a, b), count in resources.parts:
+        blocks = dsp_blocks(a, b, family)
+        soft = 0.0 if blocks else SOFT_PRODUCT * max(min(a, b) - 1, 1) * (a + b)
+        register = 0 if blocks else a + b
+        total = total.plus(Usage(soft * count, register * count, blocks * count))
+    return total
+
+
+def _memory_usage(memory: Memory, family: Family, is_absorbed: bool) -> Usage:
+    """A copy of a read-only memory and the register behind it.
+
+    Args:
+        memory: the copy.
+        family: of the device.
+        is_absorbed: a multiplier takes the register.
+    """
+    blocks = block_memories(memory, family)
+    ffs = table_registers(memory, family)
+    if not is_absorbed and not (blocks and family.absorbs_words):
+        ffs += distinct_columns(memory)
+    return Usage(table_luts(memory, family), ffs, 0, blocks)
+
+
+def module_usage(
+    module: str,
+    parameters: Mapping[str, Any],
+    family: Family = XC7,
+    has_multipliers: bool = False,
+) -> Usage:
+    """What an instance of a module takes, without products and read-only memories.
+
+    Args:
+        module: its name.
+        parameters: of the instance.
+        family: of the device.
+        has_multipliers: whether products are made by multipliers of the device.
+    """
+    logic = logic_of(module, parameters)
+    takes_all = has_multipliers and family.input_registers > 1
+    registers = logic.ff + (not takes_all) * logic.enabled + (not has_multipliers) * logic.factors
+    added = logic.added * (1 - family.added * has_multipliers)
+    total = Usage(logic.lut * family.logic + logic.bits + added, registers)
+    for words, width in logic.rams:
+        total = total.plus(_ram(words, width, family))
+    return total
+
+
+def _ram(words: int, width: int, family: Family) -> Usage:
+    """A memory that is written to: blocks, or lookup tables and a register of the word read."""
+    blocks = _blocks(words, width, family)
+    costs = {small: _small_cost(words, width, small) for small in family.small_rams}
+    cheapest = min(costs, key=costs.__getitem__, default=None)
+    if cheapest is None or costs[cheapest] >= blocks * family.block_cost:
+        return Usage(bram=blocks)
+    rows = -(-words // cheapest.words)
+    # What is read is chosen among rows of tables, and the row that is written to.
+    choice = family.logic * (CHOICE * (rows - 1) * width + 2 * (rows - 1))
+    return Usage(rows * -(-width // cheapest.width) * cheapest.luts + choice, width)
+
+
+def _small_cost(words: int, width: int, small: SmallRam) -> float:
+    """What `memory_libmap` of Yosys 0.23 counts: tables, and half a table for each choice."""
+    rows = -(-words // small.words)
+    tables = rows * -(-width // small.width)
+    cost = (small.cost - small.by_width) * tables + small.by_width * rows * width / small.width
+    return cost + ((rows - 1) * width + rows * (rows > 1)) / 2
+
+
+def _blocks(words: int, width: int, family: Family) -> int:
+    shapes = family.block_shapes.items()
+    return min(-(-width // wide) * -(-words // deep) for wide, deep in shapes)
+
+
+def dsp_blocks(a: int, b: int, family: Family = XC7) -> int:
+    """Multipliers of a signed product of `a` by `b` bits; 0 where it is made of lookup tables.
+
+    >>> [dsp_blocks(8, 8), dsp_blocks(25, 18), dsp_blocks(32, 16), dsp_blocks(4, 4)]
+    [1, 2, 2, 0]
+    """
+    if not family.dsp_width:
+        return 0
+    parts = [(x, y) for x in cut(a) for y in cut(b)]
+    return sum(x + y >= family.least_product and min(x, y) > 1 for x, y in parts)
+
+
+def block_memories(memory: Memory, family: Family = XC7) -> int:
+    """Block memories of one copy of a memory; 0 where it is made of lookup tables.
+
+    Yosys 0.23 makes a read-only memory that fills less than a share of each block of lookup tables:
+    half of it in the family XC7, more than a ninth in the family ECP5. Bits that are the same in
+    all words are not stored.
+    """
+    depth, width = len(memory.words), max(_varying_columns(memory), 1)
+    columns = -(-width // max(family.block_shapes))
+    if depth * width < columns * family.least_rom:
+        return 0
+    return _blocks(depth, width, family)
+
+
+def table_luts(memory: Memory, family: Family = XC7) -> int:
+    """Lookup tables of one copy of a memory; 0 where it is made of block memories.
+
+    The multiplexers beside lookup tables choose among 2 or 4 of them. Of more, each 4 take another
+    lookup table that chooses: measured by Yosys 0.23, 6.25 tables of a bit for 5 times 64 random
+    words, 7.5 for 6, 10 for 8, 14.5 for 12.
+
+    >>> [table_luts(Memory((0, 1) * (words // 2), 1)) for words in (64, 192, 320, 512)]
+    [1, 4, 7, 10]
+    """
+    tables = -(-len(memory.words) // family.table_words)
+    tables = 4 if tables == 3 else tables + (-(-tables // 4) if tables > 4 else 0)
+    return table_registers(memory, family) * tables
+
+
+def table_registers(memory: Memory, family: Family = XC7) -> int:
+    """Flip-flops of the word that was read of one copy of a memory.
+
+    See `distinct_columns`. Block memories have registers of their own.
+
+    >>> table_registers(Memory((0b001, 0b111), 3)), table_luts(Memory((5,), 3))
+    (1, 0)
+    """
+    return 0 if block_memories(memory, family) else distinct_columns(memory)
+
+
+def distinct_columns(memory: Memory) -> int:
+    """Bits of a word that are neither the same in all words nor equal to another bit in each.
+
+    >>> distinct_columns(Memory((0b001, 0b111), 3))
+    1
+    """
+    return len(set(_columns(memory)))
+
+
+def _varying_columns(memory: Memory) -> int:
+    """Bits of a word that differ between words; in block memories equal ones stay apart."""
+    return len(_columns(memory))
+
+
+def _columns(memory: Memory) -> list[bytes]:
+    """Of each bit that is not the same in all words its values."""
+    size = -(-memory.width // 8)
+    rows = b"".join(word.to_bytes(size, "little") for word in memory.words)
+    bits = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(-1, size), axis=1, bitorder="little")
+    columns = (column.tobytes() for column in np.ascontiguousarray(bits.T[: memory.width]))
+    constant = bytes(len(memory.words)), b"\x01" * len(memory.words)
+    return [column for column in columns if column not in constant]

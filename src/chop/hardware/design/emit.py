@@ -1,0 +1,52 @@
+"""Emission: from a graph to a design."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from chop.errors import ConfigError
+from chop.hardware.design.design import Design, design_of
+from chop.hardware.design.netlist import netlist
+from chop.hardware.integer_form import integer_form
+from chop.hardware.settings import TOP
+from chop.ir.graph import MaseGraph
+
+MULTIPLIERS = 256
+"""Of a design whose fold is not chosen."""
+UNFOLDED = 2**62
+"""A fold that every operator reaches with one lane."""
+
+
+def emit(
+    mg: MaseGraph,
+    fold: int = 0,
+    top: str = TOP,
+    folds: Mapping[str, int] | None = None,
+    soft: Collection[str] = (),
+) -> Design:
+    """The circuit of a graph.
+
+    Args:
+        mg: a graph of integers, or a quantized one, which is lowered.
+        fold: see `chop.hardware.settings.EmitSettings`.
+        top: name of the top module.
+        folds: the same of single nodes, by name, as `chop.hardware.folds.fold` chooses them.
+        soft: names of those of them whose products are made of lookup tables.
+    Raises:
+        ConfigError: it has no integer form, operators have no circuit, or the fold is below 0.
+    """
+    if fold < 0:
+        raise ConfigError(f"fold: expected 0 or more cycles, got {fold}.")
+    integer = integer_form(mg)
+    return design_of(netlist(integer, fold or default_fold(integer), folds, soft), top)
+
+
+def default_fold(mg: MaseGraph, multipliers: int = MULTIPLIERS) -> int:
+    """Cycles for a sample that take about so many multipliers.
+
+    Args:
+        mg: a graph of integers.
+        multipliers: how many.
+    """
+    work = sum(part.plan.cycles for part in netlist(mg, UNFOLDED).instances)
+    return -(-work // multipliers)

@@ -1,0 +1,385 @@
+"""Netlist of an integer graph: instances of components, and the streams between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from chop.errors import ConfigError
+from chop.hardware.design.components import component_of
+from chop.hardware.design.indices import index_edge
+from chop.hardware.design.lanes import divisors, fewest_lanes
+from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
+from chop.hardware.design.signals import signal_names
+from chop.hardware.design.stream import Stream
+from chop.hardware.design.values import Fixed, Kept, Wire, in_turn, moved, mover
+from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
+from chop.ir.graph import MaseGraph
+from chop.ir.ops import Kind
+from chop.nn.integer import Constant, Decode, Encode, EncodeBlocks
+from chop.nn.integer.mask import KeptKeys
+
+Value = Wire | Fixed
+WHERE = "hardware"
+ENCODERS = Encode | EncodeBlocks
+"""What the host computes ahead of a circuit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """A module in the top module.
+
+    Attributes:
+        name: of the instance and of its result's signals.
+        kind: the class of the operator, or what else it is for.
+        module: SystemVerilog module.
+        folder: of its source.
+        plan: its parameters and what it takes and gives.
+        inputs: what it reads.
+        drawn_as: the color of its box.
+        node: of the graph, where it is one of its operators.
+        site: of that operator.
+    """
+
+    name: str
+    kind: str
+    module: str
+    folder: Path
+    plan: ComponentPlan
+    inputs: tuple[Wire, ...]
+    drawn_as: Kind = Kind.OTHER
+    node: str = ""
+    site: Site | None = None
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The component for a table of the circuit."""
+        plan = self.plan
+        products, is_soft = plan.resources.products, plan.resources.is_soft
+        return {
+            "component": self.name,
+            "kind": self.kind,
+            "module": self.module,
+            "lanes": f"{', '.join(map(str, plan.lanes)) or '-'} to {plan.out.lanes}",
+            "bits": plan.out.width,
+            "cycles": plan.cycles,
+            "multipliers": 0 if is_soft else products,
+            "soft_multipliers": products if is_soft else 0,
+            "rom_bits": sum(memory.bits for memory in plan.memories.values()),
+        }
+
+    @property
+    def output(self) -> Wire:
+        """Its result."""
+        return Wire(self.name, self.plan.out)
+
+
+@dataclass(frozen=True, eq=False)
+class Boundary:
+    """A port of the design.
+
+    Attributes:
+        name: of the port.
+        node: of the graph whose codes travel through it.
+        wire: inside.
+        choices: lanes that it may have.
+    """
+
+    name: str
+    node: str
+    wire: Wire
+    choices: Sequence[int] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Netlist:
+    """A design.
+
+    Attributes:
+        instances: in the order of the graph.
+        inputs: ports in.
+        outputs: ports out.
+    """
+
+    instances: Sequence[Instance]
+    inputs: Sequence[Boundary]
+    outputs: Sequence[Boundary]
+
+    @property
+    def interval(self) -> int:
+        """Cycles between two samples: those of the slowest instance or port."""
+        ports = [*self.inputs, *self.outputs]
+        return max(
+            *(instance.plan.cycles for instance in self.instances),
+            *(port.wire.stream.beats for port in ports),
+        )
+
+
+def netlist(
+    mg: MaseGraph,
+    fold: int,
+    folds: Mapping[str, int] | None = None,
+    soft: Collection[str] = (),
+) -> Netlist:
+    """The circuit of an integer graph.
+
+    Args:
+        mg: the graph, of `lower_to_integer_transform_pass`.
+        fold: most cycles that an operator may take for a sample.
+        folds: the same of single nodes, by name; the lanes of these do not depend on those of their
+            producers.
+        soft: names of those of them whose products are made of lookup tables.
+    Raises:
+        ConfigError: operators, or the order in which their codes travel, have no circuit.
+    """
+    return _Builder(mg, fold, folds or {}, soft).run()
+
+
+class _Builder:
+    def __init__(
+        self, mg: MaseGraph, fold: int, folds: Mapping[str, int], soft: Collection[str]
+    ) -> None:
+        self.mg, self.fold, self.folds, self.soft = mg, fold, folds, soft
+        self.names = signal_names([node.name for node in mg.nodes])
+        self.values: dict[fx.Node, Value] = {}
+        self.masks: dict[fx.Node, Kept] = {}
+        self.instances: list[Instance] = []
+        self.inputs: list[Boundary] = []
+        self.outputs: list[Boundary] = []
+
+    def run(self) -> Netlist:
+        nodes = self._circuit()
+        self._refuse_unknown(nodes)
+        for node in nodes:
+            try:
+                self._visit(node)
+            except ConfigError as error:
+                raise ConfigError(f"{WHERE}: node '{node.name}': {error}") from error
+        return Netlist(self.instances, self.inputs, self.outputs)
+
+    def _circuit(self) -> list[fx.Node]:
+        """What lies between the host's encoders and decoders, both included, in order."""
+        found: set[fx.Node] = set()
+        pending = [node for node in self.mg.nodes if self._is(node, Decode)]
+        if not pending:
+            raise ConfigError(
+                f"{WHERE}: expected an integer graph, of lower_to_integer_transform_pass; this one "
+                "decodes no results."
+            )
+        while pending:
+            node = pending.pop()
+            if node not in found:
+                found.add(node)
+                pending += [] if self._is(node, ENCODERS) else node.all_input_nodes
+        return [node for node in self.mg.nodes if node in found]
+
+    def _is(self, node: fx.Node, kind: type[nn.Module] | UnionType) -> bool:
+        return isinstance(self.mg.module_of(node), kind)
+
+    def _refuse_unknown(self, nodes: Sequence[fx.Node]) -> None:
+        unknown = [f"'{node.name}' ({self._kind(node)})" for node in nodes if not self._knows(node)]
+        if unknown:
+            raise ConfigError(
+                f"{WHERE}: there is no circuit for {', '.join(unknown)}; "
+                "chop.hardware.design.components has those that there are."
+            )
+
+    def _kind(self, node: fx.Node) -> str:
+        module = self.mg.module_of(node)
+        return self.mg.operator(node).name if module is None else type(module).__name__
+
+    def _knows(self, node: fx.Node) -> bool:
+        row = self.mg.operator(node)
+        module = self.mg.module_of(node)
+        ends = ENCODERS | Decode | Constant | KeptKeys
+        known = component_of(type(module)) is not None or isinstance(module, ends)
+        known |= node.op == "placeholder"
+        known |= row.layout == "copied" and len(_tensors(node)) == 1
+        return known or row.only_moves or row.layout == "read" or row.joins(node)
+
+    def _is_parted(self, node: fx.Node) -> bool:
+        """Whether a node gives a tuple, of parts of the one tensor that it reads."""
+        if self.mg.operator(node).layout != "copied" or len(_tensors(node)) != 1:
+            return False
+        shape = self._shape(_tensors(node)[0])
+        return isinstance(mover(node, self.mg.module_of(node))(torch.empty(shape)), tuple | list)
+
+    def _visit(self, node: fx.Node) -> None:
+        module = self.mg.module_of(node)
+        if isinstance(module, ENCODERS):
+            self._encode(node, module)
+        elif isinstance(module, Decode):
+            self._decode(node)
+        elif node.op == "placeholder":
+            stream = Stream.in_order(self._shape(node)[1:], index_edge(self.mg, node))
+            self._enter(node, self.names[node.name], stream)
+        elif isinstance(module, KeptKeys):
+            wires = [value for s in _tensors(node) if isinstance(value := self.values[s], Wire)]
+            self.masks[node] = Kept.of(module, *wires)
+        elif isinstance(module, Constant):
+            self.values[node] = Fixed(module.codes, module.out)
+        elif module is not None and (row := component_of(type(module))):
+            self.values[node] = self._operate(node, module, row)
+        elif self.mg.operator(node).joins(node):
+            self.values[node] = self._join(node)
+        elif not self._is_parted(node):  # parts are moved where they are read
+            self.values[node] = self._move(node)
+
+    def _encode(self, node: fx.Node, encode: Encode | EncodeBlocks) -> None:
+        (source,) = node.all_input_nodes
+        shape, fold = self._shape(node)[1:], self.folds.get(node.name, self.fold)
+        stream = Stream.in_order(shape, encode.out)
+        rows = [component_of(type(self.mg.module_of(user))) for user in node.users]
+        spatial = max((row.spatial for row in rows if row), default=0)
+        if spatial and len(shape) != spatial + 1:
+            raise ConfigError(
+                f"expected a batch of samples, got {self._shape(node)} for {spatial} spatial "
+                "dimensions; capture the model on an example with a batch first: x.unsqueeze(0)"
+            )
+        if spatial:
+            channels_last = torch.arange(stream.size).view(*shape[-spatial:], shape[0])
+            stream = replace(stream, positions=channels_last.movedim(-1, 0).contiguous())
+        choices = divisors(shape[0] if spatial else stream.size)
+        reaching = (n for n in choices if stream.size <= n * fold)
+        stream = stream.with_lanes(next(reaching, choices[-1]))
+        alone = sum(self._is(user, ENCODERS) for user in source.users) == 1
+        name = self.names[source.name if alone else node.name]
+        self._enter(node, name, stream, choices)
+
+    def _enter(self, node: fx.Node, port: str, stream: Stream, choices: Sequence[int] = ()) -> None:
+        wire = Wire(self.names[node.name], stream)
+        self.inputs.append(Boundary(port, node.name, wire, choices or (stream.lanes,)))
+        self.values[node] = wire
+
+    def _decode(self, node: fx.Node) -> None:
+        (source,) = node.all_input_nodes
+        if all(port.node != source.name for port in self.outputs):
+            wire = self._wire(source, node)
+            self.outputs.append(Boundary(self.names[source.name], source.name, wire))
+
+    def _operate(self, node: fx.Node, operator: nn.Module, row: Component) -> Wire:
+        streams, kind = self._streams(node, row), type(operator).__name__
+        kept = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
+        site = Site(operator, [wire.stream for wire in streams], self.fold, kept)
+        if node.name in self.folds:
+            site = site.alone(self.folds[node.name], node.name in self.soft)
+        plan, name = row.plan(site), self.names[node.name]
+        module, inputs = plan.module or row.module, tuple(streams)
+        made = Instance(name, kind, module, row.folder, plan, inputs, row.kind, node.name, site)
+        self.instances.append(made)
+        return made.output
+
+    def _streams(self, node: fx.Node, row: Component) -> list[Wire]:
+        """What an operator reads; a constant is sent as the other operand is."""
+        sources = [
+            self.masks[source].value if source in self.masks else self.values[source]
+            for source in _tensors(node)
+        ]
+        live = [source for source in sources if isinstance(source, Wire)]
+        found = []
+        for number, source in enumerate(sources):
+            if isinstance(source, Fixed):
+                beside = live[0].stream if live and row.is_broadcast else None
+                source = self._constant(
+                    f"{self.names[node.name]}_constant_{number}", source, beside
+                )
+            found.append(source)
+        return found
+
+    def _wire(self, source: fx.Node, reader: fx.Node) -> Wire:
+        value = self.values[source]
+        if isinstance(value, Fixed):
+            return self._constant(f"{self.names[reader.name]}_constant", value, None)
+        return value
+
+    def _constant(self, name: str, fixed: Fixed, beside: Stream | None) -> Wire:
+        """A stream of a memory: in the order and the beats of another, or in its own."""
+        if beside is None:
+            shape = tuple(fixed.codes.shape[1:])
+            beside = Stream.in_order(shape, fixed.edge)
+            beside = beside.with_lanes(fewest_lanes(beside.size, self.fold))
+        plan = constant_plan(fixed.sample(beside.shape), beside.of(fixed.edge))
+        return self._instance(name, "constant", "chop_constant", plan, [], drawn_as=Kind.CONSTANT)
+
+    def _join(self, node: fx.Node) -> Wire:
+        """Streams of `torch.cat` or `torch.stack`, two at a time."""
+        sources = _tensors(node)
+        rank = len(self._shape(node))
+        given = node.args[1] if len(node.args) > 1 else 0
+        dim = node.kwargs.get("dim", node.kwargs.get("axis", given))
+        assert isinstance(dim, int)
+        from_end = dim - rank if dim >= 0 else dim
+        if from_end == -rank:
+            raise ConfigError("it joins samples")
+        live = [wire for wire in map(self.values.get, sources) if isinstance(wire, Wire)]
+        result: Wire | None = None
+        for number, source in enumerate(sources):
+            value = self.values[source]
+            if isinstance(value, Fixed):
+                beside = Stream.in_order(self._shape(source)[1:], value.edge)
+                beside = beside.with_lanes(math.gcd(beside.size, *(w.stream.lanes for w in live)))
+                value = self._constant(f"{self.names[node.name]}_constant_{number}", value, beside)
+            if len(self._shape(source)) < rank:
+                value = value.unsqueezed(from_end)
+            if result is None:
+                result = value
+            else:
+                own = self.names[node.name]
+                name = own if number == len(sources) - 1 else f"{own}_part_{number}"
+                result = self._concat(name, result, value, from_end)
+        assert result is not None
+        return result
+
+    def _concat(self, name: str, first: Wire, second: Wire, dim: int) -> Wire:
+        plan = concat_plan(first.stream, second.stream, dim)
+        return self._instance(name, "cat", "chop_concat", plan, [first, second])
+
+    def _move(self, node: fx.Node) -> Value:
+        (source,), moves = _tensors(node), [mover(node, self.mg.module_of(node))]
+        while self._is_parted(source):
+            moves.append(mover(source, self.mg.module_of(source)))
+            (source,) = _tensors(source)
+        value, move = self.values[source], in_turn(moves[::-1])
+        if isinstance(value, Fixed):
+            return Fixed(move(value.codes), value.edge)
+        places = moved(value.stream, self._shape(source)[0], move)
+        kept = places.unique().numel()
+        if kept == places.numel() == value.stream.size:
+            return Wire(value.signal, replace(value.stream, positions=places))
+        name = self.names[node.name]
+        if kept == places.numel():
+            plan = select_plan(value.stream, places)
+            return self._instance(name, "getitem", "chop_select", plan, [value])
+        plan = copies_plan(value.stream, places, self.folds.get(node.name, self.fold))
+        return self._instance(name, "expand", "chop_copies", plan, [value])
+
+    def _instance(
+        self,
+        name: str,
+        kind: str,
+        module: str,
+        plan: ComponentPlan,
+        inputs: Sequence[Wire],
+        drawn_as: Kind = Kind.OTHER,
+    ) -> Wire:
+        made = Instance(name, kind, module, RTL, plan, tuple(inputs), drawn_as)
+        self.instances.append(made)
+        return made.output
+
+    def _shape(self, node: fx.Node) -> tuple[int, ...]:
+        shape: tuple[int, ...] = node.meta["mase"].common.results["data_out_0"].shape
+        return shape
+
+
+def _tensors(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a node reads, in the order of its arguments; one may be there twice."""
+    found: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), lambda given: found.append(given))
+    return found

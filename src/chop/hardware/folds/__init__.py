@@ -1,0 +1,3 @@
+"""Folding of circuits for throughput and devices, and rewriting of netlists."""
+
+__all__: list[str] = []

@@ -1,0 +1,141 @@
+"""Fisher information: the loss increase by rounding, one backward for all layers and formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from chop.captured.hidden import following, hidden_elements
+from chop.errors import ConfigError
+from chop.formats import Gradient, NumberFormat, StandIn
+from chop.ir.rows import check_loss
+from chop.private.modules import parameters_of
+from chop.problems.mixed_precision.layers import operands_of
+from chop.problems.mixed_precision.problem import PrecisionProblem
+from chop.train.evaluator import Evaluator
+from chop.train.feed import eval_mode
+from chop.train.model_io import loss_and_answers
+
+LossIncreases = dict[tuple[str, str], float]
+"""By choice and option: the predicted increase of the loss while everything else is float."""
+
+
+def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
+    """The increase of the loss that the diagonal of the empirical Fisher information predicts.
+
+    Of a parameter W in format Q: 1/2 sum_i F_ii (Q(W) - W)_i^2, F_ii the mean over batches of
+    B g_i^2, g the gradient of the mean loss of the B answers of a batch. Of an input x: the mean
+    over batches of B/2 sum_i g_i^2 (Q(x) - x)_i^2, padding left out. A choice adds up all that it
+    rounds.
+
+    Args:
+        problem: what can be chosen.
+        rows: labeled rows in batches, of the problem's model.
+    Returns: in the unit of the loss, of classes nats.
+    Raises:
+        ConfigError: the loss has no gradient, or is NaN or infinite.
+    Source: Zandonati et al. 2022 (FIT), arXiv:2210.08502, section 3, which models the rounding
+        errors of inputs; here they are measured. A weight that several layers share counts
+        in each of them.
+    """
+    anchor = torch.zeros((), requires_grad=True)
+    observers = _insert_observers(problem, anchor)
+    try:
+        with torch.enable_grad(), eval_mode(rows.model):
+            for number, (inputs, labels) in enumerate(rows.batches):
+                with following(rows.model, inputs) as given:
+                    output = rows.model(**given)
+                loss, answers = loss_and_answers(output, labels, rows.task)
+                if not loss.requires_grad:
+                    raise ConfigError("the loss has no gradient: the model detaches its answers.")
+                check_loss(loss, inputs, number, "the Fisher information")
+                torch.autograd.grad(loss * len(answers) ** 0.5, anchor)
+                for _, observer in observers:
+                    observer.end_batch()
+    finally:
+        problem.layers.switch({})
+    found = dict.fromkeys(problem.pairs, 0.0)
+    for choice, observer in observers:
+        for text, increase in observer.loss_increases().items():
+            found[choice, text] += increase / len(rows.batches)
+    return found
+
+
+def _insert_observers(
+    problem: PrecisionProblem, anchor: Tensor
+) -> list[tuple[str, _GradientObserver]]:
+    """Puts observers in the place of the formats of all that choices round; by choice."""
+    problem.layers.switch({})
+    observers: list[tuple[str, _GradientObserver]] = []
+    rounded = [
+        (choice, path, part, operand)
+        for choice in problem.targets
+        for layer, operands in problem.rounded(choice).items()
+        for path, part in problem.layers.by_name[layer].parts.items()
+        for operand in set(operands) & set(operands_of(part))
+    ]
+    for choice, path, part, operand in rounded:
+        options = problem.options.items()
+        fit = {text: problem.layers.fit(path, part, operand, fmt) for text, fmt in options}
+        is_parameter = parameters_of(part).get(operand) is not None
+        observer = _GradientObserver(fit, is_parameter, anchor)
+        part.spec = part.spec.with_quantizers(**{operand: observer})
+        observers.append((choice, observer))
+    return observers
+
+
+class _GradientObserver(StandIn):
+    """Observer in the place of a format: identity forward, records gradients backward."""
+
+    def __init__(
+        self, formats: Mapping[str, NumberFormat], is_parameter: bool, anchor: Tensor
+    ) -> None:
+        self.formats, self.is_parameter, self.anchor = formats, is_parameter, anchor
+        self.sums = dict.fromkeys(formats, 0.0)
+        self.parameter: Tensor | None = None
+        self.gradient: Tensor | float = 0.0
+        self.squares: Tensor | float = 0.0
+
+    def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
+        y: Tensor = _ObservedIdentity.apply(x, self.anchor, self)  # type: ignore[no-untyped-call]
+        return y
+
+    def look(self, x: Tensor, gradient: Tensor, hidden: Tensor | None) -> None:
+        if hidden is not None:
+            # Padding has no error, and must not set a scale that others share.
+            x, gradient = x.masked_fill(hidden, 0), gradient.masked_fill(hidden, 0)
+        if self.is_parameter:
+            self.parameter, self.gradient = x, self.gradient + gradient.double()
+        else:
+            self.add(x, gradient.double().square())
+
+    def end_batch(self) -> None:
+        """A parameter's gradients add up over a batch; those of an input are each row's own."""
+        self.squares, self.gradient = self.squares + self.gradient**2, 0.0
+
+    def add(self, x: Tensor, squares: Tensor | float) -> None:
+        for text, fmt in self.formats.items():
+            self.sums[text] += ((fmt(x) - x).double().square() * squares).sum().item() / 2
+
+    def loss_increases(self) -> dict[str, float]:
+        if self.parameter is not None:
+            self.add(self.parameter, self.squares)
+        return self.sums
+
+
+class _ObservedIdentity(torch.autograd.Function):
+    """The identity. By the anchor the backward reaches it even where nothing before it learns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, observer: _GradientObserver) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.observer, ctx.hidden = observer, hidden_elements(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        ctx.observer.look(ctx.saved_tensors[0].detach(), gradient, ctx.hidden)
+        return gradient, torch.zeros(()), None

@@ -1,0 +1,275 @@
+"""Quantizable layers of a graph: formats are switched in place, scales calibrated once."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from chop.captured.modes import is_of_training
+from chop.errors import ConfigError, did_you_mean
+from chop.formats import Float, NumberFormat, QuantSpec
+from chop.ir.annotate import record_formats
+from chop.ir.flops import FlopCounts
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.ops import OPS, quantizable_operators
+from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
+from chop.passes import quantize_transform_pass
+from chop.passes.base import check_graph
+from chop.private.modules import parameters_of
+from chop.problems.mixed_precision.candidates import Rule, fitted
+from chop.quantization.calibration import sample_operands
+from chop.train.feed import eval_mode
+
+Formats = Mapping[str, NumberFormat]
+"""Formats by operand: `data_in`, `weight`, `bias`."""
+FLOAT = Float()
+PARAMETERS = ("weight", "bias")
+
+
+@dataclass
+class Layer:
+    """One operator.
+
+    Attributes:
+        name: its path in the model; of a function call, the node's name.
+        parts: by path, the quantized operators that it is made of: itself, as a rule.
+        operands: what it has to quantize.
+        macs: multiply-accumulate operations for one row of data.
+        inputs: elements of each part's input for one row of data, and the input's shape.
+    """
+
+    name: str
+    parts: dict[str, QuantizedOperator]
+    operands: tuple[str, ...]
+    macs: float = 0.0
+    inputs: dict[str, tuple[float, torch.Size]] = field(default_factory=dict)
+
+    @property
+    def operator(self) -> QuantizedOperator:
+        """The part with the parameters."""
+        return next(iter(self.parts.values()))
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Its own parameters that have a format, by operand."""
+        held = parameters_of(self.operator)
+        return {name: x for name in PARAMETERS if (x := held.get(name)) is not None}
+
+
+class Layers:
+    """The layers of a graph that a search chooses formats for.
+
+    Until `switch` they are float, and compute what the graph computes.
+
+    Args:
+        mg: a graph with metadata; it stays as it is.
+        batches: a few batches of inputs by name, to derive scales from and to count with.
+        operators: names of operators; None takes the modules with a matrix of weights.
+        rule: how exponent biases are derived.
+        is_whole: the other operators that can be quantized are layers, too, which no search is
+            about: a circuit needs formats of all.
+    Raises:
+        ConfigError: an unknown operator, or the graph has none of those.
+
+    Attributes:
+        mg: a graph of its own.
+        by_name: the layers, in the order in which they run.
+        searched: names of those of `operators`.
+        sharing: by the first layer that takes a weight, the others that take the same.
+    """
+
+    def __init__(
+        self,
+        mg: MaseGraph,
+        batches: Iterable[Mapping[str, Tensor]],
+        operators: Sequence[str] | None = None,
+        rule: Rule = "mse",
+        is_whole: bool = False,
+    ) -> None:
+        check_graph("chop.search", mg, ("add_common_metadata_analysis_pass",))
+        nodes = _chosen(mg, operators)
+        self.searched = tuple(map(_name, nodes))
+        if is_whole:
+            nodes = _chosen(mg, (), is_any=True)
+        rules = {_name(node): {"config": QuantSpec()} for node in nodes}
+        self.mg, _ = quantize_transform_pass(mg, {"by": "name", **rules})
+        self.rule = rule
+        self.by_name = {layer.name: layer for layer in map(self._layer, nodes)}
+        self.sharing = _sharing(self.by_name)
+        self._fitted: dict[tuple[str, str, str], NumberFormat] = {}
+        self._specs: dict[tuple[str, ...], QuantSpec] = {}
+        kept = list(batches)
+        _count(self, kept[0])
+        parts = {p: part for layer in self.by_name.values() for p, part in layer.parts.items()}
+        inputs = {
+            p: [n for n in part.operands if n not in parameters_of(part)]
+            for p, part in parts.items()
+        }
+        self._samples = sample_operands(self.mg.model, kept, inputs)
+
+    def _layer(self, node: fx.Node) -> Layer:
+        twin = self.mg.module_of(self.mg.node(node.name))
+        assert isinstance(twin, QuantizedOperator)
+        path = next(path for path, module in self.mg.model.named_modules() if module is twin)
+        inner = leaf_operators(twin)
+        parts = {f"{path}.{inside}" if inside else path: part for inside, part in inner.items()}
+        return Layer(_name(node), parts, operands_of(twin))
+
+    def fit(
+        self, path: str, part: QuantizedOperator, operand: str, fmt: NumberFormat
+    ) -> NumberFormat:
+        """The format with its scale derived from what that operand of a part is; found once."""
+        key = (path, operand, fmt.key)
+        if key not in self._fitted:
+            is_parameter = parameters_of(part).get(operand) is not None
+            samples = part.effective(operand) if is_parameter else self._samples[path].get(operand)
+            self._fitted[key] = fmt if samples is None else fitted(fmt, samples, self.rule)
+        return self._fitted[key]
+
+    def switch(self, chosen: Mapping[str, Formats]) -> None:
+        """Gives the layers other formats, in place; layers and operands left out are float.
+
+        Args:
+            chosen: formats by the name of a layer, fitted or not.
+        """
+        for name, layer in self.by_name.items():
+            formats = chosen.get(name, {})
+            for path, part in layer.parts.items():
+                part.spec = self._spec(path, part, formats)
+
+    def _spec(self, path: str, part: QuantizedOperator, formats: Formats) -> QuantSpec:
+        key = (path, *(f"{operand} {fmt.key}" for operand, fmt in formats.items()))
+        if key not in self._specs:
+            present = operands_of(part)
+            own: dict[str, Any] = {
+                n: self.fit(path, part, n, fmt) for n, fmt in formats.items() if n in present
+            }
+            self._specs[key] = QuantSpec(**own)
+        return self._specs[key]
+
+    def input_variance(self, name: str) -> float:
+        """The variance of what a layer reads, as calibration saw it; NaN of what is no number."""
+        samples = self._samples.get(next(iter(self.by_name[name].parts)), {})
+        x = samples.get("data_in")
+        return float("nan") if x is None else x.double().var(unbiased=False).item()
+
+    def rules(self, chosen: Mapping[str, Formats]) -> dict[str, dict[str, QuantSpec]]:
+        """The same choice as settings of `quantize_transform_pass` by name, scales derived.
+
+        Raises:
+            ConfigError: a layer is made of several operators.
+        """
+        self.switch(chosen)
+        for name, layer in self.by_name.items():
+            if len(layer.parts) > 1:
+                raise ConfigError(
+                    f"layer '{name}' is made of {len(layer.parts)} operators with scales of their "
+                    "own, which one rule cannot hold; take the graph itself."
+                )
+        return {name: {"config": layer.operator.spec} for name, layer in self.by_name.items()}
+
+    def graph(self, chosen: Mapping[str, Formats]) -> MaseGraph:
+        """A graph of its own in these formats, scales derived."""
+        self.switch(chosen)
+        mg = self.mg.copy()
+        for node in mg.nodes:
+            module = mg.module_of(node)
+            if isinstance(module, QuantizedOperator):
+                record_formats(node, module)
+        return mg
+
+
+def _sharing(layers: Mapping[str, Layer]) -> dict[str, list[str]]:
+    users: dict[int, list[str]] = {}
+    for name, layer in layers.items():
+        weight = layer.parameters().get("weight")
+        if weight is not None:
+            users.setdefault(id(weight), []).append(name)
+    return {names[0]: names[1:] for names in users.values() if len(names) > 1}
+
+
+def operands_of(operator: QuantizedOperator) -> tuple[str, ...]:
+    """What an operator has to quantize: a layer may lack a bias, a call has what it is given."""
+    is_call = operator.function is not None
+    return tuple(operator.operands if is_call else operator.present_operands(operator))
+
+
+def _chosen(mg: MaseGraph, operators: Sequence[str] | None, is_any: bool = False) -> list[fx.Node]:
+    """The nodes to choose formats for; of several calls of one module, the first.
+
+    Args:
+        mg: the graph.
+        operators: names of operators; None takes modules with a matrix of weights.
+        is_any: takes whatever can be quantized.
+    """
+    found: dict[str, fx.Node] = {}
+    for node in mg.nodes:
+        row, module = mg.operator(node), mg.module_of(node)
+        can_be_named = row.is_quantizable or row.is_opt_in
+        lacks_form = not can_be_named or (module is not None and row.quantized is None)
+        if lacks_form or is_of_training(node):
+            continue
+        results = metadata_of(node).common.results.values()
+        wanted = row.name in operators if operators is not None else _has_matrix(module)
+        wanted |= is_any and row.is_quantizable
+        if wanted and all(info.is_floating for info in results):
+            found.setdefault(_name(node), node)
+    for name in operators or ():
+        if name not in (known := quantizable_operators(opt_in=True)):
+            raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, known)}")
+    if not found:
+        what = "a matrix of weights" if operators is None else f"one of {', '.join(operators)}"
+        present = sorted({mg.operator(node).name for node in mg.nodes} & OPS.keys())
+        raise ConfigError(f"the model has no layer with {what}; it has: {', '.join(present)}.")
+    return list(found.values())
+
+
+def _has_matrix(module: nn.Module | None) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() > 1
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else node.name
+
+
+def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
+    """Notes each layer's operations and inputs, from a forward of the float model."""
+    model = layers.mg.model
+    rows = len(next(iter(batch.values())))
+    parts = {path: part for x in layers.by_name.values() for path, part in x.parts.items()}
+    # Adapters are modules within a part, which count as part of it.
+    paths = {module: path for path, part in parts.items() for module in part.modules()}
+    seen: dict[str, torch.Size] = {}
+    flops, counts = dict.fromkeys(parts, 0), FlopCounts()
+
+    def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        given = [x for x in _in_order(module, args, kwargs) if isinstance(x, Tensor)]
+        path = paths[module]
+        if module is parts[path] and given and given[0].is_floating_point():
+            seen.setdefault(path, given[0].shape)
+        flops[path] += counts.of_module(module, args, kwargs, result)
+
+    hooks = [module.register_forward_hook(look, with_kwargs=True) for module in paths]
+    try:
+        with torch.no_grad(), eval_mode(model):
+            model(**batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for layer in layers.by_name.values():
+        layer.macs = sum(flops[path] for path in layer.parts) / 2 / rows
+        layer.inputs = {p: (math.prod(seen[p]) / rows, seen[p]) for p in layer.parts if p in seen}
+
+
+def _in_order(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a call in the order of its parameters."""
+    names: Iterable[str] = inspect.signature(module.forward).parameters
+    if isinstance(module, QuantCall):
+        names = module.arguments
+    return [*args, *(kwargs[name] for name in names if name in kwargs)]

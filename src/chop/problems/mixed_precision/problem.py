@@ -1,0 +1,459 @@
+"""Mixed precision as a search: which format each layer of a trained model takes.
+
+Only formats are searched. Fractions and exponent biases are derived from training rows, once for
+each layer, operand and format; a trial switches formats in place, rounds only weights that were
+never rounded that way, and runs the model on batches that were made once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError, check_known, did_you_mean
+from chop.export.joined_layers import joined_layers
+from chop.formats import INPUT_OPERANDS, NumberFormat, parse_format_string
+from chop.ir.graph import MaseGraph
+from chop.nn import cached_weights
+from chop.problems.mixed_precision.candidates import Ranges, Rule, format_candidates
+from chop.problems.mixed_precision.costs import COSTS, Costs, bits_of
+from chop.problems.mixed_precision.layers import FLOAT, Formats, Layers
+from chop.search.objective import Goals, NotANumberError, Report
+from chop.search.space import Choice, Config, SearchSpace
+from chop.train import Task, calibration_batches, find_task, fit_and_report, read_rows
+from chop.train.evaluator import Evaluator, kl_divergence
+from chop.train.judge import Judge
+from chop.train.rows import take_split
+from chop.train.tasks import UNTOLD_TASK
+
+if TYPE_CHECKING:
+    from chop.problems.mixed_precision.circuit import CircuitCosts, CircuitSettings
+
+Cost = Callable[[MaseGraph], float]
+"""A number of a quantized graph: its latency, what it takes on a chip ..."""
+
+Targets = dict[str, tuple[str, tuple[str, ...]]]
+PER = ("layer", "operand")
+Score = str
+"""The name of the task's metric, "loss" or "kl"."""
+METRIC = "metric"
+"""Stands for the name of the task's metric."""
+SCORES = ("loss", "kl")
+"""What is measured beside the task's metric; kl of classes alone."""
+MEMORY_BYTES = 2**31
+"""What rounded weights that are kept may take."""
+REPORTS = 4
+"""How often a trial says how far it is, if it runs so many batches."""
+SECOND_FORMAT = "8.mse"
+FOLD = "fold"
+"""The choice of a circuit's cycles, where there are several."""
+CUSTOM_METRICS = {
+    "hardware_cost": "what the graph takes on a chip",
+    "latency_ms": "a measured time: chop.problems.mixed_precision.latency.packed_latency(batch)",
+}
+"""Numbers that need a function of the user's, and what it gives."""
+
+
+class PrecisionProblem:
+    """What to choose, and what a choice is worth.
+
+    Args:
+        mg: the graph of a trained classifier, with metadata; it stays as it is.
+        train: rows that scales are derived from.
+        rows: labeled rows that configurations are measured on.
+        formats: what to choose from: formats, format strings, or names that stand for a whole
+            `search_space`; see `chop.problems.mixed_precision.candidates.format_candidates`.
+        ranges: values of their fields in the place of those.
+        operators: names of the operators to quantize; None takes all modules with a matrix of
+            weights.
+        operands: what takes the chosen formats.
+        per: one choice for each "layer", or for each "operand" of it. A weight that several layers
+            share has one format: it belongs to the choice of the first.
+        joined: layers that engines join, as q_proj, k_proj and v_proj of an attention (see
+            `chop.export.joined_layers`), share a choice, which has the name of the first.
+        bias: the format of the layers' biases: few numbers, which need more bits than weights.
+        rule: how scales are derived.
+        calibration_rows: how many of `train`.
+        batch_size: rows of a step; None takes what is fast.
+        goal: the score that is reported during a trial, for pruners: "metric" for the task's,
+            "loss" or "kl"; None reports nothing.
+        custom_metrics: functions of the quantized graph, by the name of the number that they
+            give. They run in every trial, on a copy.
+        task: what the model is asked to do; None takes what the labels are.
+        training: arguments of `chop.train.fit`, `batch_size` among them: a copy of the model is
+            trained on `train` in the formats of each configuration before it is measured, from the
+            same weights each time. None measures the rounded model as it is.
+        evaluate: a function of the model, or `chop.train.Judge`, that gives the number by which
+            trials are judged instead of by answers to `rows`; its name is that of the number.
+        circuit: what a circuit is made for, whose costs are measured, too. All operators have
+            formats then, those that no choice is about that of `circuit.others`.
+    Raises:
+        ConfigError: an unknown name or field, or nothing to choose.
+
+    Attributes:
+        space: one choice for each layer or operand, `fc1` or `fc1.weight`. Its costs add up to
+            `bits`.
+        targets: by choice, the layer that it is about, and the operands that take its format.
+        layers: the graph that is switched.
+        folds: by text, the cycles of a circuit that are options; of no circuit, none.
+    """
+
+    def __init__(
+        self,
+        mg: MaseGraph,
+        train: Any,
+        rows: Any,
+        *,
+        formats: Sequence[str | NumberFormat] = ("integer",),
+        ranges: Ranges | None = None,
+        operators: Sequence[str] | None = None,
+        operands: Sequence[str] = ("data_in", "weight"),
+        per: Literal["layer", "operand"] = "layer",
+        joined: bool = False,
+        bias: str | NumberFormat = SECOND_FORMAT,
+        rule: Rule = "mse",
+        calibration_rows: int = 256,
+        batch_size: int | None = None,
+        goal: Score | None = METRIC,
+        custom_metrics: Mapping[str, Cost] | None = None,
+        task: str | Task | None = None,
+        training: Mapping[str, Any] | None = None,
+        circuit: CircuitSettings | None = None,
+        evaluate: Judge | Callable[[nn.Module], Any] | None = None,
+    ) -> None:
+        for operand in operands:
+            check_known(operand, INPUT_OPERANDS, "operands: unknown")
+        check_known(per, PER, "per: got")
+        self.options = format_candidates(formats, ranges, rule)
+        self.judge: Judge | None = None
+        if evaluate is not None:
+            self.judge = evaluate if isinstance(evaluate, Judge) else Judge.of(evaluate)
+            own = UNTOLD_TASK if task is None else find_task(task)
+            task = dataclasses.replace(own, metric=self.judge.metric)
+        asked = None if task is None else find_task(task)
+        table = read_rows(take_split(train, "train"), asked)
+        self.training, self._train_rows = training, table
+        self._trained: tuple[Config, MaseGraph] | None = None
+        batches = list(calibration_batches(mg.model, table, rows=calibration_rows))
+        self.layers = Layers(mg, batches, operators, rule, is_whole=circuit is not None)
+        self.costs = Costs(self.layers)
+        self.bias = parse_format_string(bias) if isinstance(bias, str) else bias
+        self.custom_metrics = dict(custom_metrics or {})
+        groups = joined_layers(self.layers.searched) if joined else []
+        self._joined = {first: others for first, *others in groups}
+        self.targets = self._find_targets(operands, per)
+        self._others = FLOAT if circuit is None else parse_format_string(circuit.others)
+        self._fixed = self._find_fixed()
+        self.circuit, self.folds, self._base = self._circuit(circuit, batches)
+        choices = [self._choice(name) for name in self.targets]
+        if len(self.folds) > 1:
+            choices.append(Choice(FOLD, self.folds))
+        self.space = SearchSpace(tuple(choices))
+        self._keep_weights()
+        self.evaluator = Evaluator(self.layers.mg.model, rows, batch_size=batch_size, task=task)
+        self.goal = self.scores[0] if goal == METRIC else goal
+        if self.goal is not None and self.goal not in self.scores:
+            raise ConfigError(f"goal: got '{goal}': {did_you_mean(goal, self.scores)}")
+        self.layers.switch({})
+        # A judge needs no answers, which may be of a shape that cannot be compared.
+        self.reference = self.evaluator.logits() if self.judge is None else torch.empty(0)
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """What is measured of answers, by name."""
+        task = self.evaluator.task
+        if self.judge is not None:
+            return (task.metric.name,)
+        return (task.metric.name, *SCORES) if task.is_categorical else (task.metric.name, "loss")
+
+    def _find_targets(self, operands: Sequence[str], per: str) -> Targets:
+        targets: Targets = {}
+        joined = {x for others in self._joined.values() for x in others}
+        for name in self.layers.searched:
+            own = () if name in joined else self._own_operands(name, operands)
+            if per == "operand":
+                targets |= {f"{name}.{operand}": (name, (operand,)) for operand in own}
+            elif own:
+                targets[name] = (name, own)
+        if not targets:
+            raise ConfigError(f"operands: no layer has {' or '.join(operands)}.")
+        return targets
+
+    def _own_operands(self, layer: str, operands: Sequence[str]) -> tuple[str, ...]:
+        """The operands of a layer that have a format of their own."""
+        shared = {(x, "weight") for others in self.layers.sharing.values() for x in others}
+        own = self.layers.by_name[layer].operands
+        return tuple(x for x in own if x in operands and (layer, x) not in shared)
+
+    def _choice(self, name: str) -> Choice:
+        layer, operands = self.targets[name]
+        first = next(n for n, (target, _) in self.targets.items() if target == layer)
+        # A layer's first choice bears the cost of what none of them changes.
+        fixed = sum(
+            self.costs.share(member, operand, fmt)
+            for member in (layer, *self._joined.get(layer, ()))
+            for operand, fmt in self._fixed[member].items()
+            if name == first
+        )
+        cost = {
+            text: fixed
+            + sum(
+                self.costs.share(member, operand, fmt)
+                for member, own in self._members(layer, operands).items()
+                for operand in own
+            )
+            for text, fmt in self.options.items()
+        }
+        return Choice(name, self.options, cost)
+
+    def _find_fixed(self) -> dict[str, Formats]:
+        """By layer, the formats of the operands that no choice is about."""
+        chosen = {
+            (member, operand)
+            for layer, operands in self.targets.values()
+            for member, own in self._members(layer, operands).items()
+            for operand in own
+        }
+        return {
+            name: {
+                operand: self.bias
+                if operand == "bias" and name in self.layers.searched
+                else self._others
+                for operand in layer.operands
+                if (name, operand) not in chosen
+            }
+            for name, layer in self.layers.by_name.items()
+        }
+
+    def _keep_weights(self) -> None:
+        model = self.layers.mg.model
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        count = max(1, min(len(self.options) + 1, MEMORY_BYTES // max(size, 1)))
+        self._kept = contextlib.ExitStack()  # what it holds goes when the problem goes
+        self._kept.enter_context(cached_weights(model, formats=count))
+
+    def formats(self, config: Config) -> dict[str, Formats]:
+        """Every layer's formats by operand, as they are chosen: scales not yet derived."""
+        self.space.check(config)
+        return self._formats(config)
+
+    def _formats(self, config: Config) -> dict[str, Formats]:
+        found: dict[str, Formats] = dict(self._fixed)
+        for name in filter(config.__contains__, self.targets):
+            for layer, operands in self.rounded(name).items():
+                chosen = dict.fromkeys(operands, self.options[config[name]])
+                found[layer] = {**found[layer], **chosen}
+        return found
+
+    def rounded(self, name: str) -> dict[str, tuple[str, ...]]:
+        """By layer, the operands that take the format of a choice."""
+        members = self._members(*self.targets[name])
+        for layer, operands in [*members.items()]:
+            others = self.layers.sharing.get(layer, ()) if "weight" in operands else ()
+            members |= {x: (*members.get(x, ()), "weight") for x in others}
+        return members
+
+    def _members(self, layer: str, operands: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """The operands of a layer, and of those that are joined to it."""
+        members = (layer, *self._joined.get(layer, ()))
+        return {member: self._own_operands(member, operands) for member in members}
+
+    def only(self, name: str, text: str) -> dict[str, Formats]:
+        """The formats of a model that is float but for one choice."""
+        option = self.options[text]
+        return {x: dict.fromkeys(operands, option) for x, operands in self.rounded(name).items()}
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every choice with each of its options."""
+        return [(name, text) for name in self.targets for text in self.options]
+
+    def bits(self, name: str, text: str) -> float:
+        """Average storage per element of what a choice rounds: the weight, where it does."""
+        layer, operands = self.targets[name]
+        weight = self.layers.by_name[layer].parameters().get("weight")
+        if weight is not None and "weight" in operands:
+            return bits_of(self.options[text], weight.shape)
+        shapes = [shape for _, shape in self.layers.by_name[layer].inputs.values()]
+        return bits_of(self.options[text], shapes[0] if shapes else torch.Size())
+
+    def _circuit(
+        self, settings: CircuitSettings | None, batches: Sequence[Mapping[str, Any]]
+    ) -> tuple[CircuitCosts | None, dict[str, int], Config]:
+        """Costs of the circuit, the cycles that are options, the most, of few parts, first, and
+        the mix of fewest bits, of those that have a circuit.
+
+        Raises:
+            ConfigError: there is no circuit, whatever the formats.
+        """
+        if settings is None:
+            return None, {}, dict.fromkeys(self.targets, next(iter(self.options)))
+        # The library of circuits is imported when there is one.
+        from chop.problems.mixed_precision.circuit import CircuitCosts, begin
+
+        costs = CircuitCosts(self.layers, batches, settings)
+        folds, base = begin(costs, self.targets, tuple(self.options), self._formats)
+        return costs, {str(fold): fold for fold in reversed(folds)}, base
+
+    def costs_of(self, config: Config) -> dict[str, float]:
+        """Costs of a configuration: the numbers of `chop.problems.mixed_precision.costs.COSTS`,
+        and those of a circuit where the problem has one.
+
+        Raises:
+            NotANumberError: it has no circuit.
+        """
+        formats = self.formats(config)
+        return self.costs(formats) | self._circuit_costs(formats, config)
+
+    def _circuit_costs(self, formats: Mapping[str, Formats], config: Config) -> dict[str, float]:
+        if self.circuit is None:
+            return {}
+        return self.circuit(formats, self.fold_of(config))
+
+    def fold_of(self, config: Config) -> int:
+        """Most cycles of a component of the circuit for a sample."""
+        return self.folds[config.get(FOLD, next(iter(self.folds)))]
+
+    def uniform(self, text: str, fold: str | None = None) -> Config:
+        """The configuration that takes one option everywhere.
+
+        Args:
+            text: the option.
+            fold: of `folds`; None takes the one of fewest parts.
+        Raises:
+            ConfigError: there is no such option.
+        """
+        return self._at_fold(dict.fromkeys(self.targets, text), fold)
+
+    def base(self, fold: str | None = None) -> Config:
+        """The configuration that takes the option of fewest bits everywhere; with a circuit, of
+        fewest bits of those that have one.
+        """
+        return self._at_fold(self._base, fold)
+
+    def _at_fold(self, mix: Config, fold: str | None) -> Config:
+        config = dict(mix)
+        if FOLD in self.space.by_name:
+            config[FOLD] = next(iter(self.folds)) if fold is None else fold
+        self.space.check(config)
+        return config
+
+    def graph(self, config: Config, report: Report | None = None) -> MaseGraph:
+        """The quantized graph of a configuration, scales derived, with metadata; trained, where
+        the problem has `training`. The one that was trained last is kept, and is given again.
+        """
+        if self.training is None:
+            return self.layers.graph(self.formats(config))
+        if self._trained is None or self._trained[0] != config:
+            mg = self.layers.graph(self.formats(config))
+
+            def value() -> float:
+                return self._numbers(mg.model)[self.goal or METRIC]
+
+            reporter = report if self.goal is not None else None
+            training = {**self.training, "task": self.evaluator.task}
+            fit_and_report(mg.model, self._train_rows, training, reporter, value)
+            self._trained = dict(config), mg
+        return self._trained[1]
+
+    def model(self, config: Config | None, report: Report | None = None) -> nn.Module:
+        """The model of a configuration, as it is measured; None gives the float model.
+
+        Without `training` it is always the same module, which the next call switches.
+        """
+        if config is not None and self.training is not None:
+            return self.graph(config, report).model
+        self.layers.switch({} if config is None else self.formats(config))
+        return self.layers.mg.model
+
+    def pass_args(self, config: Config) -> dict[str, Any]:
+        """The settings of `quantize_transform_pass` that give that graph, scales derived.
+
+        Raises:
+            ConfigError: a layer is made of several operators, each with scales of its own.
+        """
+        return {"by": "name", **self.layers.rules(self.formats(config))}
+
+    def measure(self, config: Config, report: Report) -> dict[str, float]:
+        """What a configuration is worth and what it costs.
+
+        Returns: the task's metric by its name (`accuracy`), `loss` (of classes the mean cross
+            entropy, nats), of classes `kl` (mean divergence from the float model's answers,
+            nats), what `chop.problems.mixed_precision.costs.Costs` gives, and each custom
+            metric.
+        """
+        costs = self.costs_of(config)  # a mix without a circuit is not run
+        model = self.model(config, report)
+        on_batch = None if self.training else self._reporter(report)
+        numbers = self._numbers(model, on_batch) | costs
+        if self.custom_metrics:
+            mg = self.graph(config)
+            numbers |= {name: float(metric(mg)) for name, metric in self.custom_metrics.items()}
+        return numbers
+
+    def score(self, formats: Mapping[str, Formats]) -> dict[str, float]:
+        """Metric, loss and divergence of the model in these formats, as it is rounded."""
+        self.layers.switch(formats)
+        return self._numbers(self.layers.mg.model)
+
+    def _numbers(
+        self, model: nn.Module, on_batch: Callable[[list[Tensor]], None] | None = None
+    ) -> dict[str, float]:
+        """The scores of a model, by its answers or by the judge.
+
+        Raises:
+            NotANumberError: the judge fails on it: so does the trial, and no other.
+        """
+        if self.judge is None:
+            return self._scores(self.evaluator.of(model).logits(on_batch))
+        metric = self.evaluator.task.metric
+        try:
+            rows, _ = self.judge.rows(model)
+        except ConfigError as error:
+            raise NotANumberError(str(error)) from error
+        return {metric.name: metric.score(rows, rows)}
+
+    def _scores(self, logits: Tensor) -> dict[str, float]:
+        """Of the first rows, if there are fewer answers."""
+        scores = self.evaluator.scores(logits)
+        if self.evaluator.task.is_categorical:
+            scores["kl"] = kl_divergence(self.reference[: len(logits)], logits)
+        return scores
+
+    def _reporter(self, report: Report | None) -> Callable[[list[Tensor]], None] | None:
+        """Reports the score so far a few times; short trials have nothing to save."""
+        goal = self.goal
+        if report is None or goal is None:
+            return None
+        steps = len(self.evaluator.batches)
+        due = {steps * part // (REPORTS + 1) for part in range(1, REPORTS + 1)}
+
+        def on_batch(answers: list[Tensor]) -> None:
+            if steps > 2 * REPORTS and len(answers) in due:
+                report(len(answers), self._scores(torch.cat(answers))[goal])
+
+        return on_batch
+
+    def check_goals(self, goals: Goals) -> None:
+        """Raises ConfigError where a goal's number is not measured."""
+        of_circuit = [name for name, cost in COSTS.items() if cost.is_of_circuit]
+        known = (*self.scores, *COSTS, *self.custom_metrics)
+        for goal in goals:
+            if goal.name in of_circuit and self.circuit is None:
+                raise ConfigError(
+                    f"goal '{goal.name}': expected what a circuit is made for: "
+                    "circuit=chop.problems.mixed_precision.circuit.CircuitSettings()."
+                )
+            if goal.name in known:
+                continue
+            if goal.name in CUSTOM_METRICS:
+                raise ConfigError(
+                    f"goal '{goal.name}': expected a function of the quantized graph that gives "
+                    f"{CUSTOM_METRICS[goal.name]}: custom_metrics={{'{goal.name}': function}}."
+                )
+            raise ConfigError(f"goal '{goal.name}': {did_you_mean(goal.name, known)}")

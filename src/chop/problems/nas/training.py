@@ -1,0 +1,87 @@
+"""Training objective: a configuration is evaluated by training its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop.base.files import write_json
+from chop.errors import ConfigError
+from chop.problems.nas.compression import Compression, raise_graph, size_bytes
+from chop.search.objective import NotANumberError, Report
+from chop.search.space import Config
+from chop.train import Judge, Rows, evaluate, fit_and_report
+from chop.train import split_rows as split_rows
+from chop.train.tasks import CLASSIFICATION, Task
+
+TRAINING = {"epochs": 5, "lr": 3e-3, "batch_size": 64, "seed": 0}
+"""How architectures are trained where nothing else is said: arguments of `chop.train.fit`."""
+
+
+@dataclass
+class TrainedMeasure:
+    """Trains what a configuration describes, and judges it on rows that it was not trained on.
+
+    A measure of `chop.search.Search`, which gives the task's metric by its name (`accuracy`, 0 to
+    1), `parameters` and `size_bytes`. With a pruner, the metric is reported after each epoch.
+
+    Attributes:
+        build: configuration -> an untrained model, the same each time.
+        train: rows to train on.
+        validation: rows to judge on; `split_rows` makes both out of training rows.
+        training: arguments of `chop.train.fit`; the seed is fixed unless it says otherwise.
+        compression: what is done to the trained model before it is judged: see `Compression`.
+        device: where to train; None leaves the model where it was built.
+        task: what the model is asked to do.
+        judge: a function of the user's that judges models in the place of the rows.
+        last: the model that was measured last, for `save`.
+    """
+
+    build: Callable[[Config], nn.Module]
+    train: Rows
+    validation: Rows
+    training: Mapping[str, Any] = field(default_factory=dict)
+    compression: Compression = field(default_factory=Compression)
+    device: torch.device | str | None = None
+    task: Task = CLASSIFICATION
+    judge: Judge | None = None
+    last: nn.Module | None = field(default=None, init=False, repr=False)
+
+    def __call__(self, config: Config, report: Report) -> dict[str, float]:
+        """Measures one configuration; what `report` raises passes through."""
+        self.last = model = self.trained(config, report)
+        return {
+            self.task.metric.name: self._value(model),
+            "parameters": float(sum(p.numel() for p in model.parameters())),
+            "size_bytes": size_bytes(model),
+        }
+
+    def _value(self, model: nn.Module) -> float:
+        if self.judge is None:
+            return evaluate(model, self.validation, device=self.device, task=self.task)
+        try:
+            return self.judge.score(model).value
+        except ConfigError as error:  # of this model alone: the trial fails, and no other
+            raise NotANumberError(str(error)) from error
+
+    def save(self, config: Config, folder: Path) -> None:
+        """Writes the model that was just measured, for `chop.search.Search(save=...)`.
+
+        `model.pt` and `model.mz` are its graph, which `MaseGraph.from_checkpoint` reads;
+        `choices.json` says what was chosen.
+        """
+        assert self.last is not None
+        raise_graph(self.last, self.train).export(folder / "model")
+        write_json(folder / "choices.json", dict(config))
+
+    def trained(self, config: Config, report: Report | None = None) -> nn.Module:
+        """The trained, and perhaps compressed, model of a configuration."""
+        model = self.build(config)
+        training = {**TRAINING, "device": self.device, "task": self.task, **self.training}
+        fit_and_report(model, self.train, training, report, lambda: self._value(model))
+        return self.compression.apply(model, self.train, training)

@@ -1,0 +1,356 @@
+"""Folding: a scale per channel moves from a value into what is computed of it, for nothing.
+
+Linear layers that read a value x may read x / s with weights W s. Where what x comes from can be
+divided by s (a norm, a Linear, the gain of a norm written out), the model computes what it did.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.captured.modes import is_of_training
+from chop.ir.annotate import common_metadata
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import MaseMetadata
+from chop.ir.ops import Operator
+from chop.ir.ownership import Ownership
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.computed import why_computed
+from chop.nn.quantized.masks import stored_weights
+from chop.private.modules import has_forward_hooks
+from chop.quantization.rounding.experts import has_experts
+
+UNREACHED = "no row reaches it"
+"""Why a scale is not chosen."""
+
+
+@dataclass
+class Site:
+    """Linear layers that read one value, and what can be divided so that the value is.
+
+    Attributes:
+        source: the norm or linear layer whose parameters are divided, or the `get_attr` of a gain.
+        value: what the linear layers read: the result of the source, of a ReLU or dropout after
+            it, or its product with something else.
+        readers: the linear layers' nodes.
+        others: what else reads the value.
+    """
+
+    source: fx.Node
+    value: fx.Node
+    readers: list[fx.Node]
+    others: list[fx.Node]
+
+    def paths(self) -> list[str]:
+        """The paths of the readers."""
+        return [str(reader.target) for reader in self.readers]
+
+    def region(self) -> list[fx.Node]:
+        """The nodes from the source to the readers, in order; those before it have one user."""
+        chain = [self.source]
+        while chain[-1] is not self.value:
+            chain += chain[-1].users
+        return [*chain, *self.readers]
+
+    def weights(self, mg: MaseGraph) -> list[Tensor]:
+        """The readers' weights, (outputs, inputs) each, masked."""
+        readers: list[Any] = [mg.module_of(reader) for reader in self.readers]
+        return [
+            reader.effective("weight") if isinstance(reader, QuantizedOperator) else reader.weight
+            for reader in readers
+        ]
+
+
+def find_sites(mg: MaseGraph, rescale: bool) -> tuple[list[Site], dict[str, str]]:
+    """Where the inputs of Linear layers can be divided, and the reason for every other layer.
+
+    Args:
+        mg: the graph.
+        rescale: whether other readers of a value may get it multiplied by the scale.
+    Returns: the sites, and reasons by the name of a node.
+    """
+    owned = Ownership(mg)
+    sites: list[Site] = []
+    skipped: dict[str, str] = {}
+    for value in mg.nodes:
+        linears = [user for user in value.users if _reads(mg, user, value)]
+        if not linears:
+            continue
+        reasons = {node: why_infeasible(mg, node, owned) for node in linears}
+        readers = [node for node, reason in reasons.items() if reason is None]
+        source, reason = _source(mg, value, owned)
+        others = [user for user in value.users if user not in readers]
+        if source is not None and others and not rescale:
+            source, reason = None, f"'{others[0].name}' reads the same and cannot be rescaled"
+        if source is not None and readers:
+            sites.append(Site(source, value, readers, others))
+        reasons = {node: own or reason for node, own in reasons.items()}
+        skipped.update({node.name: text for node, text in reasons.items() if text})
+    for node in mg.nodes:
+        if has_experts(mg, node):
+            skipped[node.name] = "it has several experts, of which each would need its own scales"
+    return sites, skipped
+
+
+def _reads(mg: MaseGraph, node: fx.Node, value: fx.Node) -> bool:
+    """True for a Linear whose input is `value`."""
+    given = node.args[0] if node.args else node.kwargs.get("input")
+    return mg.operator(node).name == "linear" and given is value
+
+
+def why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
+    """Why a module's parameters cannot be scaled."""
+    if is_of_training(node):
+        return "it is called in train() only"
+    reason = owned.why_shared(node)
+    if reason is not None:
+        return f"it {reason}"
+    module = mg.module_of(node)
+    if isinstance(module, QuantizedOperator) and not module.spec.is_float:
+        return "it is quantized already"
+    computed = why_computed(module)
+    return why_hooked(module) if computed is None else f"its weight is computed by {computed}"
+
+
+def why_hooked(module: Any) -> str | None:
+    """Why what a module computes is not what its class says: hooks may change or see it."""
+    hooks = module is not None and has_forward_hooks(module)
+    return "it has forward hooks" if hooks else None
+
+
+def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | None, str | None]:
+    """The node whose parameters scale `value`, or the reason why there is none."""
+    row = mg.operator(value)
+    if row.is_bilinear:
+        return _source_of_product(mg, value, owned)
+    if not row.is_homogeneous:
+        return _parameters(mg, value, owned)
+    reason = why_hooked(mg.module_of(value))
+    if reason is not None:
+        return None, f"'{value.name}' comes before it: {reason}"
+    (inner, *_) = value.all_input_nodes
+    return _source_alone(mg, inner, owned)
+
+
+def _source_alone(
+    mg: MaseGraph, value: fx.Node, owned: Ownership
+) -> tuple[fx.Node | None, str | None]:
+    """The same, of a value that one node reads."""
+    if len(value.users) > 1:
+        return None, f"'{value.name}', whose result reaches it, has other readers"
+    return _source(mg, value, owned)
+
+
+def _source_of_product(
+    mg: MaseGraph, value: fx.Node, owned: Ownership
+) -> tuple[fx.Node | None, str | None]:
+    """The same, of one factor of a product: the gain of a norm, or the last one with a source."""
+    reason = None
+    for factor in reversed(value.all_input_nodes):
+        if len(value.all_input_nodes) < 2:
+            break
+        if factor.op == "get_attr":
+            source, reason = _gain(mg, factor, value, owned)
+        else:
+            source, reason = _source_alone(mg, factor, owned)
+            if source is not None and not _has_shape_of(factor, value):
+                source, reason = None, f"'{factor.name}' before it has no value for each channel"
+        if source is not None:
+            return source, None
+    return None, reason or f"'{value.name}' before it is no product of two values"
+
+
+def _has_shape_of(factor: fx.Node, value: fx.Node) -> bool:
+    shapes = [metadata_of(n).common.results["data_out_0"].shape for n in (factor, value)]
+    return bool(shapes[0] == shapes[1])
+
+
+def _gain(
+    mg: MaseGraph, factor: fx.Node, value: fx.Node, owned: Ownership
+) -> tuple[fx.Node | None, str | None]:
+    """A parameter with an element for each channel, that nothing else uses."""
+    gain = mg.model.get_parameter(str(factor.target)) if is_parameter(mg, factor) else None
+    shape = metadata_of(value).common.results["data_out_0"].shape
+    if gain is None or gain.dim() != 1 or len(gain) != shape[-1] or len(gain) < 2:
+        return None, f"'{factor.name}' before it has no weight for each channel"
+    if owned.is_parameter_shared(factor):
+        return None, f"'{factor.name}' comes before it: it is used in several places"
+    return factor, None
+
+
+def is_parameter(mg: MaseGraph, node: fx.Node) -> bool:
+    """Whether a `get_attr` node gives a parameter, and no buffer."""
+    return str(node.target) in dict(mg.model.named_parameters(remove_duplicate=False))
+
+
+def _parameters(
+    mg: MaseGraph, source: fx.Node, owned: Ownership
+) -> tuple[fx.Node | None, str | None]:
+    """A norm or Linear whose parameters have an element for each channel of its result."""
+    row, module = mg.operator(source), mg.module_of(source)
+    if row.features is None:
+        return None, f"what it reads comes from '{source.name}', no norm or Linear"
+    reason = why_infeasible(mg, source, owned)
+    if reason is not None:
+        return None, f"'{source.name}' comes before it: {reason}"
+    weight = getattr(module, "weight", None)
+    shape = metadata_of(source).common.results["data_out_0"].shape
+    if weight is None or shape[-1] != weight.shape[_channel_axis(row)]:
+        return None, f"'{source.name}' before it has no weight for each channel"
+    if row.features % len(shape) != len(shape) - 1:
+        return None, f"the channels of '{source.name}' are not the last axis"
+    return source, None
+
+
+def _channel_axis(row: Operator) -> int:
+    """The axis of a source's weight with an element for each channel of the last axis it gives.
+
+    A norm over several axes has a weight of their shape, whose last axis is that of the result.
+    """
+    return -1 if row.weight is None else row.weight.outputs
+
+
+@torch.no_grad()
+def fold(mg: MaseGraph, site: Site, scale: Tensor) -> None:
+    """Divides a site's value by a scale per channel, and multiplies the readers' weights by it.
+
+    Args:
+        mg: the graph; it is changed.
+        site: from `find_sites`.
+        scale: (channels,), above zero.
+    """
+    fold_parameters(mg, site, scale)
+    if site.others:
+        _rescale(mg, site, scale)
+
+
+@torch.no_grad()
+def fold_parameters(mg: MaseGraph, site: Site, scale: Tensor) -> None:
+    """Divides a site's source and multiplies its readers, and gives other readers nothing."""
+    for change in fold_changes(mg, site, scale):
+        change.apply(change.stored.detach())
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What a fold does to a tensor.
+
+    Attributes:
+        stored: the parameter or buffer.
+        factor: in a shape that is broadcast to it.
+        divides: whether it is divided by the factor, or multiplied.
+    """
+
+    stored: Tensor
+    factor: Tensor
+    divides: bool
+
+    def apply(self, values: Tensor) -> None:
+        """Changes values of the tensor in place."""
+        if self.divides:
+            values /= self.factor
+        else:
+            values *= self.factor
+
+
+def fold_changes(mg: MaseGraph, site: Site, scale: Tensor) -> list[Change]:
+    """All that a fold changes; no other reader of the value is among it."""
+    changes = [Change(stored, scale, divides=False) for stored in _multiplied(mg, site)]
+    for stored, axis in _divided(mg, site):
+        factor = scale.view(-1, *[1] * (stored.dim() - 1 - axis % stored.dim()))
+        changes.append(Change(stored, factor, divides=True))
+    return changes
+
+
+def changed_tensors(mg: MaseGraph, site: Site) -> list[Tensor]:
+    """What a fold changes in place."""
+    stored = [*_multiplied(mg, site), *(x for x, _ in _divided(mg, site))]
+    return [x.detach() for x in stored]
+
+
+def _multiplied(mg: MaseGraph, site: Site) -> list[Tensor]:
+    """The readers' weights, (outputs, inputs) each."""
+    readers: list[Any] = [mg.module_of(reader) for reader in site.readers]
+    return [stored for reader in readers for stored in stored_weights(reader)]
+
+
+def _divided(mg: MaseGraph, site: Site) -> list[tuple[Tensor, int]]:
+    """The source's parameters, each with the axis of its channels."""
+    if site.source.op == "get_attr":
+        return [(mg.model.get_parameter(str(site.source.target)), -1)]
+    source: Any = mg.module_of(site.source)
+    axis = _channel_axis(mg.operator(site.source))
+    divided = [(stored, axis) for stored in stored_weights(source)]
+    bias = getattr(source, "bias", None)
+    return divided if bias is None else [*divided, (bias, -1)]
+
+
+@torch.no_grad()
+def representable(mg: MaseGraph, site: Site, scale: Tensor, largest: Tensor) -> Tensor:
+    """The scale, 1 at channels that it takes beyond what a dtype holds, or below its precision.
+
+    Args:
+        mg: the graph.
+        site: from `find_sites`.
+        scale: (channels,), above zero.
+        largest: (channels,), the largest magnitudes of the value.
+    Returns: (channels,), float64.
+    """
+    scale = scale.double()
+    parts = [
+        *((stored, 1, scale) for stored in _multiplied(mg, site)),
+        *((stored, axis, 1 / scale) for stored, axis in _divided(mg, site)),
+    ]
+    return representable_in(scale, largest, parts)
+
+
+def representable_in(
+    scale: Tensor, largest: Tensor, parts: Iterable[tuple[Tensor, int, Tensor]]
+) -> Tensor:
+    """The scale, 1 at channels that it takes beyond what a dtype holds, or below its precision.
+
+    Args:
+        scale: (channels,), above zero.
+        largest: (channels,), the largest magnitudes of the value that is divided by it.
+        parts: what is multiplied, the axis of its channels and by what, (channels,).
+    Returns: (channels,), float64.
+    """
+    scale = scale.double()
+    usable = scale.isfinite() & (scale > 0)
+    for stored, axis, factor in parts:
+        info = torch.finfo(stored.dtype)
+        usable &= largest.double() / scale < info.max / 2
+        rows = stored.movedim(axis, 0).reshape(len(scale), -1)
+        moved = (rows.double() * factor.double()[:, None]).to(stored.dtype).double()
+        moved /= factor.double()[:, None]
+        error, size = (moved - rows.double()).abs().amax(1), rows.double().abs().amax(1)
+        usable &= error <= 2 * info.eps * size
+    return torch.where(usable, scale, 1)
+
+
+def _rescale(mg: MaseGraph, site: Site, scale: Tensor) -> None:
+    """Gives the other readers of a smoothed value what they read before."""
+    path = str(site.source.target)
+    path = path.rpartition(".")[0] if site.source.op == "get_attr" else path
+    dtype = changed_tensors(mg, site)[0].dtype
+    scale = scale.to(dtype)
+    mg.model.get_submodule(path).register_buffer("smoothing_scale", scale)
+    graph, kept = mg.fx_graph, {k: v for k, v in site.value.meta.items() if k != "mase"}
+    with graph.inserting_after(site.value):
+        factor = graph.get_attr(f"{path}.smoothing_scale".removeprefix("."))
+    with graph.inserting_after(factor):
+        product = graph.call_function(operator.mul, (site.value, factor))
+    shape = metadata_of(site.value).common.results["data_out_0"].shape
+    values = {site.value: scale.new_empty(shape, device="meta"), factor: scale}
+    values[product] = values[site.value]
+    for node in (factor, product):
+        node.meta.update(kept)
+        node.meta["mase"] = MaseMetadata(node, common=common_metadata(mg, node, values))
+    for other in site.others:
+        other.replace_input_with(site.value, product)

@@ -1,0 +1,414 @@
+"""Learned rounding: roundings and scales of a block's weights by the error of the block's output.
+
+A block runs on what its predecessors, rounded already, give it; its output is compared with that of
+the float block on the float predecessors' output. Where a model has no blocks, each layer is one
+by itself and both read the same input.
+
+Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, section 3 and algorithm 1; the inputs of
+the blocks: its reference implementation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from chop.base.files.temporary import scratch_folder
+from chop.captured.runtime import exit_open_regions
+from chop.captured.state.preserve_state import preserve_state
+from chop.formats import Float
+from chop.ir.batches import Runs, run_layerwise
+from chop.ir.graph import MaseGraph
+from chop.nn.weight_cache import cached_weights
+from chop.private.modules import parameters_of
+from chop.quantization.rounding.columns import Solver
+from chop.quantization.rounding.gptq import correctable_layers
+from chop.quantization.rounding.input_energies import InputEnergies
+from chop.quantization.rounding.learned_weights import LearnedWeight, why_not_learnable
+from chop.quantization.rounding.row_weights import (
+    RowWeights,
+    moderated,
+    quantizers_off,
+    row_weights,
+)
+from chop.quantization.walk.error import BlockError, outputs_of
+from chop.quantization.walk.gptq import correct_block
+from chop.quantization.walk.values import NoBlocksError, Values
+from chop.quantization.walk.walk import FloatBlock, Part, Stage, block_paths, parts_of, run_nodes
+
+PASS = "learned_rounding_transform_pass"
+WHERE = f"{PASS}.batches"
+Layers = Mapping[fx.Node, Any]
+PartErrors = dict[str, dict[str, float]]
+"""By the path of a block or a layer, the squared error of its output relative to the output of the
+float model, `before` learning and `after` it."""
+SCALED = 2.0**20
+"""What losses are multiplied by, so that gradients in float16 are not lost."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How roundings are learned.
+
+    Attributes:
+        steps: of signed gradient descent for each block.
+        rows: of a step, at least; whole batches are taken.
+        seed: of the order of the batches.
+        solver: corrects the layers of a block first, by GPTQ; None: each weight starts at its
+            nearest number.
+        weighs_rows: whether rows count by `row_weights`, or all alike.
+    """
+
+    steps: int
+    rows: int
+    seed: int
+    solver: Solver | None
+    weighs_rows: bool
+
+
+def learn_rounding(
+    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], learning: Learning, stage: Stage
+) -> tuple[PartErrors, dict[str, str]]:
+    """Learns the rounded weights of a graph, block after block.
+
+    Args:
+        mg: the graph; its weights change in place.
+        batches: from `select_inputs`.
+        learning: how.
+        stage: shows progress.
+    Returns: the errors of each block; and the reason for each other node, and for each expert that
+        saw too few rows.
+
+    Raises:
+        ConfigError: a batch brings NaN or infinite values.
+    """
+    rows = list(batches)
+    layers, skipped = learnable_layers(mg)
+    if not layers:
+        return {}, skipped
+    with scratch_folder("rounding") as scratch:
+        try:
+            parts = _parts(mg, layers, rows[0], scratch)
+        except NoBlocksError:
+            losses, few = _layer_by_layer(mg, layers, rows, learning, stage, scratch)
+        else:
+            losses, few = _block_by_block(mg, parts, layers, rows, learning, stage, scratch)
+    return losses, skipped | few
+
+
+def learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
+    """The layers whose roundings can be learned; why each other node's cannot."""
+    layers, skipped = correctable_layers(mg)
+    for node, layer in list(layers.items()):
+        reason = why_not_learnable(layer.spec.number_format("weight"))
+        if reason is not None:
+            skipped[node.name] = reason
+            del layers[node]
+    return layers, skipped
+
+
+def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Path) -> list[Part]:
+    """The parts of a graph up to the last one with layers; of the last of all, nodes up to them.
+
+    Raises:
+        NoBlocksError: the graph cannot be cut, or a value between parts cannot be kept.
+    """
+    parts = parts_of(mg, block_paths(mg.model))
+    parts[-1] = as_far_as(layers, parts[-1])
+    while not any(node in layers for node in parts[-1].nodes):
+        parts.pop()
+    with _at_work(mg):
+        values: Mapping[fx.Node, Any] = {}
+        for part in parts:
+            values = run_nodes(mg, part.nodes, batch, values)
+            Values(mg.nodes, scratch).put(0, values)
+    learned_parts(parts, layers)
+    return parts
+
+
+def as_far_as(layers: Layers, part: Part) -> Part:
+    """The last part of a graph up to its last layer."""
+    own = [place for place, node in enumerate(part.nodes) if node in layers]
+    return replace(part, nodes=part.nodes[: own[-1] + 1] if own else ())
+
+
+def learned_parts(parts: Sequence[Part], layers: Layers) -> list[Part]:
+    """Those that have layers.
+
+    Raises:
+        NoBlocksError: one has nothing to be compared.
+    """
+    learned = [part for part in parts if any(node in layers for node in part.nodes)]
+    for part in learned:
+        if not outputs_of(part):
+            raise NoBlocksError(f"'{part.name}' gives no floating tensor")
+    return learned
+
+
+@contextlib.contextmanager
+def _at_work(mg: MaseGraph) -> Iterator[None]:
+    """Inside, the model runs part by part; after it, modes and state are as before."""
+    with preserve_state(mg.model), torch.no_grad(), exit_open_regions():
+        mg.model.eval()
+        yield
+
+
+def _block_by_block(
+    mg: MaseGraph,
+    parts: Sequence[Part],
+    layers: Layers,
+    rows: Sequence[Mapping[str, Any]],
+    learning: Learning,
+    stage: Stage,
+    scratch: Path,
+) -> tuple[PartErrors, dict[str, str]]:
+    learned = learned_parts(parts, layers)
+    outputs = [node for part in learned for node in outputs_of(part)]
+    weights = _row_weights(mg, outputs, layers, rows, learning)
+    exact, rounded = Values(mg.nodes, scratch), Values(mg.nodes, scratch)
+    errors: PartErrors = {}
+    skipped: dict[str, str] = {}
+    with _at_work(mg):
+        for part in parts:
+            is_last = part is parts[-1]  # what it gives, logits perhaps, is not kept
+            with stage(part.name):
+                targets = None
+                if not is_last:
+                    with quantizers_off(mg.model):
+                        targets = FloatBlock(mg, part, exact, rows, scratch).run()
+                block = FloatBlock(mg, part, rounded, rows, scratch, is_last)
+                if part in learned:
+                    errors[part.name], few, found = learn_block(
+                        block, exact, targets, layers, weights, learning
+                    )
+                    skipped.update(few)
+                else:
+                    found = block.run()
+                if targets is not None and found is not None:
+                    exact, rounded = targets, found
+    return errors, skipped
+
+
+def _layer_by_layer(
+    mg: MaseGraph,
+    layers: Layers,
+    rows: Sequence[Mapping[str, Any]],
+    learning: Learning,
+    stage: Stage,
+    scratch: Path,
+) -> tuple[PartErrors, dict[str, str]]:
+    weights = _row_weights(mg, [*layers], layers, rows, learning)
+    errors: PartErrors = {}
+    skipped: dict[str, str] = {}
+
+    def visit(node: fx.Node, runs: Runs) -> None:
+        if node not in layers or not node.users:
+            return
+        inputs = Values(mg.nodes, scratch)
+        for number, values in enumerate(runs):
+            inputs.put(number, {source: values[source] for source in node.all_input_nodes})
+        path = str(node.target)
+        block = FloatBlock(mg, Part(path, (node,)), inputs, rows, scratch)
+        with stage(path):
+            with quantizers_off(mg.model):
+                targets = block.run()
+            errors[path], few, _ = learn_block(block, inputs, targets, layers, weights, learning)
+            skipped.update(few)
+
+    run_layerwise(mg, rows, visit)
+    return errors, skipped
+
+
+def _row_weights(
+    mg: MaseGraph,
+    outputs: Sequence[fx.Node],
+    layers: Layers,
+    rows: Sequence[Mapping[str, Any]],
+    learning: Learning,
+) -> RowWeights:
+    nodes = weighed_nodes(outputs, layers, learning)
+    return moderated(row_weights(mg, nodes, rows, WHERE)) if nodes else {}
+
+
+def weighed_nodes(outputs: Sequence[fx.Node], layers: Layers, learning: Learning) -> list[fx.Node]:
+    """The nodes whose rows are weighed: outputs that are compared, and layers that GPTQ corrects.
+
+    Args:
+        outputs: that are compared.
+        layers: from `learnable_layers`.
+        learning: how.
+    """
+    if not learning.weighs_rows:
+        return []
+    return list(dict.fromkeys((*outputs, *(layers if learning.solver is not None else ()))))
+
+
+def learn_block(
+    block: FloatBlock,
+    exact: Values,
+    targets: Values | None,
+    layers: Layers,
+    weights: RowWeights,
+    learning: Learning,
+) -> tuple[dict[str, float], dict[str, str], Values | None]:
+    """Replaces the weights of a part by those with which its output is nearest to the float one.
+
+    Args:
+        block: the part, its inputs from rounded predecessors.
+        exact: the values that enter the float part.
+        targets: those after it; None: they are computed when they are needed.
+        layers: from `learnable_layers`; those of other parts are passed over.
+        weights: of the rows of results, by node; rows of others count alike.
+        learning: how.
+    Returns: the error `before` and `after`; why experts are left alone, by name; and the values
+        after the part, None of the last one.
+    """
+    own = {node: layers[node] for node in block.part.nodes if node in layers}
+    floats = {node: layer.effective("weight").detach().clone() for node, layer in own.items()}
+
+    def computed(number: int) -> Mapping[fx.Node, Any]:
+        if targets is not None:
+            return targets.get(number)
+        with quantizers_off(block.mg.model), _standing_in(own, floats), torch.no_grad():
+            return block.run_batch(number, exact)
+
+    compared = BlockError(block, computed, weights, WHERE)
+    alone: Mapping[str, str] = {}
+    if learning.solver is not None:
+        _, alone, _ = correct_block(replace(block, is_last=True), own, weights, learning.solver)
+    energies = InputEnergies(block, own, weights)
+    kept = {node: layer.weight.detach().clone() for node, layer in own.items()}
+    searches = learning.solver is None
+    with _rounded_once(own):
+        before, values = compared.run(energies.note)
+        learned = {
+            node: _learned(layer, floats[node], energies.of(node) if searches else None)
+            for node, layer in own.items()
+        }
+    few = {node: energies.few(node) for node in own}
+    changing = {node: _changing(layer, few[node]) for node, layer in own.items()}
+    _descend(compared, own, learned, changing, learning)
+    for node, layer in own.items():
+        layer.weight.copy_(
+            torch.where(changing[node], learned[node].rounded(kept[node]), kept[node])
+        )
+    with _rounded_once(own):
+        after, found = compared.run()
+    stay = "each weight is rounded to nearest" if searches else "it stays as GPTQ has left it"
+    told = {
+        f"{node.name}[{number}]": f"{reason}: {stay}"
+        for node, reasons in few.items()
+        for number, reason in reasons.items()
+    }
+    told.update((name, reason) for name, reason in alone.items() if name in told)
+    if after < before:
+        return {"before": before, "after": after}, told, found
+    for node, layer in own.items():
+        layer.weight.copy_(kept[node])
+    return {"before": before, "after": before}, told, values
+
+
+def _changing(layer: Any, few: Mapping[int, str]) -> Tensor:
+    """Boolean, of a shape that expands to the weight's, False where it stays as it started."""
+    if layer.is_pruned:
+        mask: Tensor = layer.weight_mask
+    else:
+        mask = torch.ones((), dtype=torch.bool, device=layer.weight.device)
+    if not few:
+        return mask
+    mask = mask.expand(layer.weight.shape).clone()
+    mask.view(layer.num_experts, -1)[[*few]] = False
+    return mask
+
+
+def _learned(layer: Any, weight: Tensor, energies: Tensor | None) -> LearnedWeight:
+    """From the weight as it is; with the energies of its inputs, from the nearest numbers."""
+    start = None if energies is not None else layer.quantize("weight", layer.weight)
+    masked = ~layer.weight_mask if layer.is_pruned else None
+    number_format = layer.spec.number_format("weight")
+    return LearnedWeight(number_format, weight, start, masked, energies)
+
+
+def _descend(
+    compared: BlockError,
+    layers: Layers,
+    learned: Mapping[fx.Node, LearnedWeight],
+    changing: Mapping[fx.Node, Tensor],
+    learning: Learning,
+) -> None:
+    """Steps against the signs of the gradient, their size falling to zero."""
+    block = compared.block
+    order = _order([_rows_of(batch) for batch in block.batches], learning)
+    with _without_quantizers(layers):
+        for step in range(learning.steps):
+            rate = (1 - step / learning.steps) / learning.steps
+            leaves = {node: x.values().requires_grad_() for node, x in learned.items()}
+            for number in next(order):
+                with torch.enable_grad(), _standing_in(layers, leaves):
+                    values = block.run_batch(number, block.inputs)
+                    loss = compared.loss(number, values) * SCALED
+                if loss.requires_grad:
+                    loss.backward(inputs=[*leaves.values()])
+            for node, leaf in leaves.items():
+                if leaf.grad is not None:
+                    learned[node].learn(leaf.grad.masked_fill(~changing[node], 0), rate)
+
+
+def _rows_of(batch: Mapping[str, Any]) -> int:
+    tensors = [x for x in batch.values() if isinstance(x, Tensor) and x.dim() > 0]
+    return len(tensors[0]) if tensors else 1
+
+
+def _order(sizes: Sequence[int], learning: Learning) -> Iterator[list[int]]:
+    """The batches of each step: in turn, in random order, until there are rows enough."""
+    generator = torch.Generator().manual_seed(learning.seed)
+    waiting: list[int] = []
+    while True:
+        chosen: list[int] = []
+        while not chosen or sum(sizes[number] for number in chosen) < learning.rows:
+            waiting = waiting or torch.randperm(len(sizes), generator=generator).tolist()
+            chosen.append(waiting.pop())
+            if len(chosen) == len(sizes):
+                break
+        yield chosen
+
+
+@contextlib.contextmanager
+def _rounded_once(layers: Layers) -> Iterator[None]:
+    """Inside, without gradients, each weight is rounded once, not on each batch."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers.values():
+            stack.enter_context(cached_weights(layer))
+        yield
+
+
+@contextlib.contextmanager
+def _without_quantizers(layers: Layers) -> Iterator[None]:
+    """Inside, the weights of the layers are taken as they are."""
+    specs = {layer: layer.spec for layer in layers.values()}
+    try:
+        for layer, spec in specs.items():
+            layer.spec = spec.with_quantizers(weight=Float())
+        yield
+    finally:
+        for layer, spec in specs.items():
+            layer.spec = spec
+
+
+@contextlib.contextmanager
+def _standing_in(layers: Layers, leaves: Mapping[fx.Node, Tensor]) -> Iterator[None]:
+    """Inside, the layers have tensors in the place of their weights, which get gradients."""
+    own = {node: parameters_of(layer)["weight"] for node, layer in layers.items()}
+    try:
+        for node, layer in layers.items():
+            parameters_of(layer)["weight"] = leaves[node]  # type: ignore[assignment]
+        yield
+    finally:
+        for node, layer in layers.items():
+            parameters_of(layer)["weight"] = own[node]

@@ -1,0 +1,221 @@
+"""Learned weights: the codes and scales of one weight, which follow signs of gradients.
+
+A weight w becomes s f (k - z), k = round(w / (s f) + z + v): v is the rounding offset of each
+weight, within half a step, f a factor of each scale, within a half and three halves. Gradients pass
+the rounding as if it were not there. Scales that are powers of two have no factor: the exponents
+with the least error stay.
+
+Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, equations 3 to 5; there f is at most 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from chop.formats import NumberFormat
+from chop.formats.scaling import SharedExponent
+from chop.quantization.rounding.learned_grid import LearnedGrid, as_rows, row_slices, searched
+
+OFFSET = 0.5
+"""Steps that a rounding offset has at most."""
+FACTORS = (0.5, 1.5)
+"""What scales are multiplied by at least and at most."""
+LAST_BITS = 4
+"""Units in the last place that rounding a number on the grid may change it by."""
+INSIDE = 0.49
+"""Steps between an element and the point from which learning starts where it is not the nearest."""
+
+
+def why_not_learnable(number_format: NumberFormat) -> str | None:
+    """Why weights in a format cannot be learned; None where they can."""
+    layout = number_format.layout() if number_format.is_fitted else None
+    if layout is None:
+        return "its format has a rounding of its own, or waits for data"
+    element = layout.element
+    is_stepped = element.step(torch.zeros(1, dtype=torch.float64)) is not None
+    if not is_stepped or element.threshold is not None or layout.levels is not None:
+        return "the numbers of its format do not lie in steps"
+    if element.rounding != "nearest_even":
+        return f"its format rounds by '{element.rounding}', not to the nearest number"
+    return None
+
+
+class LearnedWeight:
+    """Offsets and factors of one weight, from those with which it is what it is now.
+
+    Args:
+        number_format: the weight's, with `why_not_learnable` None.
+        weight: the float one, any shape and dtype.
+        start: the rounded one, of the same shape, on the grid of the float one; None: each weight
+            starts at its nearest number, with the scales of least error.
+        fixed: boolean, weights that keep their codes; None: those that the format asks for.
+        energies: of the input of each weight, by which errors count in the search of scales, of a
+            shape that expands to the weight's; None: alike.
+    """
+
+    def __init__(
+        self,
+        number_format: NumberFormat,
+        weight: Tensor,
+        start: Tensor | None,
+        fixed: Tensor | None,
+        energies: Tensor | None = None,
+    ) -> None:
+        layout, weight = number_format.layout(), weight.detach()
+        assert layout is not None
+        self._format, self._groups = number_format, layout.groups
+        self._shape, self._dtype = weight.shape, weight.dtype
+        grid = LearnedGrid.measured(layout, weight, start, fixed)
+        if start is None:
+            ones = torch.ones((), device=weight.device)
+            grid = searched(grid, weight, ones if energies is None else energies)
+        step = layout.element.step(torch.zeros(1, dtype=torch.float64))
+        assert step is not None
+        self._unit = float(step) if step.dim() == 0 else None
+        self._grid, self._scale = grid, grid.scale
+        self._set_points(layout.split(weight), None if start is None else layout.split(start))
+        has_factor = not isinstance(layout.scaling, SharedExponent)
+        has_factor = has_factor and grid.scales_near(grid.scale) is not None
+        self._offset = torch.zeros_like(self._point)
+        self._factor = torch.ones_like(self._scale) if has_factor else None
+        unit = self._unit or 1.0
+        self._low, self._high = (
+            float(layout.element.round(torch.tensor([end], dtype=torch.float64))) / unit
+            for end in (-torch.inf, torch.inf)
+        )
+
+    def _set_points(self, weight: Tensor, start: Tensor | None) -> None:
+        """Where weights lie, and the elements of those that keep them; less the zero points."""
+        grid, groups = self._grid, as_rows(weight)
+        known = None if start is None else as_rows(start)
+        shape, unit = groups.shape, self._unit or 1.0
+        self._lead = weight.shape
+        self._point = torch.empty(shape, device=groups.device)
+        self._code = None if grid.held is None else torch.empty_like(self._point)
+        for part in row_slices(groups):
+            points = grid.points(groups[part].double(), part, grid.scale[part])
+            if known is None:
+                codes = grid.elements(points, part)
+            else:
+                codes = grid.points(known[part].double(), part, grid.scale[part])
+                codes = grid.layout.element.round(codes)
+                points = self._beside(points, codes)
+            zero = 0.0 if grid.zero is None else grid.zero[part]
+            self._point[part] = (points - zero) / unit
+            if self._code is not None:
+                self._code[part] = (codes - zero) / unit
+
+    def _beside(self, points: Tensor, codes: Tensor) -> Tensor:
+        """Points that round to these elements: the given ones where they do, else near them."""
+        element = self._grid.layout.element
+        step = element.step(points)
+        assert step is not None
+        near = torch.clamp(points, codes - INSIDE * step, codes + INSIDE * step)
+        points = torch.where(element.round(points.clone()) == codes, points, near)
+        return torch.where(element.round(points.clone()) == codes, points, codes)
+
+    def _scales(self) -> Tensor:
+        """float64, of each group."""
+        if self._factor is None:
+            return self._scale
+        scales = self._grid.scales_near(self._scale * self._factor)
+        assert scales is not None
+        return scales
+
+    def _wanted(self, part: slice, ratio: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Distances from the zero points with offsets, float32, and steps; None where they are 1.
+
+        Args:
+            part: which groups.
+            ratio: of the scales to those at first, float32.
+        """
+        point, offset = self._point[part], self._offset[part]
+        if self._unit is not None:
+            if self._factor is None:
+                return point + offset, None
+            return torch.addcdiv(offset, point, ratio[part]), None
+        point = point if self._factor is None else point / ratio[part]
+        step = self._grid.layout.element.step(point.double())
+        assert step is not None
+        return torch.addcmul(point, offset, step.float()), step.float()
+
+    def _codes(self, part: slice, wanted: Tensor, step: Tensor | None) -> Tensor:
+        """The distances of elements from the zero points."""
+        unit, grid = self._unit or 1.0, self._grid
+        zero = None if grid.zero is None else (grid.zero[part] / unit).float()
+        codes = wanted if zero is None else wanted + zero
+        codes = codes.round() if step is None else (codes / step).round_().mul_(step)
+        codes = grid.with_anchors(codes.clamp_(self._low, self._high), part, unit)
+        codes = codes if zero is None else codes.sub_(zero)
+        if self._code is not None and grid.held is not None:
+            codes = torch.where(grid.held[part], self._code[part], codes)
+        return codes
+
+    def values(self) -> Tensor:
+        """The rounded weight as it is now, of the dtype of the start."""
+        return self._joined(self._dtype, torch.float32)
+
+    def _joined(self, dtype: torch.dtype, computed: torch.dtype) -> Tensor:
+        scales, unit = self._scales(), self._unit or 1.0
+        ratio, factors = (scales / self._scale).float(), (scales * unit).to(computed)
+        found = torch.empty_like(self._point, dtype=dtype)
+        for part in row_slices(found):
+            codes = self._codes(part, *self._wanted(part, ratio))
+            found[part] = codes.to(computed) * factors[part]
+        return self._groups.join(found.view(self._lead), self._shape)
+
+    def learn(self, gradient: Tensor, rate: float) -> None:
+        """One step against the signs of a gradient of the loss with respect to `values`.
+
+        Args:
+            gradient: shape of the weight; what is NaN does not count.
+            rate: what offsets and factors change by.
+        """
+        pulls = as_rows(self._groups.split(gradient))
+        ratio, signs = (self._scales() / self._scale).float(), self._scale.sign().float()
+        for part in row_slices(pulls):
+            pull = (pulls[part].float() * signs[part]).nan_to_num_(nan=0.0)
+            wanted, step = self._wanted(part, ratio)
+            codes = self._codes(part, wanted, step)
+            reach = OFFSET if step is None else OFFSET * step
+            moves = (wanted - codes).abs_() <= reach  # neither saturated nor held far away
+            if self._grid.held is not None:
+                moves &= ~self._grid.held[part]
+            if self._factor is not None:
+                # d(f k)/df = k + f dk/df, and dk/df = -(w/s) / f^2 where k moves.
+                exact = self._point[part] / ratio[part]
+                slope = torch.addcmul(codes, exact, moves, value=-1)
+                turn = (pull * slope).sum(-1, keepdim=True).sign_()
+                self._factor[part] = (self._factor[part] - rate * turn).clamp_(*FACTORS)
+            offset = self._offset[part]
+            offset.sub_(pull.sign_().mul_(moves), alpha=rate).clamp_(-OFFSET, OFFSET)
+
+    def rounded(self, kept: Tensor) -> Tensor:
+        """The weight as it is now, which rounds to itself but for the last bits of its dtype.
+
+        Args:
+            kept: what rounds to the start; its groups stand where a scale would not be found again.
+        """
+        weight = self._joined(kept.dtype, torch.float64)
+        changed = self._changed(weight)
+        if not changed.any():
+            return weight
+        stays = self._groups.join(changed.expand(self._lead).float(), kept.shape) > 0
+        weight = torch.where(stays, kept, weight)
+        # Where a scale follows the whole tensor, groups that are kept may have moved it.
+        is_whole = bool((self._changed(weight) > changed).any())
+        return kept.clone() if is_whole else weight
+
+    def _changed(self, weight: Tensor) -> Tensor:
+        """(..., groups, 1), True for groups that rounding changes by more than the last bits."""
+        last_bits = LAST_BITS * torch.finfo(weight.dtype).eps
+        again, groups = (
+            as_rows(self._groups.split(x)) for x in (self._format.round(weight), weight)
+        )
+        found = torch.zeros(len(groups), 1, dtype=torch.bool, device=groups.device)
+        for part in row_slices(groups):
+            errors = (again[part].double() - groups[part].double()).abs()
+            is_far = errors > last_bits * groups[part].double().abs()
+            found[part] = is_far.any(-1, keepdim=True)
+        return found.view(*self._lead[:-1], 1)

@@ -1,0 +1,99 @@
+"""Values at a cut of a graph, by batch: in memory up to a bound, then in files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, fx
+
+from chop.base.files import writing
+from chop.base.nested import tree_tensors
+from chop.errors import ChopError
+from chop.ir.storage.torch_file import read_torch_file
+
+
+class NoBlocksError(ChopError, ValueError):
+    """A graph cannot be walked block by block."""
+
+
+MEMORY_BYTES = 2**27
+"""Of the values at a cut that stay in memory."""
+PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)
+"""What files have beside lists, tuples and mappings of it."""
+
+
+class Values:
+    """The values that later nodes of a graph read, for each batch.
+
+    Args:
+        nodes: of the graph.
+        folder: an existing one, in which files of values are made and removed.
+    """
+
+    def __init__(self, nodes: Iterable[fx.Node], folder: Path) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._folder = folder
+        self._own: Path | None = None
+        self._known: dict[int, dict[str, Any]] = {}
+        self._files: dict[int, Path] = {}
+        self._bytes = 0
+
+    @classmethod
+    def of_files(cls, nodes: Iterable[fx.Node], folder: Path) -> Self:
+        """What `write` has written."""
+        found = cls(nodes, folder)
+        found._files = {int(file.stem): file for file in folder.glob("*.pt")}
+        return found
+
+    def get(self, batch: int) -> dict[fx.Node, Any]:
+        """The values of a batch by node; none where none were put."""
+        file = self._files.get(batch)
+        values = self._known.get(batch, {}) if file is None else read_torch_file(file)
+        return {self._nodes[name]: x for name, x in values.items()}
+
+    def put(self, batch: int, values: Mapping[fx.Node, Any]) -> None:
+        """Notes the values of a batch.
+
+        Raises:
+            NoBlocksError: one is nothing that a file has.
+            WriteError: the disk is full or read-only.
+        """
+        found = {node.name: _portable(x, node.name) for node, x in values.items()}
+        size = sum(x.nbytes for x in tree_tensors(found))
+        if self._bytes + size <= MEMORY_BYTES:
+            self._known[batch] = found
+            self._bytes += size
+            return
+        with writing(self._folder):
+            if self._own is None:
+                self._own = Path(tempfile.mkdtemp(dir=self._folder))
+                weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+            self._files[batch] = self._own / f"{batch}.pt"
+            torch.save(found, self._files[batch])
+
+    def write(self, folder: Path) -> None:
+        """Writes a file for each batch."""
+        for batch in sorted({*self._known, *self._files}):
+            found = {node.name: x for node, x in self.get(batch).items()}
+            torch.save(found, folder / f"{batch}.pt")
+
+
+def _portable(value: Any, name: str) -> Any:
+    """A value without a gradient and without the memory that it is a small part of."""
+    if isinstance(value, Tensor):
+        own = value.detach()
+        return own.clone() if own.untyped_storage().nbytes() > 2 * own.nbytes else own
+    if isinstance(value, Mapping) and type(value) is dict:
+        return {key: _portable(x, name) for key, x in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_portable(x, name) for x in value)
+    if isinstance(value, PLAIN) or type(value) is torch.Size:
+        return value
+    kind = type(value).__name__
+    raise NoBlocksError(f"the value of node '{name}' is a {kind}, which no file has")

@@ -1,0 +1,228 @@
+"""Assumptions of a job: one list, printed before the outcome, and in every rendering of it."""
+
+import csv
+import json
+import pathlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import chop
+from chop.actions.compress.doubts import note_doubts
+from chop.actions.compress.job import CompressConfig, compress
+from chop.actions.compress.table import Candidate, Row
+from chop.actions.emit.lower import LowerConfig, lower
+from chop.base.notices import collected_assumptions
+from chop.errors import ConfigError
+from chop.report.document import read_document
+from chop.train import fit
+from chop.train.intervals import Score
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
+from chop.workloads.workload import Workload
+
+QUICK = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0}
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+
+class Pictures(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, pixel_values):
+        return self.fc(pixel_values.mean((2, 3)))
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A trained model, its only table, and a folder of pictures in two splits."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    torch.manual_seed(0)
+    x = torch.randn(300, 4)
+    y = (x[:, 0] > 0).long()
+    model = nn.Sequential()
+    model.fc = nn.Linear(4, 2)
+    fit(model.fc, (x, y), epochs=20, lr=3e-2)
+    torch.save(model.state_dict(), "net.pt")
+    with pathlib.Path("train.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["a", "b", "c", "d", "label"], *torch.cat([x, y[:, None]], 1).tolist()])
+    draw = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for number, name in enumerate(("cat", "dog")):
+            (folder := tmp_path / "pics" / split / name).mkdir(parents=True)
+            for i in range(6):
+                pixels = draw.integers(0, 100, (4, 4, 3)) + 100 * number
+                Image.fromarray(pixels.astype("uint8")).save(folder / f"{i}.png")
+    return tmp_path
+
+
+def test_rows_that_were_split_off_are_said_first(files, capsys, unpainted):
+    named = {"model": "net.py:Net", "weights": "net.pt", "dataset": "train.csv"}
+    found = compress(CompressConfig(out=files / "run", **named, **QUICK))
+    first, *_ = found["assumptions"]
+    assert first.startswith("No test rows were given: 20% of the rows were split off")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "test rows" not in printed.replace("No test rows", "")
+    outcome = "No test rows were given, so these numbers may be too good: saved integer 8.auto"
+    assert printed.index(f"Assumptions: - {first}") < printed.index(outcome)
+    assert "60 split-off rows" in printed
+    table = (files / "run" / "table.md").read_text()
+    assert table.startswith(f"Assumptions:\n\n- {first}\n")
+    assert "| split-off (95 % interval) |" in table and "240" not in table
+    document = read_document(files / "run")
+    assert document.verdict.startswith(outcome) and document.assumptions[0] == first
+    assert json.loads((files / "run" / "result.json").read_text())["assumptions"][0] == first
+    page = (files / "run" / "report.html").read_text()
+    body = page[page.index("<main") :]
+    assert body.index(first[:24]) < body.index('class="verdict"') < body.index("<table")
+
+
+def test_test_rows_of_a_folder_are_test_rows(files):
+    (files / "both").mkdir()
+    for name in ("train", "test"):
+        (files / "both" / f"{name}.csv").write_text((files / "train.csv").read_text())
+    named = {"model": "net.py:Net", "weights": "net.pt"}
+    alone = load_workload(WorkloadConfig(dataset="train.csv", **named))
+    given = load_workload(WorkloadConfig(dataset="both", **named))
+    assert alone.has_seen_test and alone.count_test() == "60 split-off rows"
+    assert not given.has_seen_test and given.count_test(5) == "5 test rows"
+    assert given.name_of("validation") == alone.name_of("validation") == "validation"
+
+
+def test_other_jobs_say_the_same(files, capsys, unpainted):
+    named = {"model": "net.py:Net", "weights": "net.pt", "dataset": "train.csv"}
+    lower(LowerConfig(out=files / "lower", **named))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Assumptions: - No test rows were given" in printed and "split-off rows" in printed
+    assert read_document(files / "lower").assumptions
+
+
+def test_pictures_of_one_split_name_the_folder_with_both(files):
+    found = load_workload(WorkloadConfig(model="net.py:Pictures", dataset="pics/train"))
+    texts = [each.text for each in found.assumptions]
+    assert "'pics/test' is beside it: give the folder 'pics', with both." in texts[0]
+    assert any("pixels from 0 to 1 as (x - 0.5) / 0.5: an assumption" in text for text in texts)
+    whole = load_workload(WorkloadConfig(model="net.py:Pictures", dataset="pics"))
+    assert not whole.has_seen_test and len(whole.test) == 12
+
+
+def test_rows_in_memory_are_split_off_too(files):
+    x = torch.randn(100, 4)
+    y = (x[:, 0] > 0).long()
+    model = nn.Linear(4, 2)
+    fit(model, (x, y), epochs=30, lr=5e-2)
+    given = chop.compress(nn.Sequential(model), (x, y), (x, y), out=files / "a", **QUICK)
+    drawn = chop.compress(nn.Sequential(model), (x, y), out=files / "b", **QUICK)
+    assert not any("No test rows" in text for text in given.result["assumptions"])
+    assert drawn.result["assumptions"][0].endswith("Give test=(X, y).")
+    assert drawn.result["row_counts"]["test"] == 20
+    again = Workload.of(nn.Sequential(model), (x, y))
+    assert again.has_seen_test and replace(again, name="b").has_seen_test
+
+
+def candidate(method, validation, test):
+    scores = {"validation": validation, "test": test}
+    values = {name: Score(value, ends, 0.5, 200) for name, (value, *ends) in scores.items()}
+    row = Row(method, "8.auto", validation[0], test[0], 8.0, 1, 1.0)
+    return Candidate(row, None, values)
+
+
+CASES = {
+    "seen": ((0.98, 0.95, 0.99), (0.7, 0.6, 0.8), None, "has probably seen the validation rows"),
+    "harder": ((0.7, 0.6, 0.8), (0.98, 0.95, 0.99), None, "these rows differ in kind"),
+    "meet": ((0.9, 0.8, 0.95), (0.85, 0.75, 0.9), (0.88, 0.8, 0.93), None),
+    "better": (
+        (0.7, 0.6, 0.8),
+        (0.7, 0.6, 0.8),
+        (0.9, 0.85, 0.95),
+        "float, beyond its interval, on test rows: 8.auto (PTQ) 90.00%, float 70.00%",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_that_look_wrong_are_told(case):
+    validation, test, rounded, message = CASES[case]
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    workload = Workload.of(nn.Sequential(nn.Linear(4, 2)), (x, y), (x, y))
+    measured = [candidate("float", validation, test)]
+    measured += [] if rounded is None else [candidate("PTQ", validation, rounded)]
+    with collected_assumptions() as found:
+        note_doubts(measured, workload)
+    texts = [each.text for each in found]
+    assert texts == [] if message is None else len(texts) == 1 and message in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("trained", "told"),
+    [(0.7, "8.auto from 85.00% to 70.00%. A smaller --qat-lr"), (0.82, None), (0.9, None)],
+)
+def test_training_that_made_a_format_worse_is_told(trained, told):
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    workload = Workload.of(nn.Sequential(nn.Linear(4, 2)), (x, y), (x, y))
+    same = (0.9, 0.8, 0.95)
+    measured = [candidate("float", same, same), candidate("PTQ", (0.85, 0.8, 0.9), same)]
+    measured.append(candidate("QAT", (trained, 0.6, 0.95), same))
+    with collected_assumptions() as found:
+        note_doubts(measured, workload)
+    assert [told in each.text for each in found] == ([] if told is None else [True])
+
+
+def test_lower_is_better_for_errors():
+    x, y = torch.randn(20, 4), torch.randn(20)
+    workload = Workload.of(nn.Sequential(nn.Linear(4, 1)), (x, y), (x, y), metric="mse")
+    seen = candidate("float", (0.1, 0.05, 0.2), (0.5, 0.4, 0.6))
+    better = candidate("QAT", (0.1, 0.05, 0.2), (0.3, 0.25, 0.35))
+    with collected_assumptions() as found:
+        note_doubts([seen, better], workload)
+    assert "seen the validation rows" in found[0].text
+    assert "8.auto (QAT) 0.3, float 0.5" in found[1].text and "train float" in found[1].text
+
+
+def test_without_weights_they_are_the_first_suspicion(files):
+    named = {"model": "net.py:Net", "dataset": "train.csv", "out": files / "run"}
+    torch.manual_seed(0)
+    with pytest.raises(ConfigError, match="or train it|--pixel") as stop:
+        compress(CompressConfig(**named, **QUICK))
+    assert "No --weights were given, so 'net.py:Net' has the numbers" in str(stop.value)
+
+
+def test_model_and_weights_are_checked_before_data(files):
+    absent = {"dataset": "nothing.csv", "out": files / "run"}
+    wrong = {
+        "model file 'no.py' does not exist": {"model": "no.py:Net"},
+        "'net.py' has no 'Nett': did you mean 'Net'": {"model": "net.py:Nett"},
+        "weights 'no.pt': there is no such file": {"model": "net.py:Net", "weights": "no.pt"},
+        "'train.csv' holds no weights": {"model": "net.py:Net", "weights": "train.csv"},
+    }
+    for message, settings in wrong.items():
+        with pytest.raises(chop.errors.ChopError, match=message):
+            load_workload(WorkloadConfig(**settings, **absent))
+    (files / "text.csv").write_text("text,label\n" + "good,1\nbad,0\n" * 5)
+    with pytest.raises(ConfigError, match=r"texts in 'text'.* by --tokenizer"):
+        load_workload(WorkloadConfig(model="net.py:Net", dataset="text.csv"))
+
+
+def test_shapes_are_in_the_message(files):
+    torch.save({"fc.weight": torch.zeros(3, 4), "fc.bias": torch.zeros(2)}, "wide.pt")
+    with pytest.raises(chop.errors.CheckpointError) as stop:
+        load_workload(WorkloadConfig(model="net.py:Net", weights="wide.pt", dataset="train.csv"))
+    expected = "of another shape fc.weight (fc.weight (3, 4) in the file, (2, 4) in the model)."
+    assert str(stop.value).endswith(expected)

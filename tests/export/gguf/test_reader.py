@@ -1,0 +1,348 @@
+"""Files of GGUF become packed layers with the values that ggml's own decoding gives."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.pytorch_utils import Conv1D
+
+from chop import passes
+from chop.errors import CheckpointError, ConfigError, WriteError
+from chop.export.foreign import reader
+from chop.export.gguf import reader as gguf_reader
+from chop.export.gguf import target as writer
+from chop.export.gguf.blocks import Blocks
+from chop.export.gguf.header import gguf_file, read_header
+from chop.export.gguf.stored import stored_of
+from chop.export.gguf.target import TARGET, read_model
+from chop.export.target import packed_model
+from chop.formats import Encoded
+from chop.models import load_model, read_config
+from chop.nn.packed import PackedOperator
+from tests.export.gguf import gguf_bytes
+from tests.export.gguf.test_target import (
+    IDS,
+    captured,
+    decoded_logits,
+    of_kind,
+    quantized,
+    weight_in,
+)
+from tests.limits import files_up_to
+
+gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
+
+FORMATS = {
+    "mxint:width=8": "group_integer",
+    "mxint:width=4": "group_integer",
+    "mxfp:width=4": "mxfp",
+    "group_integer:width=5": "group_integer",
+}
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def packed_layers(model):
+    return {path: x for path, x in model.named_modules() if isinstance(x, PackedOperator)}
+
+
+def checked(path):
+    """The model of a file; its weights are those of transformers' own reading."""
+    found, plain = load_model(path), read_model(gguf_file(path))
+    for name, parameter in plain.named_parameters():
+        place, _, operand = name.rpartition(".")
+        values, home = getattr(found.get_submodule(place), operand), plain.get_submodule(place)
+        is_turned = isinstance(home, Conv1D) and operand == "weight"
+        assert torch.equal(values.t() if is_turned else values, parameter), name
+    torch.testing.assert_close(logits(found), logits(plain), rtol=1e-4, atol=1e-5)
+    return found
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.sampled(2)
+def test_what_we_wrote_comes_back_value_by_value(fmt, tmp_path):
+    mg = quantized(captured("llama"), fmt, embedding="mxint:width=4")
+    TARGET.write(mg, tmp_path / "model.gguf")
+    found = checked(tmp_path / "model.gguf")
+    layers = packed_layers(found)
+    assert len(layers) == 9
+    assert layers["lm_head"].spec.weight.name == FORMATS[fmt]
+    torch.testing.assert_close(logits(found), decoded_logits(mg), rtol=1e-4, atol=1e-5)
+
+
+def test_scales_of_tensors_are_read(tmp_path):
+    rules = {path: weight_in("nvfp4") for path in ("lm_head", "model.layers.0.self_attn.q_proj")}
+    mg = passes.quantize_transform_pass(captured("llama"), {"by": "name", **rules})[0]
+    TARGET.write(mg, tmp_path / "model.gguf")
+    found, own = packed_layers(load_model(tmp_path)), packed_layers(packed_model(mg, "test")[0])
+    assert {*found} == {*own} == {*rules}
+    for path, layer in own.items():
+        assert found[path].spec.weight == layer.spec.weight
+        assert torch.equal(found[path].weight, layer.weight)
+
+
+KINDS = [
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("gpt2", {}),
+    ("qwen3", {}),
+    ("mistral", {}),
+    ("phi3", {"rope_parameters": {"rope_theta": 5e3, "partial_rotary_factor": 0.3}}),
+    ("gemma2", {}),
+    ("gemma3", {}),
+    ("stablelm", {"use_parallel_residual": True}),
+    ("starcoder2", {}),
+    ("nemotron", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), KINDS)
+@pytest.mark.sampled(2)
+def test_every_architecture_is_read(kind, changes, tmp_path):
+    mg = of_kind(kind, changes, "mxint:width=4")
+    TARGET.write(mg, tmp_path / "model.gguf")
+    model = checked(tmp_path)  # the folder names its one file
+    window = 4 if kind in ("gemma2", "gemma3") else None
+    assert getattr(model.config, "sliding_window", None) == window
+    if kind == "qwen2":
+        codes = [x.weight_codes for x in (model.lm_head, model.get_input_embeddings())]
+        assert codes[0] is codes[1]
+
+
+def drawn(name, rows, columns, scale=None):
+    """Random blocks of a type: uint8 (rows, bytes of a row), with float16 scales of either sign."""
+    kind = gguf.GGMLQuantizationType[name]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(0).integers(0, 256, (rows, columns // block, size), np.uint8)
+    if scale is None:
+        scale = np.random.default_rng(1).normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
+    at = size - 2 if name in ("Q3_K", "Q6_K") else 0
+    blocks[..., at : at + 2] = np.asarray(scale, np.float16)[..., None].view(np.uint8)
+    return blocks
+
+
+def decoded(stored, shape):
+    parts = stored.scales, stored.tensor_scale
+    encoded = Encoded(stored.codes, torch.Size(shape), torch.float32, *parts)
+    return stored.number_format.decode(encoded).numpy()
+
+
+def dequantized(name, blocks):
+    """As ggml does, by the library."""
+    kind = gguf.GGMLQuantizationType[name]
+    return gguf.quants.dequantize(blocks.reshape(len(blocks), -1), kind)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K"])
+def test_blocks_of_integers_keep_every_value(name):
+    blocks = drawn(name, 5, 512)
+    stored = stored_of(name, torch.from_numpy(blocks))
+    assert stored.number_format.name == "scale_integer"  # float16 scales are no bfloat16 numbers
+    assert np.array_equal(decoded(stored, (5, 512)), dequantized(name, blocks))
+    coarse = drawn(name, 5, 512, scale=np.full((5, 512 // gguf_block(name)), -0.25))
+    stored = stored_of(name, torch.from_numpy(coarse))
+    assert stored.number_format.name == "group_integer"
+    assert np.array_equal(decoded(stored, (5, 512)), dequantized(name, coarse))
+
+
+def gguf_block(name):
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][0]
+
+
+def test_nvfp4_keeps_every_value():
+    blocks = np.random.default_rng(0).integers(0, 256, (5, 8, 36), np.uint8)
+    blocks[..., :4] &= 127
+    blocks[..., :4] -= blocks[..., :4] == 127
+    stored = stored_of("NVFP4", torch.from_numpy(blocks))
+    assert np.array_equal(decoded(stored, (5, 512)), dequantized("NVFP4", blocks))
+    for wrong in (127, 128, 255):
+        blocks[2, 3, 1] = wrong
+        with pytest.raises(ValueError, match="scales are no positive numbers of e4m3"):
+            stored_of("NVFP4", torch.from_numpy(blocks))
+
+
+def test_five_bits_with_lowest_values():
+    blocks = drawn("Q5_1", 3, 64, scale=np.full((3, 2), 0.25))
+    blocks[..., 2:4] = np.full((3, 2, 1), -5.0, np.float16).view(np.uint8)
+    stored = stored_of("Q5_1", torch.from_numpy(blocks))
+    assert stored.number_format.label.startswith("group_affine")
+    assert np.array_equal(decoded(stored, (3, 64)), dequantized("Q5_1", blocks))
+
+
+@pytest.mark.parametrize(
+    ("scale", "lowest", "expected"),
+    [
+        (0.25, -3.0, "group_affine"),  # a zero point of 12
+        (0.25, -0.390625, "group_affine"),  # of 25/16
+        (0.0999755859375, -0.7998046875, "scale_integer"),  # of 8: four bits without one
+        (0.0999755859375, 0.0, "scale_integer"),  # of 0, and a scale that needs float16
+        (-0.25, -1.0, "group_integer"),  # of -4
+        (0.25, -0.3, None),
+        (0.25, 16.0, "group_integer"),  # of -64: eight bits
+        (0.25, 30.0, None),  # of -120: nine bits
+        (2.0**-10, -64.0, None),  # of 65536
+        (2.0**-10, 6e4, None),
+        (0.0, 1.0, None),
+    ],
+)
+def test_lowest_values_become_zero_points_where_they_are_some(scale, lowest, expected):
+    blocks = drawn("Q4_1", 3, 64, scale=np.full((3, 2), scale))
+    blocks[..., 2:4] = np.full((3, 2, 1), lowest, np.float16).view(np.uint8)
+    stored = stored_of("Q4_1", torch.from_numpy(blocks))
+    assert (expected is None) == (stored is None)
+    if stored is not None:
+        assert stored.number_format.name == expected
+        assert np.array_equal(decoded(stored, (3, 64)), dequantized("Q4_1", blocks))
+
+
+@pytest.mark.parametrize(("name", "is_packed"), [("Q4_0", True), ("IQ4_NL", False)])
+def test_types_without_a_format_become_floats_and_are_told(
+    name, is_packed, tmp_path, monkeypatch, caplog
+):
+    mg = quantized(captured("llama"))
+    monkeypatch.setattr(
+        writer,
+        "blocks_of",
+        lambda weight: Blocks(
+            name, drawn(name, weight.rows, weight.columns).reshape(weight.rows, -1)
+        ),
+    )
+    TARGET.write(mg, tmp_path / "model.gguf")
+    with caplog.at_level(logging.WARNING, "chop.export"):
+        layers = packed_layers(checked(tmp_path))
+    assert len(layers) == (8 if is_packed else 0)
+    assert (f"blk.0.attn_k.weight ({name})" in caplog.text) == (not is_packed)
+
+
+def llama_with(path, rope, **pairs):
+    """A file of llama.cpp with the frequencies of a scaled rotary embedding."""
+    file = gguf_bytes.llama()
+    for key, plain in pairs.items():
+        file.set(f"llama.rope.{key}", plain)
+    config = transformers.LlamaConfig(head_dim=16, rope_parameters={"rope_theta": 1e4, **rope})
+    expected = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
+    if rope["rope_type"] == "llama3":
+        divisors = 1e4 ** (-torch.arange(0, 16, 2) / 16) / expected
+        tensor = gguf_bytes.Tensor((8,), gguf_bytes.F32, divisors.numpy().tobytes())
+        file.tensors.append(("rope_freqs.weight", tensor))
+    path.write_bytes(file.content())
+    return expected
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_rotary_embeddings_of_llama3_are_found_in_their_divisors(factor, tmp_path):
+    rope = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    expected = llama_with(tmp_path / "model.gguf", rope)
+    model = load_model(tmp_path / "model.gguf")
+    torch.testing.assert_close(model.model.rotary_emb.inv_freq, expected)
+    assert model.config.rope_parameters["factor"] == factor
+
+
+FACTOR = gguf_bytes.value(gguf_bytes.FLOAT32, 4.0)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        {"scaling.type": gguf_bytes.value(gguf_bytes.TEXT, "linear"), "scaling.factor": FACTOR},
+        {"scaling.factor": FACTOR},
+        {"scale_linear": FACTOR},
+    ],
+)
+def test_linear_scaling_of_rotary_embeddings_is_read(pairs, tmp_path):
+    rope = {"rope_type": "linear", "factor": 4.0}
+    expected = llama_with(tmp_path / "model.gguf", rope, **pairs)
+    model = load_model(tmp_path / "model.gguf")
+    torch.testing.assert_close(model.model.rotary_emb.inv_freq, expected)
+
+
+def test_a_file_says_once_what_it_is(tmp_path, monkeypatch):
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes.llama().content())
+    read = []
+    monkeypatch.setattr(gguf_reader, "read_header", lambda x: read.append(x) or read_header(x))
+    load_model(tmp_path)
+    assert read == [tmp_path / "model.gguf"]
+
+
+def with_tokens(file, count):
+    """A file with a vocabulary in the place of its size."""
+    file.pairs = [pair for pair in file.pairs if b"vocab_size" not in pair[0]]
+    tokens = b"".join(gguf_bytes.text(f"t{n}") for n in range(count))
+    file.set("tokenizer.ggml.tokens", gguf_bytes.array(gguf_bytes.TEXT, count, tokens))
+
+
+def test_long_arrays_are_passed_over(tmp_path, monkeypatch):
+    file, size = gguf_bytes.llama(tokens=64), 2**22
+    with_tokens(file, 64)
+    file.set("tokenizer.ggml.precompiled_charsmap", gguf_bytes.array(0, size, bytes(size)))
+    (tmp_path / "model.gguf").write_bytes(file.content())
+    start = time.process_time()
+    assert load_model(tmp_path).config.vocab_size == 64
+    assert time.process_time() - start < 5  # as objects they take more than a minute
+    monkeypatch.setattr("chop.export.gguf.header.MOST_TEXTS", 63)
+    with pytest.raises(CheckpointError, match="its arrays have more than 63 texts"):
+        load_model(tmp_path)
+
+
+def test_other_heads_and_other_numbers_of_labels(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes.llama().content())
+    model = load_model(path, num_labels=3)
+    assert type(model).__name__ == "LlamaForSequenceClassification"
+    assert len(packed_layers(model)) == 8 and model.score.out_features == 3
+    assert read_config(str(path)).architectures == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize("name", ["llama4", "deci", "phi2", "gemma4"])
+def test_other_architectures_are_refused_without_a_guess(name, tmp_path):
+    file = gguf_bytes.llama()
+    file.set("general.architecture", gguf_bytes.value(gguf_bytes.TEXT, name))
+    (tmp_path / "model.gguf").write_bytes(file.content())
+    with pytest.raises(ConfigError, match=f"architecture '{name}', which is not read") as caught:
+        load_model(tmp_path / "model.gguf")
+    assert "did you mean" not in str(caught.value) and "llama, nemotron" in str(caught.value)
+
+
+def test_a_reader_that_is_killed_leaves_no_copy_once_another_has_read(tmp_path, monkeypatch):
+    path, temporary = tmp_path / "model.gguf", tmp_path / "temporary"
+    TARGET.write(quantized(captured("llama")), path)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def killed():
+        # When the copy is whole, and transformers is about to read it.
+        reader.without_load_report = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        load_model(path)
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert [file.name for file in temporary.rglob("*.safetensors")] == ["model.safetensors"]
+    load_model(path)
+    assert not [*temporary.iterdir()]
+
+
+def test_a_reader_without_room_for_its_copy_is_one_sentence(tmp_path, monkeypatch):
+    path, temporary = tmp_path / "model.gguf", tmp_path / "temporary"
+    TARGET.write(quantized(captured("llama")), path)
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with files_up_to(20_000), pytest.raises(WriteError, match="temporary.*cannot be written"):
+        load_model(path)
+    assert not [*temporary.iterdir()]

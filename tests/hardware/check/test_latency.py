@@ -1,0 +1,123 @@
+"""The cycle in which the first result leaves, against the plan."""
+
+import pytest
+import torch
+from torch import nn
+
+from chop.nn import integer as i
+from chop.nn.integer import Call, Edge, Grid, IntegerOptions
+from chop.nn.integer.mask import KeptKeys
+from tests.hardware.bench import Case, drawn, needs_tools, planned_cycles
+from tests.hardware.design.test_block_linear import block_layer
+from tests.hardware.design.test_conv import convolution
+from tests.hardware.design.test_linear import EDGE, layer
+from tests.hardware.design.test_lookup import table
+from tests.hardware.design.test_matmul import head_by_head
+from tests.hardware.design.test_norm import norm
+from tests.hardware.design.test_pool import image
+from tests.hardware.design.test_requantize_blocks import EDGE as FINE
+from tests.hardware.design.test_requantize_blocks import requantizer
+from tests.hardware.design.test_softmax import HEAD_BY_HEAD, mask_of
+
+pytestmark = needs_tools
+WIDE = Edge.of(0.3, -2000, 2000)
+THIRDS = Edge.of(1.0, -384, 381, divisor=3)
+SCORES = drawn(EDGE, 2, 5, 7, samples=6, positions=HEAD_BY_HEAD)
+SPARE_OF_ROWS = 12
+"""The same where a pipeline of rows has some to spare."""
+SPARE = 1
+"""Cycles that a plan may be above the circuit: a converter, or the FIFO's, is not always there."""
+
+
+def pool(kind, kernel):
+    return kind.from_quantized(
+        None, [EDGE], IntegerOptions(), Call([(4, 6, 6)], {"kernel_size": kernel})
+    )
+
+
+def product(transposed):
+    b = head_by_head(2, 5, 6).transpose(1, 2) if transposed else head_by_head(2, 6, 5)
+    a = drawn(EDGE, 2, 3, 6, positions=head_by_head(2, 3, 6))
+    return i.IntegerMatmul(EDGE, EDGE, 6), a, drawn(EDGE, 2, 6, 5, positions=b)
+
+
+def conv(*settings, fold=400, **more):
+    module = nn.Conv2d(*settings, **more)
+    return convolution(module), image(EDGE, module.in_channels, 4, 5), fold
+
+
+CASES = {
+    "relu": (i.IntegerReLU(EDGE), drawn(EDGE, 12), 12),
+    "negate": (i.IntegerNegate(Edge.of(0.5, -127, 128)), drawn(EDGE, 12), 12),
+    "add": (i.IntegerAdd(EDGE, EDGE), drawn(EDGE, 12), drawn(EDGE, 12), 12),
+    "mul": (i.IntegerMul(EDGE, EDGE), drawn(EDGE, 12), drawn(EDGE, 12), 12),
+    "requantize": (i.Requantize(Edge.of(1.0, -99, 99), Grid(1.0, -8, 7)), drawn(EDGE, 12), 12),
+    "multiply": (i.Requantize(WIDE, Grid(1.0, -128, 127)), drawn(WIDE, 12), 12),
+    "divide": (i.Requantize(THIRDS, Grid(1.0, -128, 127)), drawn(THIRDS, 12), 12),
+    "sign": (i.Requantize(WIDE, Grid(1.0, -1, 1, "sign")), drawn(WIDE, 12), 12),
+    "table": (i.Table(torch.arange(256) - 128, -128, EDGE), drawn(EDGE, 12), 12),
+    "embedding": (table(9, 4), drawn(Edge.of(1.0, 0, 8), 5), 20),
+    "linear": (layer(4, 6), drawn(EDGE, 3, 6), 36),
+    "linear_of_lanes": (layer(4, 8), drawn(EDGE, 3, 8), 1),
+    "ternary": (layer(4, 6, weights=(-1, 1)), drawn(EDGE, 3, 6), 9),
+    "blocks": (*block_layer(4, 16, size=8), 12),
+    "to_blocks": (requantizer(FINE, size=8), drawn(FINE, 3, 16), 48),
+    "to_blocks_of_a_beat": (requantizer(FINE, size=8), drawn(FINE, 3, 16), 6),
+    "matmul": (*product(False), 90),
+    "matmul_transposed": (*product(True), 30),
+    "conv": conv(1, 2, 3, padding=1),
+    "conv_of_lanes": conv(2, 3, 3, fold=1),
+    "conv_of_taps": conv(1, 2, 3, padding=1, fold=60),
+    "conv_of_rows_of_taps": conv(1, 2, (4, 3), padding=(2, 1), fold=48),
+    "pointwise": conv(6, 5, 1, fold=100),
+    "groups": conv(4, 6, 2, groups=2),
+    "depthwise": conv(4, 4, (2, 3), padding=1, groups=4),
+    "max_pool": (pool(i.IntegerMaxPool2d, 3), image(EDGE, 4, 6, 6), 99),
+    "avg_pool": (pool(i.IntegerAvgPool2d, 2), image(EDGE, 4, 6, 6), 99),
+    "sum_of_row": (i.IntegerSum(EDGE, (4, 17, 12), (-1,), True), drawn(EDGE, 17, 12), 51),
+    "sum_of_column": (i.IntegerMean(EDGE, (4, 13), (-1,), True), drawn(EDGE, 13), 13),
+}
+ROWS = {
+    "softmax": (i.IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), drawn(EDGE, 40, 7), 1),
+    "softmax_of_one_row": (i.IntegerSoftmax(EDGE, 40, -1, IntegerOptions()), drawn(EDGE, 1, 40), 1),
+    "masked": (i.IntegerSoftmax(EDGE, 7, -1, IntegerOptions()), SCORES, mask_of(7), 1),
+    "short_norm": (norm(i.IntegerLayerNorm, EDGE, (6,)), drawn(EDGE, 40, 6), 240),
+    "norm_of_one_row": (norm(i.IntegerLayerNorm, EDGE, (48,)), drawn(EDGE, 1, 48), 48),
+    "rms_norm": (norm(i.IntegerRMSNorm, EDGE, (16,)), drawn(EDGE, 9, 16), 150),
+}
+
+
+def first_results(operator, *inputs, fold, kept=None, is_soft=False):
+    """Cycles from the first beat in to the first result: by the plan, and by the circuit.
+
+    Beats come one in a cycle.
+    """
+    case = Case(operator, inputs, fold, ("none",), kept, is_soft)
+    assert case.runs["none"].passed
+    return planned_cycles(case), case.left[0] - 1
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
+def test_the_first_result_leaves_when_planned(name):
+    operator, *inputs, fold = CASES[name]
+    planned, left = first_results(operator, *inputs, fold=fold)
+    assert left <= planned <= left + SPARE
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_of_lanes", "matmul", "conv", "ternary"])
+@pytest.mark.sampled(1)
+def test_products_of_lookup_tables_take_what_is_planned(name):
+    operator, *inputs, fold = CASES[name]
+    planned, left = first_results(operator, *inputs, fold=fold, is_soft=True)
+    assert left <= planned <= left + SPARE
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.sampled(1)
+def test_a_row_leaves_when_planned(name):
+    """A row is taken in, whatever its pace; what the pipeline takes after that are cycles."""
+    operator, *inputs, fold = ROWS[name]
+    kept = KeptKeys(5, 7, True) if name == "masked" else None
+    planned, left = first_results(operator, *inputs, fold=fold, kept=kept)
+    assert left <= planned <= left + SPARE_OF_ROWS
