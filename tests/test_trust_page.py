@@ -58,7 +58,8 @@ IMPORTERS = {
     "paths/aliases.py": OWN,
     "paths/on_import.py": OWN,
     "paths/virtual.py": OWN,
-    "plugins.py": INSTALLED,
+    "base/plugins/modules.py": NAMED,
+    "base/plugins/registry.py": INSTALLED,
 }
 """Modules that run others by name, and whose names these are."""
 

@@ -85,12 +85,13 @@ def check_component(
     Needs Verilator, Icarus Verilog and Yosys.
 
     Args:
-        operator: integer twin, an `IntegerOperator` with a row in `chop.hardware.design.components`.
+        operator: integer twin, an `IntegerOperator` with a row in
+            `chop.hardware.design.components`.
         inputs: samples for each input, by `draw_codes` or `Driven(stream, codes)`; sizes that
             divide nothing find most mistakes.
         fold: cycles that the operator may take for a sample, as in `Site`.
-        profiles: stall profiles, names of `chop.hardware.check.profiles.PROFILES`. Times are checked
-            where "none" is among them.
+        profiles: stall profiles, names of `chop.hardware.check.profiles.PROFILES`. Times are
+            checked where "none" is among them.
         kept: mask of a softmax, made of the last input, (1, 1, keys).
         is_soft: multipliers are made of lookup tables, as in `Site`.
     Returns:
