@@ -21,7 +21,7 @@ from chop.base.tables import print_table
 from chop.distributed.planning.plan_report import plan_rows
 from chop.errors import PlanError
 from chop.models import load_model
-from chop.report.plan_plots import plot_plans
+from chop.report.plots import plot_plans
 
 INTEGER = {"name": "integer", "width": 4, "frac_width": 3}
 

@@ -15,8 +15,9 @@ from chop import MaseGraph, passes
 from chop.base.displayed import Displayed
 from chop.base.files import Picture
 from chop.base.tables import html_table
+from chop.report.charts.accuracy import Curve
 from chop.report.notebook import with_display
-from chop.report.plots import Curve, plot_accuracy
+from chop.report.plots import plot_accuracy
 from chop.report.report import Cell, Heading, Note, Report, Table
 from chop.runs import as_json
 from chop.search import Constraint, Goal, Result, TrialRecord

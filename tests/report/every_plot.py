@@ -4,13 +4,22 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from chop.report.bench_plots import plot_ratios
-from chop.report.best_so_far import plot_best_so_far
-from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
-from chop.report.layer_maps import plot_layer_map
-from chop.report.plots import Curve, plot_accuracy, plot_heat_map
-from chop.report.search_plots import Cloud, plot_front, plot_importances
-from chop.report.value_grids import EvenGrid, Histogram, plot_value_grids
+from chop.report.charts.accuracy import Curve
+from chop.report.charts.evaluation import TaskShares
+from chop.report.charts.search import Cloud
+from chop.report.charts.value_grids import EvenGrid, Histogram
+from chop.report.plots import (
+    plot_accuracy,
+    plot_best_so_far,
+    plot_divergences,
+    plot_front,
+    plot_heat_map,
+    plot_importances,
+    plot_layer_map,
+    plot_ratios,
+    plot_scores,
+    plot_value_grids,
+)
 
 
 def draw(folder, suffix):

@@ -5,7 +5,8 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from chop.report.axes import AxisScale, axis_scale, draw_baselines
+from chop.report.charts.scale import AxisScale, axis_scale
+from chop.report.figures.axes import draw_baselines
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from chop.bench import Interval
 from chop.errors import ConfigError
-from chop.report.bench_plots import plot_ratios
+from chop.report.plots import plot_ratios
 
 
 @dataclass(frozen=True)

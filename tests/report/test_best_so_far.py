@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from chop.report.axes import axis_scale
-from chop.report.best_so_far import best_so_far_charts, spread_of
+from chop.report.charts.best_so_far import best_so_far_charts, spread_of
+from chop.report.charts.scale import axis_scale
 from chop.report.page.svg import svg
 from chop.search import Goal, Result, TrialRecord
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chop.report.charts import (
+from chop.report.charts.chart import (
     Axis,
     Bar,
     BarChart,

@@ -9,15 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-import chop.report
-from chop.report.charts import Bar, GraphNode, HeatMap, Mark, Series, charts_of, makers
+import chop.report.charts
+import chop.report.plots
+from chop.report.charts.accuracy import Curve, accuracy_charts
+from chop.report.charts.chart import Bar, GraphNode, HeatMap, Mark, Series
+from chop.report.charts.evaluation import TaskShares, divergence_charts, score_charts
 from chop.report.document import Document, document_of, read_document
-from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
 from chop.report.page.files import write_page
 from chop.report.page.page import PAGE, PageRun, render
 from chop.report.page.svg import svg
 from chop.report.page.ticks import decades, linear_ticks
-from chop.report.plots import Curve, plot_accuracy
 from chop.report.report import Cell, Report, Table, Tile, figure
 from tests.actions.test_job import Settings
 from tests.report.test_page import (
@@ -75,10 +76,10 @@ def test_a_large_heat_map_is_drawn_in_one_walk():
 
 def test_a_figure_without_content_has_no_chart():
     empty = [Curve("PTQ", [(4, 0.5)])]
-    assert charts_of(plot_accuracy, empty, xlabel="bits", title="T") == []
-    unknown = figure(lambda path: path)
-    assert unknown.charts == []
-    assert document_of(Report("t", {}, {}, [], figures={"a.svg": unknown})).charts == ()
+    nothing = figure(accuracy_charts, empty, xlabel="bits", title="T")
+    assert nothing.charts == []
+    figures = {"a.svg": nothing, "b.svg": lambda path: path}
+    assert document_of(Report("t", {}, {}, [], figures=figures)).charts == ()
 
 
 @pytest.mark.parametrize(
@@ -91,23 +92,26 @@ def test_ticks_are_round_and_between_the_ends(low, high):
     assert decades(1e-9, 1e9)[0] == pytest.approx(1e-9) and len(decades(1e-9, 1e9)) <= 9
 
 
-def test_every_plot_of_the_project_has_a_chart():
-    names = [each.name for each in pkgutil.iter_modules(chop.report.__path__)]
-    modules = [importlib.import_module(f"chop.report.{name}") for name in names]
-    plots = {
-        found
+def test_every_chart_maker_has_a_plotting_function_with_its_arguments():
+    names = [each.name for each in pkgutil.iter_modules(chop.report.charts.__path__)]
+    modules = [importlib.import_module(f"chop.report.charts.{name}") for name in names]
+    makers = {
+        name: found
         for module in modules
         for name, found in vars(module).items()
-        if name.startswith("plot_") and inspect.isfunction(found)
+        if name.endswith("_charts") and inspect.isfunction(found)
     }
-    assert len(plots) >= 10 and plots == set(makers())
+    plots = {name: f for name, f in vars(chop.report.plots).items() if name.startswith("plot_")}
+    signatures = [list(inspect.signature(each).parameters) for each in plots.values()]
+    arguments = [["path", *inspect.signature(each).parameters] for each in makers.values()]
+    assert len(plots) == len(makers) >= 10 and sorted(signatures) == sorted(arguments)
 
 
 def test_an_evaluation_has_charts_of_its_figures():
-    (curve,) = charts_of(plot_divergences, [0.0, 0.5, math.inf, 0.25], "KL")
+    (curve,) = divergence_charts([0.0, 0.5, math.inf, 0.25], "KL")
     assert [(m.x, m.y) for m in curve.series[0].marks] == [(0.5, 0.5), (0.25, 0.75)]
     bars = [TaskShares("piqa", (0.5, 0.125), (0.75, None)), TaskShares("boolq", (0.25, None), None)]
-    (found,) = charts_of(plot_scores, bars, "tasks")
+    (found,) = score_charts(bars, "tasks")
     assert [(bar.label, bar.parts, bar.low, bar.high) for bar in found.bars] == [
         ("piqa, float model", (0.75,), None, None),
         ("piqa", (0.5,), pytest.approx(0.255, abs=1e-4), pytest.approx(0.745, abs=1e-4)),

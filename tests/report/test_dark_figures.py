@@ -7,9 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from chop.ir.drawing.draw import COLORS
-from chop.report.bench_plots import plot_ratios
-from chop.report.figures import DARK, PALETTE, dark_style
-from chop.report.layer_maps import plot_layer_map
+from chop.report.figures.style import DARK, PALETTE, dark_style
+from chop.report.plots import plot_layer_map, plot_ratios
 from tests.report.every_plot import draw
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -13,12 +13,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from chop.errors import ConfigError
-from chop.report.best_so_far import plot_best_so_far
-from chop.report.charts import charts_of
-from chop.report.layer_maps import plot_layer_map
-from chop.report.plots import Curve, Trials, plot_accuracy
-from chop.report.search_plots import Cloud, plot_front
-from chop.report.value_grids import EvenGrid, Histogram, plot_value_grids
+from chop.report.charts.accuracy import Curve, Trials, accuracy_charts
+from chop.report.charts.layer_map import layer_map_charts
+from chop.report.charts.search import Cloud
+from chop.report.charts.value_grids import EvenGrid, Histogram
+from chop.report.plots import (
+    plot_accuracy,
+    plot_best_so_far,
+    plot_front,
+    plot_layer_map,
+    plot_value_grids,
+)
 from chop.train import Metric
 from tests import programs
 
@@ -89,8 +94,7 @@ def seen(monkeypatch):
         figures.append(figure)
         return path
 
-    for module in ("best_so_far", "layer_maps", "plots", "search_plots", "value_grids"):
-        monkeypatch.setattr(f"chop.report.{module}.save_figure", keep)
+    monkeypatch.setattr("chop.report.figures.draw.save_figure", keep)
     return figures
 
 
@@ -299,7 +303,7 @@ def test_every_trial_is_a_grey_point_behind_the_curves(seen):
     assert axes.collections[0].get_offsets().tolist() == [[4, 10], [8, 90]]
     assert axes.lines[0].get_linestyle() == "None"
     assert [t.get_text() for t in seen[0].legends[0].get_texts()] == ["every trial", "best"]
-    (chart,) = charts_of(plot_accuracy, curves, **told)
+    (chart,) = accuracy_charts(curves, **told)
     grey, best = chart.series
     assert (grey.faint, grey.line, best.line, chart.x.log) == (True, "none", "none", False)
     assert [(mark.x, mark.y, mark.text) for mark in grey.marks] == [
@@ -314,7 +318,7 @@ def test_cells_of_a_map_have_the_texts_that_they_are_given(seen):
     told = {"xlabel": "", "measure": "bits", "title": "T", "texts": texts}
     plot_layer_map("x.svg", cells, **told)
     assert [text.get_text() for text in seen[0].axes[0].texts] == ["16.8", "8.4"]
-    (chart,) = charts_of(plot_layer_map, cells, **told)
+    (chart,) = layer_map_charts(cells, **told)
     assert chart.texts == (("16.8",), ("8.4",)) and chart.values == ((16.0,), (8.0,))
 
 

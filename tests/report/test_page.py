@@ -11,7 +11,8 @@ import pytest
 from chop.actions.job import Job, load_nothing, run_job
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
-from chop.report.charts import (
+from chop.report.charts.accuracy import Curve, accuracy_charts
+from chop.report.charts.chart import (
     Axis,
     Bar,
     BarChart,
@@ -25,6 +26,7 @@ from chop.report.charts import (
     Series,
     heat_map,
 )
+from chop.report.charts.merge import merged
 from chop.report.document import (
     FILE,
     MOST_ROWS,
@@ -34,7 +36,6 @@ from chop.report.document import (
     page_table,
     read_document,
 )
-from chop.report.merge_charts import merged
 from chop.report.page.files import read_run, write_page
 from chop.report.page.page import (
     MOST_FILES,
@@ -46,7 +47,6 @@ from chop.report.page.page import (
     shades_of,
 )
 from chop.report.page.svg import svg
-from chop.report.plots import Curve, plot_accuracy
 from chop.report.report import Cell, Heading, Note, Report, Table, Tile, figure_files
 from chop.runs import as_json, read_manifest
 from chop.runs.manifest import Artifact
@@ -131,7 +131,7 @@ def report_of(text="numbers", count=12345.678):
         {"table.md": [Heading(text), table, Note(text), Note(None)]},
         {},
         [{"count": count}],
-        figures=figure_files("accuracy", plot_accuracy, curves, xlabel="bits", title=text),
+        figures=figure_files("accuracy", accuracy_charts, curves, xlabel="bits", title=text),
         verdict=f"{text}: done.",
         warnings=[text],
         tiles=[Tile(text, Cell.of(count, ",.0f"), text)],

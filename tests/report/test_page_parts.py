@@ -3,11 +3,12 @@
 import re
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
-from chop.report.bench_plots import ratio_charts
-from chop.report.charts import Axis, Bar, BarChart, HeatMap, LineChart, Mark, Series
+from chop.report.charts.chart import Axis, Bar, BarChart, HeatMap, LineChart, Mark, Series
+from chop.report.charts.ratios import ratio_charts
 from chop.report.document import Document, PageText, document_of, page_table
 from chop.report.page.captions import caption
 from chop.report.page.page import PageRun, coded, render, unbroken
@@ -125,6 +126,7 @@ def test_names_of_near_levels_do_not_overlap():
 
 
 def test_ratios_say_their_interval_and_baseline():
-    (chart,) = ratio_charts([], "t")
+    by_time = SimpleNamespace(median=2.0, low=2.0, high=2.0, spans_one=False, is_known=False)
+    (chart,) = ratio_charts([SimpleNamespace(name="by time", ratio=by_time)], "t")
     assert "Thin lines" not in caption(chart) and chart.spread == "95 % interval"
     assert list(chart.limits) == ["baseline"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from chop.formats import Integer, MXInt
-from chop.report.charts import Axis, Bar, BarChart, HeatMap, LineChart, Mark, Series
+from chop.report.charts.chart import Axis, Bar, BarChart, HeatMap, LineChart, Mark, Series
 from chop.report.document import Document, document_of, page_table
 from chop.report.format_legend import format_legend
 from chop.report.page.captions import caption

@@ -4,7 +4,8 @@ import pytest
 
 from chop.base.tables import markdown_table, print_table
 from chop.errors import ConfigError
-from chop.report.plots import Curve, plot_accuracy, plot_heat_map
+from chop.report.charts.accuracy import Curve, accuracy_charts
+from chop.report.plots import plot_accuracy, plot_heat_map
 from chop.report.report import (
     Note,
     Report,
@@ -72,8 +73,8 @@ def test_figures_are_written_as_further_kinds_too(tmp_path):
     curves = [Curve("PTQ", [(8, 0.9), (4, 0.2)], "4 bit")]
     about = {"xlabel": "bits", "title": "T"}
     figures = {
-        "one.svg": figure(plot_accuracy, curves, **about),
-        **figure_files("two", plot_accuracy, curves, **about),
+        "one.svg": figure(accuracy_charts, curves, **about),
+        **figure_files("two", accuracy_charts, curves, **about),
         "drawn-otherwise.svg": lambda path: path.write_text("<svg/>"),
     }
     report = Report("T", {}, {}, [], figures)

@@ -3,13 +3,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from chop.errors import ConfigError
-from chop.report.best_so_far import plot_best_so_far, spread_of
-from chop.report.search_plots import (
-    Cloud,
-    importance_charts,
-    plot_front,
-    plot_importances,
-)
+from chop.report.charts.best_so_far import spread_of
+from chop.report.charts.search import Cloud, importance_charts
+from chop.report.plots import plot_best_so_far, plot_front, plot_importances
 
 
 def test_runs_hold_their_best_until_they_find_a_better(tmp_path):

@@ -14,7 +14,7 @@ from chop.base.files.documents import read_json
 from chop.base.tables import shown
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
-from chop.report.charts import Chart, chart_in_words, finite
+from chop.report.charts.chart import Chart, chart_in_words, finite
 from chop.report.report import Block, Cell, Figure, Heading, Note, Report, Step, Table, Tile
 from chop.report.words import in_words
 

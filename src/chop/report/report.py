@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from chop.base.files import write_json
 from chop.base.tables import print_table, write_markdown
 from chop.errors import check_known
-from chop.report.charts import Chart, charts_of
+from chop.report.charts.chart import Chart
 from chop.runs import Outcome
 
 Writer = Callable[[Path], object]
@@ -308,45 +308,47 @@ class Figure:
     """A figure of `Report.figures`: draws itself into a file, and gives its charts to a page.
 
     Attributes:
-        plot: draws into its first argument.
-        args: the others.
+        make: returns the charts.
+        args: its arguments.
         kwargs: by name.
     """
 
-    plot: Callable[..., Path]
+    make: Callable[..., Sequence[Chart]]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     def __call__(self, path: Path) -> Path:
         """Writes the figure; the suffix of the path picks the kind."""
-        return self.plot(path, *self.args, **self.kwargs)
+        from chop.report.figures.draw import draw_charts
+
+        return draw_charts(path, self.make(*self.args, **self.kwargs))
 
     @property
     def charts(self) -> list[Chart]:
-        """What it shows, as data."""
-        return charts_of(self.plot, *self.args, **self.kwargs)
+        """The charts in which there is something to compare."""
+        return [chart for chart in self.make(*self.args, **self.kwargs) if not chart.is_empty]
 
 
-def figure(plot: Callable[..., Path], *args: Any, **kwargs: Any) -> Figure:
+def figure(make: Callable[..., Sequence[Chart]], *args: Any, **kwargs: Any) -> Figure:
     """A figure of `Report.figures`.
 
     Args:
-        plot: draws into its first argument.
-        args: the others.
+        make: chart maker, such as `chop.report.charts.accuracy.accuracy_charts`.
+        args: its arguments.
         kwargs: by name.
     """
-    return Figure(plot, args, kwargs)
+    return Figure(make, args, kwargs)
 
 
 def figure_files(
-    name: str, plot: Callable[..., Path], *args: Any, **kwargs: Any
+    name: str, make: Callable[..., Sequence[Chart]], *args: Any, **kwargs: Any
 ) -> dict[str, Writer]:
     """The same figure in every format of `FIGURE_SUFFIXES`, for `Report.figures`.
 
     Args:
         name: of the files, without a suffix.
-        plot: see `figure`.
+        make: see `figure`.
         args: the same.
         kwargs: the same.
     """
-    return {name + suffix: figure(plot, *args, **kwargs) for suffix in FIGURE_SUFFIXES}
+    return {name + suffix: figure(make, *args, **kwargs) for suffix in FIGURE_SUFFIXES}

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Collection
 
-from chop.report.best_so_far import plot_best_so_far
+from chop.report.charts.best_so_far import best_so_far_charts
+from chop.report.charts.search import Cloud, front_charts, importance_charts
 from chop.report.report import Cell, Tile, Writer, figure_files
-from chop.report.search_plots import Cloud, plot_front, plot_importances
 from chop.search import Result, SearchSpace, TrialRecord
 from chop.search.importance import importance_errors, importances
 from chop.search.objective import Goals, constraints_of, objectives_of
@@ -41,7 +41,7 @@ def search_figures(
         return {}
     files = figure_files(
         "best-so-far",
-        plot_best_so_far,
+        best_so_far_charts,
         {sampler: [run]},
         ylabel=f"best {goal} so far",
         title="\n".join(
@@ -54,11 +54,11 @@ def search_figures(
         others = ", ".join(cloud.xlabel for cloud in clouds)
         about = f"{title}: {goal} against {others}, every trial"
         axes = {"ylabel": goal, "title": about, "percent": goal in percent}
-        files |= figure_files("front", plot_front, clouds, **axes)
+        files |= figure_files("front", front_charts, clouds, **axes)
     if shares:
         errors = importance_errors(result, space)
         about = f"{title}: importance of each choice for {goal}"
-        files |= figure_files("importance", plot_importances, shares, errors, title=about)
+        files |= figure_files("importance", importance_charts, shares, errors, title=about)
     return files
 
 

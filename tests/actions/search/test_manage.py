@@ -23,6 +23,7 @@ from chop.base.files.documents import dump_toml
 from chop.cli.app import app
 from chop.config import load_toml
 from chop.errors import ConfigError, UnavailableError, WriteError
+from chop.report.charts.chart import Axis, Bar, BarChart
 from chop.report.report import Report, figure
 from chop.runs import read_manifest
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace
@@ -69,10 +70,14 @@ def prepare(config):
     )
 
 
+def counted(rows):
+    return [BarChart(f"{rows} trials", Axis("trials"), (Bar("measured", (rows,)),))]
+
+
 def report(config, search, result):
     counts = {"result.json": lambda path: path.write_text(json.dumps(result.counts))}
     rows = [dict(trial.values) for trial in result.measured]
-    draw = {"counts.svg": figure(lambda path: path.write_text(str(len(rows))))}
+    draw = {"counts.svg": figure(counted, len(rows))}
     return Report("toy", {}, result, rows, draw, files=counts, result_file="")
 
 
@@ -229,7 +234,8 @@ def test_the_commands(begun, tmp_path):
         assert "Example" in chop(command, "--help")
     assert "choices of the best" in chop("show", begun)
     chop("resume", begun, "--trials", "7", "--figures", "pdf")
-    assert (begun / "toy" / "counts.pdf").read_text() == "7"
+    assert (begun / "toy" / "counts.pdf").read_bytes().startswith(b"%PDF")
+    assert "<!-- 7 trials -->" in (begun / "toy" / "counts.svg").read_text()
     assert load_search(str(begun))[1].counts["measured"] == 7
     chop("export", begun, tmp_path / "best.toml")
     assert load_toml(tmp_path / "best.toml")["formats"] == []

@@ -26,7 +26,7 @@ from chop.ir.graph import MaseGraph
 from chop.problems.mixed_precision.held_out import HeldOutRows, HeldOutScore
 from chop.problems.mixed_precision.layer_sensitivity import Sensitivity
 from chop.problems.mixed_precision.warm_start import warm_start
-from chop.report.charts import LineChart
+from chop.report.charts.chart import LineChart
 from chop.report.document import read_document
 from chop.report.report import Note, show, write_report
 from chop.runs import read_manifest

@@ -10,6 +10,7 @@ from chop.actions.search import precision, precision_rows
 from chop.actions.search.precision import PrecisionConfig
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.report.charts.best_so_far import best_so_far_charts
 from chop.report.report import write_report
 from chop.search import Pruned
 from chop.train import evaluate, fit
@@ -69,8 +70,11 @@ def test_the_kept_model_is_the_trained_one_and_accuracy_is_drawn_in_percent(
     tmp_path, monkeypatch, capsys
 ):
     drawn = []
-    figures = "chop.report.search_figures.plot_best_so_far"
-    monkeypatch.setattr(figures, lambda path, curves, **how: drawn.append((curves, how)) or path)
+    figures = "chop.report.search_figures.best_so_far_charts"
+    monkeypatch.setattr(
+        figures,
+        lambda curves, **how: drawn.append((curves, how)) or best_so_far_charts(curves, **how),
+    )
     given = with_validation()
     config = PrecisionConfig(out=tmp_path, **SETTINGS, trials=6, budgets={"bits": 4.5})
     search = precision.prepare(config, given)

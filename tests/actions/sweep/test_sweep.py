@@ -221,8 +221,7 @@ def test_a_full_disk_leaves_no_table_without_its_figures(
         assert not {path.name for path in tmp_path.glob("*.csv")}
         raise FullError
 
-    for name in ("layer_maps", "plots", "value_grids"):
-        monkeypatch.setattr(f"chop.report.{name}.save_figure", full)
+    monkeypatch.setattr("chop.report.figures.draw.save_figure", full)
     with pytest.raises(FullError):
         sweep(kind(model="mlp", out=tmp_path, **settings))
     left = {path.name for path in tmp_path.iterdir()}

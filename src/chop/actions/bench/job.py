@@ -23,7 +23,7 @@ from chop.base.files import latest
 from chop.base.files.temporary import scratch_folder
 from chop.ir.graph import MaseGraph
 from chop.quantization.summary import format_rows
-from chop.report.bench_plots import plot_ratios
+from chop.report.charts.ratios import ratio_charts
 from chop.report.report import Note, Report, announce, figure
 from chop.runs.progress import announced_steps
 from chop.studies.model import ModelComparison
@@ -83,7 +83,7 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         comparison,
         [flat_row(row) for row in comparison.rows],
         figures={
-            f"times-batch-{batch}.svg": figure(plot_ratios, measured, f"{title}, batch {batch}")
+            f"times-batch-{batch}.svg": figure(ratio_charts, measured, f"{title}, batch {batch}")
             for batch, measured in times
         },
         files={f"times-batch-{batch}.json": measured.save for batch, measured in times},

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from chop.actions.job import Job, Output, load_nothing, run_job
-from chop.report.bench_plots import plot_ratios
+from chop.report.charts.ratios import ratio_charts
 from chop.report.report import Block, Heading, Note, Report, Table, figure, show, write_report
 from chop.runs.progress import announced_steps
 from chop.studies.results import Results, numeric_rows
@@ -52,7 +52,7 @@ def report_of(found: R) -> Report[R]:
         {"tables.md": blocks},
         found,
         list(numeric_rows(found)),
-        figures={f"{case}.svg": figure(plot_ratios, measured, case) for case, measured in cases},
+        figures={f"{case}.svg": figure(ratio_charts, measured, case) for case, measured in cases},
         files={f"{case}.json": measured.save for case, measured in cases},
         result_file="",
     )

@@ -19,9 +19,9 @@ from chop.ir.graph import MaseGraph
 from chop.ir.parameters import StoredParameter, stored_parameters
 from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
-from chop.report.charts import Chart, Histogram, Histograms
+from chop.report.charts.chart import Chart, Histogram, Histograms
+from chop.report.charts.graph import graph_chart
 from chop.report.format_legend import format_legend
-from chop.report.graph_chart import graph_chart
 from chop.report.report import Cell, Table, Tile
 from chop.runs import Outcome
 from chop.statistics.intervals import LEVEL_TEXT

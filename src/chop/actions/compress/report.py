@@ -39,7 +39,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY, explained
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
-from chop.report.plots import plot_accuracy
+from chop.report.charts.accuracy import accuracy_charts
 from chop.report.report import Block, Note, Report, announce, figure, say
 from chop.statistics.intervals import LEVEL_TEXT
 from chop.studies.model import BATCH_SIZES, ModelComparison, weight_bytes
@@ -135,7 +135,7 @@ def report_of(
     page["steps"] = steps_after_compression(result, config.out, class_name, ONNX_FILE)
     floats = {"float": rows[0].test, **workload.baselines}
     draw = figure(
-        plot_accuracy,
+        accuracy_charts,
         curves_of(rows),
         floats,
         xlabel="average bits per parameter",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chop.ir.graph import MaseGraph
-from chop.report.plots import Curve
+from chop.report.charts.accuracy import Curve
 from chop.report.report import Cell, Table
 from chop.statistics.intervals import LEVEL_TEXT, Interval
 from chop.train import Metric, Task

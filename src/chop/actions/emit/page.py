@@ -13,7 +13,7 @@ from chop.hardware.design.design import Design
 from chop.hardware.design.interface import describe_interface
 from chop.hardware.design.netlist import Instance
 from chop.ir.graph import MaseGraph
-from chop.report.charts import Axis, Bar, BarChart, Chart, GraphChart, GraphNode
+from chop.report.charts.chart import Axis, Bar, BarChart, Chart, GraphChart, GraphNode
 from chop.report.report import Block, Cell, Heading, Note, Table, Tile
 
 SOFT = "soft_multipliers"
@@ -209,7 +209,7 @@ def utilization_chart(result: Mapping[str, Any]) -> BarChart:
 def paths_of(integer: MaseGraph) -> dict[str, tuple[str, ...]]:
     """The modules that each node of a graph is in, and its own name, by its name in the graph."""
     from chop.ir.drawing.view_model import build_view_model
-    from chop.report.graph_chart import DEEPEST
+    from chop.report.charts.graph import DEEPEST
 
     plan = build_view_model(integer.model, DEEPEST)
     return {node.name: path for node, path in zip(plan.nodes, plan.paths, strict=True)}

@@ -9,7 +9,7 @@ from typing import Any
 from chop.actions.evaluate.rows import Measured, RowResult
 from chop.actions.evaluate.tasks import TaskScore
 from chop.base.displayed import Displayed
-from chop.report.evaluation_plots import TaskShares, plot_divergences, plot_scores
+from chop.report.charts.evaluation import TaskShares, divergence_charts, score_charts
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, Writer, figure
 from chop.runs import Outcome
 from chop.statistics.intervals import LEVEL_TEXT
@@ -61,10 +61,10 @@ def report_of(
     figures: dict[str, Writer] = {}
     if divergences:
         figures["kl.svg"] = figure(
-            plot_divergences, divergences, f"{title}: divergence from the float model"
+            divergence_charts, divergences, f"{title}: divergence from the float model"
         )
     if bars := _bars(found.tasks):
-        figures["tasks.svg"] = figure(plot_scores, bars, f"{short_name(found.model)}: tasks")
+        figures["tasks.svg"] = figure(score_charts, bars, f"{short_name(found.model)}: tasks")
     blocks = [*_row_blocks(title, found, workload), *_task_blocks(found)]
     return Report(
         title,

@@ -36,7 +36,7 @@ from chop.export.nearest import Change, nearest_graph
 from chop.export.target import Runner, Written, runner_of
 from chop.export.targets import target
 from chop.ir.graph import MaseGraph
-from chop.report.bench_plots import plot_ratios
+from chop.report.charts.ratios import ratio_charts
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, announce, figure
 from chop.runs import Outcome
 from chop.runs.progress import Stages
@@ -272,7 +272,7 @@ def _report(
         exported,
         [row.numbers() for row in exported],
         figures={
-            f"times-batch-{batch}.svg": figure(plot_ratios, found, f"{title}, batch {batch}")
+            f"times-batch-{batch}.svg": figure(ratio_charts, found, f"{title}, batch {batch}")
             for batch, found in times.by_batch.items()
         },
         files={f"times-batch-{batch}.json": found.save for batch, found in times.by_batch.items()},

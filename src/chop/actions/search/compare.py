@@ -11,9 +11,9 @@ from typing import Any
 
 from chop.actions.job import Job, load_nothing, run_job
 from chop.errors import ConfigError, check_known
-from chop.report.best_so_far import Run, plot_best_so_far, value_at
+from chop.report.charts.accuracy import Curve, Trials, accuracy_charts
+from chop.report.charts.best_so_far import Run, best_so_far_charts, value_at
 from chop.report.measured import MeasuredTable, report_of_tables
-from chop.report.plots import Curve, Trials, plot_accuracy
 from chop.report.report import Writer, figure_files
 from chop.report.search_figures import about_trial, within
 from chop.search import Goal, TrialRecord
@@ -102,7 +102,7 @@ def compare_searches(
     table = MeasuredTable(f"{heading}: {chosen.name}", rows, numbers)
     figures = figure_files(
         "best-so-far",
-        plot_best_so_far,
+        best_so_far_charts,
         by_trial,
         ylabel=f"best {chosen.name} so far",
         title=f"{heading}: best {chosen.name} so far\n{about_searches(shown)}".strip(),
@@ -170,7 +170,7 @@ def _trials_figure(
     }
     return figure_files(
         "trials",
-        plot_accuracy,
+        accuracy_charts,
         [Curve(f"best of {k}", points, joined=False) for k, points in best.items() if points],
         baselines,
         xlabel="bits per weight",

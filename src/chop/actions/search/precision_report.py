@@ -18,9 +18,9 @@ from chop.problems.mixed_precision import PrecisionProblem
 from chop.problems.mixed_precision.candidates import short_texts
 from chop.problems.mixed_precision.held_out import HeldOutScore
 from chop.problems.mixed_precision.warm_start import LABEL
+from chop.report.charts.accuracy import Curve, Trials, accuracy_charts
+from chop.report.charts.layer_map import layer_map_charts
 from chop.report.format_legend import format_legend
-from chop.report.layer_maps import plot_layer_map
-from chop.report.plots import Curve, Trials, plot_accuracy
 from chop.report.report import Step, Table, Writer, figure_files
 from chop.report.search_figures import about_trial, search_figures
 from chop.search import Config, Result, TrialRecord
@@ -175,7 +175,7 @@ def precision_figures(
     )
     accuracy = figure_files(
         metric.name,
-        plot_accuracy,
+        accuracy_charts,
         curves,
         {"float": rows[0][f"{where}{metric.name}"]},
         xlabel="bits per weight",
@@ -193,7 +193,7 @@ def precision_figures(
     written = {(name, label): short[mixed[label][name]] for name, label in cells}
     formats = figure_files(
         "formats",
-        plot_layer_map,
+        layer_map_charts,
         cells,
         xlabel="",
         measure="bits",

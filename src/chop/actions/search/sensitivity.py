@@ -11,7 +11,7 @@ from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.search.settings import SensitivityConfig
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.problems.mixed_precision.layer_sensitivity import Sensitivity, line
-from chop.report.layer_maps import plot_layer_map
+from chop.report.charts.layer_map import layer_map_charts
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Report, Writer, figure_files
 from chop.runs import Journal
@@ -99,7 +99,7 @@ def _figures(
         cells = {(row["layer"], row["format"]): row[name] for row in rows}
         if any(math.isfinite(value) for value in cells.values()):
             about = {"xlabel": "format", "measure": name, "title": title, "log": True}
-            files |= figure_files(name, plot_layer_map, cells, **about)
+            files |= figure_files(name, layer_map_charts, cells, **about)
     return files
 
 

@@ -25,7 +25,7 @@ from chop.distributed.planning.plan_report import layer_rows, plan_rows
 from chop.distributed.tp_plan import tp_plan
 from chop.errors import ConfigError, PlanError, enumerate_names
 from chop.private.dtensor import operators_without_rule
-from chop.report.plan_plots import plot_plans
+from chop.report.charts.plans import plan_charts
 from chop.report.report import (
     Cell,
     Note,
@@ -100,7 +100,7 @@ def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[s
         {"table.md": [*planned, Note("\n".join(_sentences(result))), layers]},
         result,
         result["processes"],
-        figures={"plans.png": figure(plot_plans, result["plans"], title, result["memory_bytes"])},
+        figures={"plans.png": figure(plan_charts, result["plans"], title, result["memory_bytes"])},
         files=files,
         verdict=_verdict(result),
         warnings=_failures(result),

@@ -19,6 +19,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, PruneActivation
 from chop.pruning.sparsity import ZeroCount, layer_zeros, total
 from chop.quantization.named_operators import present_operators, relevant_operators
+from chop.report.charts.accuracy import Curve, accuracy_charts
 from chop.report.measured import (
     TIMES,
     MeasuredTable,
@@ -28,7 +29,6 @@ from chop.report.measured import (
     report_of_tables,
     seconds_of,
 )
-from chop.report.plots import Curve, plot_accuracy
 from chop.report.report import Report, Writer, figure_files
 from chop.runs.interrupt import points_are_kept
 from chop.train import calibration_batches
@@ -216,7 +216,7 @@ def _figures(
     paired = part == "both" and config.activation_sparsity is None
     return figure_files(
         metric.name if part == "weights" else f"{metric.name}-{part}",
-        plot_accuracy,
+        accuracy_charts,
         _curves(config, shown),
         {**{name: first[name] for name in _bases([first])}, **workload.baselines},
         metric=metric,

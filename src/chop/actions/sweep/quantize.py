@@ -23,8 +23,8 @@ from chop.actions.sweep.rounding import (
 from chop.actions.sweep.settings import DERIVED, HALF, QuantizeSweepConfig
 from chop.actions.sweep.split_widths import sweep_split_widths
 from chop.actions.sweep.verdict import with_verdict
+from chop.report.charts.accuracy import Curve, accuracy_charts, heat_map_charts
 from chop.report.measured import TIMES, MeasuredTable, points_of, report_of_tables
-from chop.report.plots import Curve, plot_accuracy, plot_heat_map
 from chop.report.report import Report, Step, Writer, figure_files
 from chop.runs import Outcome
 from chop.runs.interrupt import points_are_kept
@@ -122,7 +122,7 @@ def _accuracy_figures(
             curves.append(Curve(name, points, family, stage == PTQ and len(lines) > 1, ranges))
     return figure_files(
         metric.name,
-        plot_accuracy,
+        accuracy_charts,
         curves,
         {FLOAT: rows[0][FLOAT], **workload.baselines},
         metric=metric,
@@ -144,7 +144,7 @@ def _heat_maps(
         for stage in stages_in(rows):
             files |= figure_files(
                 f"heatmap-{stage.lower()}",
-                plot_heat_map,
+                heat_map_charts,
                 {key: row[stage] for key, row in numbers.items()},
                 xlabel="width (bits)",
                 ylabel="fraction (bits)",

@@ -13,8 +13,8 @@ from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
 from chop.quantization.named_operators import relevant_operators
+from chop.report.charts.accuracy import Curve
 from chop.report.measured import intervals_of, over_seeds, points_of, seconds_of
-from chop.report.plots import Curve
 from chop.workloads.workload import Workload
 
 Setting = tuple[int, int | str]

@@ -30,8 +30,8 @@ from chop.actions.sweep.value_ranges import (
     value_ranges,
 )
 from chop.formats import Integer
+from chop.report.charts.accuracy import accuracy_charts
 from chop.report.measured import TIMES, MeasuredTable, report_of_tables
-from chop.report.plots import plot_accuracy
 from chop.report.report import Report, Writer, figure_files, show
 from chop.train import Metric
 from chop.workloads.workload import Workload
@@ -196,7 +196,7 @@ def _figures(
     rows = table.rows
     return figure_files(
         FILES[varied],
-        plot_accuracy,
+        accuracy_charts,
         [curve_of(rows, varied, stage) for stage in stages_in(rows)],
         {FLOAT: rows[0][FLOAT], **workload.baselines},
         metric=workload.task.metric,

@@ -13,9 +13,9 @@ from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import layers_of
 from chop.quantization.named_operators import present_operators
+from chop.report.charts.value_grids import MOST_LAYERS, EvenGrid, Histogram, value_grid_charts
 from chop.report.measured import MeasuredTable
 from chop.report.report import Writer, figure_files
-from chop.report.value_grids import MOST_LAYERS, EvenGrid, Histogram, plot_value_grids
 from chop.train import calibration_batches
 from chop.workloads.workload import Workload
 
@@ -130,7 +130,7 @@ def figures_of_ranges(
     files: dict[str, Writer] = {}
     for number, page in enumerate(pages, 1):
         name = NAME if len(pages) == 1 else f"{NAME}-{number}"
-        files |= figure_files(name, plot_value_grids, page, grids, title=title)
+        files |= figure_files(name, value_grid_charts, page, grids, title=title)
     return files
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from chop.report.axes import MOST_ARROWS
-from chop.report.charts import Axis, Mark, Series
+from chop.report.charts.chart import Axis, Mark, Series
+from chop.report.charts.scale import MOST_ARROWS, marks_beyond
 from chop.report.page.ticks import Place
 
 ROOM = 80.0
@@ -79,15 +79,8 @@ def chart_arrows(
         y: places upwards.
         others: places of the chart's earlier arrows, to which these are added.
     """
-    marks, hidden = series.marks, beyond_axis(series.marks, y, axis)
-    for i, mark in enumerate(marks):
-        is_step = series.line == "steps" and i + 1 < len(marks)
-        if not hidden[i] or (is_step and hidden[i + 1]):
-            continue
-        at, end = (
-            x.of(marks[i + 1].x if is_step else mark.x),
-            y.of((100 if axis.percent else 1) * mark.y),
-        )
+    for right, mark in marks_beyond(series, axis, y.scale):
+        at, end = x.of(right), y.of((100 if axis.percent else 1) * mark.y)
         row = sum(abs(at - other) < ROOM for other in others)
         others.append(at)
         is_below = abs(end - y.start) < abs(end - y.end)

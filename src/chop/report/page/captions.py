@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from chop.report.charts import Axis, BarChart, Chart, HeatMap, Histograms, LineChart
+from chop.report.charts.chart import Axis, BarChart, Chart, HeatMap, Histograms, LineChart
 from chop.report.page.svg import number, places
 from chop.report.page.ticks import Place
 

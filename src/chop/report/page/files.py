@@ -11,7 +11,7 @@ from typing import Any
 from chop.base.files import write_json, write_text
 from chop.base.notices import warn_each_time
 from chop.errors import CheckpointError, ConfigError
-from chop.report.charts import Chart
+from chop.report.charts.chart import Chart
 from chop.report.document import FILE, Document, PageTable, document_of, page_table, read_document
 from chop.report.page.page import PAGE, PageRun, render
 from chop.report.report import Report, Table

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from chop.report.axes import axis_scale
-from chop.report.charts import Histogram
+from chop.report.charts.chart import Histogram
+from chop.report.charts.scale import AxisScale
 from chop.report.page.svg import number, svg_element, svg_text
 from chop.report.page.ticks import Place
 
@@ -28,9 +28,7 @@ def histogram(panel: Histogram, kinds: Mapping[str, str]) -> str:
 def _panel_parts(panel: Histogram, kinds: Mapping[str, str]) -> Iterator[str]:
     taken = [i for i, count in enumerate(panel.counts) if count]
     step = (panel.high - panel.low) / max(len(panel.counts), 1)
-    low = panel.low + step * taken[0] if taken else panel.low
-    high = panel.low + step * (taken[-1] + 1) if taken else panel.high
-    x = Place(axis_scale([low, high], logarithm=False), 8.0, PANEL_WIDTH - 8)
+    x = Place(AxisScale(*panel.shown), 8.0, PANEL_WIDTH - 8)
     most = math.log10(2 * max([*panel.counts, 1]))
     for i in taken:
         count = panel.counts[i]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chop.report.charts import BarChart, Chart, HeatMap, Histograms, LineChart
+from chop.report.charts.chart import BarChart, Chart, HeatMap, Histograms, LineChart
 from chop.report.document import PageTable, page_table
 from chop.report.page.svg import number
 from chop.report.report import Cell, Table

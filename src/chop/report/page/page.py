@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from chop.base.files.documents import dump_toml
 from chop.base.tables import printable
-from chop.report.charts import Chart, GraphChart, Histograms, LineChart
+from chop.report.charts.chart import Chart, GraphChart, Histograms, LineChart, family_places
+from chop.report.charts.merge import merged
 from chop.report.command_line import command_line
 from chop.report.document import Document, PageTable, page_table
-from chop.report.merge_charts import merged
 from chop.report.page.captions import caption
 from chop.report.page.histogram import histogram
 from chop.report.page.numbers import numbers_of
-from chop.report.page.svg import COLORS, NARROW, colors_of, legend, shades, svg
+from chop.report.page.svg import COLORS, NARROW, color_class, legend, shades, svg
 from chop.report.report import Cell, Table
 from chop.report.words import time_text
 from chop.runs import Manifest, as_json
@@ -201,10 +201,9 @@ def picture(chart: Chart) -> Picture:
 
 def _legend_of(chart: Chart) -> str:
     if isinstance(chart, LineChart) and len(chart.series) > 1:
-        kinds = zip(chart.series, colors_of(chart.series), strict=True)
+        kinds = zip(chart.series, family_places(chart.series), strict=True)
         entries = {
-            each.label: ("faint" if color < 0 else f"c{color}") + " dashed" * each.dashed
-            for each, color in kinds
+            each.label: color_class(place) + " dashed" * each.dashed for each, place in kinds
         }
         return legend(entries)
     if chart.kind == "bars":

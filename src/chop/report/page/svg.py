@@ -10,8 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from chop.base.tables import printable
-from chop.report.axes import axis_scale
-from chop.report.charts import Axis, Bar, BarChart, HeatMap, LineChart, Mark, Series
+from chop.report.charts.chart import (
+    Axis,
+    Bar,
+    BarChart,
+    HeatMap,
+    LineChart,
+    Mark,
+    Series,
+    family_places,
+)
+from chop.report.charts.scale import axis_scale, scale_across, scale_upwards
 from chop.report.page.arrows import beyond_axis, chart_arrows, visible_steps
 from chop.report.page.ticks import Place
 
@@ -56,12 +65,9 @@ def _longest(width: float) -> int:
     return min(LONGEST, int(0.4 * width / LETTER))
 
 
-def colors_of(series: Sequence[Series]) -> list[int]:
-    """The color of each series, one for each family."""
-    families = list(dict.fromkeys(each.family or each.label for each in series if not each.faint))
-    return [
-        -1 if each.faint else families.index(each.family or each.label) % COLORS for each in series
-    ]
+def color_class(place: int) -> str:
+    """Returns the class of the color of a series, by the place of its family."""
+    return "faint" if place < 0 else f"c{place % COLORS}"
 
 
 def svg(chart: LineChart | BarChart | HeatMap, width: float = WIDE) -> str:
@@ -108,23 +114,7 @@ def _lines(chart: LineChart, width: float) -> str:
 
 def places(chart: LineChart, width: float = WIDE) -> tuple[Place, Place]:
     """Places of the axes to the right and upwards."""
-    marks = [mark for series in chart.series for mark in series.marks]
-    ys, optional = (
-        [y for mark in marks if mark.optional is kind for y in (mark.y, mark.low, mark.high)]
-        for kind in (False, True)
-    )
-    strong = [mark.y for s in chart.series if not s.faint for mark in s.marks if not mark.optional]
-    factor = 100 if chart.y.percent else 1
-    down = axis_scale(
-        [factor * y for y in ys if y is not None],
-        kept=() if chart.y.percent else strong,
-        optional=[factor * y for y in optional if y is not None],
-        baselines=[factor * level for level in chart.levels.values()],
-        percent=chart.y.percent,
-        logarithm=chart.y.log,
-    )
-    xs = [*(mark.x for mark in marks), *chart.limits.values()]
-    across = axis_scale(xs, logarithm=chart.x.log)
+    across, down = scale_across(chart), scale_upwards([chart])
     return (
         Place(across, LEFT, width - RIGHT, chart.x.whole),
         Place(down, HEIGHT - BOTTOM, TOP),
@@ -146,11 +136,11 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
         yield _line(x.of(limit), TOP, x.of(limit), HEIGHT - BOTTOM, "limit")
         yield _beside(x.of(limit), TOP + 10, label, x.end + RIGHT)
     arrows: list[float] = []
-    for series, color in zip(chart.series, colors_of(chart.series), strict=True):
+    for series, color in zip(chart.series, family_places(chart.series), strict=True):
         yield from _series(series, color, chart, x, y)
         for arrow in chart_arrows(series, chart.y, x, y, arrows):
             tip, shown = tip_text(series, arrow.mark, chart), number(arrow.mark.y, chart.y.percent)
-            yield arrow.drawn("faint" if color < 0 else f"c{color}", tip, shown, x.end)
+            yield arrow.drawn(color_class(color), tip, shown, x.end)
 
 
 def _frame(x: Place, y: Place, across: Axis, up: Axis) -> Iterator[str]:
@@ -172,7 +162,7 @@ def _frame(x: Place, y: Place, across: Axis, up: Axis) -> Iterator[str]:
 def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     factor = 100 if chart.y.percent else 1
     points = [(x.of(mark.x), y.of(factor * mark.y)) for mark in series.marks]
-    kind = "faint" if color < 0 else f"c{color}"
+    kind = color_class(color)
     hidden = beyond_axis(series.marks, y, chart.y)
     if series.line != "none" and len(points) > 1:
         classes = f"line {kind}{' dashed' * series.dashed}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from chop.report.axes import AxisScale
+from chop.report.charts.scale import AxisScale, decades
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 WANTED = 6
 """Ticks of a linear axis, about."""
-MOST_DECADES = 8
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,3 @@ def linear_ticks(low: float, high: float, whole: bool = False) -> list[float]:
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     digits = max(0, 2 - math.floor(math.log10(step)))
     return [round(k * step, digits) for k in range(first, last + 1)]
-
-
-def decades(low: float, high: float) -> list[float]:
-    """Powers of ten from `low` to `high`, and 2 and 5 times these where they are few.
-
-    >>> decades(0.5, 20.0)
-    [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
-    """
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    step = max(1, math.ceil((last - first) / MOST_DECADES))
-    factors = (1, 2, 5) if last - first <= 3 else (1,)
-    found = [factor * 10.0**power for power in range(first, last + 1, step) for factor in factors]
-    return [value for value in found if low * 0.999 <= value <= high * 1.001]

@@ -12,8 +12,8 @@ from chop.base.files import latest
 from chop.base.files.documents import parse_json
 from chop.base.files.reading import NotReadableError, open_regular
 from chop.errors import CheckpointError, ChopError, ConfigError
-from chop.report.best_so_far import best_so_far_charts
-from chop.report.charts import LineChart
+from chop.report.charts.best_so_far import best_so_far_charts
+from chop.report.charts.chart import LineChart
 from chop.report.page.page import PAGE
 from chop.report.ui.found import FoundRun, found_run
 from chop.runs import MANIFEST, read_manifest

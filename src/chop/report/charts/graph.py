@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from chop.report.charts import GraphChart, GraphNode
+from chop.report.charts.chart import GraphChart, GraphNode
 
 if TYPE_CHECKING:
     from chop.ir.graph import MaseGraph

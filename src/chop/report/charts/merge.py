@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from chop.report.charts import BarChart, Chart, LineChart, Series
+from chop.report.charts.chart import BarChart, Chart, LineChart, Series
 
 
 def merged(charts: Mapping[str, Chart]) -> Chart | None:

@@ -1,16 +1,19 @@
-"""Charts as data: what a page draws, and JSON keeps.
+"""Charts as data: drawn on pages and as figures, and kept as JSON.
 
-A chart says what is to be seen, not how: axes, colors and sizes are the page's.
+A chart has numbers and labels. Scales, colors and sizes are chosen by those who draw it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from chop.report.words import in_words
+
+MARGIN = 0.04
+"""Margin of a histogram, as a share of its width."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,14 @@ class Axis:
         percent: the numbers are shares of 1 and drawn as percentages.
         whole: only whole numbers are marked.
         log: logarithms may be taken where the numbers span more than a decade.
+        ticks: numbers that a figure marks. () leaves the choice to it.
     """
 
     label: str
     percent: bool = False
     whole: bool = False
     log: bool = True
+    ticks: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class LineChart:
         limits: label -> x of an upright line, such as a budget.
         kind: for JSON.
         spread: meaning of the ends of marks, for the caption.
+        kept: y that stay on the axis where others are cut off. () takes those of the series that
+            are not faint if another one is, else all.
     """
 
     title: str
@@ -95,6 +102,7 @@ class LineChart:
     limits: Mapping[str, float] = field(default_factory=dict)
     kind: Literal["lines"] = "lines"
     spread: str = ""
+    kept: tuple[float, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -193,6 +201,7 @@ class Histogram:
         low: where the first bin begins.
         high: where the last one ends.
         grids: format -> its values between the ends, or the ends of what it covers evenly.
+        covered: formats whose values are too many to be listed. None: those of two values.
     """
 
     title: str
@@ -200,6 +209,22 @@ class Histogram:
     low: float
     high: float
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    covered: tuple[str, ...] | None = None
+
+    def is_covered(self, label: str) -> bool:
+        """Returns true if only the ends of a format's values are listed."""
+        return len(self.grids[label]) == 2 if self.covered is None else label in self.covered
+
+    @property
+    def shown(self) -> tuple[float, float]:
+        """Ends of the bins that have a number, with a margin. Those of all bins if none has."""
+        found = [i for i, count in enumerate(self.counts) if count]
+        if not found:
+            return self.low, self.high
+        step = (self.high - self.low) / len(self.counts)
+        margin = MARGIN * step * (found[-1] + 1 - found[0])
+        first, last = self.low + step * found[0], self.low + step * (found[-1] + 1)
+        return first - margin, last + margin
 
 
 @dataclass(frozen=True)
@@ -210,11 +235,13 @@ class Histograms:
         title: what they show.
         panels: the histograms.
         kind: for JSON.
+        abreast: panels of a row of a figure, such as those of one layer.
     """
 
     title: str
     panels: tuple[Histogram, ...]
     kind: Literal["histograms"] = "histograms"
+    abreast: int = 1
 
     @property
     def is_empty(self) -> bool:
@@ -274,8 +301,6 @@ class GraphChart:
 
 
 Chart = LineChart | BarChart | HeatMap | Histograms | GraphChart
-F = TypeVar("F", bound=Callable[..., Any])
-_MAKERS: dict[Callable[..., Any], Callable[..., Sequence[Chart]]] = {}
 
 
 def heat_map(
@@ -361,32 +386,11 @@ def _finite_of(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
-def charted_as(make: Callable[..., Sequence[Chart]]) -> Callable[[F], F]:
-    """Decorator of a plot function: what it draws, as charts.
+def family_places(series: Sequence[Series]) -> list[int]:
+    """Returns the place of each series' family among all. -1 if it is faint.
 
-    Args:
-        make: takes the arguments of the plot function but its path.
+    >>> family_places([Series("a", ()), Series("b", ()), Series("c", (), family="a")])
+    [0, 1, 0]
     """
-
-    def register(plot: F) -> F:
-        _MAKERS[plot] = make
-        return plot
-
-    return register
-
-
-def charts_of(plot: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Chart]:
-    """What a plot function draws, as charts; none where it has no maker, or nothing to compare.
-
-    Args:
-        plot: the function.
-        args: its arguments but its path.
-        kwargs: by name.
-    """
-    make = _MAKERS.get(plot)
-    return [] if make is None else [chart for chart in make(*args, **kwargs) if not chart.is_empty]
-
-
-def makers() -> tuple[Callable[..., Any], ...]:
-    """The plot functions that `charts_of` knows."""
-    return tuple(_MAKERS)
+    families = list(dict.fromkeys(each.family or each.label for each in series if not each.faint))
+    return [-1 if each.faint else families.index(each.family or each.label) for each in series]

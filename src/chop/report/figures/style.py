@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chop.base.files import Picture, atomic_file
 from chop.base.tables import printable
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
+Entry = tuple["Artist", str]
+"""What a legend names, and its label."""
 WIDTH, HEIGHT = 6.4, 4.0
 """Inches of a figure of one panel, without its legend."""
 DOTS_PER_INCH = 160
@@ -75,13 +77,17 @@ def new_figure(title: str, width: float = WIDTH, height: float = HEIGHT) -> Figu
     return figure
 
 
-def add_legend(figure: Figure, entries: Sequence[tuple[Artist, str]]) -> None:
-    """A legend below the panels, where no curve is; the figure grows by its height.
+def add_legend(figure: Figure, entries: Sequence[Entry]) -> None:
+    """Adds a legend below the panels, where no curve is, if anything has a label.
+
+    The figure grows by its height.
 
     Args:
         figure: from `new_figure`.
         entries: what is drawn, and its label; long labels are broken into lines.
     """
+    if not any(label for _, label in entries):
+        return
     width, height = figure.get_size_inches()
     room = width - 0.3
     texts = [wrapped(label, room - HANDLE_INCHES, LEGEND_POINTS) or [" "] for _, label in entries]
@@ -98,15 +104,6 @@ def add_legend(figure: Figure, entries: Sequence[tuple[Artist, str]]) -> None:
         frameon=False,
         handlelength=2.6,
     )
-
-
-def line_style(position: int) -> dict[str, Any]:
-    """How a curve is drawn, by its position; no two of 24 look the same."""
-    return {
-        "color": PALETTE[position % len(PALETTE)],
-        "marker": MARKERS[position % len(MARKERS)],
-        "markersize": 4.5,
-    }
 
 
 def wrapped(text: str, inches: float, points: float) -> list[str]:

@@ -1,165 +1,42 @@
-"""Axes of plots: limits from the data, logarithms, whole numbers."""
+"""Axes of figures: scales, baselines, arrows, and names at the ends of curves."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from chop.report.figures import plain, text_inches
+from chop.report.charts.scale import MOST_ARROWS, AxisScale, decades
+from chop.report.figures.style import plain, text_inches
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 BASELINE_STYLES = (("black", "--"), ("0.5", "-."), ("0.5", ":"))
-DECADE = 10
-MARGIN = 0.06
-"""The share of the span that is left free above and below."""
-CUT_MARGINS = 2.0
-"""Number of margins at an end where the axis is cut, as space for arrows."""
-FLATTENED = 1 / 8
-"""The share of the span below which numbers beyond the widest gap are flattened by the others."""
-OPTIONAL = 1 / 2
-"""The share of the span by which optional numbers may lengthen an axis."""
-LEAST_LEVELS = 3
-"""Levels that must remain where others are cut off."""
-LEAST_PERCENT = 2.0
-"""Percentage points that an axis of shares spans at least."""
-FARTHEST = 2.0
-"""Spans of the data beyond which a baseline is named and not drawn."""
 END_POINTS, END_INCHES = 7.5, 1.6
 """Size of the names at the ends of curves, and the longest."""
 END_HEIGHT = 0.042
 """A line of such a name, as a share of a panel's height."""
 MOST_ENDS = 24
-TRIALS = "trial"
-"""Name of the axis of trial numbers, which are those of tables and of `--trial`."""
 ARROW_POINTS = 7.5
 """Size of the value beside an arrow."""
-MOST_ARROWS = 6
-"""Arrows up to which each has its value beside it."""
-
-
-@dataclass(frozen=True)
-class AxisScale:
-    """Range and scale of a plot's axis.
-
-    Attributes:
-        low: the lower end.
-        high: the upper end.
-        kind: "linear", "log", or "symlog": logarithmic, with room for 0.
-        threshold: of "symlog": the smallest number that is distinguished from 0.
-        below: numbers under the lower end, the least first.
-        above: numbers over the upper end, the least first.
-    """
-
-    low: float
-    high: float
-    kind: str = "linear"
-    threshold: float = 1.0
-    below: tuple[float, ...] = ()
-    above: tuple[float, ...] = ()
-
-    def shows(self, value: float) -> bool:
-        """Returns true if a number lies between the ends."""
-        return self.low <= value <= self.high
-
-
-def axis_scale(
-    values: Sequence[float],
-    *,
-    kept: Sequence[float] = (),
-    optional: Sequence[float] = (),
-    baselines: Sequence[float] = (),
-    percent: bool = False,
-    logarithm: bool = True,
-) -> AxisScale:
-    """The axis on which the differences between numbers can be seen.
-
-    Numbers that are no shares and span more than a decade take logarithms. On a linear axis,
-    numbers are cut off where the others, all of `kept` among them, would take less than an eighth
-    of it; those of `optional` where they would lengthen it by more than a half. A baseline is on
-    the axis unless it is more than twice the span of the numbers away.
-
-    Args:
-        values: to be shown; those that are not finite are not looked at.
-        kept: those of them that must be on the axis; none: all must.
-        optional: further numbers, which may lie off the axis.
-        baselines: levels to be shown beside them.
-        percent: the numbers are percentages.
-        logarithm: whether logarithms may be taken.
-    """
-    finite = sorted(value for value in values if math.isfinite(value)) or [0.0, 1.0]
-    further = [value for value in optional if math.isfinite(value)]
-    whole = sorted([*finite, *further])
-    if logarithm and not percent and _spans_a_decade(whole):
-        return _logarithmic(whole, baselines)
-    shown = _without_far(finite, [value for value in kept if math.isfinite(value)])
-    shown = _with_near(shown, further)
-    low, high = shown[0], shown[-1]
-    span = max(high - low, LEAST_PERCENT if percent else 0.02 * max(abs(low), abs(high)) or 1.0)
-    near = [b for b in baselines if low - FARTHEST * span <= b <= high + FARTHEST * span]
-    low, high = min([low, *near]), max([high, *near])
-    missing = max(0.0, span - (high - low)) / 2
-    low, high = low - missing, high + missing
-    margin = MARGIN * (high - low)
-    below = tuple(value for value in whole if value < shown[0])
-    above = tuple(value for value in whole if value > shown[-1])
-    return AxisScale(
-        low - margin * (CUT_MARGINS if below else 1),
-        high + margin * (CUT_MARGINS if above else 1),
-        below=below,
-        above=above,
-    )
-
-
-def _spans_a_decade(finite: Sequence[float]) -> bool:
-    """Returns true if numbers that are not negative differ by more than a factor of ten."""
-    positive = [value for value in finite if value > 0]
-    return finite[0] >= 0 and bool(positive) and positive[-1] > DECADE * positive[0]
-
-
-def _logarithmic(finite: Sequence[float], baselines: Sequence[float]) -> AxisScale:
-    ends = [value for value in (*finite, *baselines) if value > 0 and math.isfinite(value)]
-    low, high = min(ends), max(ends)
-    room = (high / low) ** MARGIN
-    if finite[0] > 0:
-        return AxisScale(low / room, high * room, "log")
-    return AxisScale(-low / 4, high * room, "symlog", threshold=low)
-
-
-def _with_near(shown: list[float], optional: list[float]) -> list[float]:
-    """The numbers shown, with the optional ones that lie near, the least first."""
-    room = OPTIONAL * (shown[-1] - shown[0])
-    near = [value for value in optional if shown[0] - room <= value <= shown[-1] + room]
-    return sorted([*shown, *near])
-
-
-def _without_far(finite: Sequence[float], kept: Sequence[float]) -> list[float]:
-    """The side of the widest gap that has all of `kept` and most levels, if it is flattened."""
-    levels = sorted(set(finite))
-    if not kept or len(levels) <= LEAST_LEVELS:
-        return list(finite)
-    low, high = max(pairwise(levels), key=lambda pair: pair[1] - pair[0])
-    for side in ([v for v in finite if v >= high], [v for v in finite if v <= low]):
-        holds_kept = side[0] <= min(kept) and max(kept) <= side[-1]
-        is_most = len(set(side)) >= max(LEAST_LEVELS, len(levels) / 2)
-        is_flat = side[-1] - side[0] < FLATTENED * (levels[-1] - levels[0])
-        if holds_kept and is_most and is_flat:
-            return side
-    return list(finite)
+NEAR = 1e3
+"""Ratio of the ends of a logarithmic axis up to which its ticks are written out."""
 
 
 def apply_scale(axes: Axes, scale: AxisScale, which: Literal["x", "y"] = "y") -> None:
     """Sets limits and kind of an axis; where it is cut, two strokes mark its end."""
+    from matplotlib.ticker import NullFormatter
+
     settings = {"linthresh": scale.threshold, "linscale": 0.5} if scale.kind == "symlog" else {}
     getattr(axes, f"set_{which}scale")(scale.kind, **settings)
     axes.set(**{f"{which}lim": (scale.low, scale.high)})
     if scale.kind == "linear":
         axes.ticklabel_format(axis=which, useOffset=False)
+    elif scale.kind == "log" and scale.high < NEAR * scale.low:
+        ticks = decades(scale.low, scale.high)
+        getattr(axes, f"set_{which}ticks")(ticks, [f"{tick:g}" for tick in ticks])
+        getattr(axes, f"{which}axis").set_minor_formatter(NullFormatter())
     if which == "y":
         for end, hidden in ((0.03, scale.below), (0.97, scale.above)):
             if hidden:
@@ -319,13 +196,3 @@ def _middle(stack: Sequence[float], gap: float) -> float:
     """Where the middle of a stack of so many heights lies: at their mean, if all are in 0 to 1."""
     half = gap * (len(stack) - 1) / 2
     return min(max(sum(stack) / len(stack), half), 1 - half)
-
-
-def trial_axis(axes: Axes, first: int, last: int) -> None:
-    """A horizontal axis of trials, with ticks at whole numbers alone."""
-    from matplotlib.ticker import MaxNLocator
-
-    room = max(0.5, 0.02 * (last - first))
-    axes.set_xlim(first - room, last + room)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    axes.set_xlabel(TRIALS)

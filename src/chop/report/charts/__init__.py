@@ -1,0 +1,1 @@
+"""Charts as data: one function for each kind of result makes them from its numbers."""

@@ -1,0 +1,35 @@
+"""Charts of sharding plans: predicted time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chop.errors import ConfigError
+from chop.report.charts.chart import Axis, Bar, BarChart
+
+
+def plan_charts(
+    rows: Sequence[Mapping[str, Any]], title: str, memory_bytes: int | None = None
+) -> list[BarChart]:
+    """Returns charts of the predicted time and memory of plans, one bar for each plan.
+
+    Args:
+        rows: of `chop.distributed.planning.plan_report.plan_rows`.
+        title: title of the charts.
+        memory_bytes: what a process has, drawn as a line; None: no line.
+    Raises:
+        ConfigError: there is no plan.
+    """
+    if not rows:
+        raise ConfigError("plans: expected at least one plan.")
+    times = [Bar(row["plan"], (row["seconds"] * 1e3,)) for row in rows]
+    sizes = [
+        Bar(row["plan"], (row["kept_bytes"] / 1e6, (row["peak_bytes"] - row["kept_bytes"]) / 1e6))
+        for row in rows
+    ]
+    budget = {} if memory_bytes is None else {"budget": memory_bytes / 1e6}
+    time = Axis("predicted time of a forward (ms)", log=False)
+    size = Axis("peak memory of a process (MB)", log=False)
+    parts = ("parameters", "activations")
+    return [BarChart(title, time, tuple(times)), BarChart(title, size, tuple(sizes), parts, budget)]

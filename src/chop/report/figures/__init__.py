@@ -1,0 +1,1 @@
+"""Figures: one renderer draws charts with matplotlib, as SVG, PNG or PDF."""
