@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages import ROOT
-from tests.report.test_browser import BROWSER, QUIET
+from tests.report.page.test_browser import BROWSER, QUIET
 
 TELL = (
     "const told = (value) => { const made = document.createElement('pre'); made.id = 'told';"

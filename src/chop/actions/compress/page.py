@@ -284,7 +284,8 @@ def _counted(layer: str, weight: torch.Tensor, number_format: NumberFormat) -> H
     counts = torch.histc(rows, BINS, low, high)
     values = number_format(rows).unique()
     values = values[(values >= low) & (values <= high)]
-    if len(values) > MOST_VALUES:
+    covered = (number_format.label,) * (len(values) > MOST_VALUES)
+    if covered:
         values = torch.stack([values[0], values[-1]])
     grids = {number_format.label: tuple(values.tolist())}
-    return Histogram(layer, tuple(counts.tolist()), low, high, grids)
+    return Histogram(layer, tuple(counts.tolist()), low, high, grids, covered)

@@ -33,7 +33,8 @@ def cell_figure(chart: HeatMap) -> Figure:
     axes = figure.subplots()
     shades = [[_shade(value, chart) for value in row] for row in chart.values]
     finite = [shade for row in shades for shade in row if math.isfinite(shade)]
-    least, most = (0.0, 100.0) if chart.percent else (min(finite), max(finite))
+    ends = min(finite, default=0.0), max(finite, default=1.0)
+    least, most = (0.0, 100.0) if chart.percent else ends
     image = axes.imshow(shades, cmap="viridis", vmin=least, vmax=most, aspect="auto")
     is_slanted = max(text_inches(name, NAME_POINTS) for name in names) > cell - 0.1
     slant: dict[str, Any] = {"rotation": 45, "ha": "right"} if is_slanted else {}

@@ -81,7 +81,7 @@ def _draw(axes: Axes, chart: LineChart, scale: AxisScale) -> list[Entry]:
     ]
     shifts = _shifts(curves)
     lines = [
-        _draw_curve(axes, each, place, shift, factor, BAND_ALPHA / len(curves) ** 0.5)
+        _draw_curve(axes, each, place, shift, factor, BAND_ALPHA / max(1, len(curves)) ** 0.5)
         for each, place, shift in zip(curves, family_places(curves), shifts, strict=True)
     ]
     entries += [(line, each.label) for line, each in zip(lines, curves, strict=True)]

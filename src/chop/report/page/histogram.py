@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
 
 from chop.report.charts.chart import Histogram
@@ -42,21 +42,21 @@ def _panel_parts(panel: Histogram, kinds: Mapping[str, str]) -> Iterator[str]:
             f'width="{max(ends[1] - ends[0], 0.5):.1f}" height="{tall:.1f}" '
             f'data-tip="{escape(tip)}"/>'
         )
-    for place, (label, values) in enumerate(panel.grids.items()):
-        yield from _strip(label, values, PANEL_HEIGHT + STRIP * place, kinds[label], x)
+    for place, label in enumerate(panel.grids):
+        yield _strip(panel, label, PANEL_HEIGHT + STRIP * place, kinds[label], x)
     bottom = PANEL_HEIGHT + STRIP * len(panel.grids) + 14
     for tick in x.ticks:
         yield svg_text(x.of(tick), bottom, number(tick))
 
 
-def _strip(label: str, values: Sequence[float], top: float, kind: str, x: Place) -> Iterator[str]:
-    """The values of a format; two alone are the ends of what it covers evenly."""
-    if len(values) == 2:
-        yield (
+def _strip(panel: Histogram, label: str, top: float, kind: str, x: Place) -> str:
+    """The values of a format; a bar where these are too many."""
+    values = panel.grids[label]
+    if panel.is_covered(label):
+        return (
             f'<rect class="bar {kind}" x="{x.of(values[0]):.1f}" y="{top + 2:.1f}" '
             f'width="{x.of(values[1]) - x.of(values[0]):.1f}" height="{STRIP - 4}" '
             f'data-tip="{escape(label)}"/>'
         )
-        return
     ways = "".join(f"M{x.of(value):.1f},{top + 2:.1f}v{STRIP - 4:.0f}" for value in values)
-    yield f'<path class="line thin {kind}" d="{ways}" data-tip="{escape(label)}"/>'
+    return f'<path class="line thin {kind}" d="{ways}" data-tip="{escape(label)}"/>'

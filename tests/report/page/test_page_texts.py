@@ -16,8 +16,8 @@ from chop.report.page.page import PageRun, picture, render, said
 from chop.report.page.svg import NARROW, svg
 from chop.report.report import Cell, Step, Table, Tile
 from chop.report.words import WORDS, in_words
-from tests.report.test_browser import BROWSER, opened
-from tests.report.test_page import HOSTILE, Reader, read_like, report_of
+from tests.report.page.test_browser import BROWSER, opened
+from tests.report.page.test_page import HOSTILE, Reader, read_like, report_of
 
 LINES = LineChart(
     "accuracy of a model",

@@ -9,7 +9,7 @@ import pytest
 from chop.ir.drawing.draw import COLORS
 from chop.report.figures.style import DARK, PALETTE, dark_style
 from chop.report.plots import plot_layer_map, plot_ratios
-from tests.report.every_plot import draw
+from tests.report.figures.every_plot import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 GROUND = DARK["#ffffff"]

@@ -25,7 +25,7 @@ from chop.report.charts.chart import (
 from chop.report.document import document_of
 from chop.report.page.page import PageRun, render
 from chop.report.report import Cell, Tile
-from tests.report.test_page import read_like, report_of
+from tests.report.page.test_page import read_like, report_of
 
 BROWSER = "chromium"
 QUIET = [

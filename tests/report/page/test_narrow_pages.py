@@ -17,10 +17,10 @@ from chop.report.document import document_of
 from chop.report.page.page import PageRun, render
 from chop.report.report import Cell, Step, Table, Tile
 from chop.runs import MANIFEST, Outcome
-from tests.report.serving import serving
-from tests.report.test_browser import pytestmark as needs_browser
-from tests.report.test_page import read_like, report_of
-from tests.report.test_ui_list import SMALL, change, run_of
+from tests.report.page.test_browser import pytestmark as needs_browser
+from tests.report.page.test_page import read_like, report_of
+from tests.report.ui.serving import serving
+from tests.report.ui.test_ui_list import SMALL, change, run_of
 from tests.site.test_browser import visited
 
 pytestmark = needs_browser

@@ -20,14 +20,14 @@ from chop.report.ui import browser
 from chop.runs import MANIFEST
 from tests import programs
 from tests.actions.test_job import Settings
-from tests.report.test_browser import BROWSER, QUIET
-from tests.report.test_page import job_of, report_of, run_job
+from tests.report.page.test_browser import BROWSER, QUIET
+from tests.report.page.test_page import job_of, report_of, run_job
 
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]'")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop[ui]'")
 
 from chop.report.ui import server
-from tests.report.serving import SECRET, serving
+from tests.report.ui.serving import SECRET, serving
 
 PATHS = ["/", "/runs", "/run/first", "/progress/first", "/nothing", "/run/..%2f..%2fetc", "//x"]
 

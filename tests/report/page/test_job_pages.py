@@ -8,7 +8,7 @@ import pytest
 from chop.report.page.page import PAGE
 from chop.runs import read_manifest
 from tests.programs import chop
-from tests.report.test_browser import pytestmark as needs_browser
+from tests.report.page.test_browser import pytestmark as needs_browser
 from tests.site.test_browser import visited
 
 MEGABYTE = 2**20

@@ -20,9 +20,9 @@ from chop.report.ui.folder import RunsFolder
 from chop.report.ui.found import FoundRun
 from chop.runs import MANIFEST, Outcome, read_manifest
 from tests.actions.test_job import Settings
-from tests.report.serving import serving
-from tests.report.test_browser import BROWSER, opened
-from tests.report.test_page import HOSTILE, Reader, job_of, report_of, run_job
+from tests.report.page.test_browser import BROWSER, opened
+from tests.report.page.test_page import HOSTILE, Reader, job_of, report_of, run_job
+from tests.report.ui.serving import serving
 
 SMALL = Outcome("digits", "accuracy", 0.9667, 0.9694, True, 4.0, 5000)
 LARGE = Outcome("digits", "accuracy", 0.9722, 0.9694, True, 8.0, 9000)

@@ -15,7 +15,7 @@ from chop.report.page.page import PageRun, coded, render, unbroken
 from chop.report.page.svg import svg
 from chop.report.report import Cell, Table, Tile
 from chop.report.words import parsed_time, time_text
-from tests.report.test_page import HOSTILE, Reader, read_like, report_of
+from tests.report.page.test_page import HOSTILE, Reader, read_like, report_of
 
 
 def page_of(document):

@@ -21,7 +21,7 @@ from chop.report.page.svg import svg
 from chop.report.page.ticks import decades, linear_ticks
 from chop.report.report import Cell, Report, Table, Tile, figure
 from tests.actions.test_job import Settings
-from tests.report.test_page import (
+from tests.report.page.test_page import (
     BARS,
     GRAPH,
     LINES,

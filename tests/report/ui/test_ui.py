@@ -20,13 +20,13 @@ from chop.report.ui.folder import RunsFolder
 from chop.search import Choice, Goal, Search, SearchSpace
 from tests import programs
 from tests.actions.test_job import Settings
-from tests.report.test_browser import BROWSER, QUIET
-from tests.report.test_page import HOSTILE, Reader, job_of, report_of, run_job
+from tests.report.page.test_browser import BROWSER, QUIET
+from tests.report.page.test_page import HOSTILE, Reader, job_of, report_of, run_job
 
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]'")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop[ui]'")
 
-from tests.report.serving import SECRET, serving
+from tests.report.ui.serving import SECRET, serving
 
 
 @pytest.fixture(name="root")
