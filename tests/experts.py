@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from chop.captured.experts import FusedExperts, matrices_of
+from chop.captured.layers.experts import FusedExperts, matrices_of
 from chop.private.modules import children_of
 
 TEXT = {

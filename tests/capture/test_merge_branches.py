@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.capture.tracer import capture
-from chop.captured.modes import MODE
 from chop.captured.module import CapturedModule
+from chop.captured.nodes.modes import MODE
 from chop.captured.record import CaptureWarning
 from chop.captured.runtime import by_mode
 from chop.errors import CaptureError, GuardError

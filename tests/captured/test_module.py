@@ -19,11 +19,11 @@ from torch import Tensor, fx, nn
 
 from chop.capture.tracer import capture
 from chop.captured.guards.shape_guards import ShapeGuard, compile_guard, guard_holds
-from chop.captured.node_list import NodeRecord, NodeRef, graph_to_nodes, nodes_to_graph
+from chop.captured.nodes.node_list import NodeRecord, NodeRef, graph_to_nodes, nodes_to_graph
+from chop.captured.nodes.targets import function_reference, resolve_reference
 from chop.captured.record import CaptureWarning
 from chop.captured.runtime import AutogradCall, ByMode
 from chop.captured.specs import TensorSpec
-from chop.captured.targets import function_reference, resolve_reference
 from chop.errors import CaptureError, GraphError, GuardError
 from tests.subcases import subcases
 

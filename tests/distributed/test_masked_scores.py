@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from chop.captured.masks import MASKS_AHEAD
+from chop.captured.padding.masks import MASKS_AHEAD
 from chop.distributed.strategies import register_strategies
 from chop.formats import MXInt, QuantSpec
 from chop.nn import quantized as q

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from chop import ChopConfig, MaseGraph, passes
-from chop.captured.experts import matrices_of
+from chop.captured.layers.experts import matrices_of
 from chop.errors import ConfigError
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedOperator

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chop.captured.expert_linear import ExpertLinear
+from chop.captured.layers.expert_linear import ExpertLinear
 from chop.errors import ConfigError
 from chop.formats import FP8, Float, QuantSpec, parse_format_string
 from chop.nn.packed import PackedExpertLinear, pack

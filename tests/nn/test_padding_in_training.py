@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 from chop import MaseGraph, passes
-from chop.captured import hidden
+from chop.captured.padding import hidden
 
 LENGTHS, SIZE, WIDTH = (7, 4, 2), 7, 16
 LSQ = {"config": {"data_in": {"name": "scale_integer", "width": 8}, "gradient": "lsq"}}

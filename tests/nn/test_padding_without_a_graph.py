@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import chop
 from chop import MaseGraph, passes
-from chop.captured import followed_calls, hidden
+from chop.captured import followed_calls
+from chop.captured.padding import hidden
 from chop.passes.module import quantize_module_transform_pass
 from chop.private.torch_api import is_dispatch_observed
 from tests.nn.test_padding_in_training import (

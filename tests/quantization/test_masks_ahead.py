@@ -12,7 +12,7 @@ from transformers import Gemma2Config, Gemma2Model, LlamaConfig, LlamaModel
 
 from chop import MaseGraph, passes
 from chop.base.notices import forget_notices
-from chop.captured.masks import MASKS_AHEAD
+from chop.captured.padding.masks import MASKS_AHEAD
 from chop.formats import BlockFP, Integer, Log, MXInt
 from chop.nn.quantized import QuantCall, QuantContext, QuantScores
 from tests.nn.test_masked_scores import WITHIN_A_TOKEN

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from chop.captured.module_tree import is_impure_module
-from chop.captured.regions import eliminate_regions
+from chop.captured.nodes.regions import eliminate_regions
+from chop.captured.nodes.targets import is_impure
 from chop.captured.runtime import leave_autocast, swap_grad_mode
-from chop.captured.targets import is_impure
 from chop.private.torch_api import SET_GRAD_ENABLED
 
 

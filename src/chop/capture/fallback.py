@@ -41,11 +41,11 @@ from chop.captured.huggingface.cache import (
     traced_cache,
 )
 from chop.captured.huggingface.cache_names import POSITIONS
+from chop.captured.layers.transformers_of_torch import without_fast_path
 from chop.captured.leaves import LeafRule, has_gradient_hooks, tensors_in
 from chop.captured.module_tree import member_paths
 from chop.captured.state.preserve_state import patched_calls, preserve_state
 from chop.captured.state.python_state import Key, PythonState
-from chop.captured.transformers_of_torch import without_fast_path
 from chop.errors import CaptureError
 from chop.private.modules import GRADIENT_HOOKS
 

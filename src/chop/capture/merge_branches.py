@@ -19,9 +19,9 @@ from chop.capture.merge_modes import (
 )
 from chop.capture.recording.recorder import Recorder
 from chop.captured.dtype_constants import replaced
-from chop.captured.modes import MODE
+from chop.captured.nodes.modes import MODE
+from chop.captured.nodes.writes import written_by
 from chop.captured.runtime import REGIONS, by_mode
-from chop.captured.writes import written_by
 from chop.private.torch_api import SET_GRAD_ENABLED
 
 
@@ -31,7 +31,7 @@ def merge_branches(
     """Gives the recording in `eval()` the nodes that only the one in `train()` has.
 
     Nodes of the same call on the same line become one. Where such a node reads different values, a
-    `by_mode` node chooses. See `chop.captured.modes` for how the nodes of one mode are marked.
+    `by_mode` node chooses. `captured.nodes.modes` says how the nodes of one mode are marked.
 
     Args:
         recorder: the recording in `eval()`; its graph is changed.

@@ -21,10 +21,8 @@ from chop.capture.inputs import dummy_inputs, is_guessed
 from chop.capture.recording.source import definition_line
 from chop.capture.recording.untraced_effects import check_initialized
 from chop.capture.tensor_kinds import check_kinds
-from chop.captured.generated_code import check_input_names
 from chop.captured.guards.input_guards import ORDER
 from chop.captured.guards.shape_guards import compile_guard, guard_holds
-from chop.captured.hidden import following_nothing
 from chop.captured.huggingface.cache import (
     PAST,
     CacheError,
@@ -35,15 +33,17 @@ from chop.captured.huggingface.cache import (
 )
 from chop.captured.huggingface.cache_names import OPTIONAL, asks_for_cache, cache_name, plain_names
 from chop.captured.huggingface.packed_rows import joins_packed_rows
+from chop.captured.layers.transformers_of_torch import has_single_operators, single_operators
 from chop.captured.leaves import LeafRule
 from chop.captured.module import CapturedModule
 from chop.captured.module_tree import check_names
+from chop.captured.nodes.generated_code import check_input_names
 from chop.captured.original import KEY, Original, recorded_modules
+from chop.captured.padding.hidden import following_nothing
 from chop.captured.record import CaptureWarning
 from chop.captured.state import outer_values
 from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import Key
-from chop.captured.transformers_of_torch import has_single_operators, single_operators
 from chop.captured.wrappers import check_has_python, unwrapped
 from chop.errors import CaptureError, ConfigError, GuardError, did_you_mean
 

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from chop.base.notices import AdjustedWarning, warn_once_of
-from chop.captured.hidden import following, is_followed_call
-from chop.captured.masks import MASK_ENDINGS
+from chop.captured.padding.hidden import following, is_followed_call
+from chop.captured.padding.masks import MASK_ENDINGS
 from chop.private.modules import forward_pre_hooks
 from chop.private.torch_api import constant_when_compiled
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.nested import tree_tensors
-from chop.captured.expert_linear import ExpertLinear
 from chop.captured.huggingface.cache import cache_tensors, is_cache
+from chop.captured.layers.expert_linear import ExpertLinear
 from chop.captured.overrides import why_not_its_class
 from chop.captured.runtime import FastPathPadding
 from chop.errors import CaptureError, ConfigError, did_you_mean

@@ -14,7 +14,6 @@ from torch import Tensor, fx, nn
 from chop.captured.call_arguments import call_arguments
 from chop.captured.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
 from chop.captured.followed_calls import warn_of_compiled
-from chop.captured.generated_code import by_any_names, input_name, write_any_names
 from chop.captured.guards.input_guards import check_input_guards
 from chop.captured.guards.shape_guards import (
     MAX_LENGTH,
@@ -23,14 +22,15 @@ from chop.captured.guards.shape_guards import (
     guard_holds,
     violation_message,
 )
-from chop.captured.hidden import following, is_followed_call
 from chop.captured.huggingface.cache import check_optional
 from chop.captured.huggingface.generation import generator
-from chop.captured.modes import MODE, Forwards, IsTraining, in_mode, mode_paths
 from chop.captured.module_tree import changed_scopes, member_at
-from chop.captured.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
+from chop.captured.nodes.generated_code import by_any_names, input_name, write_any_names
+from chop.captured.nodes.modes import MODE, Forwards, IsTraining, in_mode, mode_paths
+from chop.captured.nodes.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.captured.original import KEY
 from chop.captured.overrides import has_hooks
+from chop.captured.padding.hidden import following, is_followed_call
 from chop.captured.record import CaptureRecord, RecordAttribute
 from chop.captured.runtime import exit_open_regions
 from chop.captured.specs import cast_floats, check_matches

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.captured.huggingface.cache_names import settled_name
-from chop.captured.masks import MASKS_AHEAD
 from chop.captured.module_tree import Scope, computed_tensors
 from chop.captured.overrides import why_not_copyable
+from chop.captured.padding.masks import MASKS_AHEAD
 from chop.errors import GraphError
 from chop.private.modules import (
     COMPILED,

@@ -198,7 +198,7 @@ class ByMode(nn.Module):
 
 
 def by_mode(in_training: Any, in_eval: Any, path: str) -> Any:
-    """A node's choice between values of two modes, of which one is there; see `captured.modes`.
+    """A node's choice between values of two modes, one of which is there: see `nodes.modes`.
 
     Args:
         in_training: the value while the module is in training.

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.captured.nodes.writes import shared_writes, written_by
 from chop.captured.runtime import set_item
 from chop.captured.specs import TensorSpec, map_specs
-from chop.captured.writes import shared_writes, written_by
 from chop.distributed import runtime
 from chop.distributed.placements import as_torch, local_slices
 from chop.distributed.plan import ShardingPlan, format_mesh, named_tensors

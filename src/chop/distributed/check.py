@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 
 from chop.base.nested import tree_children, tree_map, tree_rebuild
 from chop.captured.module import CapturedModule
+from chop.captured.nodes.writes import mutated_names, shared_writes
 from chop.captured.runtime import REGIONS
-from chop.captured.writes import mutated_names, shared_writes
 from chop.distributed.agreement import (
     agreed,
     check_same_inputs,

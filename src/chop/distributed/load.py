@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.expert_linear import stacked_shape, stacks_transposed
 from chop.captured.joined import joined_of
+from chop.captured.layers.expert_linear import stacked_shape, stacks_transposed
 from chop.distributed.plan import named_tensors
 from chop.distributed.weight_files import (
     Slices,

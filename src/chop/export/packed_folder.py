@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.files import atomic_files, write_json
-from chop.captured.expert_linear import ExpertLinear
+from chop.captured.layers.expert_linear import ExpertLinear
 from chop.errors import ConfigError
 from chop.export.coded import CodedWeight, coded_weight
 from chop.export.foreign.weight_files import INDEX, WEIGHTS

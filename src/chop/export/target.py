@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.installed import require
-from chop.captured.experts import expert_layer, matrices_of
+from chop.captured.layers.experts import expert_layer, matrices_of
 from chop.errors import ConfigError
 from chop.export.graphs.flat import output_tensors
 from chop.ir.graph import MaseGraph

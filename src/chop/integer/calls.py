@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
-from chop.captured.masks import MASKS_AHEAD
+from chop.captured.padding.masks import MASKS_AHEAD
 from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.integer.folding import Folded

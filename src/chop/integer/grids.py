@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.captured.hidden import following, zeroed
+from chop.captured.padding.hidden import following, zeroed
 from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Gradient, NumberFormat, StandIn
 from chop.ir.graph import MaseGraph

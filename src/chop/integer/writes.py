@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from chop.captured.writes import written_by
+from chop.captured.nodes.writes import written_by
 from chop.errors import ConfigError
 from chop.integer.folding import Folded
 from chop.ir.graph import MaseGraph

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from chop.base.nested import tree_tensors
-from chop.captured.modes import mode_paths
+from chop.captured.nodes.modes import mode_paths
 from chop.formats import Float, NumberFormat
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import CommonMetadata, TensorInfo, operand_of

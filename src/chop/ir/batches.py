@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from chop.captured.hidden import HiddenElements
 from chop.captured.huggingface.cache_names import CACHE_NAMES
+from chop.captured.padding.hidden import HiddenElements
 from chop.captured.runtime import REGIONS, exit_open_regions
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError, GuardError
@@ -128,7 +128,7 @@ def observe_batches(
 ) -> None:
     """The same, where `visit` is given the number of the batch first.
 
-    In it `chop.captured.hidden.hidden_elements` tells which elements of a value are padding.
+    In it `captured.padding.hidden.hidden_elements` tells which elements of a value are padding.
 
     Args:
         mg: the graph.

@@ -9,8 +9,8 @@ from typing import cast
 
 from torch import Tensor, fx, nn
 
-from chop.captured.modes import is_of_training
-from chop.captured.writes import written_by
+from chop.captured.nodes.modes import is_of_training
+from chop.captured.nodes.writes import written_by
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from chop.captured.modes import is_of_training
+from chop.captured.nodes.modes import is_of_training
 from chop.formats import Encoded, Float, NumberFormat
 from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph

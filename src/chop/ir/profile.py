@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from chop.captured.hidden import hidden_elements, zeroed
+from chop.captured.padding.hidden import hidden_elements, zeroed
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.annotate import argument_tensors, tensors_in
 from chop.ir.batches import observe_batches

@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 
 from chop.captured.huggingface.cache import is_cache
 from chop.captured.huggingface.cache_names import CACHE_NAMES
-from chop.captured.modes import absent_nodes, chosen, mode_paths, modes_in
 from chop.captured.module import CapturedModule
 from chop.captured.module_tree import member_at
+from chop.captured.nodes.modes import absent_nodes, chosen, mode_paths, modes_in
 from chop.captured.runtime import by_mode, exit_open_regions
 from chop.captured.specs import TensorSpec, map_specs
 from chop.captured.state.preserve_state import preserve_state

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from chop.captured.hidden import hidden_elements, is_followed
-from chop.captured.masks import TARGET_SIDE, inputs_of, is_tokens_first, visible_tokens
+from chop.captured.padding.hidden import hidden_elements, is_followed
+from chop.captured.padding.masks import TARGET_SIDE, inputs_of, is_tokens_first, visible_tokens
 from chop.errors import ConfigError
 from chop.ir.ops import of_node
 
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
 def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     """Boolean (rows,), False where a row of a value is padding; None where no mask tells.
 
-    Inside of `chop.captured.hidden.following` a row is padding if all of it was made from hidden
+    Inside of `captured.padding.hidden.following` a row is padding if all of it was made from hidden
     tokens. Other values are read by their shapes: where a batch has as many rows as tokens, the
     values that were seen first decide which is which.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from chop.base.notices import warn_once, warn_once_of
-from chop.captured.experts import matrices_of
+from chop.captured.layers.experts import matrices_of
 from chop.captured.module import CapturedModule
 from chop.captured.original import sources_of
 from chop.ir.ops import of_module, stand_in_for

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from chop.captured.hidden import visible, zeroed
+from chop.captured.padding.hidden import visible, zeroed
 from chop.errors import ConfigError
 from chop.ir.batches import Batches, observe_batches, select_inputs
 from chop.ir.graph import MaseGraph

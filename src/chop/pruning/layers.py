@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from chop.captured.modes import is_of_training
+from chop.captured.nodes.modes import is_of_training
 from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from chop.captured.hidden import zeroed
+from chop.captured.padding.hidden import zeroed
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.batches import observe_batches, select_inputs

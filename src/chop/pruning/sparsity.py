@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from chop.captured.hidden import visible
+from chop.captured.padding.hidden import visible
 from chop.ir.batches import observe_nodes
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer

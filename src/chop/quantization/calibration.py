@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.hidden import following, hidden_elements
+from chop.captured.padding.hidden import following, hidden_elements
 from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Gradient, StandIn
 from chop.ir.rows import non_finite_rows
@@ -27,7 +27,7 @@ def sample_operands(
     """What reaches operands of quantized operators while all quantizers are off.
 
     Parameters that are stored as codes have their rounded values. Elements of tokens that an
-    attention mask hides are left out, see `chop.captured.hidden`.
+    attention mask hides are left out, see `chop.captured.padding.hidden`.
 
     Args:
         model: runs in eval mode without gradients, and is left as it was.

@@ -2,7 +2,7 @@
 
 A scale that follows scores must not follow those that a mask hides a few operators later. So each
 quantized call between the product of queries and keys and a softmax gets the masks as an argument;
-see `chop.captured.masks.MASKS_AHEAD`.
+see `chop.captured.padding.masks.MASKS_AHEAD`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from chop.captured.masks import MASKS_AHEAD
+from chop.captured.nodes.targets import is_impure
+from chop.captured.nodes.writes import memory_of, views_of, written_by
+from chop.captured.padding.masks import MASKS_AHEAD
 from chop.captured.runtime import REGIONS, set_item
-from chop.captured.targets import is_impure
-from chop.captured.writes import memory_of, views_of, written_by
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.ops import Kind, Operator
 from chop.ir.ops import dimensions as d

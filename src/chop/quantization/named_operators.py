@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from chop.captured.expert_linear import ExpertLinear
-from chop.captured.experts import matrices_of
+from chop.captured.layers.expert_linear import ExpertLinear
+from chop.captured.layers.experts import matrices_of
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS, quantizable_operators

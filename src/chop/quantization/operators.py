@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from chop.base.notices import warn_once
-from chop.captured.masks import MASKS_AHEAD
-from chop.captured.writes import written_by
+from chop.captured.nodes.writes import written_by
+from chop.captured.padding.masks import MASKS_AHEAD
 from chop.formats import QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from chop.captured.modes import is_of_training
+from chop.captured.nodes.modes import is_of_training
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph

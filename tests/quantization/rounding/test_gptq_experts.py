@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
-from chop.captured.expert_linear import ExpertLinear
+from chop.captured.layers.expert_linear import ExpertLinear
 from chop.nn.quantized import QuantLinear
 from chop.quantization.rounding.columns import Solver
 from chop.quantization.rounding.gptq import correctable_layers

@@ -12,7 +12,7 @@ from torch import nn
 
 from chop.actions.bench.latency import find_fastest, speed_tiles
 from chop.actions.compress.sensitivity import about_sensitivity
-from chop.captured.hidden import following, visible_rows
+from chop.captured.padding.hidden import following, visible_rows
 from chop.errors import ChopError
 from chop.formats import NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph

@@ -9,9 +9,9 @@ from torch import fx
 from chop.capture.checks.dry_run import DryRun, run_eagerly
 from chop.capture.fallback import Fallback, Recording
 from chop.captured.leaves import is_torch_leaf
+from chop.captured.nodes.writes import mutated_names
 from chop.captured.overrides import why_not_its_class
 from chop.captured.runtime import guard_value
-from chop.captured.writes import mutated_names
 from chop.errors import enumerate_names
 
 _MAX_NAMES = 4

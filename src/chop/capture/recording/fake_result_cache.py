@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from chop.capture.sizes.symbols import meta_of, new_fake
 from chop.captured.leaves import is_torch_leaf, tensors_in
+from chop.captured.nodes.targets import mutates_input
 from chop.captured.overrides import why_not_its_class
-from chop.captured.targets import mutates_input
 from chop.private.modules import MEMBERS, has_forward_hooks
 from chop.private.symbolic_shapes import FakeTensor
 from chop.private.torch_api import DisableTorchFunction, storage_id

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from chop.capture.recording.graph_break import MissingFakeKernelError
-from chop.captured.targets import mutates_input
+from chop.captured.nodes.targets import mutates_input
 from chop.private.symbolic_shapes import outside_fake_mode
 from chop.private.torch_api import OVERLOADS
 

@@ -41,14 +41,14 @@ from chop.capture.sizes.rank_guards import SqueezedRanks
 from chop.capture.sizes.slice_guards import guard_slice_bounds, guard_split_count
 from chop.capture.sizes.symbols import Sizes, is_symbolic
 from chop.capture.tensor_kinds import check_dense
-from chop.captured.attention import bound_call, multi_head_attention
 from chop.captured.guards.input_guards import DTYPE, KIND, KIND_FUNCTIONS, LAYOUT, LAYOUT_METHODS
 from chop.captured.huggingface.cache import CacheError
+from chop.captured.layers.attention import bound_call, multi_head_attention
 from chop.captured.leaves import LeafRule, check_traceable, tensors_in
 from chop.captured.module_tree import qualified_class
+from chop.captured.nodes.targets import mutates_input, normalize_call
 from chop.captured.overrides import plain_call
 from chop.captured.runtime import AutogradCall, retain_grad
-from chop.captured.targets import mutates_input, normalize_call
 from chop.errors import CaptureError
 from chop.private.modules import buffers_of
 from chop.private.symbolic_shapes import FakeTensor

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from chop.capture.recording.graph_writer import GraphWriter
-from chop.captured.writes import memory_of, written_by
+from chop.captured.nodes.writes import memory_of, written_by
 from chop.errors import CaptureError
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from chop.captured.writes import shared_writes, written_by
+from chop.captured.nodes.writes import shared_writes, written_by
 from chop.distributed.placements import REPLICATED
 from chop.distributed.plan import Placements, ShardingPlan, named_tensors
 from chop.distributed.planning.layouts import Layout, local_bytes, processes_that_share

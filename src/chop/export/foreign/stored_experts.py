@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from chop.captured.experts import matrices_of
+from chop.captured.layers.experts import matrices_of
 from chop.errors import CheckpointError, ConfigError
 from chop.export.foreign.stored import Stored, numbers_of, stored_integers
 from chop.formats import FP8, LearnableFormat, NumberFormat, ScaleInteger

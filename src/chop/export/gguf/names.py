@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from chop.captured.expert_linear import ExpertLinear
-from chop.captured.experts import matrices_of
+from chop.captured.layers.expert_linear import ExpertLinear
+from chop.captured.layers.experts import matrices_of
 from chop.export.gguf.architectures import Architecture
 from chop.nn.packed import PackedOperator
 from chop.private.modules import parameters_of

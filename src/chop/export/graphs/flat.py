@@ -11,9 +11,9 @@ from torch import Tensor, fx, nn
 
 from chop.base.nested import tree_children, tree_rebuild
 from chop.base.notices import warn_once
-from chop.captured.generated_code import by_any_names
-from chop.captured.regions import remove_regions
-from chop.captured.writes import written_by
+from chop.captured.nodes.generated_code import by_any_names
+from chop.captured.nodes.regions import remove_regions
+from chop.captured.nodes.writes import written_by
 from chop.errors import GraphError
 from chop.export.graphs.carried_state import run_without_state
 from chop.export.graphs.divisors import WithoutDivisors

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from torch import fx, nn
 
 from chop.base.files import Picture
-from chop.captured.modes import mode_paths, settle
 from chop.captured.module import CapturedModule
+from chop.captured.nodes.modes import mode_paths, settle
 from chop.captured.overrides import why_not_copyable
 from chop.captured.wrappers import check_has_python, check_is_module, unwrapped
 from chop.config import convert

@@ -13,13 +13,13 @@ from torch import fx, nn
 from chop.base.notices import warn_each_time
 from chop.captured.followed_calls import follow_calls
 from chop.captured.huggingface.generation import build_generation_config
+from chop.captured.layers.transformers_of_torch import single_operators
 from chop.captured.leaves import tensors_in
 from chop.captured.module import CapturedModule
 from chop.captured.module_tree import member_at
 from chop.captured.original import KEY, Original, arguments_digest, is_scope, node_digests
 from chop.captured.record import CaptureWarning
 from chop.captured.state.preserve_state import preserve_state
-from chop.captured.transformers_of_torch import single_operators
 from chop.errors import GraphError
 from chop.formats import Quantizer
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention

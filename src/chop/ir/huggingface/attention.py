@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from chop.captured.attention import PRODUCTS, ProjectedAttention, attend
+from chop.captured.layers.attention import PRODUCTS, ProjectedAttention, attend
 from chop.errors import GraphError
 from chop.ir.ops import of_function
 from chop.private.modules import children_of
@@ -35,7 +35,7 @@ _CALLED: Mapping[str, tuple[Callable[..., Any], ...]] = {
 """What the attention functions call."""
 
 _IN_TORCH = ("scaled_dot_product_attention", "matmul", "softmax", "mul")
-"""What `chop.captured.attention.attend` calls of the operators that have formats."""
+"""What `chop.captured.layers.attention.attend` calls of the operators that have formats."""
 
 Products = Mapping[str, Sequence[nn.Module | None]]
 """By operator, the quantized call or None for each call of the forward, in order."""
@@ -109,7 +109,7 @@ class QuantizedProducts(nn.Module):
     """The products of a `ProjectedAttention` with quantized calls, which it holds as children."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Same arguments and results as `chop.captured.attention.attend`."""
+        """Same arguments and results as `chop.captured.layers.attention.attend`."""
         return _quantized(self, lambda _, *given, **named: attend(*given, **named), args, kwargs)
 
 

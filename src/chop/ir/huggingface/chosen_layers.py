@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from chop.base.notices import warn_each_time
-from chop.captured.expert_linear import ExpertLinear
-from chop.captured.experts import matrices_of
+from chop.captured.layers.expert_linear import ExpertLinear
+from chop.captured.layers.experts import matrices_of
 from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats.recipe import Recipe

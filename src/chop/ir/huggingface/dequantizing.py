@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.experts import FusedExperts
 from chop.captured.joined import joined_of
+from chop.captured.layers.experts import FusedExperts
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.huggingface.skeleton import empty_model
 from chop.ir.huggingface.stored import quantized_leaves

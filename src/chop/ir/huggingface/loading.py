@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from chop.captured.attention import PROJECTIONS, ProjectedAttention
-from chop.captured.expert_linear import ExpertLinear
-from chop.captured.experts import LAYERS, FusedExperts, expert_layer, matrices_of
+from chop.captured.layers.attention import PROJECTIONS, ProjectedAttention
+from chop.captured.layers.expert_linear import ExpertLinear
+from chop.captured.layers.experts import LAYERS, FusedExperts, expert_layer, matrices_of
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
 from chop.ir.huggingface.misfits import lacking, other_shape

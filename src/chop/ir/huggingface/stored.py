@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.captured.expert_linear import ExpertLinear
-from chop.captured.experts import FusedExperts
 from chop.captured.joined import joined_of
+from chop.captured.layers.expert_linear import ExpertLinear
+from chop.captured.layers.experts import FusedExperts
 from chop.captured.overrides import why_not_its_class
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from chop.base.plugins import PROGRAM, Registry
-from chop.captured.expert_linear import ExpertLinear
 from chop.captured.huggingface.cache import update_cache
+from chop.captured.layers.expert_linear import ExpertLinear
 from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.ops import dimensions as d

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 
 from chop.base.nested import field_of
 from chop.base.plugins import missing, root_of
-from chop.captured.attention import ProjectedAttention
-from chop.captured.expert_linear import ExpertLinear
 from chop.captured.huggingface.cache import NODE_FUNCTIONS
+from chop.captured.layers.attention import ProjectedAttention
+from chop.captured.layers.expert_linear import ExpertLinear
 from chop.captured.module_tree import Scope
+from chop.captured.nodes.targets import PYTHON_OPERATORS
 from chop.captured.runtime import (
     REGIONS,
     AutogradCall,
@@ -42,7 +43,6 @@ from chop.captured.runtime import (
     retain_grad,
     set_item,
 )
-from chop.captured.targets import PYTHON_OPERATORS
 from chop.errors import CheckpointError, shorten
 from chop.formats import NumberFormat, QuantSpec
 from chop.ir.ops import OPS

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from chop.base.plugins import PluginError
 from chop.captured.guards.shape_guards import ShapeGuard
-from chop.captured.node_list import NodeRef
+from chop.captured.nodes.node_list import NodeRef
+from chop.captured.nodes.targets import function_reference
 from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
-from chop.captured.targets import function_reference
 from chop.errors import CheckpointError
 from chop.formats import OPERANDS, NumberFormat, QuantSpec, parse_format, stored_settings
 from chop.ir.metadata import CommonMetadata, MaseMetadata, OpenRecord, Record, TensorInfo

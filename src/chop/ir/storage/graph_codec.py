@@ -17,8 +17,8 @@ from typing import Any
 from torch import fx
 
 from chop.base.files.documents import parse_json
-from chop.captured.modes import MODE
-from chop.captured.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
+from chop.captured.nodes.modes import MODE
+from chop.captured.nodes.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.errors import CheckpointError, ConfigError
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from chop.captured.expert_linear import stack_in_state_dicts, stacks_transposed
 from chop.captured.joined import join_in_state_dicts, joined_of
+from chop.captured.layers.expert_linear import stack_in_state_dicts, stacks_transposed
 from chop.captured.overrides import has_hooks, why_not_its_class
 from chop.errors import CheckpointError
 from chop.formats import QuantSpec

@@ -22,8 +22,8 @@ from torch.nn.utils import parametrize
 from chop.base.notices import at_level
 from chop.captured.guards.shape_guards import power, product
 from chop.captured.huggingface.cache import NODE_FUNCTIONS
-from chop.captured.modes import is_of_training
 from chop.captured.module import CapturedModule
+from chop.captured.nodes.modes import is_of_training
 from chop.captured.runtime import ByMode
 from chop.captured.specs import TensorSpec
 from chop.captured.state.preserve_state import preserve_state

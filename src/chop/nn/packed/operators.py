@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.captured.expert_linear import by_expert, is_traced
+from chop.captured.layers.expert_linear import by_expert, is_traced
 from chop.errors import ConfigError
 from chop.formats import Encoded, Float, NumberFormat, from_key
 from chop.kernels import packed_linear_directly

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.masks import MASKS_AHEAD
+from chop.captured.padding.masks import MASKS_AHEAD
 from chop.formats import QuantSpec
 from chop.nn.quantized import state
 from chop.nn.quantized.base import QuantizedOperator

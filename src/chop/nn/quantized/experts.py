@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.captured.expert_linear import ExpertLinear, expert_linear
+from chop.captured.layers.expert_linear import ExpertLinear, expert_linear
 from chop.errors import ConfigError
 from chop.formats import LearnableFormat, Quantizer, lsq_fake_quantize
 from chop.formats.groups import CHANNELS

@@ -97,7 +97,7 @@ def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) ->
     """Boolean, the shape of a result: True where a later mask hides it; None where none does.
 
     Args:
-        masks: see `chop.captured.masks.MASKS_AHEAD`.
+        masks: see `chop.captured.padding.masks.MASKS_AHEAD`.
         x: the result, or any tensor of its shape.
     """
     masked = None

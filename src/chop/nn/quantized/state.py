@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.hidden import visible_alone
+from chop.captured.padding.hidden import visible_alone
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales
 from chop.nn.quantized.numbers import WHOLE, has_started, is_in_fake_mode

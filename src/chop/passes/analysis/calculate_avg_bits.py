@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from chop.captured.modes import is_of_training
+from chop.captured.nodes.modes import is_of_training
 from chop.ir.annotate import operand_formats
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import parameter_bits

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.captured.hidden import following, hidden_elements
+from chop.captured.padding.hidden import following, hidden_elements
 from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, StandIn
 from chop.ir.rows import check_loss

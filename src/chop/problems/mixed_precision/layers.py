@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from chop.captured.modes import is_of_training
+from chop.captured.nodes.modes import is_of_training
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.annotate import record_formats

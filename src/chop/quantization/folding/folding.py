@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from chop.captured.modes import is_of_training
+from chop.captured.nodes.modes import is_of_training
 from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph, metadata_of
 from chop.ir.metadata import MaseMetadata

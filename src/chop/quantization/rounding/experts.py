@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from chop.captured.masks import KEY_PADDING, MASK
+from chop.captured.padding.masks import KEY_PADDING, MASK
 from chop.formats import NumberFormat
 from chop.ir.graph import MaseGraph
 from chop.ir.rows import Measured, check_finite, counted_rows

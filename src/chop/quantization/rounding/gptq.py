@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from chop.captured.modes import is_of_training
+from chop.captured.nodes.modes import is_of_training
 from chop.errors import ConfigError
 from chop.formats import Float
 from chop.ir.batches import Runs, run_layerwise

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from chop.base.nested import tree_tensors
-from chop.captured.hidden import HiddenElements
+from chop.captured.padding.hidden import HiddenElements
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph

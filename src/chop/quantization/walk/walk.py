@@ -32,8 +32,8 @@ import torch
 from torch import fx, nn
 
 from chop.base.memory import release_freed
+from chop.captured.nodes.writes import shared_writes
 from chop.captured.runtime import REGIONS, exit_open_regions
-from chop.captured.writes import shared_writes
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import user_besides
 from chop.ir.propagate import GraphRunner, bind_inputs

@@ -12,8 +12,8 @@ from typing import NamedTuple, Self
 
 from torch import Tensor, nn
 
-from chop.captured.expert_linear import ExpertLinear, stack_in_state_dicts
 from chop.captured.joined import join_in_state_dicts
+from chop.captured.layers.expert_linear import ExpertLinear, stack_in_state_dicts
 from chop.captured.module_tree import STANDS_FOR, class_of
 from chop.private.modules import PARAMETERS, children_of, parameters_of, set_members
 from chop.private.transformers_api import ExpertTraits, apply_gate, expert_traits

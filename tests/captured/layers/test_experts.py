@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.captured.expert_linear import ExpertLinear, expert_linear
-from chop.captured.experts import FusedExperts, matrices_of
+from chop.captured.layers.expert_linear import ExpertLinear, expert_linear
+from chop.captured.layers.experts import FusedExperts, matrices_of
 from tests.experts import MIXTURES, fused_in, mixture, text, with_layers
 
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.hidden_rules import Executed, rule_of
-from chop.captured.masks import MASK_ENDINGS, hidden_inputs
+from chop.captured.padding.hidden_rules import Executed, rule_of
+from chop.captured.padding.masks import MASK_ENDINGS, hidden_inputs
 from chop.private.torch_api import (
     OpOverload,
     StorageWeakRef,

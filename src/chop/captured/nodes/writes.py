@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import fx
 
-from chop.captured.targets import mutates_input
+from chop.captured.nodes.targets import mutates_input
 
 _VIEWS = frozenset(
     {

@@ -3,7 +3,7 @@
 In evaluation torch's layers hand all their parameters to one fused kernel, and on padded batches
 the encoder computes on nested tensors. For a recording they make way for subclasses that compute
 the same in single operators, on the same tensors. Fused experts of transformers make way for
-layers, see `chop.captured.experts`.
+layers, see `chop.captured.layers.experts`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from chop.captured.attention import ProjectedAttention, Slices, why_not_projected
-from chop.captured.experts import FusedExperts, Matrices, matrices_of
+from chop.captured.layers.attention import ProjectedAttention, Slices, why_not_projected
+from chop.captured.layers.experts import FusedExperts, Matrices, matrices_of
 from chop.captured.leaves import has_gradient_hooks
 from chop.captured.module_tree import STANDS_FOR
 from chop.captured.runtime import FastPathPadding

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chop.captured.hidden import following, hidden_elements, visible
+from chop.captured.padding.hidden import following, hidden_elements, visible
 
 BATCH, TOKENS, WIDTH = 3, 5, 8
 LAYOUTS = {

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
-from chop.captured.attention import ProjectedAttention
+from chop.captured.layers.attention import ProjectedAttention
 from chop.captured.leaves import tensors_in
 
 WIDTH = 8

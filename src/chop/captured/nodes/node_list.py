@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from chop.captured.huggingface.cache_names import as_fields
-from chop.captured.targets import function_reference, resolve_reference
+from chop.captured.nodes.targets import function_reference, resolve_reference
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import T5Config, T5Model
 
 from chop import MaseGraph, passes
-from chop.captured.hidden import following, hidden_elements
-from chop.captured.masks import hidden_inputs, visible_tokens
+from chop.captured.padding.hidden import following, hidden_elements
+from chop.captured.padding.masks import hidden_inputs, visible_tokens
 from chop.formats import Integer, QuantSpec
 from chop.problems.mixed_precision.layer_sensitivity import Sensitivity
 from chop.problems.mixed_precision.problem import PrecisionProblem

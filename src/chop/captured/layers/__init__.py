@@ -1,0 +1,3 @@
+"""Layers that captures make of attention and of fused experts."""
+
+__all__: list[str] = []

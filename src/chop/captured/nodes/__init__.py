@@ -1,0 +1,3 @@
+"""Nodes of captured graphs: targets, writes, modes, regions, and the code that runs them."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Padding in captured models: attention masks, and the values that come from padding only."""
+
+__all__: list[str] = []
