@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from chop import MaseGraph, passes
 from chop.distributed import ShardingPlan, process
-from chop.distributed.check import check_against_one_process
+from chop.distributed.checking.check import check_against_one_process
 from chop.errors import DistributedError, PlanError
 from tests.distributed import cluster
 

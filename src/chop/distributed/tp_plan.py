@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from torch import fx, nn
 
+from chop.distributed.checking.slice_influence import influenced_layers
 from chop.distributed.placements import REPLICATED, sharded
 from chop.distributed.plan import ShardingPlan, format_mesh
-from chop.distributed.slice_influence import influenced_layers
 from chop.errors import PlanError
 from chop.ir.graph import MaseGraph
 from chop.nn.transposed import stores_transposed
@@ -31,7 +31,7 @@ def tp_plan(mg: MaseGraph, plan: ShardingPlan) -> dict[str, str]:
 
     transformers runs the model's own Python on the parts of its processes, so that what lies
     between two sharded layers must work on each part alone; that is measured, see
-    `chop.distributed.slice_influence`.
+    `chop.distributed.checking.slice_influence`.
 
     Args:
         mg: the graph, with weights, of a model whose modules have transformers' names.

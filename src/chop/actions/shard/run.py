@@ -22,8 +22,8 @@ from chop.base.files import write_json
 from chop.base.files.temporary import scratch_folder
 from chop.base.nested import tree_map
 from chop.base.plugins import import_modules, imported_modules
-from chop.distributed.agreement import found_by_first_process
-from chop.distributed.check import check_against_one_process
+from chop.distributed.checking.agreement import found_by_first_process
+from chop.distributed.checking.check import check_against_one_process
 from chop.distributed.collectives import counted_collectives, totals
 from chop.distributed.peers import is_peer_failure
 from chop.distributed.plan import ShardingPlan, parse_mesh

@@ -151,7 +151,7 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
 
 def _sharding(mg: MaseGraph, config: AutoshardingConfig) -> Sharding:
     # Imported when used: DTensor loads long.
-    from chop.distributed.agreement import found_by_first_process
+    from chop.distributed.checking.agreement import found_by_first_process
     from chop.distributed.planning import find_sharding
     from chop.distributed.process import guarded, start
 

@@ -50,7 +50,7 @@ def resharding_transform_pass(mg: MaseGraph, config: ReshardingConfig) -> dict[s
         mesh: the `torch.distributed.device_mesh.DeviceMesh`.
         local_bytes: of the parameters and buffers that this process keeps.
         whole_bytes: of those of the whole model.
-        check: the `chop.distributed.check.CheckReport`; None without a check.
+        check: the `chop.distributed.checking.check.CheckReport`; None without a check.
 
     Raises:
         PlanError: the plan does not fit the graph or the processes, or torchrun did not start them.
@@ -59,12 +59,12 @@ def resharding_transform_pass(mg: MaseGraph, config: ReshardingConfig) -> dict[s
         ConfigError: the model is in training mode, which cannot be checked.
     """
     # Imported when used: DTensor loads long.
-    from chop.distributed.agreement import check_same_model
     from chop.distributed.apply import local_bytes, shard_graph
     from chop.distributed.builtin_plans import find_plan
-    from chop.distributed.check import check_against_one_process
+    from chop.distributed.checking.agreement import check_same_model
+    from chop.distributed.checking.check import check_against_one_process
+    from chop.distributed.checking.reference import with_same_tensors
     from chop.distributed.process import start, world_size
-    from chop.distributed.reference import with_same_tensors
 
     plan = find_plan(config.plan, mg, config.mesh, world_size())
     whole = local_bytes(mg.model)

@@ -20,7 +20,7 @@ from chop.captured.module import CapturedModule
 from chop.distributed import process, runtime
 from chop.distributed.apply import shard_graph
 from chop.distributed.builtin_plans import PLANS
-from chop.distributed.check import CheckReport, check_against_one_process
+from chop.distributed.checking.check import CheckReport, check_against_one_process
 from chop.distributed.placements import as_torch
 from chop.distributed.plan import ShardingPlan, named_tensors
 from chop.distributed.source import TensorSource

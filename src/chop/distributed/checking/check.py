@@ -15,13 +15,13 @@ from chop.base.nested import tree_children, tree_map, tree_rebuild
 from chop.captured.module import CapturedModule
 from chop.captured.nodes.writes import mutated_names, shared_writes
 from chop.captured.runtime import REGIONS
-from chop.distributed.agreement import (
+from chop.distributed.checking.agreement import (
     agreed,
     check_same_inputs,
     of_first_process,
     this_device,
 )
-from chop.distributed.difference import (
+from chop.distributed.checking.difference import (
     Allowed,
     Difference,
     difference,
@@ -29,10 +29,10 @@ from chop.distributed.difference import (
     rounding_error,
     tensors_of,
 )
+from chop.distributed.checking.reference import ReferenceRunner
 from chop.distributed.layouts import chunk_groups, local_of, piece_of
 from chop.distributed.peers import is_peer_failure
 from chop.distributed.plan import named_tensors
-from chop.distributed.reference import ReferenceRunner
 from chop.distributed.runtime import same_memory
 from chop.errors import ConfigError, DistributedError, GraphError, PlanError, first_line
 from chop.ir.propagate import GraphRunner, bind_inputs

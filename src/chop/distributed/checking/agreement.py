@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from chop.distributed.difference import Difference, tensors_of
+from chop.distributed.checking.difference import Difference, tensors_of
 from chop.distributed.plan import ShardingPlan, named_tensors
 from chop.errors import DistributedError
 
