@@ -16,6 +16,7 @@ from chop.report.plots import (
     plot_heat_map,
     plot_importances,
     plot_layer_map,
+    plot_plans,
     plot_ratios,
     plot_scores,
     plot_value_grids,
@@ -44,6 +45,8 @@ def draw(folder, suffix):
     ratio = SimpleNamespace(median=1.3, low=1.2, high=1.5, spans_one=False, is_known=True)
     plot_ratios(path("ratios"), [SimpleNamespace(name="compiled", ratio=ratio)], "T")
     plot_divergences(path("divergences"), [0.0, 1e-3, 0.2, float("inf")], "T")
+    plan = {"plan": "replicated", "seconds": 0.01, "kept_bytes": 5e6, "peak_bytes": 7e6}
+    plot_plans(path("plans"), [plan], "T", 6_000_000)
     plot_scores(path("scores"), [TaskShares("acc", (0.5, 0.1), (0.6, None))], "T")
 
 

@@ -10,7 +10,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from chop.report.charts.accuracy import Curve
+from chop.report.charts.best_so_far import best_so_far_charts
 from chop.report.charts.chart import GraphChart
+from chop.report.charts.merge import merged
+from chop.report.charts.scale import scale_upwards
 from chop.report.charts.search import Cloud, front_charts
 from chop.report.charts.value_grids import EvenGrid, Histogram, value_grid_charts
 from chop.report.figures.draw import draw_charts
@@ -76,6 +79,18 @@ def test_baselines_alone_and_cells_without_numbers_are_drawn(seen):
     cells, loss = {(4, 2): math.nan, (8, 2): math.inf}, Metric("loss", score=None)
     plot_heat_map("x.svg", cells, xlabel="w", ylabel="f", title="T", metric=loss)
     assert [text.get_text() for text in seen[1].axes[0].texts] == ["inf"]
+
+
+def test_runs_that_are_compared_keep_what_each_of_them_keeps():
+    def chart(values):
+        curves = {"tpe": [list(enumerate(values))]}
+        return best_so_far_charts(curves, ylabel="accuracy", title="T")[0]
+
+    far, near = chart([0.5, 0.51, 0.52]), chart([0.94, 0.95, 0.96, 0.97])
+    both = merged({"a": far, "b": near})
+    assert both.kept == (*far.kept, *near.kept)
+    assert not scale_upwards([both]).below and scale_upwards([replace(both, kept=near.kept)]).below
+    assert merged({"a": far, "b": replace(near, kept=())}).kept == ()
 
 
 def test_plans_are_panels_of_one_figure_with_a_common_legend(seen):

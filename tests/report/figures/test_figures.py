@@ -47,7 +47,7 @@ def twice(tmp_path_factory):
 @pytest.mark.long
 def test_a_figure_that_is_drawn_again_has_the_same_bytes(twice):
     first, second = twice
-    assert len(first) == 24
+    assert len(first) == 33
     assert [name for name in first if first[name] != second[name]] == []
 
 

@@ -23,7 +23,10 @@ def merged(charts: Mapping[str, Chart]) -> Chart | None:
             f"{name}: {k}": y for name, chart in found.items() for k, y in chart.levels.items()
         }
         limits = _united({name: chart.limits for name, chart in found.items()})
-        return replace(first, title=title, series=tuple(series), levels=levels, limits=limits)
+        all_kept = [chart.kept for chart in found.values()]
+        kept = tuple(y for each in all_kept for y in each) if all(all_kept) else ()
+        lines = replace(first, title=title, series=tuple(series), levels=levels, limits=limits)
+        return replace(lines, kept=kept)
     if isinstance(first, BarChart):
         others = {name: chart for name, chart in charts.items() if isinstance(chart, BarChart)}
         bars = [
