@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from chop.report.charts.accuracy import accuracy_charts, heat_map_charts
+from chop.report.charts.accuracy import accuracy_charts
 from chop.report.charts.best_so_far import best_so_far_charts
 from chop.report.charts.evaluation import divergence_charts, score_charts
-from chop.report.charts.layer_map import layer_map_charts
+from chop.report.charts.heat_map import heat_map_charts, layer_map_charts
 from chop.report.charts.plans import plan_charts
 from chop.report.charts.ratios import ratio_charts
 from chop.report.charts.search import front_charts, importance_charts

@@ -5,9 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from chop.report.charts.accuracy import Curve
+from chop.report.charts.chart import Histogram
 from chop.report.charts.evaluation import TaskShares
 from chop.report.charts.search import Cloud
-from chop.report.charts.value_grids import EvenGrid, Histogram
+from chop.report.charts.value_grids import EvenGrid
 from chop.report.plots import (
     plot_accuracy,
     plot_best_so_far,
@@ -37,7 +38,7 @@ def draw(folder, suffix):
     curves = [Curve("PTQ", points, dashed=True), Curve("QAT", points, ranges=ranges)]
     told = {"xlabel": "bits", "title": "T", "marks": {"needed": 3}}
     plot_accuracy(path("accuracy"), curves, {"float": 0.9}, **told)
-    layer = [Histogram("fc1 weight", [1, 9, 0], [-1.0, 0.0, 1.0, 2.0])]
+    layer = [Histogram("fc1 weight", (1, 9, 0), -1.0, 2.0)]
     plot_value_grids(path("grids"), [layer], [EvenGrid("8.5", -4, 3.97, 0.03)], title="T")
     plot_heat_map(path("heat"), {(4, 2): 0.1, (8, 2): 0.5}, xlabel="w", ylabel="f", title="T")
     cells = {("fc1", "4"): 0.1, ("fc2", "4"): 2.0}

@@ -11,11 +11,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from chop.report.charts.accuracy import Curve
 from chop.report.charts.best_so_far import best_so_far_charts
-from chop.report.charts.chart import GraphChart
+from chop.report.charts.chart import GraphChart, Histogram
 from chop.report.charts.merge import merged
 from chop.report.charts.scale import scale_upwards
 from chop.report.charts.search import Cloud, front_charts
-from chop.report.charts.value_grids import EvenGrid, Histogram, value_grid_charts
+from chop.report.charts.value_grids import EvenGrid, value_grid_charts
 from chop.report.figures.draw import draw_charts
 from chop.report.page.histogram import histogram
 from chop.report.page.svg import places, svg
@@ -60,7 +60,7 @@ def test_short_logarithmic_axes_have_their_numbers_written_out(seen):
 
 def test_two_values_of_a_format_are_two_marks(seen):
     grids = [EvenGrid("2", -2, 0, 2), EvenGrid("12.10", -2, 1.999, 2**-10)]
-    layers = [[Histogram("fc weight", [1, 5, 9, 5], [-2, -1, 0, 1, 2])]]
+    layers = [[Histogram("fc weight", (1, 5, 9, 5), -2, 2)]]
     plot_value_grids("x.svg", layers, grids, title="T")
     _, marks, _, bar = seen[0].axes[0].collections
     assert [segment[0][0] for segment in marks.get_segments()] == [-2, 0]

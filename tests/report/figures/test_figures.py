@@ -14,9 +14,10 @@ from matplotlib.text import Text
 
 from chop.errors import ConfigError
 from chop.report.charts.accuracy import Curve, Trials, accuracy_charts
-from chop.report.charts.layer_map import layer_map_charts
+from chop.report.charts.chart import Histogram
+from chop.report.charts.heat_map import layer_map_charts
 from chop.report.charts.search import Cloud
-from chop.report.charts.value_grids import EvenGrid, Histogram
+from chop.report.charts.value_grids import EvenGrid
 from chop.report.plots import (
     plot_accuracy,
     plot_best_so_far,
@@ -187,7 +188,7 @@ def test_seeds_are_error_bars_and_marks_stand_upright(seen):
 
 def normal(layer, operand):
     counts = [round(1e4 * math.exp(-((i - 16) ** 2) / 20)) for i in range(32)]
-    return Histogram(f"{layer} {operand}", counts, [i / 8 - 2 for i in range(33)])
+    return Histogram(f"{layer} {operand}", tuple(counts), -2.0, 2.0)
 
 
 @pytest.mark.parametrize("count", [1, 7, 14])

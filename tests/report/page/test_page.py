@@ -24,8 +24,8 @@ from chop.report.charts.chart import (
     LineChart,
     Mark,
     Series,
-    heat_map,
 )
+from chop.report.charts.heat_map import heat_map
 from chop.report.charts.merge import merged
 from chop.report.document import (
     FILE,

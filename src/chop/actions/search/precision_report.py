@@ -19,7 +19,7 @@ from chop.problems.mixed_precision.candidates import short_texts
 from chop.problems.mixed_precision.held_out import HeldOutScore
 from chop.problems.mixed_precision.warm_start import LABEL
 from chop.report.charts.accuracy import Curve, Trials, accuracy_charts
-from chop.report.charts.layer_map import layer_map_charts
+from chop.report.charts.heat_map import layer_map_charts
 from chop.report.format_legend import format_legend
 from chop.report.report import Step, Table, Writer, figure_files
 from chop.report.search_figures import about_trial, search_figures

@@ -11,7 +11,7 @@ from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.search.settings import SensitivityConfig
 from chop.actions.sweep.points import Point, identity_of, measure_all
 from chop.problems.mixed_precision.layer_sensitivity import Sensitivity, line
-from chop.report.charts.layer_map import layer_map_charts
+from chop.report.charts.heat_map import layer_map_charts
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Report, Writer, figure_files
 from chop.runs import Journal

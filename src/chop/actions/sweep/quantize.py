@@ -23,7 +23,8 @@ from chop.actions.sweep.rounding import (
 from chop.actions.sweep.settings import DERIVED, HALF, QuantizeSweepConfig
 from chop.actions.sweep.split_widths import sweep_split_widths
 from chop.actions.sweep.verdict import with_verdict
-from chop.report.charts.accuracy import Curve, accuracy_charts, heat_map_charts
+from chop.report.charts.accuracy import Curve, accuracy_charts
+from chop.report.charts.heat_map import heat_map_charts
 from chop.report.measured import TIMES, MeasuredTable, points_of, report_of_tables
 from chop.report.report import Report, Step, Writer, figure_files
 from chop.runs import Outcome

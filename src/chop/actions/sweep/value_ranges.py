@@ -13,7 +13,8 @@ from chop.formats import Integer
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import layers_of
 from chop.quantization.named_operators import present_operators
-from chop.report.charts.value_grids import MOST_LAYERS, EvenGrid, Histogram, value_grid_charts
+from chop.report.charts.chart import Histogram
+from chop.report.charts.value_grids import MOST_LAYERS, EvenGrid, value_grid_charts
 from chop.report.measured import MeasuredTable
 from chop.report.report import Writer, figure_files
 from chop.train import calibration_batches
@@ -86,7 +87,7 @@ def value_ranges(
 
 def _range_of(layer: str, operand: str, found: Mapping[str, Mapping[str, Any]]) -> ValueRange:
     counts, edges = (found["histogram"][key].tolist() for key in ("counts", "edges"))
-    histogram = Histogram(f"{layer} {operand}", counts, edges)
+    histogram = Histogram(f"{layer} {operand}", tuple(counts), edges[0], edges[-1])
     return ValueRange(layer, operand, found["range_min_max"]["max"].item(), histogram)
 
 

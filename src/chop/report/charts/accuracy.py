@@ -1,4 +1,4 @@
-"""Charts of measured rows: lines and heat maps of a metric over settings."""
+"""Chart of measured rows: a metric over a setting, as lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chop.report.charts.chart import Axis, HeatMap, LineChart, Mark, Series, heat_map
+from chop.report.charts.chart import Axis, LineChart, Mark, Series
 from chop.train.metric import Metric
 from chop.train.tasks import CLASSIFICATION
 
@@ -117,29 +117,3 @@ def accuracy_charts(
             kept=() if metric.is_share else tuple(best),
         )
     ]
-
-
-def heat_map_charts(
-    cells: Mapping[tuple[float, float], float],
-    *,
-    xlabel: str,
-    ylabel: str,
-    title: str,
-    metric: Metric = ACCURACY,
-) -> list[HeatMap]:
-    """Returns a heat map of accuracies, or another metric, over two settings.
-
-    Args:
-        cells: (x, y) -> accuracy from 0 to 1; pairs that are missing stay blank.
-        xlabel: the setting that x is.
-        ylabel: the setting that y is.
-        title: title of the chart.
-        metric: what the cells are; shares are drawn in percent.
-    """
-    found = {
-        (f"{y:g}", f"{x:g}"): cells.get((x, y))
-        for y in sorted({y for _, y in cells}, reverse=True)
-        for x in sorted({x for x, _ in cells})
-    }
-    name = f"{title}: {metric.name}"
-    return [heat_map(found, title=name, xlabel=xlabel, ylabel=ylabel, percent=metric.is_share)]

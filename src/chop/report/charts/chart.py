@@ -34,6 +34,11 @@ class Axis:
     log: bool = True
     ticks: tuple[float, ...] = ()
 
+    @property
+    def factor(self) -> int:
+        """Factor from numbers to what the axis has: 100 for percentages."""
+        return 100 if self.percent else 1
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -301,36 +306,6 @@ class GraphChart:
 
 
 Chart = LineChart | BarChart | HeatMap | Histograms | GraphChart
-
-
-def heat_map(
-    cells: Mapping[tuple[str, str], float | None],
-    *,
-    title: str,
-    xlabel: str = "",
-    ylabel: str = "",
-    percent: bool = False,
-    log: bool = False,
-    texts: Mapping[tuple[str, str], str] | None = None,
-) -> HeatMap:
-    """A heat map of cells by (row, column), in their order; NaN and missing ones are blank.
-
-    >>> heat_map({("fc1", "4"): 0.5, ("fc2", "8"): float("nan")}, title="").values
-    ((0.5, None), (None, None))
-    """
-    rows = tuple(dict.fromkeys(row for row, _ in cells))
-    columns = tuple(dict.fromkeys(column for _, column in cells))
-    values = tuple(tuple(_known(cells.get((row, column))) for column in columns) for row in rows)
-    written = (
-        tuple(tuple(texts.get((row, column), "") for column in columns) for row in rows if texts)
-        if texts
-        else ()
-    )
-    return HeatMap(title, rows, columns, values, xlabel, ylabel, percent, log, written)
-
-
-def _known(value: float | None) -> float | None:
-    return value if value is not None and value == value else None
 
 
 def finite(chart: Chart) -> Chart:

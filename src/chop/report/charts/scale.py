@@ -152,7 +152,7 @@ def scale_upwards(charts: Sequence[LineChart]) -> AxisScale:
         charts: one or more, with the same upright axis.
     """
     axis = charts[0].y
-    factor = 100 if axis.percent else 1
+    factor = axis.factor
     drawn = [series for chart in charts for series in chart.series]
     strong = [m.y for each in drawn if not each.faint for m in each.marks if not m.optional]
     kept = [y for chart in charts for y in chart.kept]
@@ -189,11 +189,10 @@ def marks_beyond(series: Series, axis: Axis, scale: AxisScale) -> list[tuple[flo
         axis: the upright axis.
         scale: its scale.
     """
-    factor = 100 if axis.percent else 1
     found: list[tuple[float, Mark]] = []
     first: Mark | None = None
     for place, mark in enumerate(series.marks, 1):
-        is_beyond = not scale.shows(factor * mark.y)
+        is_beyond = not scale.shows(axis.factor * mark.y)
         if series.line != "steps":
             found += [(mark.x, mark)] * is_beyond
             continue

@@ -7,28 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chop.errors import ConfigError
-from chop.report.charts import chart
+from chop.report.charts.chart import Histogram, Histograms
 
 MOST_ROWS = 7
 """Rows of panels, so that a figure is at most 1,500 pixels high."""
 MOST_LAYERS = 2 * MOST_ROWS
 MOST_MARKS = 100
 """Values of a grid in a panel up to which each has a mark; more are drawn as a bar."""
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Counts of a tensor's numbers.
-
-    Attributes:
-        title: above the panel; the end of a long one is shown.
-        counts: how many numbers are in each bin.
-        edges: ends of the bins, one more, rising.
-    """
-
-    title: str
-    counts: Sequence[float]
-    edges: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -43,14 +28,14 @@ class EvenGrid:
 
 def value_grid_charts(
     layers: Sequence[Sequence[Histogram]], grids: Sequence[EvenGrid], *, title: str
-) -> list[chart.Histograms]:
+) -> list[Histograms]:
     """Returns a row of histograms for each layer, and under each the values of each format.
 
     Counts are on a logarithmic scale. A number outside the marks saturates, one between two marks
     is rounded to the nearer.
 
     Args:
-        layers: of each layer its panels, as many of each; at most `MOST_LAYERS`.
+        layers: histograms of each layer, as many of each; at most `MOST_LAYERS` layers.
         grids: the formats, the first on top.
         title: title of the histograms.
     Raises:
@@ -58,15 +43,12 @@ def value_grid_charts(
     """
     if not 0 < len(layers) <= MOST_LAYERS:
         raise ConfigError(f"value grids: got {len(layers)} layers, expected 1 to {MOST_LAYERS}.")
-    panels = [_panel(each, grids) for layer in layers for each in layer]
-    return [chart.Histograms(title, tuple(panels), abreast=len(layers[0]))]
+    panels = [_with_grids(each, grids) for layer in layers for each in layer]
+    return [Histograms(title, tuple(panels), abreast=len(layers[0]))]
 
 
-def _panel(histogram: Histogram, grids: Sequence[EvenGrid]) -> chart.Histogram:
+def _with_grids(panel: Histogram, grids: Sequence[EvenGrid]) -> Histogram:
     """Returns a histogram with the values of each grid, or their ends where they are too many."""
-    panel = chart.Histogram(
-        histogram.title, tuple(histogram.counts), histogram.edges[0], histogram.edges[-1]
-    )
     low, high = panel.shown
     values, covered = {}, []
     for grid in grids:

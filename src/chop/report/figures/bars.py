@@ -35,7 +35,7 @@ def bar_figure(charts: Sequence[BarChart]) -> Figure:
 
 def _draw(axes: Axes, chart: BarChart) -> list[Entry]:
     """Draws a panel; returns what of it the legend names."""
-    factor = 100 if chart.x.percent else 1
+    factor = chart.x.factor
     for place, bar in enumerate(chart.bars):
         _draw_bar(axes, bar, place, factor)
     entries: list[Entry] = [

@@ -73,7 +73,7 @@ def line_figure(charts: Sequence[LineChart]) -> Figure:
 def _draw(axes: Axes, chart: LineChart, scale: AxisScale) -> list[Entry]:
     """Draws all but the limits; returns what of it the legend names."""
     percent, curves = chart.y.percent, [each for each in chart.series if not each.faint]
-    factor = 100 if percent else 1
+    factor = chart.y.factor
     entries: list[Entry] = [
         (axes.scatter(*_columns(each, factor), s=14, color=FAINT, zorder=1), each.label)
         for each in chart.series

@@ -63,8 +63,7 @@ def visible_steps(
 
 def beyond_axis(marks: Sequence[Mark], y: Place, axis: Axis) -> list[bool]:
     """Returns true for each mark that lies beyond the upright axis."""
-    factor = 100 if axis.percent else 1
-    return [not y.scale.shows(factor * mark.y) for mark in marks]
+    return [not y.scale.shows(axis.factor * mark.y) for mark in marks]
 
 
 def chart_arrows(
@@ -80,7 +79,7 @@ def chart_arrows(
         others: places of the chart's earlier arrows, to which these are added.
     """
     for right, mark in marks_beyond(series, axis, y.scale):
-        at, end = x.of(right), y.of((100 if axis.percent else 1) * mark.y)
+        at, end = x.of(right), y.of(axis.factor * mark.y)
         row = sum(abs(at - other) < ROOM for other in others)
         others.append(at)
         is_below = abs(end - y.start) < abs(end - y.end)

@@ -37,8 +37,7 @@ def _of_lines(chart: LineChart) -> str:
         said.append(f"Upright bars: {chart.spread or 'range or interval'}.")
     if any(each.faint for each in chart.series):
         said.append("Gray: all that was measured.")
-    factor = 100 if chart.y.percent else 1
-    shown = {k: level for k, level in chart.levels.items() if y.scale.shows(factor * level)}
+    shown = {k: level for k, level in chart.levels.items() if y.scale.shows(chart.y.factor * level)}
     said += _levels("Dashed", shown, chart.y)
     off = {k: level for k, level in chart.levels.items() if k not in shown}
     said += _levels("Beyond the axis", off, chart.y)

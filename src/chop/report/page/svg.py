@@ -122,7 +122,7 @@ def places(chart: LineChart, width: float = WIDE) -> tuple[Place, Place]:
 
 
 def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
-    factor = 100 if chart.y.percent else 1
+    factor = chart.y.factor
     yield from _frame(x, y, chart.x, chart.y)
     visible = {k: v for k, v in chart.levels.items() if y.scale.shows(factor * v)}
     named = -LINE
@@ -160,7 +160,7 @@ def _frame(x: Place, y: Place, across: Axis, up: Axis) -> Iterator[str]:
 
 
 def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) -> Iterator[str]:
-    factor = 100 if chart.y.percent else 1
+    factor = chart.y.factor
     points = [(x.of(mark.x), y.of(factor * mark.y)) for mark in series.marks]
     kind = color_class(color)
     hidden = beyond_axis(series.marks, y, chart.y)
@@ -210,7 +210,7 @@ def _bars(chart: BarChart, width: float) -> str:
     labels = [shortened(bar.label, _longest(width)) for bar in chart.bars]
     left = 12 + LETTER * max(map(len, labels), default=0)
     height = TOP + (BAR + GAP) * len(chart.bars) + BOTTOM
-    factor = 100 if chart.x.percent else 1
+    factor = chart.x.factor
     tops = [factor * max(sum(bar.parts), bar.high or 0) for bar in chart.bars]
     tops += [factor * limit for limit in chart.limits.values()]
     scale = axis_scale([0, max([*tops, 1e-12]) / 1.06], logarithm=False)
@@ -219,7 +219,7 @@ def _bars(chart: BarChart, width: float) -> str:
 
 
 def _bar_parts(chart: BarChart, labels: Sequence[str], x: Place, height: float) -> Iterator[str]:
-    factor, bottom = (100 if chart.x.percent else 1), height - BOTTOM
+    factor, bottom = chart.x.factor, height - BOTTOM
     for tick in x.ticks:
         yield _line(x.of(tick), TOP, x.of(tick), bottom, "grid")
         yield svg_text(x.of(tick), bottom + 16, number(tick))
