@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chop.runs.manifest import Run
+from chop.runs import Run
 
 PAGE = Path(__file__).parents[1] / "docs/run-files.md"
 COMMAND = re.compile(r"`chop ((?:[a-z]+ ?)+)")

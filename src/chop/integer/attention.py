@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.integer.grids import AnyGrid, grid_text, requantizer
+from chop.integer.lowering import GraphLowering
 from chop.integer.steps import Codes, Step
 from chop.nn.integer import BlockGrid, IntegerMatmul, IntegerScale, IntegerSoftmax
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
-
-if TYPE_CHECKING:
-    from chop.integer.lowering import GraphLowering
 
 SETTINGS = ("dropout_p", "is_causal", "scale", "enable_gqa")
 """Arguments that are no tensors; a graph may compute them, as it does by its mode."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from chop.errors import ConfigError
+from chop.integer.attention import lower_attention
 from chop.integer.folding import Folded, drop_empty_fills, fold
 from chop.integer.grids import Grids
 from chop.integer.lowering import GraphLowering
@@ -77,7 +78,7 @@ def lower(
         missing = [refusal.text for refusal in refused]
         way_out = "; ".join(ways_out(mg, refused))
         raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, way_out))
-    lowering = GraphLowering(mg, folded, grids, options)
+    lowering = GraphLowering(mg, folded, grids, options, lower_attention)
     try:
         lowering.run()
     except ConfigError as error:

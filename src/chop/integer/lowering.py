@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
-from chop.integer.attention import lower_attention
 from chop.integer.builder import GraphBuilder
 from chop.integer.calls import BoundCall, bind
 from chop.integer.folding import Folded
@@ -41,6 +40,8 @@ from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 FINE_BITS = 40
 """Of tables that no format reads, or blocks do, and of constants beside exact results."""
+LowerAttention = Callable[["GraphLowering", fx.Node, QuantScaledDotProductAttention], Codes]
+"""A lowering, an attention's node and its module -> the codes of its result."""
 
 
 def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
@@ -60,12 +61,19 @@ class GraphLowering:
         folded: its values on the example.
         grids: of its operands.
         options: widths inside operators.
+        lower_attention: lowers an attention, which takes several steps.
     """
 
     def __init__(
-        self, mg: MaseGraph, folded: Folded, grids: Grids, options: IntegerOptions
+        self,
+        mg: MaseGraph,
+        folded: Folded,
+        grids: Grids,
+        options: IntegerOptions,
+        lower_attention: LowerAttention,
     ) -> None:
         self.mg, self.folded, self.grids, self.options = mg, folded, grids, options
+        self._lower_attention = lower_attention
         self.builder = GraphBuilder(mg)
         self.steps: list[Step] = []
         self._step_of: dict[fx.Node, Step] = {}
@@ -215,7 +223,7 @@ class GraphLowering:
             return self._exact_move(node)
         module = self.mg.module_of(node)
         if isinstance(module, QuantScaledDotProductAttention):
-            return lower_attention(self, node, module)
+            return self._lower_attention(self, node, module)
         row, grid = self.mg.operator(node), self._data_out(node)
         if row.integer is None or node in self.folded.static:
             raise ConfigError(_without_format(self.mg, node))

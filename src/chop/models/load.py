@@ -23,7 +23,7 @@ from chop.errors import (
     did_you_mean,
     first_line,
 )
-from chop.export.foreign.reader import fresh_model
+from chop.export.foreign.loading import fresh_model
 from chop.export.foreign.readers import check_method, load, reader_of
 from chop.export.gguf.header import gguf_file
 from chop.ir.huggingface.architecture import check_architectures, named_class

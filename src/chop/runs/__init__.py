@@ -5,16 +5,10 @@ A job writes a manifest (`start`, `read_manifest`) and, where it is made of poin
 
 from chop.runs.environment import processor_name, read_environment
 from chop.runs.journal import Journal, has_numbers, key_of
-from chop.runs.manifest import (
-    MANIFEST,
-    Artifact,
-    Manifest,
-    Run,
-    read_manifest,
-    start,
-)
+from chop.runs.manifest import MANIFEST, Artifact, Manifest, read_manifest
 from chop.runs.outcome import Outcome
 from chop.runs.process import process_id, process_status
+from chop.runs.run import Run, start
 from chop.runs.serialization import PLAIN, as_json, class_name, without_secrets
 
 __all__ = [

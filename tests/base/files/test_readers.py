@@ -44,7 +44,7 @@ EXCEPTIONS = {
     "export/onnx/target.py": WRITTEN,
     "export/packed_folder.py": WRITTEN,
     "export/pt2.py": WRITTEN,
-    "export/foreign/reader.py": WRITTEN,
+    "export/foreign/loading.py": WRITTEN,
     "base/files/atomic.py": SYSTEM,
     "base/files/digests.py": "a folder, which is synced",
     "base/files/locks.py": "a folder, or a lock that is opened for writing",

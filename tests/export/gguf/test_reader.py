@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from chop import passes
 from chop.errors import CheckpointError, ConfigError, WriteError
-from chop.export.foreign import reader
+from chop.export.foreign import loading
 from chop.export.gguf import reader as gguf_reader
 from chop.export.gguf import target as writer
 from chop.export.gguf.blocks import Blocks
@@ -326,7 +326,7 @@ def test_a_reader_that_is_killed_leaves_no_copy_once_another_has_read(tmp_path, 
 
     def killed():
         # When the copy is whole, and transformers is about to read it.
-        reader.without_load_report = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        loading.without_load_report = lambda: os.kill(os.getpid(), signal.SIGKILL)
         load_model(path)
 
     process = multiprocessing.get_context("fork").Process(target=killed)

@@ -1,38 +1,22 @@
-"""Reader: what a folder or file of another tool becomes, a model of packed layers.
+"""Reader of another tool's folders or files: codes and scales by module, as they are stored.
 
-Codes and scales are taken as they are: no weight becomes a float on the way. A reader gives them by
-module; here they become a folder of chop, which transformers reads.
+No weight becomes a float on the way. `chop.export.foreign.loading` makes a model of what was read.
 """
 
 from __future__ import annotations
 
-import copy
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from chop.base.files import write_json, writing
-from chop.base.files.library_errors import library_errors
-from chop.base.files.temporary import scratch_folder
-from chop.errors import CheckpointError, ConfigError
 from chop.export.foreign.stored import Stored, coded_modules
-from chop.export.foreign.weight_files import WHOLE, document, tensors_of
+from chop.export.foreign.weight_files import document, tensors_of
 from chop.formats import NumberFormat, stored_settings
-from chop.ir.huggingface.architecture import named_class
-from chop.ir.huggingface.config_file import CONFIG, check_config, without_fetched_code
-from chop.ir.huggingface.generation_file import read_generation_config
-from chop.ir.huggingface.misfits import other_shape
-from chop.ir.huggingface.unread import Unread
-from chop.ir.ops import of_layer
+from chop.ir.huggingface.config_file import CONFIG
 from chop.nn.packed.base import BUFFER_NAMES
-from chop.private.transformers_api import without_load_report
-
-log = logging.getLogger(__name__)
 
 CODES, SCALES, TENSOR_SCALE = BUFFER_NAMES["weight"]
 MOST_NAMES = 8
@@ -97,34 +81,6 @@ class Reader:
     may_be_float: bool = False
 
 
-def load(
-    reader: Reader, path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any
-) -> nn.Module:
-    """The model of a folder or file, packed, in evaluation mode.
-
-    Args:
-        reader: of its tool.
-        path: local.
-        choose: configuration -> class of transformers to build. Default: the one that it names.
-        settings: of its configuration, in the place of those of the folder.
-
-    Raises:
-        ConfigError: something has no format here, and is named.
-        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
-    """
-    with scratch_folder("read") as temporary:
-        found = reader.read(path)
-        if not found.packed and not reader.may_be_float:
-            raise CheckpointError(
-                f"'{path}' has float weights alone, and its config.json says {reader.name}."
-            )
-        with library_errors(path, str(temporary)):
-            model: Any = _model(found, temporary, choose or _named, settings).eval()
-    model.name_or_path = model.config.name_or_path = str(path)
-    read_generation_config(model, path)
-    return model  # type: ignore[no-any-return]
-
-
 def read_coded(
     folder: Path,
     parse: Callable[[Any, str], Any],
@@ -150,113 +106,3 @@ def read_coded(
     tensors = tensors_of(folder)
     packed = coded_modules(tensors, parts, optional, lambda path, own: stored(path, own, settings))
     return Read(config, tensors, packed)
-
-
-def _named(config: Any) -> Any:
-    """The class that a configuration names; None: it names none of transformers."""
-    return named_class(config, "config.json")
-
-
-def _model(
-    found: Read, folder: Path, choose: Callable[[Any], Any], settings: Mapping[str, Any]
-) -> nn.Module:
-    import transformers
-    from safetensors.torch import save_file
-
-    # Registers how transformers reads what is converted.
-    from chop.ir.huggingface import quantizer as _quantizer  # noqa: F401
-
-    write_json(folder / CONFIG, found.settings)
-    check_config(folder)
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
-    without_fetched_code(config, f"'{folder}'")
-    kind = choose(config)
-    if kind is None:
-        raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
-    layers, weights = getattr(config, "num_hidden_layers", 0), len(found.weights)
-    if isinstance(layers, int) and layers > weights:
-        raise CheckpointError(f"'{folder}' has {weights} tensors for {layers} layers.")
-    fitted = _fitted(found, without_data(kind, config), f"'{folder}'")
-    if fitted.packed:
-        config.quantization_config = fitted.settings["quantization_config"]
-    with writing(folder / WHOLE):
-        save_file(fitted.weights, folder / WHOLE, metadata={"format": "pt"})
-    model: nn.Module
-    with without_load_report():  # lines below say what it would
-        model, report = kind.from_pretrained(
-            folder,
-            config=config,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
-    for note in Unread.from_report(report).check(model, f"'{folder}'", has_new_head=bool(settings)):
-        log.warning("%s", note)
-    return model
-
-
-def _fitted(content: Read, model: nn.Module, where: str) -> Read:
-    """Fits the content of a folder to a model: experts of one layer are put together.
-
-    Biases of zeros that the model has no place for are left out: tools write them for every layer.
-
-    Args:
-        content: content of the folder.
-        model: on the meta device, its layers float.
-        where: the folder, for messages.
-
-    Raises:
-        ConfigError, CheckpointError: codes do not fit the model.
-    """
-    from chop.export.foreign.stored_experts import join_experts
-
-    names = (f"{path}.bias" for path in content.packed)
-    zeros = {x for x in names if x in content.tensors and not bool(content.tensors[x].any())}
-    spare = zeros - {*model.state_dict()} if zeros else zeros
-    tensors = {name: x for name, x in content.tensors.items() if name not in spare}
-    fitted = _tied(join_experts(replace(content, tensors=tensors), model, where), model)
-    for path, module in model.named_modules(remove_duplicate=False):
-        shape = fitted.packed[path].shape if path in fitted.packed else None
-        weight = of_layer(module).weight
-        is_known = weight is not None and not weight.is_transposed
-        if shape is not None and is_known and module.weight.shape != shape:
-            raise other_shape(f"{path}.weight", shape, module.weight.shape, where)
-    return fitted
-
-
-def _tied(content: Read, model: Any) -> Read:
-    """Ties layers that a model ties and that the folder has once, as codes."""
-    packed, ties = dict(content.packed), dict(content.ties)
-    for target, source in model.all_tied_weights_keys.items():
-        path, home = target.removesuffix(".weight"), source.removesuffix(".weight")
-        if path in packed and home not in packed and source not in content.tensors:
-            packed[home] = packed.pop(path)
-        if home in packed and path not in packed and target not in content.tensors:
-            ties[path] = home
-    return replace(content, packed=packed, ties=ties)
-
-
-def without_data(kind: Any, config: Any) -> nn.Module:
-    """A model of transformers on the meta device, its layers float.
-
-    Args:
-        kind: its class, or an `AutoModel...`.
-        config: of the model.
-    """
-    config = copy.deepcopy(config)
-    vars(config).pop("quantization_config", None)
-    with torch.device("meta"):
-        return fresh_model(kind, config)
-
-
-def fresh_model(kind: Any, config: Any) -> nn.Module:
-    """A model of transformers with new weights; a folder's own code is not run.
-
-    Args:
-        kind: its class, or an `AutoModel...`.
-        config: of the model.
-    """
-    of_config = getattr(kind, "from_config", None)
-    # Without an answer it would ask on the terminal.
-    model: nn.Module = of_config(config, trust_remote_code=False) if of_config else kind(config)
-    return model

@@ -11,7 +11,7 @@ from torch import nn
 from chop.base.files.documents import read_json
 from chop.base.plugins import Registry
 from chop.errors import ConfigError
-from chop.export.foreign import reader as _reader
+from chop.export.foreign import loading
 from chop.export.foreign.reader import Reader
 from chop.export.gguf.header import gguf_file
 from chop.ir.huggingface.config_file import CONFIG
@@ -96,4 +96,4 @@ def load(path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any
     if found is None:
         known = ", ".join(READERS)
         raise ConfigError(f"'{path}': expected a folder of {known}, or a file of GGUF.")
-    return _reader.load(found, path, choose, **settings)
+    return loading.load(found, path, choose, **settings)

@@ -10,21 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from chop.captured.layers.experts import matrices_of
 from chop.errors import CheckpointError, ConfigError
+from chop.export.foreign.reader import Read
 from chop.export.foreign.stored import Stored, numbers_of, stored_integers
 from chop.formats import FP8, LearnableFormat, NumberFormat, ScaleInteger
 from chop.formats.groups import WHOLE_TENSOR
 from chop.ir.huggingface.conversions import EXPERT, Conversions, ExpertMatrix
 from chop.private.modules import parameters_of
-
-if TYPE_CHECKING:
-    from chop.export.foreign.reader import Read
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from chop.errors import (
     enumerate_names,
     first_line,
 )
-from chop.export.foreign.reader import MOST_NAMES, Read, Reader, without_data
+from chop.export.foreign.loading import without_data
+from chop.export.foreign.reader import MOST_NAMES, Read, Reader
 from chop.export.foreign.stored import Stored
 from chop.export.gguf.architectures import ARCHITECTURES, Architecture
 from chop.export.gguf.config import unread_settings

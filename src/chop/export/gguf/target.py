@@ -16,7 +16,7 @@ from chop.base.files import atomic_file
 from chop.base.files.temporary import scratch_folder
 from chop.errors import ConfigError
 from chop.export.coded import coded_weight
-from chop.export.foreign.reader import without_data
+from chop.export.foreign.loading import without_data
 from chop.export.gguf.architectures import ARCHITECTURES, Architecture
 from chop.export.gguf.blocks import Blocks, blocks_of
 from chop.export.gguf.config import architecture_of, metadata_of, unread_settings

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.export.coded import CodedWeight
-from chop.export.foreign.reader import load
+from chop.export.foreign.loading import load
 from chop.export.foreign.stored import WORD, words_packed
 from chop.export.gptq.reader import METHOD, READER, WIDTHS
 from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder

@@ -1,0 +1,169 @@
+"""Loading of what another tool wrote: what a reader gives becomes a model of packed layers.
+
+Codes and scales are written as a folder of chop, which transformers reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from chop.base.files import write_json, writing
+from chop.base.files.library_errors import library_errors
+from chop.base.files.temporary import scratch_folder
+from chop.errors import CheckpointError, ConfigError
+from chop.export.foreign.reader import Read, Reader
+from chop.export.foreign.stored_experts import join_experts
+from chop.export.foreign.weight_files import WHOLE
+from chop.ir.huggingface.architecture import named_class
+from chop.ir.huggingface.config_file import CONFIG, check_config, without_fetched_code
+from chop.ir.huggingface.generation_file import read_generation_config
+from chop.ir.huggingface.misfits import other_shape
+from chop.ir.huggingface.unread import Unread
+from chop.ir.ops import of_layer
+from chop.private.transformers_api import without_load_report
+
+log = logging.getLogger(__name__)
+
+
+def load(
+    reader: Reader, path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any
+) -> nn.Module:
+    """The model of a folder or file, packed, in evaluation mode.
+
+    Args:
+        reader: of its tool.
+        path: local.
+        choose: configuration -> class of transformers to build. Default: the one that it names.
+        settings: of its configuration, in the place of those of the folder.
+
+    Raises:
+        ConfigError: something has no format here, and is named.
+        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
+    """
+    with scratch_folder("read") as temporary:
+        found = reader.read(path)
+        if not found.packed and not reader.may_be_float:
+            raise CheckpointError(
+                f"'{path}' has float weights alone, and its config.json says {reader.name}."
+            )
+        with library_errors(path, str(temporary)):
+            model: Any = _model(found, temporary, choose or _named, settings).eval()
+    model.name_or_path = model.config.name_or_path = str(path)
+    read_generation_config(model, path)
+    return model  # type: ignore[no-any-return]
+
+
+def _named(config: Any) -> Any:
+    """The class that a configuration names; None: it names none of transformers."""
+    return named_class(config, "config.json")
+
+
+def _model(
+    found: Read, folder: Path, choose: Callable[[Any], Any], settings: Mapping[str, Any]
+) -> nn.Module:
+    import transformers
+    from safetensors.torch import save_file
+
+    # Registers how transformers reads what is converted.
+    from chop.ir.huggingface import quantizer as _quantizer  # noqa: F401
+
+    write_json(folder / CONFIG, found.settings)
+    check_config(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
+    without_fetched_code(config, f"'{folder}'")
+    kind = choose(config)
+    if kind is None:
+        raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
+    layers, weights = getattr(config, "num_hidden_layers", 0), len(found.weights)
+    if isinstance(layers, int) and layers > weights:
+        raise CheckpointError(f"'{folder}' has {weights} tensors for {layers} layers.")
+    fitted = _fitted(found, without_data(kind, config), f"'{folder}'")
+    if fitted.packed:
+        config.quantization_config = fitted.settings["quantization_config"]
+    with writing(folder / WHOLE):
+        save_file(fitted.weights, folder / WHOLE, metadata={"format": "pt"})
+    model: nn.Module
+    with without_load_report():  # lines below say what it would
+        model, report = kind.from_pretrained(
+            folder,
+            config=config,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    for note in Unread.from_report(report).check(model, f"'{folder}'", has_new_head=bool(settings)):
+        log.warning("%s", note)
+    return model
+
+
+def _fitted(content: Read, model: nn.Module, where: str) -> Read:
+    """Fits the content of a folder to a model: experts of one layer are put together.
+
+    Biases of zeros that the model has no place for are left out: tools write them for every layer.
+
+    Args:
+        content: content of the folder.
+        model: on the meta device, its layers float.
+        where: the folder, for messages.
+
+    Raises:
+        ConfigError, CheckpointError: codes do not fit the model.
+    """
+    names = (f"{path}.bias" for path in content.packed)
+    zeros = {x for x in names if x in content.tensors and not bool(content.tensors[x].any())}
+    spare = zeros - {*model.state_dict()} if zeros else zeros
+    tensors = {name: x for name, x in content.tensors.items() if name not in spare}
+    fitted = _tied(join_experts(replace(content, tensors=tensors), model, where), model)
+    for path, module in model.named_modules(remove_duplicate=False):
+        shape = fitted.packed[path].shape if path in fitted.packed else None
+        weight = of_layer(module).weight
+        is_known = weight is not None and not weight.is_transposed
+        if shape is not None and is_known and module.weight.shape != shape:
+            raise other_shape(f"{path}.weight", shape, module.weight.shape, where)
+    return fitted
+
+
+def _tied(content: Read, model: Any) -> Read:
+    """Ties layers that a model ties and that the folder has once, as codes."""
+    packed, ties = dict(content.packed), dict(content.ties)
+    for target, source in model.all_tied_weights_keys.items():
+        path, home = target.removesuffix(".weight"), source.removesuffix(".weight")
+        if path in packed and home not in packed and source not in content.tensors:
+            packed[home] = packed.pop(path)
+        if home in packed and path not in packed and target not in content.tensors:
+            ties[path] = home
+    return replace(content, packed=packed, ties=ties)
+
+
+def without_data(kind: Any, config: Any) -> nn.Module:
+    """A model of transformers on the meta device, its layers float.
+
+    Args:
+        kind: its class, or an `AutoModel...`.
+        config: of the model.
+    """
+    config = copy.deepcopy(config)
+    vars(config).pop("quantization_config", None)
+    with torch.device("meta"):
+        return fresh_model(kind, config)
+
+
+def fresh_model(kind: Any, config: Any) -> nn.Module:
+    """A model of transformers with new weights; a folder's own code is not run.
+
+    Args:
+        kind: its class, or an `AutoModel...`.
+        config: of the model.
+    """
+    of_config = getattr(kind, "from_config", None)
+    # Without an answer it would ask on the terminal.
+    model: nn.Module = of_config(config, trust_remote_code=False) if of_config else kind(config)
+    return model
