@@ -15,7 +15,7 @@ from chop.formats import NumberFormat
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Weight
 from chop.nn.packed import PackedOperator
-from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.packed.state import BUFFER_NAMES
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import MASK_BUFFERS
 from chop.nn.quantized.state import SCALE_NAMES

@@ -26,7 +26,7 @@ from chop.export.target import packed_layers, packed_model, refuse
 from chop.formats import Quantizer, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
-from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.packed.state import BUFFER_NAMES
 from chop.nn.transposed import stores_transposed
 
 log = logging.getLogger("chop.export")

@@ -16,7 +16,7 @@ from chop.export.foreign.stored import Stored, coded_modules
 from chop.export.foreign.weight_files import document, tensors_of
 from chop.formats import NumberFormat, stored_settings
 from chop.ir.huggingface.config_file import CONFIG
-from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.packed.state import BUFFER_NAMES
 
 CODES, SCALES, TENSOR_SCALE = BUFFER_NAMES["weight"]
 MOST_NAMES = 8

@@ -16,7 +16,7 @@ from chop.ir.huggingface.tying import tie_codes
 from chop.nn.hadamard import Rotated
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator
-from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.packed.state import BUFFER_NAMES
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.transposed import stores_transposed
 from chop.private.modules import buffers_of, has_forward_hooks, parameters_of

@@ -27,7 +27,7 @@ from chop.ir.huggingface.stored import (
 from chop.ir.huggingface.weights import StoredTensors, but
 from chop.ir.ops import of_layer, of_module, stand_in_for
 from chop.nn.packed import KnownCodes, PackedOperator
-from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.packed.state import BUFFER_NAMES
 from chop.private.modules import buffers_of, parameters_of
 from chop.private.transformers_api import may_be_missing
 

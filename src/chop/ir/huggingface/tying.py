@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from chop.nn.packed import PackedOperator
-from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.packed.state import BUFFER_NAMES
 from chop.private.modules import buffers_of, parameters_of, set_members
 from chop.private.transformers_api import set_tied_keys, tied_keys
 

@@ -20,7 +20,7 @@ from chop.ir.huggingface.layers import NUMBERED, check_layers, spare_layers
 from chop.ir.huggingface.misfits import lacking, name_first, other_shape
 from chop.ir.huggingface.skeleton import empty_model
 from chop.ir.huggingface.tools import find_tool
-from chop.nn.packed.base import BUFFER_NAMES
+from chop.nn.packed.state import BUFFER_NAMES
 from chop.private.modules import buffers_of, parameters_of
 
 MOST_NAMES = 8

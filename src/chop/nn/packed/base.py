@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -16,18 +16,12 @@ from chop.nn.adoption import adopt
 from chop.nn.packed.decoded import DecodedTensor, decoded_tensor, plain, source_of
 from chop.nn.packed.encoding import encode_in_parts
 from chop.nn.packed.rewriting import assign
-from chop.nn.packed.state import (
-    Parameters,
-    not_a_parameter,
-    state_formats,
-    why_not_loadable,
-)
+from chop.nn.packed.state import BUFFER_NAMES, PackedState, Parameters, not_a_parameter
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import MASK, MASK_BUFFERS
 from chop.nn.weight_cache import decoded_once
 from chop.private.modules import BUFFERS, PARAMETERS, buffers_of, parameters_of, set_members
 
-CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"
 SMALL = 2**14
 """Elements of a parameter that is decoded once."""
 KnownCodes = MutableMapping[tuple[int, str], Encoded]
@@ -38,7 +32,7 @@ PACKED: dict[type[QuantizedOperator], type[PackedOperator]] = {}
 """The packed twin of each operator with a weight."""
 
 
-class PackedOperator(QuantizedOperator):
+class PackedOperator(PackedState):
     """Mixin that replaces the quantized parameters of an operator by their codes.
 
     One layer at a time is decoded, while it runs. Parameters of up to `SMALL` elements are decoded
@@ -57,17 +51,9 @@ class PackedOperator(QuantizedOperator):
     """
 
     operator: ClassVar[type[QuantizedOperator]]
-    exact_buffers = (*QuantizedOperator.exact_buffers, SCALES, TENSOR_SCALE)
     """The class that it packs."""
-    takes_rows: ClassVar[bool] = False
-    """A weight of another number of rows may be written to it."""
     is_derived: ClassVar[bool] = False
     """`packed_twin` made the class, in the operator's module."""
-    packed_shapes: dict[str, torch.Size]
-    packed_dtype: torch.dtype
-    packed_trainable: tuple[str, ...]
-    packed_mask: bool
-    packed_exact: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -150,51 +136,6 @@ class PackedOperator(QuantizedOperator):
             values = self._decoded(name)
         return decoded_tensor(values, self, name)
 
-    def put_codes(self, name: str, stored: Encoded, in_place: bool = True) -> None:
-        """Replaces the codes of a parameter.
-
-        Args:
-            name: of the parameter.
-            stored: the codes.
-            in_place: writes to the memory of the old codes, where they have that size: layers that
-                share them see the change. Otherwise the layer has `stored` itself, and shares it.
-        """
-        parts = (stored.codes, stored.scales, stored.tensor_scale)
-        for buffer, new in zip(BUFFER_NAMES[name], parts, strict=True):
-            old = self._buffers.get(buffer)
-            if not in_place or old is None or new is None or old.shape != new.shape:
-                self._buffers[buffer] = new
-                continue
-            with torch.inference_mode(old.is_inference()), torch.no_grad():
-                old.copy_(new)
-        self.packed_shapes = {**self.packed_shapes, name: stored.shape}
-
-    def encoded(self, name: str) -> Encoded:
-        """The codes of a packed parameter."""
-        codes, *scales = (self._buffers.get(buffer) for buffer in BUFFER_NAMES[name])
-        assert codes is not None
-        return Encoded(codes, self.packed_shapes[name], self.packed_dtype, *scales)
-
-    def passed_shape(self, name: str, stored: Encoded | None = None) -> list[int]:
-        """The shape of a packed parameter as operators take it.
-
-        Codes that are a tensor subclass, such as a DTensor, may be a part of the rows to whoever
-        unwraps them: then the number of rows is -1, where codes tell it.
-
-        Args:
-            name: of the parameter.
-            stored: some of its rows; None: all.
-        """
-        shape = self.packed_shapes[name] if stored is None else stored.shape
-        codes = self._buffers[BUFFER_NAMES[name][0]] if stored is None else stored.codes
-        if type(codes) is not Tensor and self.spec.number_format(name).is_row_separable(shape):
-            return [-1, *shape[1:]]
-        return list(shape)
-
-    def packed_bits(self, name: str) -> float:
-        """Bits per element of a packed parameter, counted from its buffers."""
-        return 8 * self.encoded(name).size_bytes / max(self.packed_shapes[name].numel(), 1)
-
     def _decoded(self, name: str) -> Tensor:
         if not self._is_kept(name):
             return self._decode(name, self.encoded(name))
@@ -208,17 +149,6 @@ class PackedOperator(QuantizedOperator):
     def _is_kept(self, name: str) -> bool:
         """Whether the decoded parameter is kept from one forward to the next."""
         return not torch.compiler.is_compiling() and self.packed_shapes[name].numel() <= SMALL
-
-    def _decode(self, name: str, stored: Encoded) -> Tensor:
-        decoded: Tensor = torch.ops.chop.decode(
-            stored.codes,
-            stored.scales,
-            stored.tensor_scale,
-            self.passed_shape(name, stored),
-            self.spec.number_format(name).key,
-            stored.dtype,
-        )
-        return decoded
 
     def quantize(self, operand: str | None, x: Any, hidden: Tensor | None = None) -> Any:
         """What is packed is in its format already; the rest is quantized as ever.
@@ -275,34 +205,6 @@ class PackedOperator(QuantizedOperator):
         set_members(twin, {**decoded, **self._parameters}, buffers)
         return twin
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        state_formats(self, destination, prefix)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        """Loads codes of the layer's own formats and shapes; see `why_not_loadable`."""
-        reasons = why_not_loadable(self, state_dict, prefix, local_metadata)
-        error_msgs.extend(reasons)
-        if not reasons:
-            rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-            super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and converts as any quantized operator; the decoded dtype follows."""
-        super()._apply(fn, recurse)
-        probe = torch.empty(0, dtype=self.packed_dtype, device=self.encoded("weight").codes.device)
-        self.packed_dtype = fn(probe).dtype
-        return self
-
 
 def packed_twin(operator: type[QuantizedOperator], home: str | None = None) -> type[PackedOperator]:
     """The packed twin of an operator; without one, a class that decodes before it computes.
@@ -341,12 +243,6 @@ def drop_packed_twin(operator: type[QuantizedOperator]) -> None:
 
 
 ATTRIBUTES = ("packed_shapes", "packed_dtype", "packed_trainable", "packed_mask", "packed_exact")
-
-
-BUFFER_NAMES = {
-    operand: (f"{operand}_{CODES}", f"{operand}_{SCALES}", f"{operand}_{TENSOR_SCALE}")
-    for operand in ("weight", "bias")
-}
 
 
 def packable_operands(layer: QuantizedOperator) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +12,8 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats import Encoded
 from chop.nn.packed.rewriting import write
+from chop.nn.packed.state import PackedState
 from chop.private.torch_api import is_transformed, version_of
-
-if TYPE_CHECKING:
-    from chop.nn.packed.base import PackedOperator
 
 
 @dataclass
@@ -30,7 +28,7 @@ class _Source:
     """
 
     root: Tensor
-    layer: PackedOperator
+    layer: PackedState
     name: str
     stored: Encoded
 
@@ -125,7 +123,7 @@ _UNCOUNTED = (Tensor.apply_, Tensor.map_, Tensor.map2_)
 """What writes to a tensor past autograd, which counts the other writes."""
 
 
-def decoded_tensor(values: Tensor, layer: PackedOperator, name: str) -> Tensor:
+def decoded_tensor(values: Tensor, layer: PackedState, name: str) -> Tensor:
     """A tensor whose writes go on to the codes of a layer.
 
     It is a plain one where nobody can write to it, or nothing can see that: in a compiler, in a
@@ -143,7 +141,7 @@ def decoded_tensor(values: Tensor, layer: PackedOperator, name: str) -> Tensor:
     return DecodedTensor._view(values, _Source(values, layer, name, layer.encoded(name)))
 
 
-def source_of(x: Any) -> tuple[PackedOperator, str, Encoded] | None:
+def source_of(x: Any) -> tuple[PackedState, str, Encoded] | None:
     """The layer, the parameter and the codes that a tensor is all the values of; None: of none."""
     if not isinstance(x, DecodedTensor):
         return None

@@ -18,7 +18,8 @@ from chop.kernels.codes import Packed
 from chop.kernels.cpu.int8 import Product, prepared_product, takes_as_codes
 from chop.kernels.packed import takes_prepared
 from chop.nn import quantized as q
-from chop.nn.packed.base import BUFFER_NAMES, SMALL, PackedOperator, packed_twin
+from chop.nn.packed.base import SMALL, PackedOperator, packed_twin
+from chop.nn.packed.state import BUFFER_NAMES
 from chop.nn.weight_cache import forget, prepared_once
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 

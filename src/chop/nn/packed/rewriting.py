@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -11,16 +9,14 @@ from chop.base.notices import warn_once
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat
 from chop.nn.packed.encoding import encode_in_parts
-
-if TYPE_CHECKING:
-    from chop.nn.packed.base import PackedOperator
+from chop.nn.packed.state import PackedState
 
 
 def assign(
-    layer: PackedOperator,
+    layer: PackedState,
     name: str,
     values: Tensor,
-    source: tuple[PackedOperator, str, Encoded] | None,
+    source: tuple[PackedState, str, Encoded] | None,
 ) -> None:
     """`layer.weight = values`: another parameter, as torch has it.
 
@@ -54,7 +50,7 @@ def assign(
 
 @torch.no_grad()
 def write(
-    layer: PackedOperator,
+    layer: PackedState,
     name: str,
     values: Tensor,
     takes_rows: bool = False,
@@ -141,7 +137,7 @@ def _encoded(number_format: NumberFormat, values: Tensor, old: Encoded, before: 
     return Encoded(codes, values.shape, old.dtype, merged(made.scales, kept.scales))
 
 
-def _report(layer: PackedOperator, name: str, wanted: Tensor, before: Tensor) -> None:
+def _report(layer: PackedState, name: str, wanted: Tensor, before: Tensor) -> None:
     """Says once for each format how far what is stored is from what was written."""
     stored = layer._decode(name, layer.encoded(name))[: len(wanted) if wanted.ndim else None]
     lost, change = (x.double().square().sum().sqrt() for x in (stored - wanted, wanted - before))

@@ -1,20 +1,26 @@
-"""State dicts of packed layers: entries for codes, and checks before they are read."""
+"""State of packed layers: parameters as codes in buffers, and their entries in state dicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from chop.base.notices import warn_once
 from chop.errors import ConfigError
+from chop.formats import Encoded
 from chop.formats.base import from_key
+from chop.nn.quantized import QuantizedOperator
 
-if TYPE_CHECKING:
-    from chop.nn.packed.base import PackedOperator
-
+CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"
+BUFFER_NAMES = {
+    operand: (f"{operand}_{CODES}", f"{operand}_{SCALES}", f"{operand}_{TENSOR_SCALE}")
+    for operand in ("weight", "bias")
+}
+"""The buffers of a packed parameter."""
 STATED = "packed"
 """The entry of a layer's metadata: by name of a parameter, the key of its format, its shape."""
 
@@ -53,26 +59,122 @@ def not_a_parameter(layer: str, name: str) -> str:
     )
 
 
-def state_formats(layer: PackedOperator, state: Any, prefix: str) -> None:
-    """Writes into the metadata of a state dict what the codes of a layer are.
+class PackedState(QuantizedOperator):
+    """Mixin with the codes of an operator's parameters: what they are, and how they are saved.
 
-    `torch.save` keeps the metadata; safetensors and plain dicts do not.
-
-    Args:
-        layer: the layer.
-        state: it has the tensors of the layer.
-        prefix: of their names, with the dot.
+    Attributes:
+        packed_shapes: the shapes of the parameters that are codes, by name.
+        packed_dtype: what they are decoded to.
+        packed_trainable: those that take a gradient once they are unpacked.
+        packed_mask: what is zero in the weight stays zero.
+        packed_exact: products with the weight are those of the decoded one, bit for bit.
     """
-    metadata = getattr(state, "_metadata", {}).get(prefix[:-1])
-    if metadata is not None:
-        metadata[STATED] = {
-            name: (layer.spec.number_format(name).key, list(shape))
-            for name, shape in layer.packed_shapes.items()
-        }
+
+    exact_buffers = (*QuantizedOperator.exact_buffers, SCALES, TENSOR_SCALE)
+    takes_rows: ClassVar[bool] = False
+    """A weight of another number of rows may be written to it."""
+    packed_shapes: dict[str, torch.Size]
+    packed_dtype: torch.dtype
+    packed_trainable: tuple[str, ...]
+    packed_mask: bool
+    packed_exact: bool = False
+
+    def put_codes(self, name: str, stored: Encoded, in_place: bool = True) -> None:
+        """Replaces the codes of a parameter.
+
+        Args:
+            name: of the parameter.
+            stored: the codes.
+            in_place: writes to the memory of the old codes, where they have that size: layers that
+                share them see the change. Otherwise the layer has `stored` itself, and shares it.
+        """
+        parts = (stored.codes, stored.scales, stored.tensor_scale)
+        for buffer, new in zip(BUFFER_NAMES[name], parts, strict=True):
+            old = self._buffers.get(buffer)
+            if not in_place or old is None or new is None or old.shape != new.shape:
+                self._buffers[buffer] = new
+                continue
+            with torch.inference_mode(old.is_inference()), torch.no_grad():
+                old.copy_(new)
+        self.packed_shapes = {**self.packed_shapes, name: stored.shape}
+
+    def encoded(self, name: str) -> Encoded:
+        """The codes of a packed parameter."""
+        codes, *scales = (self._buffers.get(buffer) for buffer in BUFFER_NAMES[name])
+        assert codes is not None
+        return Encoded(codes, self.packed_shapes[name], self.packed_dtype, *scales)
+
+    def passed_shape(self, name: str, stored: Encoded | None = None) -> list[int]:
+        """The shape of a packed parameter as operators take it.
+
+        Codes that are a tensor subclass, such as a DTensor, may be a part of the rows to whoever
+        unwraps them: then the number of rows is -1, where codes tell it.
+
+        Args:
+            name: of the parameter.
+            stored: some of its rows; None: all.
+        """
+        shape = self.packed_shapes[name] if stored is None else stored.shape
+        codes = self._buffers[BUFFER_NAMES[name][0]] if stored is None else stored.codes
+        if type(codes) is not Tensor and self.spec.number_format(name).is_row_separable(shape):
+            return [-1, *shape[1:]]
+        return list(shape)
+
+    def packed_bits(self, name: str) -> float:
+        """Bits per element of a packed parameter, counted from its buffers."""
+        return 8 * self.encoded(name).size_bytes / max(self.packed_shapes[name].numel(), 1)
+
+    def _decode(self, name: str, stored: Encoded) -> Tensor:
+        decoded: Tensor = torch.ops.chop.decode(
+            stored.codes,
+            stored.scales,
+            stored.tensor_scale,
+            self.passed_shape(name, stored),
+            self.spec.number_format(name).key,
+            stored.dtype,
+        )
+        return decoded
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Writes into the metadata what the codes are.
+
+        `torch.save` keeps the metadata; safetensors and plain dicts do not.
+        """
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata[STATED] = {
+                name: (self.spec.number_format(name).key, list(shape))
+                for name, shape in self.packed_shapes.items()
+            }
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Loads codes of the layer's own formats and shapes; see `_why_not_loadable`."""
+        reasons = _why_not_loadable(self, state_dict, prefix, local_metadata)
+        error_msgs.extend(reasons)
+        if not reasons:
+            rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves and converts as any quantized operator; the decoded dtype follows."""
+        super()._apply(fn, recurse)
+        probe = torch.empty(0, dtype=self.packed_dtype, device=self.encoded("weight").codes.device)
+        self.packed_dtype = fn(probe).dtype
+        return self
 
 
-def why_not_loadable(
-    layer: PackedOperator, state: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any]
+def _why_not_loadable(
+    layer: PackedState, state: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any]
 ) -> list[str]:
     """Why the tensors of a state dict are not the codes of a layer; empty where they may be.
 
