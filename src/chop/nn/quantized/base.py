@@ -18,7 +18,6 @@ from chop.nn.quantized import state
 from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import (
     FULL,
-    MASK,
     SALIENCY,
     apply_mask,
     track_operator,
@@ -26,8 +25,8 @@ from chop.nn.quantized.masks import (
 )
 from chop.nn.quantized.numbers import has_started
 from chop.nn.quantized.replicas import join_replicas
-from chop.nn.quantized.running import RANGE_NAMES, RunningMaximum, read_range
-from chop.nn.quantized.state import SCALE_NAMES
+from chop.nn.quantized.running import RANGE_NAMES
+from chop.nn.quantized.state import SCALE_NAMES, QuantizedState
 from chop.nn.weight_cache import keeps, kept
 from chop.private.data_parallel import has_process_group
 
@@ -36,7 +35,7 @@ T = TypeVar("T")
 _FROM_FORMATS = frozenset({"config", "bypass", "x_quantizer", "w_quantizer", "b_quantizer"})
 
 
-class QuantizedOperator(nn.Module):
+class QuantizedOperator(QuantizedState):
     """Mixin that gives a `torch.nn` class a `QuantSpec`.
 
     `class QuantLinear(QuantizedOperator, nn.Linear)` takes the constructor arguments of
@@ -75,13 +74,6 @@ class QuantizedOperator(nn.Module):
 
     meets_masks: bool = False
     """True if inputs may be masked scores: see `chop.nn.quantized.scores`."""
-
-    spec: QuantSpec
-    weight_mask: Tensor
-    weight_orig: Tensor
-    known_starts: frozenset[str] = frozenset()
-    known_fits: Mapping[str, Quantizer] = {}
-    """Copies of what the tensors say, for compilers, which see tensors without values."""
 
     def __new__(
         cls, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
@@ -131,11 +123,6 @@ class QuantizedOperator(nn.Module):
         """The same operator in other formats, with the same parameters."""
         return self.from_float(self, spec)
 
-    def take_spec(self, spec: QuantSpec) -> None:
-        """Takes other formats in place, and renews what follows from them."""
-        before, self.spec = self.spec, spec
-        state.renew(self, before)
-
     def unpack(self) -> QuantizedOperator:
         """The operator with its weight as a parameter: itself, unless it is packed."""
         return self
@@ -169,12 +156,6 @@ class QuantizedOperator(nn.Module):
         return twin
 
     @property
-    def waiting(self) -> tuple[str, ...]:
-        """Operands whose learned scales have not started."""
-        learned = self.spec.lsq_operands
-        return tuple(n for n in learned if not has_started(self._parameters.get(SCALE_NAMES[n])))
-
-    @property
     def learns_of_inputs(self) -> bool:
         """True if a training call may start scales of inputs or move their ranges."""
         spec = vars(self).get("spec")
@@ -196,22 +177,6 @@ class QuantizedOperator(nn.Module):
         return spec is not None and any(
             not fmt.is_fitted and name not in self.fits for name, fmt in spec.items()
         )
-
-    @property
-    def running(self) -> dict[str, RunningMaximum]:
-        """By operand what training has shown of a format that was not calibrated."""
-        ranges = {name: self._buffers.get(RANGE_NAMES[name]) for name, _ in self.spec.items()}
-        scales = {
-            name: read_range(buffer, getattr(self.spec, name))
-            for name, buffer in ranges.items()
-            if buffer is not None and not getattr(self.spec, name).is_fitted
-        }
-        return {name: x for name, x in scales.items() if x is not None}
-
-    @property
-    def fits(self) -> dict[str, Quantizer]:
-        """By operand the format that training has fitted."""
-        return {name: maximum.fitted for name, maximum in self.running.items()}
 
     def _operand(self, name: str) -> Any:
         """The parameter that the operator computes with, not yet quantized; None without one.
@@ -336,16 +301,6 @@ class QuantizedOperator(nn.Module):
         missing_keys += [name for name in missing if name not in ranges]
         zero_masked_weights(self)
         state.note(self)
-
-    @property
-    def is_pruned(self) -> bool:
-        """True when the weight has a mask."""
-        return MASK in self._buffers
-
-    def effective(self, operand: str) -> Tensor:
-        """The parameter of that name as it enters the operator: masked, not yet quantized."""
-        x = getattr(self, operand)
-        return apply_mask(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
 
     # An attribute of that name on the float module stays what it was.
     @property

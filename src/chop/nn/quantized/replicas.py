@@ -13,7 +13,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,7 +27,7 @@ from chop.formats import OPERANDS, QuantSpec
 from chop.nn.quantized import state
 from chop.nn.quantized.numbers import has_started
 from chop.nn.quantized.running import RANGE_NAMES, merged_range
-from chop.nn.quantized.state import SCALE_NAMES
+from chop.nn.quantized.state import SCALE_NAMES, QuantizedState
 from chop.private.data_parallel import (
     Replicas,
     find_replicas,
@@ -38,9 +38,6 @@ from chop.private.data_parallel import (
 )
 from chop.private.modules import buffers_of, parameters_of
 from chop.private.torch_api import is_in_backward
-
-if TYPE_CHECKING:
-    from chop.nn.quantized.base import QuantizedOperator
 
 
 @dataclass
@@ -62,7 +59,7 @@ _agreements: WeakKeyDictionary[nn.Module, _Agreement] = WeakKeyDictionary()
 """By the module that users call."""
 
 
-def join_replicas(operator: QuantizedOperator) -> None:
+def join_replicas(operator: QuantizedState) -> None:
     """Notes that an operator is trained by several processes, where it is.
 
     In evaluation mode it is trained as long as learned scales wait for a gradient to start them.
@@ -210,7 +207,7 @@ def _agree_on_formats(model: nn.Module, group: Any) -> None:
 
 
 @torch.no_grad()
-def _take_spec(operator: QuantizedOperator, spec: QuantSpec) -> None:
+def _take_spec(operator: QuantizedState, spec: QuantSpec) -> None:
     """Other formats whose learned scales are the parameters that DDP and optimizers know."""
     held = parameters_of(operator)
     before = {name: held.get(name) for name in SCALE_NAMES.values()}
@@ -226,7 +223,7 @@ def _take_spec(operator: QuantizedOperator, spec: QuantSpec) -> None:
     state.note(operator)
 
 
-def _operators_by_path(model: nn.Module) -> Iterator[tuple[str, QuantizedOperator]]:
+def _operators_by_path(model: nn.Module) -> Iterator[tuple[str, QuantizedState]]:
     """The operators with formats of their own; those of an attention are its steps'."""
     for path, module in model.named_modules():
         if isinstance(vars(module).get("spec"), QuantSpec):

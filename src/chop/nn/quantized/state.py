@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from chop.captured.padding.hidden import visible_alone
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales
+from chop.nn.quantized.masks import MASK, apply_mask
 from chop.nn.quantized.numbers import WHOLE, has_started, is_in_fake_mode
 from chop.nn.quantized.running import (
     RANGE_NAMES,
@@ -22,9 +24,6 @@ from chop.nn.quantized.running import (
 from chop.private.modules import buffers_of, parameters_of, set_members
 from chop.private.torch_api import constant_when_compiled, is_fake
 
-if TYPE_CHECKING:
-    from chop.nn.quantized.base import QuantizedOperator
-
 SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}
 """The parameters with learned scales."""
 COPIES = frozenset({"known_starts", "known_fits"})
@@ -33,7 +32,61 @@ EARLIER = ("waiting", "running")
 """Attributes in which earlier versions kept what tensors hold now."""
 
 
-def waits(operator: QuantizedOperator, operand: str, until: str) -> str:
+class QuantizedState(nn.Module):
+    """Mixin with the formats of an operator, and what its tensors say of them.
+
+    Attributes:
+        spec: a format for each operand.
+        weight_mask: True where a weight is kept; only if it is pruned.
+        weight_orig: what was in the weight before it was pruned.
+    """
+
+    spec: QuantSpec
+    weight_mask: Tensor
+    weight_orig: Tensor
+    known_starts: frozenset[str] = frozenset()
+    known_fits: Mapping[str, Quantizer] = {}
+    """Copies of what the tensors say, for compilers, which see tensors without values."""
+
+    def take_spec(self, spec: QuantSpec) -> None:
+        """Takes other formats in place, and renews what follows from them."""
+        before, self.spec = self.spec, spec
+        renew(self, before)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Operands whose learned scales have not started."""
+        learned = self.spec.lsq_operands
+        return tuple(n for n in learned if not has_started(self._parameters.get(SCALE_NAMES[n])))
+
+    @property
+    def running(self) -> dict[str, RunningMaximum]:
+        """By operand what training has shown of a format that was not calibrated."""
+        ranges = {name: self._buffers.get(RANGE_NAMES[name]) for name, _ in self.spec.items()}
+        scales = {
+            name: read_range(buffer, getattr(self.spec, name))
+            for name, buffer in ranges.items()
+            if buffer is not None and not getattr(self.spec, name).is_fitted
+        }
+        return {name: x for name, x in scales.items() if x is not None}
+
+    @property
+    def fits(self) -> dict[str, Quantizer]:
+        """By operand the format that training has fitted."""
+        return {name: maximum.fitted for name, maximum in self.running.items()}
+
+    @property
+    def is_pruned(self) -> bool:
+        """True when the weight has a mask."""
+        return MASK in self._buffers
+
+    def effective(self, operand: str) -> Tensor:
+        """The parameter of that name as it enters the operator: masked, not yet quantized."""
+        x = getattr(self, operand)
+        return apply_mask(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
+
+
+def waits(operator: QuantizedState, operand: str, until: str) -> str:
     """The message that learned scales have not started.
 
     Args:
@@ -50,7 +103,7 @@ def waits(operator: QuantizedOperator, operand: str, until: str) -> str:
 # --- learned scales ----------------------------------------------------------------------------
 
 
-def scales_for(operator: QuantizedOperator, operand: str, x: Tensor) -> Tensor:
+def scales_for(operator: QuantizedState, operand: str, x: Tensor) -> Tensor:
     """The scales that a tensor is rounded by: learned, or measured where they have not started.
 
     In training mode what is measured is the start, and is written into the parameter. In
@@ -82,15 +135,13 @@ def scales_for(operator: QuantizedOperator, operand: str, x: Tensor) -> Tensor:
     return start
 
 
-def _start_at(
-    operator: QuantizedOperator, operand: str, start: Tensor, scales: nn.Parameter
-) -> None:
+def _start_at(operator: QuantizedState, operand: str, start: Tensor, scales: nn.Parameter) -> None:
     if not has_started(scales):
         write_scales(operator, operand, start, scales)
 
 
 @torch.no_grad()
-def measured_scales(operator: QuantizedOperator, operand: str, x: Tensor) -> Tensor | None:
+def measured_scales(operator: QuantizedState, operand: str, x: Tensor) -> Tensor | None:
     """The start of learned scales for a tensor, float32 (n,), without hidden tokens of inputs.
 
     Args:
@@ -113,7 +164,7 @@ def measured_scales(operator: QuantizedOperator, operand: str, x: Tensor) -> Ten
 
 @torch.no_grad()
 def write_scales(
-    operator: QuantizedOperator, operand: str, start: Tensor, scales: nn.Parameter
+    operator: QuantizedState, operand: str, start: Tensor, scales: nn.Parameter
 ) -> None:
     """Writes learned scales into their parameter, which follows them to their device."""
     if scales.device == start.device and scales.shape == start.shape:
@@ -126,7 +177,7 @@ def write_scales(
 # --- ranges ------------------------------------------------------------------------------------
 
 
-def observe_operand(operator: QuantizedOperator, operand: str, x: Tensor) -> None:
+def observe_operand(operator: QuantizedState, operand: str, x: Tensor) -> None:
     """Updates the range of an operand by a training tensor, without tokens that a mask hides."""
     if torch.compiler.is_compiling():
         return
@@ -142,7 +193,7 @@ def observe_operand(operator: QuantizedOperator, operand: str, x: Tensor) -> Non
         note(operator)
 
 
-def restored_fit(operator: QuantizedOperator, operand: str, waiting: Quantizer) -> Quantizer:
+def restored_fit(operator: QuantizedState, operand: str, waiting: Quantizer) -> Quantizer:
     """The fit that training has shown of a format that waits; the format itself without one."""
     buffer = buffers_of(operator).get(RANGE_NAMES[operand])
     if buffer is None:
@@ -157,7 +208,7 @@ def restored_fit(operator: QuantizedOperator, operand: str, waiting: Quantizer) 
 # --- both --------------------------------------------------------------------------------------
 
 
-def note(operator: QuantizedOperator) -> None:
+def note(operator: QuantizedState) -> None:
     """Updates the attributes that compilers read; they compile again where one has changed."""
     learned = operator.spec.lsq_operands
     starts = frozenset(
@@ -171,7 +222,7 @@ def note(operator: QuantizedOperator) -> None:
 
 
 @constant_when_compiled
-def note_compiling(operator: QuantizedOperator) -> bool:
+def note_compiling(operator: QuantizedState) -> bool:
     """`note`, where tensors have values: in `torch.compile`, not in `torch.export`."""
     tensors = (*parameters_of(operator).values(), *buffers_of(operator).values())
     has_values = not any(x is not None and (x.is_meta or is_fake(x)) for x in tensors)
@@ -180,7 +231,7 @@ def note_compiling(operator: QuantizedOperator) -> bool:
     return has_values
 
 
-def renew(operator: QuantizedOperator, before: QuantSpec) -> None:
+def renew(operator: QuantizedState, before: QuantSpec) -> None:
     """Parameters and buffers for the formats of now; an operand in the same format keeps its own.
 
     Args:
@@ -207,7 +258,7 @@ def renew(operator: QuantizedOperator, before: QuantSpec) -> None:
     note(operator)
 
 
-def add_ranges(operator: QuantizedOperator) -> None:
+def add_ranges(operator: QuantizedState) -> None:
     """Adds empty ranges for the operands whose formats wait and have none."""
     spec = vars(operator).get("spec", QuantSpec())  # that of an attention is its steps'
     for name, fmt in spec.items():
@@ -215,12 +266,12 @@ def add_ranges(operator: QuantizedOperator) -> None:
             operator.register_buffer(RANGE_NAMES[name], empty_range(_device(operator)))
 
 
-def _device(operator: QuantizedOperator) -> torch.device | None:
+def _device(operator: QuantizedState) -> torch.device | None:
     held = [*parameters_of(operator).values(), *buffers_of(operator).values()]
     return next((x.device for x in held if x is not None), None)
 
 
-def _placeholder(operator: QuantizedOperator, operand: str) -> Tensor:
+def _placeholder(operator: QuantizedState, operand: str) -> Tensor:
     """Scales that come with the format, or zeros, which have not started."""
     number_format: Any = operator.spec.number_format(operand)
     is_parameter = parameters_of(operator).get(operand) is not None
@@ -231,7 +282,7 @@ def _placeholder(operator: QuantizedOperator, operand: str) -> Tensor:
 
 
 @torch.no_grad()
-def adopt_attributes(operator: QuantizedOperator) -> None:
+def adopt_attributes(operator: QuantizedState) -> None:
     """Moves what files and pickles of earlier versions have as attributes into tensors."""
     waiting, running = (vars(operator).pop(name, ()) for name in EARLIER)
     for operand in waiting:
