@@ -96,7 +96,9 @@ def _quantized(
 def _logits(mg: MaseGraph, test: list[dict[str, Tensor]]) -> Tensor:
     def run() -> Iterator[Tensor]:
         for batch in test:
-            inputs = {name: batch[name] for name in mg.model.example_inputs if name != "labels"}
+            inputs = {
+                name: batch[name] for name in mg.model.record.example_inputs if name != "labels"
+            }
             yield mg.model(**inputs)["logits"]
 
     return torch.cat(list(run()))

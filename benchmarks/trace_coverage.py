@@ -189,7 +189,7 @@ def examine(row: dict[str, Any]) -> None:
     row["warnings"] = [str(w.message) for w in caught]
     row["nodes"] = len(captured.graph.nodes)
     row["leaves"] = [report.class_name.rpartition(".")[2] for report in captured.auto_leaves]
-    row["eval_only"] = captured.eval_only
+    row["eval_only"] = captured.record.eval_only
     row["stage"] = "check"
     row["eval"] = word(same(run(captured, inputs, train=False), expected))
     check(row, model, captured, inputs)

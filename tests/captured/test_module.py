@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 import operator
@@ -66,6 +67,30 @@ def test_the_signature_is_the_inputs_that_were_asked_for() -> None:
     torch.testing.assert_close(captured(ids, labels), expected, rtol=0, atol=0)
     dropped = captured(ids=ids, labels=labels, segments=None, mask=None)
     torch.testing.assert_close(dropped["loss"], expected["loss"], rtol=0, atol=0)
+
+
+class Guarded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.guards, self.constants = nn.Linear(3, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.guards(x) * self.constants
+
+
+def test_entries_of_the_record_are_attributes_where_the_model_has_no_such_member() -> None:
+    captured = capture(Classifier().eval(), example())
+    for name in ("class_name", "example_inputs", "ignored_inputs", "auto_leaves", "guards"):
+        assert getattr(captured, name) is getattr(captured.record, name)
+    captured.guessed = True  # type: ignore[assignment]
+    assert captured.record.guessed is True and "guessed" not in vars(captured)
+    assert not hasattr(captured, "config")
+    model, x = Guarded().eval(), torch.randn(2, 3)
+    captured = capture(model, {"x": x})
+    for twin in (captured, copy.deepcopy(captured), pickle.loads(pickle.dumps(captured))):
+        assert isinstance(twin.guards, nn.Linear) and isinstance(twin.constants, nn.Parameter)
+        assert twin.record.class_name == twin.class_name == "Guarded"
+        assert torch.equal(twin(x), model(x))
 
 
 def test_missing_and_unknown_inputs_are_refused() -> None:

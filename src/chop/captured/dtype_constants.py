@@ -9,7 +9,8 @@ anyway, is made in that dtype where the graph has such a constant.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.base.nested import tree_map
+from chop.captured.record import CaptureRecord
+from chop.captured.specs import cast_floats
 from chop.private.modules import buffers_of, parameters_of
 from chop.private.torch_api import tree_leaves
 
@@ -283,3 +286,39 @@ def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
         replaced(item, tuple(rest), new) if index == first else item
         for index, item in enumerate(value)
     )
+
+
+def follow_cast(
+    record: CaptureRecord,
+    graph: fx.Graph,
+    own: Iterable[torch.dtype],
+    cast: Callable[[torch.dtype], torch.dtype],
+) -> bool:
+    """Changes a record and the constants of a graph as a cast changes the model.
+
+    Args:
+        record: of the captured module.
+        graph: its graph.
+        own: the floating dtypes of its tensors before the cast.
+        cast: a dtype before the cast -> the one after it.
+
+    Returns: whether constants of the graph have changed.
+
+    Warns: where it is not known which constants follow the model.
+    """
+    record.example_inputs = {
+        name: cast_floats(spec, cast) for name, spec in record.example_inputs.items()
+    }
+    if record.follows_dtype is None:
+        recorded = [dtype for dtype in own if cast(dtype) != dtype]
+        if has_dtype_constants(graph, recorded):
+            warnings.warn(
+                f"the graph of {record.class_name} has constants of {recorded[0]}, and which "
+                "of them follow the model to another dtype is not known; capture the model "
+                "after the change",
+                stacklevel=4,
+            )
+        return False
+    before = record.follows_dtype
+    record.follows_dtype = recast_constants(graph, before, cast)
+    return record.follows_dtype != before

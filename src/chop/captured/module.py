@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from chop.captured.call_arguments import call_arguments
-from chop.captured.dtype_constants import float_dtypes, has_dtype_constants, recast_constants
+from chop.captured.dtype_constants import float_dtypes, follow_cast
 from chop.captured.followed_calls import warn_of_compiled
 from chop.captured.guards.input_guards import check_input_guards
 from chop.captured.guards.shape_guards import (
@@ -33,7 +32,7 @@ from chop.captured.overrides import has_hooks
 from chop.captured.padding.hidden import following, is_followed_call
 from chop.captured.record import CaptureRecord, RecordAttribute
 from chop.captured.runtime import exit_open_regions
-from chop.captured.specs import cast_floats, check_matches
+from chop.captured.specs import check_matches
 from chop.captured.state import outer_values
 from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import PythonState
@@ -58,33 +57,9 @@ class CapturedModule(fx.GraphModule):
     `torch.fx`, and `get_submodule`, `get_parameter`, `get_buffer` and `state_dict` have the
     model's.
 
-    Attributes:
-        record: what was noted at capture. Its entries are attributes of the module too, where no
-            member of the model has their name.
-
     Raises:
         GuardError: from a call, see above.
     """
-
-    class_name: Any = RecordAttribute()
-    config: Any = RecordAttribute()
-    example_inputs: Any = RecordAttribute()
-    optional_inputs: Any = RecordAttribute()
-    ignored_inputs: Any = RecordAttribute()
-    ignored_defaults: Any = RecordAttribute()
-    asked: Any = RecordAttribute()
-    contiguous_inputs: Any = RecordAttribute()
-    takes_any_keyword: Any = RecordAttribute()
-    fixed_inputs: Any = RecordAttribute()
-    guards: Any = RecordAttribute()
-    training_guards: Any = RecordAttribute()
-    auto_leaves: Any = RecordAttribute()
-    always_eval: Any = RecordAttribute()
-    eval_only: Any = RecordAttribute()
-    guessed: Any = RecordAttribute()
-    constants: Any = RecordAttribute()
-    follows_dtype: Any = RecordAttribute()
-    node_digests: Any = RecordAttribute()
 
     def __init__(self, class_name: str) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name)
@@ -95,6 +70,9 @@ class CapturedModule(fx.GraphModule):
         """What was noted at capture."""
         record: CaptureRecord = self.__dict__["_record"]
         return record
+
+    # transformers reads it of a model.
+    config: Any = RecordAttribute("config")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph; see the class for what is dropped and what is refused."""
@@ -174,32 +152,9 @@ class CapturedModule(fx.GraphModule):
             found: torch.dtype = fn(torch.empty(0, dtype=dtype)).dtype
             return found
 
-        self._follow_dtype(functools.cache(cast), own)
-        return self
-
-    def _follow_dtype(
-        self, cast: Callable[[torch.dtype], torch.dtype], own: Iterable[torch.dtype]
-    ) -> None:
-        record = self.record
-        record.example_inputs = {
-            name: cast_floats(spec, cast) for name, spec in record.example_inputs.items()
-        }
-        if record.follows_dtype is None:
-            recorded = [dtype for dtype in own if cast(dtype) != dtype]
-            if has_dtype_constants(self.graph, recorded):
-                warnings.warn(
-                    f"the graph of {record.class_name} has constants of {recorded[0]}, and which "
-                    "of them follow the model to another dtype is not known; capture the model "
-                    "after the change",
-                    stacklevel=4,
-                )
-            return
-        before, record.follows_dtype = (
-            record.follows_dtype,
-            recast_constants(self.graph, record.follows_dtype, cast),
-        )
-        if record.follows_dtype != before:
+        if follow_cast(self.record, self.graph, own, functools.cache(cast)):
             self.recompile()
+        return self
 
     def _check_scopes(self) -> None:
         """Refuses hooks on modules that are part of the graph, and warns of outer values."""
@@ -291,7 +246,7 @@ class CapturedModule(fx.GraphModule):
         """
         found = member_at(self, target) if target else self
         if not isinstance(found, nn.Module):
-            raise AttributeError(f"{self.class_name} has no module '{target}'")
+            raise AttributeError(f"{self.record.class_name} has no module '{target}'")
         return found
 
     def get_parameter(self, target: str) -> nn.Parameter:
@@ -406,6 +361,16 @@ class CapturedModule(fx.GraphModule):
             is_parameter = isinstance(tensor, nn.Parameter)
             memo[id(tensor)] = nn.Parameter(plain, False) if is_parameter else plain
         return copy.deepcopy(self._plain_state(), memo)
+
+
+# Other entries of the record have attributes of the same name, for code outside of chop.
+for _entry in (
+    *("class_name", "example_inputs", "optional_inputs", "ignored_inputs", "ignored_defaults"),
+    *("asked", "contiguous_inputs", "takes_any_keyword", "fixed_inputs", "guards"),
+    *("training_guards", "auto_leaves", "always_eval", "eval_only", "guessed", "constants"),
+    *("follows_dtype", "node_digests"),
+):
+    setattr(CapturedModule, _entry, RecordAttribute(_entry))
 
 
 def _plain_class(module: CapturedModule) -> type[CapturedModule]:

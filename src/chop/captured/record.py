@@ -99,9 +99,13 @@ class CaptureRecord:
 
 
 class RecordAttribute:
-    """Descriptor for an entry of a module's record. A model's own member has priority."""
+    """Descriptor for an entry of a module's record. A model's own member has priority.
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    Args:
+        name: of the entry.
+    """
+
+    def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, module: Any, owner: type | None = None) -> Any:
