@@ -331,3 +331,13 @@ def test_attention_quantizes_products_and_softmax():
     torch.manual_seed(0)
     dropped = attention(q_, k, v, dropout_p=0.5)
     assert not torch.allclose(dropped, attention(q_, k, v))
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in OPS.values() if row.quantized], ids=lambda r: r.name
+)
+def test_the_float_class_of_an_operator_is_that_of_its_row(row):
+    own = type("Own", (row.quantized,), {})
+    assert q.float_class(own) is q.float_class(row.quantized)
+    expected = (nn.Module,) if row.quantized.function is not None else row.modules
+    assert q.float_class(row.quantized) in expected

@@ -17,7 +17,7 @@ from chop.kernels.cpu import int8
 from chop.kernels.cpu.reader import is_large
 from chop.nn.adoption import adopt
 from chop.nn.packed import PackedLinear, PackedOperator
-from chop.nn.quantized import QuantizedOperator, ops
+from chop.nn.quantized import QuantizedOperator, float_class, ops
 from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import MASK, MASK_BUFFERS
 from chop.nn.quantized.state import COPIES
@@ -120,7 +120,7 @@ def frozen(layer: QuantizedOperator, known: Known) -> nn.Module:
     new = {name: _rounded(plain, settled, name, known) for name in names}
     buffers = {name: x for name, x in buffers_of(settled).items() if name not in MASK_BUFFERS}
     spec = settled.spec.keeping("data_in", "data_out")
-    twin = adopt(_torch_class(home) if spec.is_float else type(settled), settled)
+    twin = adopt(float_class(home) if spec.is_float else type(settled), settled)
     set_members(twin, {**parameters_of(settled), **new}, buffers)
     if isinstance(twin, QuantizedOperator):
         twin.spec = spec
@@ -163,12 +163,6 @@ def _operator_of(layer: QuantizedOperator) -> type[QuantizedOperator] | None:
     unpacked = layer.operator if isinstance(layer, PackedOperator) else type(layer)
     home = next((base for base in unpacked.__mro__ if base in OPERATORS), None)
     return home if home is not None and unpacked.forward is home.forward else None
-
-
-def _torch_class(operator: type[QuantizedOperator]) -> type[nn.Module]:
-    """The class of torch that an operator is made of."""
-    bases = (base for base in operator.__mro__ if issubclass(base, nn.Module))
-    return next(base for base in bases if not issubclass(base, QuantizedOperator))
 
 
 def multiplies_codes(layer: PackedLinear) -> bool:

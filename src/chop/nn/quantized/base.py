@@ -343,6 +343,12 @@ class QuantizedOperator(QuantizedState):
         return ", ".join(text for text in (super().extra_repr(), *chosen) if text)
 
 
+def float_class(operator: type[QuantizedOperator]) -> type[nn.Module]:
+    """The class that an operator quantizes: its nearest ancestor without formats."""
+    bases = (base for base in operator.__mro__ if issubclass(base, nn.Module))
+    return next(base for base in bases if not issubclass(base, QuantizedState))
+
+
 def leaf_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
     """By path, the quantized operators that are not made of smaller ones."""
     return {

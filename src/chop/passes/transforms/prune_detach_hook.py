@@ -8,7 +8,7 @@ from torch import nn
 
 from chop.ir.graph import MaseGraph
 from chop.nn.lora import refuse_adapters
-from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized import QuantizedOperator, float_class
 from chop.nn.sparsity import PruneActivation, make_permanent
 from chop.passes.base import NoConfig, graph_pass
 
@@ -58,11 +58,7 @@ def _is_float_module(module: QuantizedOperator) -> bool:
 
 
 def _plain_twin(module: QuantizedOperator) -> nn.Module:
-    cls = next(
-        cls
-        for cls in type(module).__mro__
-        if issubclass(cls, nn.Module) and not issubclass(cls, QuantizedOperator)
-    )
+    cls = float_class(type(module))
     twin = cls.__new__(cls)
     twin.__dict__.update({name: x for name, x in module.__dict__.items() if name != "spec"})
     return twin
