@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
+from chop.captured.module import CapturedModule
+from chop.captured.state.python_state import PythonState
 from chop.errors import ConfigError, GuardError
 from chop.formats import Binary, Integer, QuantSpec, parse_format, parse_format_string
 from chop.nn.integer import Decode, Encode, IntegerOperator
@@ -87,6 +89,26 @@ def test_the_quantized_graph_stays_as_it_was():
     quantized, _, _, batch = lowered("mlp")
     assert quantized.diff(before) == []
     assert torch.equal(logits(quantized, batch), logits(before, batch))
+
+
+def test_the_graph_is_copied_twice_and_its_state_is_walked_by_no_copy(monkeypatch):
+    copies, walks = [], []
+    copy_module, walk = CapturedModule.__deepcopy__, PythonState._find
+
+    def counted_copy(module, memo):
+        copies.append(len(walks))
+        made = copy_module(module, memo)
+        copies[-1] = len(walks) - copies[-1]
+        return made
+
+    quantized, batch = graphs.quantized_graph("mlp"), graphs.test_rows("mlp", 90)
+    monkeypatch.setattr(CapturedModule, "__deepcopy__", counted_copy)
+    monkeypatch.setattr(PythonState, "_find", lambda state: walks.append(1) or walk(state))
+    _, info = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
+    assert copies == [0, 0]
+    model = graphs.workload("mlp", False).model
+    right = model(pixel_values=batch["pixel_values"]).logits.argmax(-1) == batch["labels"]
+    assert info["accuracy"]["float"] == int(right.sum()) / 90
 
 
 def share_different(rows, kinds):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
+from chop.captured.state.preserve_state import preserve_state
 from chop.formats import NumberFormat, QuantSpec, parse_format, parse_format_string
 from chop.ir.batches import Batches, by_name, select_inputs
 from chop.ir.graph import MaseGraph
@@ -17,6 +18,7 @@ from chop.nn.quantized import leaf_operators
 from chop.passes.base import graph_pass
 from chop.quantization.calibration import sample_operands
 from chop.quantization.operators import quantize_nodes
+from chop.quantization.rounding.row_weights import quantizers_off
 
 ERROR = "error"
 
@@ -92,13 +94,12 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
         observed = list(select_inputs(quantized, own, f"{WHERE}.observed"))
     if config.missing != ERROR:
         _quantize_missing(quantized, _format(config.missing), inputs)
-    before = {"float": _float_copy(quantized), "quantized": quantized.copy()}
+    measured = _accuracies(quantized, batches)
     example = inputs[0] if config.example is None else _on_cpu(config.example)
     grids = observed_grids(quantized, observed)
     lowered = lower(quantized, example, grids, IntegerOptions(config.internal_bits))
     records = compare(lowered.mg, lowered.steps, inputs)
     mg.model = lowered.mg.model
-    measured = {name: accuracy(found, batches) for name, found in before.items()}
     measured["integer"] = accuracy(mg, batches)
     found = {name: share for name, share in measured.items() if share is not None}
     return {"operators": [asdict(record) for record in records], "accuracy": found}
@@ -138,9 +139,13 @@ def _quantize_missing(
         step.spec = step.spec.fitted(samples.get(path, {}))
 
 
-def _float_copy(mg: MaseGraph) -> MaseGraph:
-    """The graph without formats."""
-    found = mg.copy()
-    for step in leaf_operators(found.model).values():
-        step.spec = QuantSpec()
-    return found
+def _accuracies(mg: MaseGraph, batches: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Accuracies of the graph without and with its formats; runs that write begin alike."""
+    from chop.integer.compare import accuracy
+
+    measured = dict[str, float | None]()
+    with preserve_state(mg.model), quantizers_off(mg.model):
+        measured["float"] = accuracy(mg, batches)
+    with preserve_state(mg.model):
+        measured["quantized"] = accuracy(mg, batches)
+    return measured
