@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from chop.base.reach import reached
 from chop.captured.specs import TensorSpec
 from chop.distributed.placements import REPLICATED, sharded
 from chop.distributed.plan import Placements, ShardingPlan, format_mesh, named_tensors, parse_mesh
@@ -188,32 +189,16 @@ def _partners(
 
 def _between(start: fx.Node, by_node: dict[fx.Node, Product]) -> Iterator[fx.Node]:
     """The nodes that lead to `start`, itself included, back to products, which are the ends."""
-    waiting, seen = [start], set[fx.Node]()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        yield node
-        if node not in by_node:
-            waiting += node.all_input_nodes
+    return reached([start], lambda node: [] if node in by_node else node.all_input_nodes)
 
 
 def _after(first: Product, last: Product) -> Iterator[fx.Node]:
     """The nodes from one product to another, without them."""
-    before, waiting, seen = {last.data_in}, [last.data_in], set[fx.Node]()
-    while waiting:
-        for node in waiting.pop().all_input_nodes:
-            if node not in before and node is not first.node:
-                before.add(node)
-                waiting.append(node)
-    waiting = [first.node]
-    while waiting:
-        for node in waiting.pop().users:
-            if node in before and node not in seen:
-                seen.add(node)
-                waiting.append(node)
-                yield node
+    before = {
+        *reached([last.data_in], lambda x: [n for n in x.all_input_nodes if n is not first.node])
+    }
+    after = reached([first.node], lambda x: [user for user in x.users if user in before])
+    return (node for node in after if node is not first.node)
 
 
 def _parts_features(node: fx.Node) -> bool:

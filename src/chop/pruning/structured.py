@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.base.reach import reached
 from chop.errors import ConfigError
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph, metadata_of
@@ -224,18 +225,14 @@ def _units(call: fx.Node, layers: Sequence[Layer], shapes: Mapping[fx.Node, Shap
 
 def _projection(mg: MaseGraph, node: fx.Node, chosen: Mapping[fx.Node, Layer]) -> Layer:
     """The linear layer whose heads an input of an attention are, also after a rotation."""
-    found, waiting, seen = dict[fx.Node, None](), [node], {node}
-    while waiting:
-        step = waiting.pop()
-        if mg.operator(step).is_product:
-            found[step] = None
-            continue
-        sources = list(step.all_input_nodes)
-        if mg.operator(step).name == "getitem" and mg.operator(sources[0]).name == "update_cache":
-            sources = [sources[0].args[1 + int(step.args[1])]]  # type: ignore[arg-type, list-item]
-        new = [n for n in sources if n not in seen]
-        seen.update(new)
-        waiting += new
+
+    def sources(step: fx.Node) -> list[fx.Node]:
+        given = [] if mg.operator(step).is_product else step.all_input_nodes
+        if mg.operator(step).name == "getitem" and mg.operator(given[0]).name == "update_cache":
+            return [given[0].args[1 + int(step.args[1])]]  # type: ignore[arg-type, list-item]
+        return given
+
+    found = [step for step in reached([node], sources) if mg.operator(step).is_product]
     if len(found) != 1:
         names = ", ".join(f"'{n.name}'" for n in found) or "none"
         raise BlockedError(f"'{node.name}' comes of no single layer ({names})")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from chop.base.reach import reached
 from chop.captured.nodes.targets import is_impure
 from chop.captured.nodes.writes import memory_of, views_of, written_by
 from chop.captured.padding.masks import MASKS_AHEAD
@@ -236,16 +237,12 @@ class MasksAhead:
     def _is_made_of(self, x: fx.Node, scores: Collection[fx.Node]) -> bool:
         """Returns whether numbers of scores are in a value, such as their maximum."""
         first = min(self._order[node] for node in scores if node in self._order)
-        seen, waiting = {x}, [x]
-        while waiting:
-            node = waiting.pop()
-            if node in scores:
-                return True
-            if self._order.get(node, -1) > first and not self._reads_size(node):
-                new = [given for given in node.all_input_nodes if given not in seen]
-                seen.update(new)
-                waiting += new
-        return False
+
+        def sources(node: fx.Node) -> list[fx.Node]:
+            is_later = self._order.get(node, -1) > first
+            return node.all_input_nodes if is_later and not self._reads_size(node) else []
+
+        return any(node in scores for node in reached([x], sources))
 
 
 def _selected(
@@ -351,13 +348,12 @@ def _move_ahead(node: fx.Node, mask: MaskAhead) -> bool:
     between writes what it reads, or begins a region. Then nothing is changed.
     """
     place = {x: n for n, x in enumerate(node.graph.nodes)}
-    late: set[fx.Node] = set()
-    waiting = _nodes_in([mask])
-    while waiting:
-        x = waiting.pop()
-        if place[x] >= place[node] and x not in late:
-            late.add(x)
-            waiting += x.all_input_nodes
+
+    def late_among(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return [x for x in nodes if place[x] >= place[node]]
+
+    starts = late_among(_nodes_in([mask]))
+    late = {*reached(starts, lambda x: late_among(x.all_input_nodes))}
     if late:
         ordered = sorted(late, key=place.__getitem__)
         passed = list(place)[place[node] + 1 : place[ordered[-1]]]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from chop.base.reach import reached
+
 MASK = "attention_mask"
 """The end of the names of the inputs of Hugging Face's models that are 0 where a token is padding.
 """
@@ -169,11 +171,5 @@ def _example_shape(node: fx.Node) -> tuple[int, ...]:
 
 def inputs_of(node: fx.Node) -> Iterator[fx.Node]:
     """The inputs of the graph that reach a node."""
-    seen, waiting = {node}, [node]
-    while waiting:
-        step = waiting.pop()
-        if step.op == "placeholder":
-            yield step
-        new = [n for n in step.all_input_nodes if n not in seen]
-        seen.update(new)
-        waiting += new
+    steps = reached([node], lambda step: step.all_input_nodes)
+    return (step for step in steps if step.op == "placeholder")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from chop.base.reach import reached
 from chop.export.onnx import session
 from chop.export.onnx.session import openvino_settings
 
@@ -124,14 +125,9 @@ def _computed(proto: Any, names: Sequence[str]) -> dict[str, Tensor]:
 
     if not names:
         return {}
-    makers = {name: node for node in proto.graph.node for name in node.output}
-    needed, waiting = dict[str, Any](), [*names]
-    while waiting:
-        node = makers.get(waiting.pop())
-        if node is not None and node.output[0] not in needed:
-            needed[node.output[0]] = node
-            waiting += node.input
-    nodes = [node for node in proto.graph.node if node.output[0] in needed]
+    makers = {name: node for node in proto.graph.node for name in node.output if name}
+    needed = {*reached(names, lambda name: makers[name].input if name in makers else ())}
+    nodes = [node for node in proto.graph.node if needed & makers.keys() & {*node.output}]
     outputs = [helper.make_tensor_value_info(x, TensorProto.FLOAT, None) for x in names]
     return dict(zip(names, _run(proto, nodes, [], outputs, {}), strict=True))
 

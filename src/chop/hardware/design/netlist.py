@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from chop.base.reach import reached
 from chop.errors import ConfigError
 from chop.hardware.design.components import component_of
 from chop.hardware.design.indices import index_edge
@@ -166,18 +167,17 @@ class _Builder:
 
     def _circuit(self) -> list[fx.Node]:
         """What lies between the host's encoders and decoders, both included, in order."""
-        found: set[fx.Node] = set()
-        pending = [node for node in self.mg.nodes if self._is(node, Decode)]
-        if not pending:
+        decoders = [node for node in self.mg.nodes if self._is(node, Decode)]
+        if not decoders:
             raise ConfigError(
                 f"{WHERE}: expected an integer graph, of lower_to_integer_transform_pass; this one "
                 "decodes no results."
             )
-        while pending:
-            node = pending.pop()
-            if node not in found:
-                found.add(node)
-                pending += [] if self._is(node, ENCODERS) else node.all_input_nodes
+
+        def sources(node: fx.Node) -> list[fx.Node]:
+            return [] if self._is(node, ENCODERS) else node.all_input_nodes
+
+        found = {*reached(decoders, sources)}
         return [node for node in self.mg.nodes if node in found]
 
     def _is(self, node: fx.Node, kind: type[nn.Module] | UnionType) -> bool:
