@@ -7,7 +7,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.export.nearest import describe, nearest_graph, ranked
-from chop.export.target import packed_layers
+from chop.export.packed_model import packed_layers
 from chop.export.targets import TARGETS, target
 from chop.formats import parse_format_string
 from chop.nn.quantized import QuantizedOperator

@@ -13,7 +13,7 @@ from chop import MaseGraph, passes
 from chop.actions.compress.ptq import quantize_after_training
 from chop.actions.compress.settings import CompressConfig
 from chop.errors import ConfigError, GraphError
-from chop.export.target import packed_model
+from chop.export.packed_model import packed_model
 from chop.formats import QuantSpec, parse_format_string
 from chop.nn.hadamard import Hadamard, Rotated
 from chop.nn.packed import PackedLinear

@@ -22,7 +22,8 @@ from chop.errors import ConfigError
 from chop.export.coded import CodedWeight, coded_weight
 from chop.export.foreign.weight_files import INDEX, WEIGHTS
 from chop.export.joined_layers import note_on_joined
-from chop.export.target import packed_layers, packed_model, refuse
+from chop.export.packed_model import packed_layers, packed_model
+from chop.export.refusals import refuse
 from chop.formats import Quantizer, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator

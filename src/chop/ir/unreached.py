@@ -17,6 +17,7 @@ from chop.base.notices import warn_once, warn_once_of
 from chop.captured.layers.experts import matrices_of
 from chop.captured.module import CapturedModule
 from chop.captured.original import sources_of
+from chop.errors import enumerate_names
 from chop.ir.ops import of_module, stand_in_for
 from chop.nn.quantized import QuantizedOperator
 from chop.private.modules import class_label
@@ -115,8 +116,8 @@ def warn_of_share(model: nn.Module, text: str, where: str) -> None:
 
 
 def _named(kind: str, group: list[Unreached]) -> str:
-    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-    return f"{kind} ('{group[0].path}'{more})"
+    paths = enumerate_names([f"'{one.path}'" for one in group], 1)
+    return f"{kind} ({paths})"
 
 
 def is_of_table(module: nn.Module) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
+from chop.errors import enumerate_names
 from chop.formats import NumberFormat
 from chop.report.report import Table
 
@@ -27,9 +28,8 @@ def format_legend(formats: Iterable[NumberFormat]) -> Table | None:
             labels.setdefault(type(each), {})[each.label] = None
     rows = []
     for kind, names in labels.items():
-        shown = list(names)[:MOST_LABELS]
-        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        rows.append({"format": ", ".join(shown) + more, "what it is": _described(kind)})
+        shown = enumerate_names(list(names), MOST_LABELS)
+        rows.append({"format": shown, "what it is": _described(kind)})
     return Table("Formats on this page", rows) if rows else None
 
 

@@ -23,7 +23,7 @@ from chop.actions.export.settings import ExportConfig
 from chop.actions.export.times import measure_times
 from chop.errors import CheckpointError, ConfigError, VerificationError
 from chop.export.nearest import Change, describe
-from chop.export.target import packed_layers
+from chop.export.packed_model import packed_layers
 from chop.export.targets import target
 from chop.formats import QuantSpec, parse_format_string
 from chop.pipelines.packed_weights import pack_weights

@@ -22,7 +22,7 @@ from chop.export.gguf.blocks import Blocks
 from chop.export.gguf.header import gguf_file, read_header
 from chop.export.gguf.stored import stored_of
 from chop.export.gguf.target import TARGET, read_model
-from chop.export.target import packed_model
+from chop.export.packed_model import packed_model
 from chop.formats import Encoded
 from chop.models import load_model, read_config
 from chop.nn.packed import PackedOperator

@@ -17,7 +17,7 @@ from chop.errors import ConfigError, WriteError
 from chop.export.gguf.config import architecture_of
 from chop.export.gguf.rope import frequency_divisors
 from chop.export.gguf.target import TARGET, read_model
-from chop.export.target import packed_model
+from chop.export.packed_model import packed_model
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedOperator
 from tests.export.decoders import rounded

@@ -33,7 +33,8 @@ from chop.actions.next_steps import steps_with_files
 from chop.bench.timing import surroundings
 from chop.errors import ChopError
 from chop.export.nearest import Change, nearest_graph
-from chop.export.target import Runner, Written, runner_of
+from chop.export.packed_model import runner_of
+from chop.export.target import Runner, Written
 from chop.export.targets import target
 from chop.ir.graph import MaseGraph
 from chop.report.charts.ratios import ratio_charts

@@ -14,7 +14,8 @@ from chop.bench import outputs
 from chop.errors import VerificationError
 from chop.export.graphs.cache import PRESENT, cached_examples, has_cache, with_present
 from chop.export.graphs.flat import RENAMED, output_tensors
-from chop.export.target import Runner, Target, packed_layers
+from chop.export.packed_model import packed_layers
+from chop.export.target import Runner, Target
 from chop.formats import NumberFormat, QuantSpec
 from chop.formats.static import is_dynamic
 from chop.ir.graph import MaseGraph

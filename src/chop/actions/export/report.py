@@ -11,9 +11,9 @@ from chop.actions.export.proof import RowProof, WeightProof
 from chop.actions.export.times import CHOP, FLOAT, Timed, Times
 from chop.bench.record import format_bytes
 from chop.bench.statistics import Interval
-from chop.errors import ConfigError
+from chop.errors import ConfigError, enumerate_names
 from chop.export.nearest import Change, describe
-from chop.export.target import SHOWN
+from chop.export.refusals import refusal_text
 from chop.export.targets import target
 from chop.report.report import Block, Cell, Note, Table
 from chop.statistics.intervals import LEVEL_TEXT
@@ -156,9 +156,8 @@ def refusal(changes: Mapping[str, Sequence[Change]], nearest: bool) -> str:
         if not refused:
             continue
         listed = [x for x in refused if x.new is None] if nearest else refused
-        lines.append(f"{name} cannot hold {len(listed)} module{'s' if len(listed) > 1 else ''}:")
-        lines += [f"  {x.path}: {x.reason}; nearest: {_nearest(x)}" for x in listed[:SHOWN]]
-        lines += [f"  and {len(listed) - SHOWN} more"] if len(listed) > SHOWN else []
+        reasons = [(x.path, f"{x.reason}; nearest: {_nearest(x)}") for x in listed]
+        lines.append(refusal_text(name, reasons))
     way_out = "Nothing was written."
     if not nearest:
         way_out += " --nearest rounds these modules to the nearest formats, and says what it costs."
@@ -215,7 +214,7 @@ def _together(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     names = [name for name in rows[0] if name != "module"]
     return [
         {
-            "modules": paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else ""),
+            "modules": enumerate_names(paths, 1),
             **dict(zip(names, key, strict=True)),
         }
         for key, paths in groups.items()

@@ -20,7 +20,8 @@ from chop.export.coded import E2M1, E4M3, E8M0_NAN, CodedWeight
 from chop.export.compressed_tensors.inputs import SCALE, InputScheme, inputs_of
 from chop.export.foreign.stored import words_packed
 from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
-from chop.export.target import Runner, Target, runner_of, weights_of
+from chop.export.packed_model import runner_of, weights_of
+from chop.export.target import Runner, Target
 from chop.formats import Quantizer
 from chop.formats.elements import Fixed
 from chop.formats.scaling import ScaledFloatScale

@@ -24,14 +24,9 @@ from chop.export.gguf.header import Header, TensorPlace, read_header, write_part
 from chop.export.gguf.names import SCALE, Named, heads_of, named_parameters, scale_name
 from chop.export.gguf.rope import frequency_divisors
 from chop.export.gguf.tokenizer import Vocabulary, vocabulary_of
-from chop.export.target import (
-    Runner,
-    Target,
-    packed_model,
-    refuse,
-    runner_of,
-    weights_of,
-)
+from chop.export.packed_model import packed_model, runner_of, weights_of
+from chop.export.refusals import refuse
+from chop.export.target import Runner, Target
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 

@@ -22,7 +22,8 @@ from chop.export.foreign.loading import load
 from chop.export.foreign.stored import WORD, words_packed
 from chop.export.gptq.reader import METHOD, READER, WIDTHS
 from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
-from chop.export.target import Runner, Target, runner_of, weights_of
+from chop.export.packed_model import runner_of, weights_of
+from chop.export.target import Runner, Target
 from chop.formats.elements import Fixed
 from chop.ir.graph import MaseGraph
 

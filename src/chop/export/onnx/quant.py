@@ -15,7 +15,7 @@ from chop.export.onnx.operators import qonnx_bipolar, qonnx_quant
 from chop.export.onnx.qdq import LINEAR, integer_form
 from chop.export.onnx.stand_ins import StandIns, is_parameter, plan_stand_ins
 from chop.export.onnx.target import in_float32
-from chop.export.target import refuse
+from chop.export.refusals import refuse
 from chop.formats import Gradient, StandIn
 from chop.formats.elements import Element, Fixed, Sign, Trit
 from chop.formats.layout import Layout

@@ -15,7 +15,8 @@ from chop.export.graphs.flat import named_tensors
 from chop.export.onnx.decoded_weights import FOLDED, onnx_weights
 from chop.export.onnx.export import NEEDS, export
 from chop.export.onnx.session import Run, opened
-from chop.export.target import SHOWN, Runner, Target
+from chop.export.refusals import SHOWN
+from chop.export.target import Runner, Target
 from chop.ir.graph import MaseGraph
 
 LACKS = "ONNX lacks their formats"
