@@ -11,6 +11,7 @@ from torch import nn
 from chop.formats import Integer, QuantSpec
 from chop.ir.ops import OPS
 from chop.nn import quantized as q
+from chop.nn.quantized.base import float_class
 from chop.nn.weight_cache import cached_weights
 from tests.stand_ins import Affine, Watch
 from tests.subcases import subcases
@@ -338,6 +339,6 @@ def test_attention_quantizes_products_and_softmax():
 )
 def test_the_float_class_of_an_operator_is_that_of_its_row(row):
     own = type("Own", (row.quantized,), {})
-    assert q.float_class(own) is q.float_class(row.quantized)
+    assert float_class(own) is float_class(row.quantized)
     expected = (nn.Module,) if row.quantized.function is not None else row.modules
-    assert q.float_class(row.quantized) in expected
+    assert float_class(row.quantized) in expected

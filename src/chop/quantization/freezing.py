@@ -17,7 +17,8 @@ from chop.kernels.cpu import int8
 from chop.kernels.cpu.reader import is_large
 from chop.nn.adoption import adopt
 from chop.nn.packed import PackedLinear, PackedOperator
-from chop.nn.quantized import QuantizedOperator, float_class, ops
+from chop.nn.quantized import QuantizedOperator, ops
+from chop.nn.quantized.base import float_class
 from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import MASK, MASK_BUFFERS
 from chop.nn.quantized.state import COPIES

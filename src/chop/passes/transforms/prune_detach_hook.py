@@ -8,7 +8,8 @@ from torch import nn
 
 from chop.ir.graph import MaseGraph
 from chop.nn.lora import refuse_adapters
-from chop.nn.quantized import QuantizedOperator, float_class
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.base import float_class
 from chop.nn.sparsity import PruneActivation, make_permanent
 from chop.passes.base import NoConfig, graph_pass
 
