@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
+from chop.base.reach import reached
 from chop.errors import ConfigError
 from chop.integer.folding import Folded
 from chop.ir.graph import MaseGraph
@@ -89,13 +90,18 @@ def proven_mask(mg: MaseGraph, node: fx.Node, folded: Folded) -> ProvenMask:
 
 
 def _inputs_of(node: fx.Node, folded: Folded) -> list[fx.Node]:
-    """The inputs of the graph whose values reach a node, in order."""
-    if node in folded.static:
-        return []
-    if node.op == "placeholder":
-        return [node]
-    found = (_inputs_of(given, folded) for given in node.all_input_nodes)
-    return list(dict.fromkeys(source for sources in found for source in sources))
+    """The inputs of the graph whose values reach a node, in the graph's order."""
+    followed = _followed(node, folded)
+    return [step for step in node.graph.nodes if step.op == "placeholder" and step in followed]
+
+
+def _followed(node: fx.Node, folded: Folded) -> set[fx.Node]:
+    """The nodes that a value follows from, itself included, and that inputs change."""
+
+    def changing(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return [step for step in nodes if step not in folded.static]
+
+    return {*reached(changing([node]), lambda step: changing(step.all_input_nodes))}
 
 
 @torch.no_grad()
@@ -105,12 +111,9 @@ def _evaluated(
     """Boolean (B or 1, 1, Q, K): what the mask keeps for a value of an input."""
     run = GraphRunner(mg.model)
     run.env = {**folded.values, source: probe}
-    needed = {node}
-    for step in reversed(mg.nodes):
-        if step in needed and step not in folded.static and step is not source:
-            needed.update(step.all_input_nodes)
+    needed = _followed(node, folded) - {source}
     for step in mg.nodes:
-        if step in needed and step not in folded.static and step is not source:
+        if step in needed:
             run.env[step] = run.run_node(step)
     return _kept(node, run.env[node])
 

@@ -25,7 +25,6 @@ from chop.export.target import Runner, Target
 from chop.formats import Quantizer
 from chop.formats.elements import Fixed
 from chop.formats.scaling import ScaledFloatScale
-from chop.ir.graph import MaseGraph
 
 METHOD, VERSION = "compressed-tensors", "0.20.0"
 """Name of the library, and the version whose layout folders have."""
@@ -264,22 +263,6 @@ def _pairs(weight: CodedWeight) -> Tensor:
     return weight.encoded.codes.view(weight.rows, -1)
 
 
-def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
-    """Writes a folder with a `quantization_config` of compressed-tensors.
-
-    Args:
-        mg: of a model of transformers; it stays as it is.
-        path: the folder; other files in it stay.
-        tokenizer: or processor, whose files go along; None: none.
-    Returns: see `chop.export.packed_folder.write_folder`.
-
-    Raises:
-        ConfigError: modules that the library has no layout for, all of them by name; or a model
-            whose weights transformers converts as it reads them, as mixtures of experts.
-    """
-    return write_folder(KIND, mg, path, tokenizer)
-
-
 def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
     """What a reader of the folder would not expect."""
     notes, dtype, used = list[str](), model.dtype, [*schemes.values()]
@@ -366,6 +349,8 @@ KIND = FolderKind(
     scheme_with_inputs=scheme_with_inputs,
     takes_blocks=True,
 )
+
+write = partial(write_folder, KIND)
 
 TARGET = Target(
     name=METHOD,

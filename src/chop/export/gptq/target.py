@@ -25,7 +25,6 @@ from chop.export.packed_folder import FolderKind, float_layers, refusals, write_
 from chop.export.packed_model import runner_of, weights_of
 from chop.export.target import Runner, Target
 from chop.formats.elements import Fixed
-from chop.ir.graph import MaseGraph
 
 ROW = -1
 """The size of a group that is a row."""
@@ -138,28 +137,14 @@ def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
     return notes
 
 
-def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
-    """Writes a folder with a `quantization_config` of GPTQ.
-
-    Args:
-        mg: of a model of transformers; it stays as it is.
-        path: the folder; other files in it stay.
-        tokenizer: or processor, whose files go along; None: none.
-    Returns: see `chop.export.packed_folder.write_folder`.
-
-    Raises:
-        ConfigError: modules that GPTQ has no layout for, all of them by name; or a model whose
-            weights transformers converts as it reads them, as mixtures of experts.
-    """
-    return write_folder(KIND, mg, path, tokenizer)
-
-
 def read(path: Path) -> Runner:
     """The model of a folder, as chop reads it: transformers needs GPTQModel and a GPU for it."""
     return runner_of(load(READER, path))
 
 
 KIND = FolderKind(METHOD, HELD, scheme_of, quantization_config, _notes, _refused)
+
+write = partial(write_folder, KIND)
 
 TARGET = Target(
     name=METHOD,
