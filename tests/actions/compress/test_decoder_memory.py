@@ -8,7 +8,7 @@ import pytest
 
 from chop.data import get_tokenizer
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "decoder_memory.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "decoder_memory.py"
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from chop.export.targets import REFUSED, TARGETS, target
 from tests.export.decoders import captured, decoder, quantized
 from tests.export.gguf import gguf_bytes
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "export.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "export.md"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from chop.hardware import tools
 from chop.hardware.check.project import sources_of
 from chop.hardware.design.plan import Memory
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 TABLE = {"LANES": 2, "OUT_W": 4, "IN_W": 3, "LOW": -4, "ENTRIES": 8}
 WORDS = Memory((7, 1, 2, 3, 4, 5, 6, 15), 4)
 

@@ -4,7 +4,7 @@ import re
 import runpy
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 drawing = runpy.run_path(str(ROOT / "docs/draw_dataflow.py"))
 
 

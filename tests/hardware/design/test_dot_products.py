@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks/dot_products.py"
+BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks/dot_products.py"
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from chop.search import Constraint, Goal, Search
 from chop.train.evaluator import Evaluator
 from chop.workloads.workload import raise_to_graph
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
 
