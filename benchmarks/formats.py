@@ -1,11 +1,11 @@
 """What fake-quantizing costs, as a ratio to `torch.clone` of the same tensor.
 
 Per format: the kernel in a new tensor (as quantized operators call it), the kernel into a tensor
-that is there, the operations of PyTorch alone that do without a kernel, in a new tensor, and on
-demand the readable reference. A second table has what others offer (`format_peers.py`), beside our
-kernel of the same format. All take turns with `clone`, so that a busy machine slows all of them; a
-ratio is the median over the turns (`chop.bench`). A clone of a large tensor is mostly the cost of
-fresh memory, which is why writing to memory that is there can cost a fraction of it.
+that is there, and on demand the readable reference. A second table has what others offer
+(`format_peers.py`), beside our kernel of the same format. All take turns with `clone`, so that a
+busy machine slows all of them; a ratio is the median over the turns (`chop.bench`). A clone of a
+large tensor is mostly the cost of fresh memory, which is why writing to memory that is there can
+cost a fraction of it.
 
 python benchmarks/formats.py [--size 4096] [--seconds 0.5] [--threads 2] [--only mxint]
     [--reference] [--no-peers]
@@ -27,9 +27,8 @@ from chop.bench import Variant, compare
 from chop.formats import NumberFormat
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu.build import library
-from chop.kernels.eager import round_eagerly
 
-WAYS = ("native", "native, out=", "PyTorch alone", "reference")
+WAYS = ("native", "native, out=", "reference")
 
 
 def ratios(ways: Mapping[str, Way], x: Tensor, seconds: float) -> dict[str, float]:
@@ -40,24 +39,15 @@ def ratios(ways: Mapping[str, Way], x: Tensor, seconds: float) -> dict[str, floa
     return {name: 1 / found[name].ratio.median for name in ways}
 
 
-def in_new_tensor(x: Tensor, number_format: NumberFormat) -> Tensor:
-    """Rounded in PyTorch alone."""
-    out = torch.empty_like(x)
-    round_eagerly(x, number_format, out)
-    return out
-
-
 def row_of(
     number_format: NumberFormat, x: Tensor, seconds: float, reference: bool
 ) -> dict[str, str]:
     """The ways of a format."""
     out = torch.empty_like(x)
     is_native = KERNELS["cpu"].run(x, number_format, out)
-    is_eager = round_eagerly(x, number_format, out)
     ways: tuple[Way | None, ...] = (
         number_format if is_native else None,
         (lambda x: fake_quantize(x, number_format, out)) if is_native else None,
-        partial(in_new_tensor, number_format=number_format) if is_eager else None,
         number_format.round if reference else None,
     )
     named = zip(WAYS, ways, strict=True)

@@ -21,7 +21,6 @@ from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import build
 from chop.kernels.cpu.reader import find_reader
-from chop.kernels.eager import round_eagerly
 from chop.nn.packed import PackedLinear, pack
 from chop.nn.quantized import QuantLinear, modules
 from chop.nn.quantized.modules import linear
@@ -114,16 +113,6 @@ def test_neither_order_in_memory_nor_threads_matter(kind):
     finally:
         torch.set_num_threads(1)
     assert same(several, fmt.round(rows)) and same(fake_quantize(rows, fmt), several)
-
-
-@every_kind()
-def test_pytorch_alone_gives_the_bits_of_the_reference_or_declines(kind):
-    fmt = kind()
-    for dtype in DTYPES:
-        for x in inputs(dtype):
-            out = torch.full_like(x, 77.0)
-            expected = fmt.round(x) if round_eagerly(x, fmt, out) else torch.full_like(x, 77.0)
-            assert same(out, expected), (dtype, x.shape)
 
 
 @every_kind(kept=3)

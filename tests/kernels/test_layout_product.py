@@ -25,7 +25,6 @@ from chop.kernels import KERNELS
 from chop.kernels.base import fake_quantize_marking
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import packed
-from chop.kernels.eager import round_eagerly
 from tests.kernels.examples import EDGES, same
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -128,10 +127,6 @@ def test_backends_give_the_bits_of_the_reference(share):
         out = torch.full_like(x, 77.0)
         taken += KERNELS["cpu"].run(x, fmt, out)
         assert same(out, expected) or bool((out == 77).all()), told
-        y = x.clone()
-        assert (
-            same(y, expected) if round_eagerly(y, fmt, y) else torch.equal(y, x) or x.isnan().any()
-        )
         rounded, mask = fake_quantize_marking(x, fmt)
         assert same(rounded, expected) and torch.equal(mask, fmt.saturates(x)), told
         stored = fmt.encode(x)

@@ -198,7 +198,9 @@ def _cpu_kernels() -> Finding:
 
     build = library()
     found = build.detail if build.library else None
-    return _optional("CPU kernels", found, f"same results from PyTorch alone: {build.detail}")
+    return _optional(
+        "CPU kernels", found, f"same results, slower, from PyTorch alone: {build.detail}"
+    )
 
 
 def _hardware_tools() -> list[Finding]:

@@ -12,7 +12,6 @@ from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, from_key
 from chop.formats.base import OPERATORS
 from chop.formats.reference import round_by
-from chop.kernels.eager import round_eagerly
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 
 Line = Callable[[int, int, int], int]
@@ -80,7 +79,7 @@ def fake_quantize(
 ) -> Tensor:
     """`number_format.round(x)` by the fastest way there is, without a gradient.
 
-    That is the device's kernel, else a few operations of PyTorch, else the readable reference.
+    That is the device's kernel, else the readable reference.
 
     Args:
         x: any shape, floating.
@@ -149,8 +148,6 @@ def _rounded(
 ) -> Tensor:
     kernel = KERNELS.get(x.device.type)
     if kernel is not None and kernel.run(x, number_format, out, None, scales):
-        return out
-    if round_eagerly(x, number_format, out, scales):
         return out
     if scales is None:
         return out.copy_(number_format.round(x))

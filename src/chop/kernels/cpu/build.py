@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from chop.base.native import LOADED, Sources, compiler, first_error, is_whole, load_library
+from chop.base.notices import get_logger
 from chop.errors import ConfigError
 
 FOLDER = Path(__file__).parent
@@ -87,10 +88,16 @@ def is_loaded() -> bool:
 def _library() -> Build:
     found = compiler()
     if found is None:
-        return Build(None, "no C++ compiler: apt-get install g++")
-    shared = _loaded(found, (OPENMP,))
-    build = shared if shared.library else _loaded(found, ())
-    LOADED[SOURCES.name] = build.detail
+        build = Build(None, "no C++ compiler: apt-get install g++")
+    else:
+        shared = _loaded(found, (OPENMP,))
+        build = shared if shared.library else _loaded(found, ())
+        LOADED[SOURCES.name] = build.detail
+    if build.library is None:
+        get_logger(__name__).warning(
+            "Large tensors are rounded several times slower than by compiled loops: %s.",
+            build.detail,
+        )
     return build
 
 
