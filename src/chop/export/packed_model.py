@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.experts import expert_layer, matrices_of
+from chop.captured.layers.experts import expert_layer, matrices_of
 from chop.errors import ConfigError
 from chop.export.graphs.flat import output_tensors
 from chop.export.refusals import weight_refusals
