@@ -37,7 +37,7 @@ def test_advice_is_as_chop_was_installed(origin, part, whole, monkeypatch):
     assert (how_to_get("gguf"), how_to_get()) == (part, whole)
     monkeypatch.setattr(doctor, "version", lambda name: None)
     monkeypatch.setattr(doctor, "misfit", lambda text: None)
-    assert doctor._part("gguf", ["gguf>=1"]).detail == f"for chop export --to gguf: {part}"
+    assert doctor._part("gguf", "chop export --to gguf", ["gguf>=1"]).detail == f"for chop export --to gguf: {part}"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_doctor_says_which_torchvision_fits(found, state, monkeypatch):
     for module in (doctor, installed):
         monkeypatch.setattr(module, "version", lambda name: "1.0.31" if name == "timm" else found)
     asked = ["timm>=1.0.20,<2; extra == 'timm'", "torchvision<0.29,>=0.28; extra == 'timm'"]
-    finding = doctor._part("timm", asked)
+    finding = doctor._part("timm", "timm:NAME", asked)
     assert finding.state == state
     if state == WRONG:
         assert "torchvision 0.20.0, needed <0.29,>=0.28: pip install" in finding.detail
