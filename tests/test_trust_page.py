@@ -58,6 +58,7 @@ IMPORTERS = {
     "paths/aliases.py": OWN,
     "paths/on_import.py": OWN,
     "paths/virtual.py": OWN,
+    "base/plugins/files.py": INSTALLED,
     "base/plugins/modules.py": NAMED,
     "base/plugins/registry.py": INSTALLED,
 }

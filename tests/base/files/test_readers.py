@@ -30,6 +30,7 @@ EXCEPTIONS = {
     "actions/shard/run.py": WRITTEN,
     "bench/peak_memory.py": SYSTEM,
     "cli/docs.py": NO_FILE,
+    "cli/names.py": OWN,
     "cli/report.py": NO_FILE,
     "data/confined.py": "YAML of a text that is in memory",
     "data/files.py": "datasets finds the files itself; it takes regular ones alone",
@@ -76,6 +77,7 @@ EXCEPTIONS = {
     "runs/environment.py": SYSTEM,
     "search/storage.py": "regular files alone, without programs of their own",
     "studies/weight_memory.py": WRITTEN,
+    "testing/circuit_bench.py": WRITTEN,
 }
 """Modules that open files otherwise, and why they may."""
 
