@@ -84,7 +84,7 @@ def test_the_rows_of_a_table_are_looked_up():
 
 
 def example_of(module, x):
-    return operators.Example(of_module(type(module)), module.eval(), x)
+    return operators.Example(of_module(type(module)), module.eval(), (x,))
 
 
 @pytest.mark.parametrize("cls", modules_with("is_homogeneous"))
