@@ -18,7 +18,7 @@ from chop.quantization.walk.learning import BlockLearning
 from chop.quantization.walk.walk import BlockWalk, parts_of
 from chop.quantization.walk.weights import LazyWeights
 
-from .test_blocks import LAYERS, assert_same, in_child, killed_at, rules, texts, with_rule
+from .test_walk import LAYERS, assert_same, in_child, killed_at, rules, texts, with_rule
 
 STEPS = 3
 
