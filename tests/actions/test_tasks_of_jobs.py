@@ -1,6 +1,5 @@
 """Jobs on yes and no, on rare classes, and on labels that were standardized for training."""
 
-import inspect
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,8 @@ from torch import nn
 
 import chop
 from chop.actions.compress.job import CompressConfig, compress
-from chop.base.docstrings import entries
 from chop.errors import ConfigError
-from chop.train import TASKS, fit
+from chop.train import fit
 from chop.workloads.settings import WorkloadConfig
 
 NET = """
@@ -110,9 +108,3 @@ def test_several_answers_a_row(tmp_path):
     with torch.no_grad():
         told = roc_auc_score(y.numpy(), found.model(x).numpy(), average="macro")
     assert np.isfinite(told) and told > 0.9
-
-
-def test_help_names_every_task():
-    text = entries(WorkloadConfig)["task"]
-    assert [name for name in TASKS if name not in text] == []
-    assert inspect.getdoc(WorkloadConfig)

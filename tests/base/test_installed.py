@@ -37,7 +37,10 @@ def test_advice_is_as_chop_was_installed(origin, part, whole, monkeypatch):
     assert (how_to_get("gguf"), how_to_get()) == (part, whole)
     monkeypatch.setattr(doctor, "version", lambda name: None)
     monkeypatch.setattr(doctor, "misfit", lambda text: None)
-    assert doctor._part("gguf", "chop export --to gguf", ["gguf>=1"]).detail == f"for chop export --to gguf: {part}"
+    assert (
+        doctor._part("gguf", "chop export --to gguf", ["gguf>=1"]).detail
+        == f"for chop export --to gguf: {part}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ def test_a_process_leaves_its_error_in_the_folder(tmp_path, monkeypatch):
     ShardingPlan((2,)).write(tmp_path / "plan.json")
     settings = {"model": "mlp", "plan": str(tmp_path / "plan.json"), "backend": "gloo"}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
+    (tmp_path / "modules.json").write_text("[]")
     assert shard_run.run_from(tmp_path) == shard_run.FAILED
     found = shard_run._error_of(tmp_path, shard_run.FAILED, 2)
     assert isinstance(found, PlanError) and not (tmp_path / "result.json").exists()
