@@ -30,6 +30,14 @@ ORIGINS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("module", ["nothing_of_this_name", "nothing_of_this_name.part"])
+def test_packages_that_chop_does_not_need_are_installed_themselves(module):
+    with pytest.raises(UnavailableError, match=f"npz needs {module}: pip install {module}$"):
+        require("npz", module, extra="")
+    with pytest.raises(UnavailableError, match="gguf"):
+        require("npz", module, extra="gguf")
+
+
 @pytest.mark.parametrize("origin, part, whole", ORIGINS)
 def test_advice_is_as_chop_was_installed(origin, part, whole, monkeypatch):
     found = types.SimpleNamespace(read_text=lambda name: origin)
@@ -37,10 +45,8 @@ def test_advice_is_as_chop_was_installed(origin, part, whole, monkeypatch):
     assert (how_to_get("gguf"), how_to_get()) == (part, whole)
     monkeypatch.setattr(doctor, "version", lambda name: None)
     monkeypatch.setattr(doctor, "misfit", lambda text: None)
-    assert (
-        doctor._part("gguf", "chop export --to gguf", ["gguf>=1"]).detail
-        == f"for chop export --to gguf: {part}"
-    )
+    use = doctor._optional_parts()["gguf"]
+    assert doctor._part("gguf", use, ["gguf>=1"]).detail == f"for chop export --to gguf: {part}"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ def test_doctor_says_which_torchvision_fits(found, state, monkeypatch):
     for module in (doctor, installed):
         monkeypatch.setattr(module, "version", lambda name: "1.0.31" if name == "timm" else found)
     asked = ["timm>=1.0.20,<2; extra == 'timm'", "torchvision<0.29,>=0.28; extra == 'timm'"]
-    finding = doctor._part("timm", "timm:NAME", asked)
+    finding = doctor._part("timm", doctor.EXTRAS["timm"], asked)
     assert finding.state == state
     if state == WRONG:
         assert "torchvision 0.20.0, needed <0.29,>=0.28: pip install" in finding.detail
@@ -71,16 +77,15 @@ def test_torchvision_of_the_extra_is_the_one_of_our_torch():
     assert (torch[1], vision[1]) == ("2", "0") and int(vision[2]) == int(torch[2]) + 15
 
 
-def test_onnx_is_a_dependency_and_its_part_stays_as_a_name():
+def test_onnx_is_a_dependency_and_its_part_stays_as_a_name(monkeypatch):
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     names = {re.split(r"[^\w.-]", text)[0] for text in project["dependencies"]}
     parts = project["optional-dependencies"]
     assert {"onnx", "onnxscript", "onnxruntime"} <= names and parts["onnx"] == []
     assert not any("[onnx]" in text for asked in parts.values() for text in asked)
-    with pytest.raises(
-        UnavailableError, match=r"ONNX needs no_such: pip install (-e \.|mase-chop)$"
-    ):
-        require("ONNX", "no_such", extra="")
+    monkeypatch.setattr(installed, "_is_found", lambda name: name != "onnx")
+    with pytest.raises(UnavailableError, match=r"ONNX needs onnx: pip install (-e \.|mase-chop)$"):
+        require("ONNX", "onnx", extra="")
 
 
 BREAKS = {

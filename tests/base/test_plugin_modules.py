@@ -1,6 +1,7 @@
 """Modules that add rows as they are imported: other processes import them as well."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from chop.actions.search.manage import resume_search
 from chop.actions.shard import run as shard_run
 from chop.base.plugins import (
     Extensions,
+    PluginError,
     import_modules,
     import_options,
     import_plugin,
@@ -17,6 +19,7 @@ from chop.base.plugins import (
 )
 from chop.base.plugins.registry import Registry
 from chop.base.trust import trust_code, trust_named
+from chop.cli.settings_file import read_settings
 from chop.errors import ConfigError
 from chop.formats import REGISTRY
 from tests.test_plugin_package import ROOT, run
@@ -45,6 +48,27 @@ def test_modules_that_add_rows_are_told_to_other_processes(module, monkeypatch):
     assert imported_modules() == (module,)  # an ordinary import, of which only the row tells
     del REGISTRY["own_group"]
     assert imported_modules() == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("mymod.py", ": give mymod."),
+        ("./sub/mymod.py", ": give sub.mymod."),
+        ("one,two.three", ": give one and two.three, each by itself."),
+        (".mymod", "'.mymod'."),
+        ("../mymod", "'../mymod'."),
+        ("/tmp/mymod.py", "'/tmp/mymod.py'."),
+        ("", "got ''."),
+    ],
+)
+def test_files_and_lists_are_no_names_of_modules(text, advice, tmp_path):
+    expected = f"expected a module of the current folder .*{re.escape(advice)}$"
+    with pytest.raises(PluginError, match=f"^--import: {expected}"):
+        import_plugin(text)
+    (tmp_path / "c.toml").write_text(f"import = ['{text}']\n")
+    with pytest.raises(PluginError, match=f"c.toml: import: {expected}"):
+        read_settings(tmp_path / "c.toml", {})
 
 
 def test_a_row_that_is_no_class_is_of_the_module_that_adds_it(module, monkeypatch):

@@ -9,7 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from chop.base import plugins
-from chop.base.plugins import GROUPS, PluginError, Registry, clear_entry_points
+from chop.base.plugins import (
+    GROUPS,
+    REGISTRIES,
+    PluginError,
+    Registry,
+    clear_entry_points,
+    find_registry,
+)
 from chop.base.plugins import files as plugin_files
 from chop.cli.app import app
 from chop.cli.settings_file import read_settings
@@ -108,9 +115,9 @@ def test_a_package_with_a_name_of_chop(install):
             "formats",
             "plain",
             "Plain = 3",
-            "expected a subclass of NumberFormat of that name, got 3",
+            "expected a subclass of NumberFormat, got 3",
         ),
-        ("formats", "other", FORMAT.replace("Plain", "Odd"), "NumberFormat of that name"),
+        ("formats", "other", FORMAT.replace("Plain", "Odd"), "declare it as 'plain'"),
         ("samplers", "climb", "Odd = 3", "a SamplerRow, or a function or class"),
         ("samplers", "climb", "", "cannot be imported"),
     ],
@@ -263,24 +270,8 @@ def test_help_names_what_packages_add(command, group, noun, install):
 
 
 def test_every_group_has_a_registry_of_its_kind():
-    import chop.export.foreign.readers
-    import chop.export.targets
-    import chop.hardware.design.components
-    import chop.ir.ops
-    import chop.passes
-    import chop.train
-
-    found = [
-        REGISTRY,
-        SAMPLERS,
-        chop.export.foreign.readers.READERS,
-        chop.export.targets.TARGETS,
-        chop.hardware.design.components.COMPONENTS,
-        chop.ir.ops.OPS,
-        chop.passes.PASSES,
-        chop.train.TASKS,
-    ]
-    assert {registry.group for registry in found} == set(GROUPS)
+    assert REGISTRIES.keys() == GROUPS.keys()
+    assert [find_registry(group).group for group in GROUPS] == list(GROUPS)
 
 
 def test_packages_on_the_path_twice_are_one(install, monkeypatch):
@@ -497,6 +488,38 @@ def test_doctor_lists_every_group(install):
 
     points = {group: {f"odd-{group}": "mypkg:ROW"} for group in GROUPS}
     install("mypkg", "0.3", "ROW = None", points)
-    found = {finding.what: finding.detail for finding in _plugins()}
-    assert found == {f"{noun} odd-{group}": "mypkg 0.3" for group, noun in GROUPS.items()}
+    found = {finding.what: finding for finding in _plugins()}
+    assert found.keys() == {f"{noun} odd-{group}" for group, noun in GROUPS.items()}
+    assert all("got None of mypkg 0.3" in finding.detail for finding in found.values())
     assert _optional_parts()["gguf"] == "chop export --to gguf"
+
+
+def test_doctor_names_what_a_package_has_declared_wrongly(install):
+    from chop.actions.doctor import OK, WRONG, _plugins
+
+    source = """
+        from dataclasses import replace
+        from chop.export.targets import TARGETS
+        from chop.train import TASKS
+        from chop.hardware.design.components import COMPONENTS
+        TARGET, TASK, CIRCUIT = TARGETS["pt2"], TASKS["regression"], COMPONENTS["Table"]
+        def climb(space, seed): ...
+    """
+    points = {
+        "targets": {"other": "mypkg:TARGET"},
+        "tasks": {"other": "mypkg:TASK"},
+        "components": {"Other": "mypkg:CIRCUIT"},
+        "passes": {"other": "mypkg:climb"},
+        "samplers": {"tpe": "mypkg:climb", "climb": "mypkg:climb"},
+        "format": {"plain": "mypkg:climb"},
+    }
+    install("mypkg", "0.3", source, points)
+    found = {finding.what: (finding.state, finding.detail) for finding in _plugins()}
+    assert found.pop("sampler climb") == (OK, "mypkg 0.3")
+    assert {state for state, _ in found.values()} == {WRONG}
+    assert "declare it as 'pt2'" in found["export target other"][1]
+    assert "declare it as 'regression'" in found["task other"][1]
+    assert "declare it as 'Table'" in found["circuit component Other"][1]
+    assert "declare it as 'climb'" in found["pass other"][1]
+    assert "by mypkg 0.3 and by chop" in found["sampler tpe"][1]
+    assert "mypkg 0.3: did you mean 'chop.formats'?" in found["group chop.format"][1]

@@ -93,6 +93,23 @@ def test_a_pass_that_changes_the_given_graph_is_named(mg):
         check_pass("shift_bias_transform_pass", mg, INPUTS)
 
 
+@pytest.mark.parametrize(
+    ("law", "change"),
+    [
+        ("an analysis changes no output", lambda mg: mg.model.get_parameter("0.bias").data.add_(1)),
+        ("it returns a graph and findings': ZeroDivisionError", lambda mg: 1 / 0),
+    ],
+)
+def test_an_analysis_that_breaks_a_law_is_named(law, change, mg):
+    @graph_pass(config=NoConfig)
+    def breaking_analysis_pass(mg, config):
+        change(mg)
+        return {}
+
+    with pytest.raises(AssertionError, match=f"breaking_analysis_pass breaks the law '{law}"):
+        check_pass("breaking_analysis_pass", mg, INPUTS)
+
+
 def test_a_pass_that_takes_unknown_keys_is_named(mg):
     @graph_pass(config=dict)
     def lax_analysis_pass(graph, config):

@@ -200,7 +200,7 @@ def graphs():
     ("changes", "law"),
     [
         ({}, None),
-        ({"name": "other"}, "it is registered by its name"),
+        ({"read": lambda path: 1 / 0}, "outputs of the file.*: ZeroDivisionError: division"),
         ({"write": scales}, "the given graph stays as it was"),
         ({"write": writes_first}, "a refusal writes nothing.*left"),
         ({"write": lambda mg, path, tokenizer: {}}, "it holds what it does not refuse"),

@@ -28,7 +28,8 @@ def test_tasks_of_chop_obey(name, answers, labels):
 @pytest.mark.parametrize(
     ("changes", "law"),
     [
-        ({"name": "other"}, "it is registered by its name"),
+        ({"loss": lambda a, b: 1 / 0}, "the loss is a scalar.*: ZeroDivisionError: division"),
+        ({"loss": lambda a, b: torch.tensor(0.0)}, "the loss is a scalar.*: RuntimeError"),
         ({"compare": lambda answers, labels: (answers[:1], labels)}, "labels fit the answers"),
         ({"loss": lambda a, b: F.cross_entropy(a, b, reduction="none")}, "the loss is a scalar"),
         ({"loss": lambda a, b: -F.cross_entropy(a, b)}, "right answers have the smaller loss"),

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chop.base.installed import DISTRIBUTION, how_to_get, misfit, version
-from chop.base.plugins import GROUPS, PluginError, described, entry_points, load_entry_point
+from chop.base.plugins import GROUPS, OWN, described, entry_points, find_registry, unknown_groups
+from chop.errors import ConfigError, did_you_mean
 
 EXTRAS = {
     "eval": "chop evaluate --tasks",
@@ -63,20 +64,20 @@ def examine() -> list[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    """Extensions of other packages; those that cannot be imported stop only what needs them."""
+    """Extensions of other packages; those that cannot be used stop only what needs them."""
     for group, noun in GROUPS.items():
         for name, entries in entry_points(group).items():
-            packages = " and ".join(map(described, entries))
             what = f"{noun} {name}"
-            if len(entries) > 1:
-                yield Finding(what, WRONG, f"defined twice, by {packages}: uninstall one of them")
-                continue
             try:
-                load_entry_point(entries[0])
-            except PluginError as error:
+                find_registry(group)[name]
+            except (ConfigError, ImportError) as error:  # chop itself may lack a package
                 yield Finding(what, WRONG, str(error))
             else:
-                yield Finding(what, OK, packages)
+                yield Finding(what, OK, " and ".join(map(described, entries)))
+    for group, declaring in unknown_groups().items():
+        by = " and by ".join(declaring)
+        advice = did_you_mean(group, [f"{OWN}.{known}" for known in GROUPS])
+        yield Finding(f"group {group}", WRONG, f"unknown, declared by {by}: {advice}")
 
 
 def clean() -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -37,13 +38,32 @@ def require(what: str, *packages: str, extra: str) -> None:
     Args:
         what: needs them.
         packages: as they are imported.
-        extra: the optional part of chop that installs them; "" where chop needs them anyway.
+        extra: the optional part of chop that installs them; "" where no part does, as chop needs
+            them anyway or other packages need them.
 
     Raises:
         UnavailableError: with the command that installs them.
     """
-    if absent := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise UnavailableError(f"{what} needs {' and '.join(absent)}: {how_to_get(extra)}")
+    if absent := [name for name in packages if not _is_found(name)]:
+        is_ours = bool(extra) or not _needed().isdisjoint(absent)
+        how = how_to_get(extra) if is_ours else f"pip install {' '.join(absent)}"
+        raise UnavailableError(f"{what} needs {' and '.join(absent)}: {how}")
+
+
+def _is_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package of a submodule
+        return False
+
+
+def _needed() -> set[str]:
+    """Returns names of the packages that chop needs anyway."""
+    try:
+        texts = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return set()
+    return {re.split(r"[^\w-]", text)[0] for text in texts if "extra ==" not in text}
 
 
 def _is_checkout() -> bool:

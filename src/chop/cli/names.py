@@ -14,23 +14,23 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from chop.base.plugins import GROUPS, OWN, Registry, described, entry_points
+from chop.base.plugins import GROUPS, OWN, REGISTRIES, Registry, described, entry_points
 
 FILE = Path(__file__).with_name("registered.json")
 TABLES: Mapping[str, str] = MappingProxyType(
     {
         "datasets": "chop.data.load:BUILTIN_DATASETS",
-        "formats": "chop.formats:REGISTRY",
+        "formats": REGISTRIES["formats"],
         "methods": "chop.actions.compress.ptq:METHODS",
         "metrics": "chop.train.tasks:imported_metrics",
         "models": "chop.models:BUILTIN_MODELS",
-        "operators": "chop.ir.ops:OPS",
+        "operators": REGISTRIES["operators"],
         "proxies": "chop.problems.nas.proxies:PROXIES",
         "pruners": "chop.search.registry:PRUNERS",
-        "samplers": "chop.search.registry:SAMPLERS",
+        "samplers": REGISTRIES["samplers"],
         "scores": "chop.nn.sparsity:SCORES",
-        "targets": "chop.export.targets:TARGETS",
-        "tasks": "chop.train.tasks:TASKS",
+        "targets": REGISTRIES["targets"],
+        "tasks": REGISTRIES["tasks"],
     }
 )
 """Place of the table that defines the names of a group; a function returns them."""

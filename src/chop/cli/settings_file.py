@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chop.base.plugins import import_plugin
+from chop.base.plugins import check_module_name, import_plugin
 from chop.base.trust import check_code, check_import, check_place
 from chop.errors import ConfigError
 
@@ -44,6 +44,7 @@ def _import_modules(modules: Any, file: Path) -> None:
     if not isinstance(modules, list | tuple) or not all(isinstance(m, str) for m in modules):
         raise ConfigError(f"{file}: import: expected a list of modules, got {modules!r:.60}.")
     for module in modules:
+        check_module_name(module, f"{file}: import")
         if module not in sys.modules:
             check_import(module, file)
             import_plugin(module)

@@ -54,7 +54,8 @@ class Target:
         engines: that read such files.
         takes: which formats it holds.
         library: the package that reads it back, as it is imported.
-        extra: the optional part of chop that installs the library; "" where chop needs it anyway.
+        extra: the optional part of chop that installs the library; "" where no part does, as chop
+            needs it anyway or the package of the target needs it.
         suffix: of the file; "" for a folder.
         write: graph, path, tokenizer or None -> what was written: `files` of a folder, `notes`.
             Raises ConfigError, with every module that it cannot hold, before anything is written.

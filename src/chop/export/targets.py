@@ -20,6 +20,7 @@ TARGETS: Registry[Target] = Registry(
         "gguf": "chop.export.gguf.target:TARGET",
     },
     kind=Target,
+    own_name=lambda target: target.name,
 )
 """Targets by the name that `--to` takes: those of chop, and those of other packages."""
 

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -246,10 +246,11 @@ UNITS = {"exponent_bias": "", "group_size": "elements", "levels": "levels"}
 
 def _format_class(name: str, value: Any) -> type[NumberFormat]:
     """Checks what a package declares as the number format `name`."""
-    is_format = isinstance(value, type) and issubclass(value, NumberFormat)
-    if not is_format or name not in (value.name, *value.aliases):
-        raise REGISTRY.misfit(name, value, "a subclass of NumberFormat of that name")
-    return cast("type[NumberFormat]", value)
+    if not (isinstance(value, type) and issubclass(value, NumberFormat)):
+        raise REGISTRY.misfit(name, value, "a subclass of NumberFormat")
+    if name not in (value.name, *value.aliases):
+        raise REGISTRY.misname(name, value, value.name)
+    return value
 
 
 PACKAGE = "package"

@@ -37,8 +37,11 @@ class GraphPass(Protocol):
 
 def _checked_pass(name: str, value: Any) -> GraphPass:
     """Checks what a package declares as the pass `name`."""
-    if not callable(value) or getattr(value, "__name__", None) != name:
-        raise PASSES.misfit(name, value, "a function of that name")
+    own_name = getattr(value, "__name__", None)
+    if not callable(value) or own_name is None:
+        raise PASSES.misfit(name, value, "a function under @graph_pass")
+    if own_name != name:
+        raise PASSES.misname(name, value, own_name)
     return cast(GraphPass, value)
 
 

@@ -12,20 +12,21 @@ def obeys(law: str, check: Callable[..., None], subject: Any, *more: Any) -> Non
 
     Args:
         law: the law in words.
-        check: raises AssertionError where the law is broken.
+        check: raises an error where the law is broken.
         subject: what is checked, the first argument of `check`.
         more: its other arguments.
     Raises:
-        AssertionError: names the law, the subject, and the line of the check that failed.
+        AssertionError: names the law, the subject, and the line that failed.
     """
     if not __debug__:
         raise RuntimeError("chop.testing checks by assertions: run Python without -O.")
     try:
         check(subject, *more)
-    except AssertionError as error:
+    except Exception as error:  # code of other people
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}:{place.lineno}"
+        kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
         name = getattr(subject, "label", None) or getattr(subject, "__name__", subject)
         raise AssertionError(
-            f"{name} breaks the law '{law}': {str(error) or place.line} ({where})"
+            f"{name} breaks the law '{law}': {kind}{str(error) or place.line} ({where})"
         ) from error

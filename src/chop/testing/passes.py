@@ -79,6 +79,8 @@ def check_pass(
             it_gives_the_same_graph_again,
             the_new_graph_is_written_and_read,
         ]
+    elif name.endswith("_analysis_pass"):
+        laws.append(an_analysis_changes_no_output)
     for law in laws:
         obeys(law.__name__.replace("_", " "), law, given)
 
@@ -134,6 +136,13 @@ def the_given_graph_stays_as_it_was(given: Given) -> None:
     assert mg.model.code == code, "the code of the given graph has changed"
     assert same(mg.model.state_dict(), state), "parameters or buffers have changed"
     assert same(given.outputs(mg), before), "the given graph computes something else"
+
+
+def an_analysis_changes_no_output(given: Given) -> None:
+    """An analysis pass annotates the graph that it is given, and the model stays as it was."""
+    before = given.outputs(given.mg)
+    graph, _ = given.run()
+    assert same(given.outputs(graph), before), "the graph computes something else"
 
 
 def it_gives_the_same_graph_again(given: Given) -> None:

@@ -63,7 +63,6 @@ def check_task(name: str, answers: Tensor, labels: Tensor) -> None:
 def it_is_registered_by_its_name(case: Answered) -> None:
     """`--task` finds a task by its name."""
     assert case.name in TASKS, "no task of that name"
-    assert case.task.name == case.name, f"the task calls itself '{case.task.name}'"
 
 
 def labels_fit_the_answers(case: Answered) -> None:
@@ -74,8 +73,9 @@ def labels_fit_the_answers(case: Answered) -> None:
 
 
 def right_answers_score_better_than_wrong_ones(case: Answered) -> None:
-    """The metric is a finite number, and knows which way is better."""
+    """The metric is a finite number of Python, and knows which way is better."""
     right, wrong = case.score(case.answers), case.score(case.answers.roll(1, 0))
+    assert isinstance(right, int | float), f"the metric is no number but a {type(right).__name__}"
     assert math.isfinite(right), f"right answers score {right}"
     is_better = right > wrong if case.task.metric.higher_is_better else right < wrong
     assert is_better, f"right answers score {right:.6g}, those of other rows {wrong:.6g}"

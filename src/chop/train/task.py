@@ -180,7 +180,7 @@ class Task:
         return str(IGNORED) if self.void is None else f"{IGNORED} or {self.void}"
 
 
-TASKS: Registry[Task] = Registry("tasks", kind=Task)
+TASKS: Registry[Task] = Registry("tasks", kind=Task, own_name=lambda task: task.name)
 """Tasks by name: those of chop, which `chop.train.tasks` declares, and those of other packages."""
 
 

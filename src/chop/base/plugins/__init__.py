@@ -12,6 +12,7 @@ Entry points are imported only when their name is used, or when all rows of a gr
 from chop.base.plugins.files import missing, naming_packages, other_version
 from chop.base.plugins.modules import (
     Extensions,
+    check_module_name,
     import_modules,
     import_options,
     import_plugin,
@@ -22,34 +23,37 @@ from chop.base.plugins.packages import (
     GROUPS,
     OWN,
     PROGRAM,
+    REGISTRIES,
     PluginError,
     clear_entry_points,
     described,
     entry_points,
-    load_entry_point,
     names_in_use,
     package_of,
     plugins_in_use,
     root_of,
+    unknown_groups,
 )
-from chop.base.plugins.registry import Registry
+from chop.base.plugins.registry import Registry, find_registry
 
 __all__ = [
     "GROUPS",
     "OWN",
     "PROGRAM",
+    "REGISTRIES",
     "Extensions",
     "PluginError",
     "Registry",
+    "check_module_name",
     "clear_entry_points",
     "described",
     "entry_points",
+    "find_registry",
     "import_modules",
     "import_options",
     "import_plugin",
     "import_setting",
     "imported_modules",
-    "load_entry_point",
     "missing",
     "names_in_use",
     "naming_packages",
@@ -57,4 +61,5 @@ __all__ = [
     "package_of",
     "plugins_in_use",
     "root_of",
+    "unknown_groups",
 ]

@@ -34,6 +34,7 @@ def import_plugin(module: str) -> None:
     Raises:
         PluginError: it cannot be imported.
     """
+    check_module_name(module, "--import")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # last, so that it hides nothing
@@ -47,6 +48,32 @@ def import_plugin(module: str) -> None:
             ) from error
     _modules[module] = None
     note_use(package_of(imported))
+
+
+def check_module_name(module: str, where: str) -> None:
+    """Checks that a text is the dotted name of a module, before it is taken for one.
+
+    Args:
+        module: the text.
+        where: option or setting that has it, for the message.
+    Raises:
+        PluginError: it is no such name.
+    """
+    if _is_dotted(module):
+        return
+    parts = [part.strip().removesuffix(".py").removeprefix("./") for part in module.split(",")]
+    names = [part.replace("/", ".") for part in parts]
+    advice = f": give {' and '.join(names)}" if all(map(_is_dotted, names)) else ""
+    apart = ", each by itself" if advice and len(names) > 1 else ""
+    raise PluginError(
+        f"{where}: expected a module of the current folder or of an installed package, as "
+        f"mypkg.formats, got '{module}'{advice}{apart}."
+    )
+
+
+def _is_dotted(name: str) -> bool:
+    parts = name.split(".")
+    return all(map(str.isidentifier, parts)) and parts[-1] != "py"  # that is a file
 
 
 def imported_modules() -> tuple[str, ...]:

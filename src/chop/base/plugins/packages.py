@@ -28,6 +28,19 @@ GROUPS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Groups of entry points without their prefix `chop.`, with the noun for one extension."""
+REGISTRIES: Mapping[str, str] = MappingProxyType(
+    {
+        "formats": "chop.formats:REGISTRY",
+        "operators": "chop.ir.ops:OPS",
+        "passes": "chop.passes:PASSES",
+        "samplers": "chop.search.registry:SAMPLERS",
+        "targets": "chop.export.targets:TARGETS",
+        "readers": "chop.export.foreign.readers:READERS",
+        "tasks": "chop.train.tasks:TASKS",
+        "components": "chop.hardware.design.components:COMPONENTS",
+    }
+)
+"""Place of the registry of each group."""
 OWN = __name__.partition(".")[0]
 PROGRAM = "this program"
 _in_use: dict[str, str] = {}
@@ -53,6 +66,15 @@ def entry_points(group: str) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
             # A package that is on the path twice is one package.
             found.setdefault(entry.name, {}).setdefault(described(entry), entry)
     return {name: tuple(each.values()) for name, each in found.items()}
+
+
+def unknown_groups() -> dict[str, tuple[str, ...]]:
+    """Returns groups `chop.GROUP` that chop does not have, with the packages that declare them."""
+    found: dict[str, dict[str, None]] = {}
+    for entry in _all_entry_points():
+        if entry.group.removeprefix(f"{OWN}.") not in GROUPS:
+            found.setdefault(entry.group, {})[described(entry)] = None
+    return {group: tuple(packages) for group, packages in found.items()}
 
 
 @cache

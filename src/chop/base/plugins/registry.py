@@ -16,6 +16,7 @@ from chop.base.plugins.packages import (
     GROUPS,
     OWN,
     PROGRAM,
+    REGISTRIES,
     PluginError,
     described,
     entry_points,
@@ -43,6 +44,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         rows: rows of chop; a text `module:attribute` is imported when the row is read.
         kind: class of the objects that are added. Default: `as_row` checks them.
         as_row: makes a row of a name and an added object. Default: the object is the row.
+        own_name: name that an added object gives itself, if that has to be the name of the row.
 
     Example:
         >>> readers = Registry("readers", {"own": "chop.base.plugins:GROUPS"})
@@ -56,13 +58,14 @@ class Registry(MutableMapping[str, T], Generic[T]):
         rows: Mapping[str, T | str] = MappingProxyType({}),
         kind: type[T] | None = None,
         as_row: Callable[[str, Any], T] | None = None,
+        own_name: Callable[[Any], str] | None = None,
     ) -> None:
         self.group = group
         self._rows: dict[str, T | str] = dict(rows)
         self._packages = dict.fromkeys(rows, OWN)
         self._added: dict[str, Any] = {}
         self._modules: dict[str, str] = {}
-        self._kind, self._as_row = kind, as_row
+        self._kind, self._as_row, self._own_name = kind, as_row, own_name
         _registries.add(self)
 
     __hash__ = object.__hash__
@@ -80,6 +83,8 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def __setitem__(self, name: str, value: Any) -> None:
         if self._kind is not None and not isinstance(value, self._kind):
             raise self.misfit(name, value, f"an instance of {self._kind.__qualname__}")
+        if self._own_name is not None and (given := self._own_name(value)) != name:
+            raise self.misname(name, value, given)
         package = package_of(value)
         if name in self._rows and not _is_redefinition(self._added.get(name), value):
             raise self._clash(name, self._packages[name], package)
@@ -154,6 +159,19 @@ class Registry(MutableMapping[str, T], Generic[T]):
             f"{package_of(value)}."
         )
 
+    def misname(self, name: str, value: Any, given: str) -> PluginError:
+        """Returns the error for an object that is declared under another name than its own.
+
+        Args:
+            name: name of the row.
+            value: object that was declared.
+            given: its own name.
+        """
+        return PluginError(
+            f"{GROUPS[self.group]} '{name}': {package_of(value)} declares it under that name, and "
+            f"it calls itself '{given}': declare it as '{given}'."
+        )
+
     def _row(self, name: str) -> T:
         row = self._rows[name]
         return _object_at(row) if isinstance(row, str) else row
@@ -222,6 +240,16 @@ def _parts(value: Any) -> Mapping[Any, Any]:
     if isinstance(value, tuple):
         return dict(enumerate(value))
     return value if isinstance(value, dict) else {}
+
+
+def find_registry(group: str) -> Registry[Any]:
+    """Returns the registry of a group, imported.
+
+    Args:
+        group: a key of `GROUPS`.
+    """
+    found: Registry[Any] = _object_at(REGISTRIES[group])
+    return found
 
 
 def adding_modules() -> dict[str, None]:

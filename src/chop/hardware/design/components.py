@@ -120,7 +120,10 @@ _ROWS = (
     Component(integer.Table, "chop_table", elementwise.plan_table, kind=Kind.ACTIVATION),
 )
 COMPONENTS: Registry[Component] = Registry(
-    "components", {row.operator.__name__: row for row in _ROWS}, kind=Component
+    "components",
+    {row.operator.__name__: row for row in _ROWS},
+    kind=Component,
+    own_name=lambda component: component.operator.__name__,
 )
 """Components by the name of the operator's class: those of chop, and those of other packages."""
 
