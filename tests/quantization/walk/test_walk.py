@@ -383,7 +383,8 @@ def test_a_walk_whose_files_are_lost_or_cut_starts_anew(tmp_path, lost):
     for action in (Path.unlink, lambda file: os.truncate(file, 10)):
         files = BlockFiles(tmp_path, {"walk": 1})
         for part in range(3):
-            files.keep(part, {"x": torch.full((2,), part)} if part != 2 else {}, values, {})
+            codes = {"x": torch.full((2,), part)} if part != 2 else {}
+            files.keep(part, codes, values, {"left": [], "told": {}})
         assert BlockFiles(tmp_path, {"walk": 1}).whole(5) == 3
         (file,) = files.folder.rglob(lost)
         action(file)

@@ -64,7 +64,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._rows: dict[str, T | str] = dict(rows)
         self._packages = dict.fromkeys(rows, OWN)
         self._added: dict[str, Any] = {}
-        self._modules: dict[str, str] = {}
+        self.modules: dict[str, str] = {}
         self._kind, self._as_row, self._own_name = kind, as_row, own_name
         _registries.add(self)
 
@@ -91,12 +91,12 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._rows[name] = value if self._as_row is None else self._as_row(name, value)
         self._packages[name], self._added[name] = package, value
         if package != OWN and name not in entry_points(self.group):
-            self._modules[name] = _module_adding(value)
+            self.modules[name] = _module_adding(value)
 
     def __delitem__(self, name: str) -> None:
         del self._rows[name], self._packages[name]
         self._added.pop(name, None)
-        self._modules.pop(name, None)
+        self.modules.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows or name in entry_points(self.group)
@@ -254,7 +254,7 @@ def find_registry(group: str) -> Registry[Any]:
 
 def adding_modules() -> dict[str, None]:
     """Returns modules that have added rows by themselves, rather than by entry points."""
-    return {module: None for each in list(_registries) for module in each._modules.values()}
+    return {module: None for each in list(_registries) for module in each.modules.values()}
 
 
 def _module_adding(value: Any) -> str:
