@@ -52,7 +52,7 @@ HOMES = {
 
 def _find_spec(fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
     """Meta path finder of modules without a file, whose tables are read at the first use."""
-    tables = {"chop.paths", "chop.paths.virtual", "chop.paths.aliases"}
+    tables = {"chop.paths", "chop.paths.virtual", "chop.paths.aliases", "chop.paths.moved"}
     if fullname in REGISTERS:
         return register_when_imported(fullname)
     if not fullname.startswith("chop.") or fullname in tables:

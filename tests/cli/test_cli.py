@@ -101,7 +101,11 @@ def stop(*args, **kwargs):
 @pytest.mark.parametrize(
     "command, where, kept",
     [
-        (["compress", "--qat-epochs", 0], "actions.compress.measure", "no results were written"),
+        (
+            ["compress", "--qat-epochs", 0],
+            "actions.compress.job.measure",
+            "no results were written",
+        ),
         (["sweep", "quantize"], "workloads.workload.fit", r"2 finished points are kept in .*jsonl"),
         (["sweep", "quantize"], "workloads.load.load_trained", "0 finished points are kept"),
         (["sweep", "prune"], "actions.sweep.experiment.raise_to_graph", "0 finished points"),
@@ -132,7 +136,7 @@ def terminate(*args, **kwargs):
     [
         (
             ["compress", "--qat-epochs", 0],
-            "actions.compress.raise_to_graph",
+            "actions.compress.job.raise_to_graph",
             "no results were written",
         ),
         (["sweep", "prune"], "actions.sweep.experiment.raise_to_graph", "0 finished points"),

@@ -12,10 +12,12 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from chop.formats import Binary, Integer, MXInt, QuantSpec, ScaleInteger
+from chop.formats import FP8, Binary, Integer, MXInt, QuantSpec, ScaleInteger
+from chop.kernels.codes import fixed_tables
 from chop.kernels.cpu import build, int8
 from chop.nn import quantized as q
 from chop.nn.packed import pack
+from chop.nn.packed.operators import _are_integers
 from chop.nn.weight_cache import kept_bytes
 from tests.subcases import subcases
 
@@ -265,6 +267,18 @@ def test_what_a_mode_or_a_transform_gave_is_not_kept(spec):
         with Doubling():
             twin(x)
         assert torch.equal(twin(x), layer(x))
+
+
+@pytest.mark.parametrize("spec", [SPECS["fixed point"], QuantSpec.uniform(FP8())])
+def test_a_first_call_with_fake_tensors_reads_no_table(spec):
+    layer = q.QuantLinear.from_float(nn.Linear(512, 256), spec).eval()
+    twin, x = pack(layer).eval(), torch.randn(40, 512)
+    for cached in (fixed_tables, _are_integers):
+        cached.cache_clear()
+    with torch.no_grad():
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert twin(mode.from_tensor(x)).shape == (40, 256)
+        torch.testing.assert_close(twin(x), layer(x))
 
 
 class Doubling(TorchFunctionMode):

@@ -86,6 +86,15 @@ def test_a_search_in_a_process_of_its_own_tells_phases_and_errors():
     with pytest.raises(PlanError, match="no plan fits"):
         in_own_process(fail)
 
+    def fail_with_a_lambda(report):
+        error = ValueError("no such layout\nhere")
+        error.rule = lambda: None
+        raise error
+
+    with pytest.raises(DistributedError, match="failed: ValueError: no such layout\n") as raised:
+        in_own_process(fail_with_a_lambda)
+    assert "in fail_with_a_lambda" in raised.value.__notes__[0]
+
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_search_that_is_killed_is_one_sentence(number):

@@ -1,4 +1,4 @@
-"""Sharded models: layouts by a plan, on torch's DTensor."""
+"""Tensor parallelism: models sharded by a plan of layouts, on torch's DTensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that need no search: replicated, by samples, by rows of weights, and Megatron's."""
+"""Plans that need no search: replicated, data parallel, by rows of weights, and Megatron's."""
 
 from __future__ import annotations
 

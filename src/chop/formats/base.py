@@ -197,7 +197,7 @@ class NumberFormat(Quantizer):
         return False
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        """Fake-quantizes: `round(x)` forward, straight-through gradient backward.
+        """Fake-quantizes: `round(x)` forward, a straight-through estimator backward.
 
         The derivative is the same in forward mode, and under the transforms of `torch.func`.
 

@@ -1,4 +1,4 @@
-"""`scale_integer`: integers times a float, per tensor, channel, row or group."""
+"""`scale_integer`: integers times a float: per-tensor, per-channel, per-row or by group."""
 
 from __future__ import annotations
 

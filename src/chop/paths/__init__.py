@@ -1,3 +1,3 @@
-"""MASE's import paths: tables of modules without a file, and their finder."""
+"""MASE's import paths and those of moved modules: tables, and their finder."""
 
 __all__: list[str] = []

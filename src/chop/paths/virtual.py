@@ -1,4 +1,4 @@
-"""Modules without a file: MASE's paths, and modules made from a table.
+"""Modules without a file: MASE's paths, earlier paths, and modules made from a table.
 
 `chop` finds them by `find_spec`, and reads this file at the first import below it.
 """
@@ -10,6 +10,7 @@ import importlib
 from importlib.machinery import ModuleSpec
 
 import chop.paths.aliases
+import chop.paths.moved
 
 TYPE_CHECKING = False  # `typing` is not imported with `chop`
 if TYPE_CHECKING:
@@ -73,3 +74,4 @@ def import_subpackage(path: str) -> ModuleType:
 
 
 add_modules(chop.paths.aliases.MODULES, chop.paths.aliases.fill)
+add_modules(chop.paths.moved.MOVED, chop.paths.moved.fill)

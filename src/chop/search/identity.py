@@ -15,6 +15,8 @@ from hashlib import sha256
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
+from chop.paths.moved import EARLIER
+
 SHOWN = 200
 """Characters of an identity that are kept as they are; of a longer one a hash."""
 
@@ -118,4 +120,5 @@ def _is_cache(cls: type, name: object) -> bool:
 
 
 def _name(value: Any) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
+    """Dotted name; of a module that has moved the earlier path, which storages have."""
+    return f"{EARLIER.get(value.__module__, value.__module__)}.{value.__qualname__}"

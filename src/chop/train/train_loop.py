@@ -1,4 +1,4 @@
-"""Training and evaluation loop for the many short runs of a search."""
+"""Training loop with a learning-rate schedule, and evaluation, for the short runs of a search."""
 
 from __future__ import annotations
 

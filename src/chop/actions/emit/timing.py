@@ -1,4 +1,4 @@
-"""Latency and interval of an emitted circuit, in cycles and in microseconds."""
+"""Latency and initiation interval of an emitted circuit, in cycles and in microseconds."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import traceback
 import warnings
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from chop.base.children import end_with
-from chop.errors import DistributedError, UnavailableError
+from chop.errors import DistributedError, UnavailableError, first_line
 from chop.private.dtensor import forget_process_groups
 
 T = TypeVar("T")
@@ -71,6 +72,17 @@ def _work(function: Callable[[Report], Any], pipe: Connection, parent: int) -> N
     except KeyboardInterrupt:
         return
     except Exception as error:
-        error.add_note(traceback.format_exc())
-        found = "error", error
+        found = "error", _picklable(error)
     pipe.send(found)
+
+
+def _picklable(error: Exception) -> Exception:
+    """The error with its traceback as a note, or one that says the same if it does not pickle."""
+    note = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # anything: errors of torch refer to operators, those of users to all else
+        message = f"the search for a plan failed: {type(error).__name__}: {first_line(error)}"
+        error = DistributedError(message)
+    error.add_note(note)
+    return error

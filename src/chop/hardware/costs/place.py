@@ -1,4 +1,4 @@
-"""Placement and routing by open tools: the clock that a project reaches on a device."""
+"""Placement and routing by open tools: the clock frequency that a project reaches on a device."""
 
 from __future__ import annotations
 

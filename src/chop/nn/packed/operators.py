@@ -73,9 +73,12 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         x_format, is_trained = self.format_of("data_in"), self.training and torch.is_grad_enabled()
         if is_trained or not isinstance(x_format, NumberFormat):
             return None
-        if not is_small and (torch.compiler.is_compiling() or not self._is_for_integers(x_format)):
+        if not is_small and torch.compiler.is_compiling():
             return None
         if is_transformed() or is_dispatch_observed() or not self._has_packed_or_float_bias():
+            return None
+        # Reads tables of the format, which are computed at the first call and have to be real.
+        if not is_small and not self._is_for_integers(x_format):
             return None
         multiply = self._by_numbers if x_format.is_identity else self._by_integers
         y = multiply(input, x_format)

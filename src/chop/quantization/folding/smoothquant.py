@@ -1,4 +1,4 @@
-"""SmoothQuant: the range of inputs moves into weights, and the function stays.
+"""SmoothQuant: the range of outlier channels of inputs moves into weights, the function stays.
 
 Source: Xiao et al. 2022, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual branch:
 Wei et al. 2022, arXiv:2209.13325, section 4.1.

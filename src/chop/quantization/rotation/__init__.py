@@ -1,3 +1,3 @@
-"""Rotations of a decoder's activations: what can be rotated, and the rotation of its weights."""
+"""Rotations that spread the outliers of a decoder's activations over channels."""
 
 __all__: list[str] = []
