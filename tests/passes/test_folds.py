@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 
 from chop import MaseGraph, passes
 from chop.quantization.folding.check import FoldCheck
-from chop.quantization.folding.folding import find_sites
+from chop.quantization.folding.folding import find_sites, fold_changes
 
 from .conftest import with_metadata
 
@@ -174,12 +174,13 @@ def test_the_check_sees_a_reader_that_computes_something_else(dtype):
     def why(reader_ignores_it):
         check, values = FoldCheck(mg, [site]), {}
         values[site.source.args[0]] = batch["x"]
-        check.note(site.source, 0, values)
+        check.note(0, site.source, values)
         if reader_ignores_it:
             kept = mg.modules["first"].weight.detach().clone()
             hook = lambda module, args: F.linear(args[0], kept, module.bias)  # noqa: E731
             mg.modules["first"].register_forward_hook(lambda m, args, y: hook(m, args))
-        return check.why_undone(site, scale, [0])
+        changes = fold_changes(mg, site, scale)
+        return check.why_undone(site, changes, lambda _: scale, 1)
 
     with torch.no_grad():
         assert why(False) is None

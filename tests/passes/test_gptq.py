@@ -133,7 +133,7 @@ def test_a_corrected_weight_is_rounded_no_more_on_each_batch(graph, weight, monk
     def plain_weights():
         return contextlib.nullcontext(lambda layer: None)
 
-    monkeypatch.setattr(gptq, "run_layerwise", plain_run)
+    monkeypatch.setattr("chop.quantization.walk.walk.run_layerwise", plain_run)
     monkeypatch.setattr(gptq, "rounded_weights", plain_weights)
     batches = {"batches": [{"x": x} for x in rows.split(4)], "row_weights": "uniform"}
     found, _ = passes.gptq_transform_pass(mg, batches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from chop.ir.propagate import GraphRunner, GraphVisitor, Visit, bind_inputs
 Batches = Iterable[Any]
 """Batches as the model takes them: inputs by name, or a tensor or tuple of them in order."""
 
-Runs = list[Mapping[fx.Node, Any]]
+Runs = Sequence[Mapping[fx.Node, Any]]
 """The values of nodes, one mapping per batch."""
 
 LABELS = frozenset({"labels", "label", "start_positions", "end_positions", "next_sentence_label"})

@@ -13,10 +13,10 @@ from chop import MaseGraph, passes
 from chop.captured.layers.expert_linear import ExpertLinear
 from chop.nn.quantized import QuantLinear
 from chop.quantization.rounding.columns import Solver
-from chop.quantization.rounding.gptq import correctable_layers
-from chop.quantization.walk.gptq import correct_block
+from chop.quantization.rounding.gptq import correct_block, correctable_layers
+from chop.quantization.walk.parts import Part
 from chop.quantization.walk.values import Values
-from chop.quantization.walk.walk import FloatBlock, Part
+from chop.quantization.walk.walk import FloatBlock
 from tests.experts import mixture, text
 
 FOUR_BITS = {"name": "mxint", "width": 4, "block_size": 8}

@@ -8,6 +8,7 @@ from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.quantization.rounding.columns import Solver, rounding_grid
 from chop.quantization.rounding.row_weights import moderated, row_weights, second_moments
+from chop.quantization.walk.walk import Walk
 
 
 class Attend(nn.Module):
@@ -42,7 +43,7 @@ def graph():
 
 def weights_of(mg, batches):
     nodes = [node for node in mg.nodes if mg.operator(node).name == "linear"]
-    return {node.target: w for node, w in row_weights(mg, nodes, batches).items()}
+    return {node.target: w for node, w in row_weights(Walk(mg, batches), nodes).items()}
 
 
 def test_the_first_token_counts_most_and_hidden_tokens_count_nothing():
@@ -108,7 +109,7 @@ def test_single_numbers_and_images_have_weights_too():
     net = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.Flatten(), nn.Linear(18, 1))
     mg, x = MaseGraph(net, dummy_in={"input": torch.randn(2, 1, 7, 7)}), torch.randn(4, 1, 7, 7)
     nodes = [node for node in mg.nodes if mg.operator(node).is_product]
-    conv, linear = row_weights(mg, nodes, [{"input": x}]).values()
+    conv, linear = row_weights(Walk(mg, [{"input": x}]), nodes).values()
     assert conv[0].shape == (36,) and linear[0].shape == (4,)
     # the gradient with respect to pixel (b, h, w) is noise_b times its weights in the last layer
     of_pixels = net[2].weight.view(2, 9).square().sum(0)

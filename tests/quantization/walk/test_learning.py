@@ -9,13 +9,13 @@ import torch
 
 from chop import passes
 from chop.ir.batches import select_inputs
+from chop.quantization.rounding import learned as block_learning
 from chop.quantization.rounding.columns import Solver
-from chop.quantization.rounding.learned import Learning
+from chop.quantization.rounding.learned import BlockLearning, Learning
 from chop.quantization.walk import files as block_files
-from chop.quantization.walk import learning as block_learning
+from chop.quantization.walk.blocks import BlockWalk
 from chop.quantization.walk.files import BlockFiles
-from chop.quantization.walk.learning import BlockLearning
-from chop.quantization.walk.walk import BlockWalk, parts_of
+from chop.quantization.walk.parts import parts_of
 from chop.quantization.walk.weights import LazyWeights
 
 from .test_walk import LAYERS, assert_same, in_child, killed_at, rules, texts, with_rule
@@ -31,7 +31,7 @@ def walked(prepared, out, start="nearest", row_weights="uniform"):
     walk = BlockWalk(mg, parts, weights, batches, files, runs_float=True)
     solver = Solver(actorder=True) if start == "gptq" else None
     learning = Learning(STEPS, 3, 0, solver, row_weights == "gradient")
-    told = walk.run(BlockLearning(walk, learning), lambda _: contextlib.nullcontext())
+    told = walk.run(BlockLearning(walk, learning, parts), lambda _: contextlib.nullcontext())
     walk.weights.load_rest()
     return mg, {path: errors for part in told for path, errors in part.told.items()}
 

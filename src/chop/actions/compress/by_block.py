@@ -30,18 +30,21 @@ from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
 from chop.models import is_own
 from chop.models.meta import meta_model, weights_source
+from chop.nn.quantized import quantizers_off
 from chop.passes.transforms.learned_rounding import LearnedRoundingConfig
 from chop.quantization.float_calls import leave_calls_of_forwards
+from chop.quantization.folding.awq import awq
+from chop.quantization.folding.engine import sites_of_parts
+from chop.quantization.folding.smoothquant import smooth
 from chop.quantization.named_operators import present_operators
 from chop.quantization.rounding.columns import Solver
-from chop.quantization.rounding.gptq import WHERE
-from chop.quantization.rounding.row_weights import quantizers_off
+from chop.quantization.rounding.gptq import WHERE, Gptq
+from chop.quantization.rounding.learned import BlockLearning, check_learnable
+from chop.quantization.walk.blocks import BlockWalk
 from chop.quantization.walk.files import BlockFiles
-from chop.quantization.walk.folds import block_awq, block_smooth, sites_of_parts
-from chop.quantization.walk.gptq import BlockGptq
-from chop.quantization.walk.learning import BlockLearning, check_learnable
+from chop.quantization.walk.parts import Part, block_paths, parts_of
 from chop.quantization.walk.values import NoBlocksError
-from chop.quantization.walk.walk import BlockWalk, Part, Rounded, Rounder, block_paths, parts_of
+from chop.quantization.walk.walk import Rounded, Rounder
 from chop.quantization.walk.weights import LazyWeights
 from chop.report.report import Note, Report, announce, show
 from chop.runs.progress import Stages
@@ -144,7 +147,8 @@ def _parts(mg: MaseGraph, blocks: Sequence[str], config: CompressConfig) -> list
     """The parts of the graph, if all methods can work on them: files are written after that."""
     parts = parts_of(mg, blocks)
     if set(FOLDING) & set(config.method):
-        sites_of_parts(mg, parts)
+        with quantizers_off(mg.model):
+            sites_of_parts(mg, parts)
     if LEARNED in config.method:
         check_learnable(mg, parts)
     return parts
@@ -277,17 +281,18 @@ def _rounder(config: CompressConfig, walk: BlockWalk) -> tuple[Rounder, dict[str
     Returns: and by method, why it leaves layers alone whatever the rows, by the name of a node.
     """
     left: dict[str, dict[str, str]] = {}
-    if "smoothquant" in config.method:
-        _, left["smoothquant"] = block_smooth(walk)
-    if "awq" in config.method:
-        _, left["awq"] = block_awq(walk, parse_format_string(config.formats[0]))
+    with quantizers_off(walk.mg.model):
+        if "smoothquant" in config.method:
+            _, left["smoothquant"] = smooth(walk)
+        if "awq" in config.method:
+            _, left["awq"] = awq(walk, parse_format_string(config.formats[0]))
     if LEARNED in config.method:
         start: Literal["nearest", "gptq"] = "gptq" if "gptq" in config.method else "nearest"
         settings = LearnedRoundingConfig(walk.batches, start=start)
-        learning = BlockLearning(walk, settings.learning)
+        learning = BlockLearning(walk, settings.learning, walk.parts)
         return learning, {**left, LEARNED: learning.skipped}
     if "gptq" in config.method:
-        gptq = BlockGptq(walk, Solver(actorder=True), weighs_rows=True)
+        gptq = Gptq(walk, Solver(actorder=True), weighs_rows=True)
         return gptq, {**left, "gptq": gptq.skipped}
     return lambda _: Rounded(), left
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, overload
 
@@ -357,3 +358,17 @@ def leaf_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
         if isinstance(module, QuantizedOperator)
         and not any(isinstance(child, QuantizedOperator) for child in module.children())
     }
+
+
+@contextlib.contextmanager
+def quantizers_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the quantized operators of a model compute on floats."""
+    steps = leaf_operators(model)
+    specs = {name: step.spec for name, step in steps.items()}
+    try:
+        for step in steps.values():
+            step.spec = step.spec.keeping()
+        yield
+    finally:
+        for name, step in steps.items():
+            step.spec = specs[name]

@@ -11,6 +11,7 @@ from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 from chop.quantization.folding.awq import GRID, awq
+from chop.quantization.walk.walk import Walk
 
 
 @dataclass(frozen=True)
@@ -73,5 +74,5 @@ def awq_transform_pass(mg: MaseGraph, config: AwqConfig) -> dict[str, Any]:
     """
     batches = select_inputs(mg, config.batches, "awq_transform_pass.batches")
     weighs_rows = config.row_weights == "gradient"
-    scaled, skipped = awq(mg, batches, config.weight, config.grid, weighs_rows)
+    scaled, skipped = awq(Walk(mg, list(batches)), config.weight, weighs_rows, config.grid)
     return {"scaled": scaled, "skipped": skipped}

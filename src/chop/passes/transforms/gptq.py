@@ -10,7 +10,8 @@ from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 from chop.quantization.rounding.columns import Solver
-from chop.quantization.rounding.gptq import gptq_layers
+from chop.quantization.rounding.gptq import Gptq
+from chop.quantization.walk.walk import Walk
 
 
 @dataclass(frozen=True)
@@ -74,5 +75,7 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
     """
     batches = select_inputs(mg, config.batches, "gptq_transform_pass.batches")
     solver = Solver(config.damp_percent, config.block_size, config.actorder)
-    layers, skipped = gptq_layers(mg, batches, solver, config.row_weights == "gradient")
-    return {"layers": layers, "skipped": skipped}
+    walk = Walk(mg, list(batches))
+    gptq = Gptq(walk, solver, config.row_weights == "gradient")
+    (rounded,) = walk.run(gptq)
+    return {"layers": rounded.told, "skipped": gptq.skipped | rounded.left}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,7 +81,6 @@ def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig
             f"{PASS}: gptq_transform_pass has rounded the weights, and learning needs the float "
             "ones; leave it out: start 'gptq' applies it."
         )
-    batches = select_inputs(mg, config.batches, WHERE)
-    stage = contextlib.nullcontext()
-    blocks, skipped = learn_rounding(mg, batches, config.learning, lambda _: stage)
+    batches = list(select_inputs(mg, config.batches, WHERE))
+    blocks, skipped = learn_rounding(mg, batches, config.learning)
     return {"blocks": blocks, "skipped": skipped}

@@ -10,6 +10,7 @@ from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 from chop.quantization.folding.smoothquant import STRENGTH, smooth
+from chop.quantization.walk.walk import Walk
 
 
 @dataclass(frozen=True)
@@ -60,5 +61,5 @@ def smoothquant_transform_pass(mg: MaseGraph, config: SmoothQuantConfig) -> dict
     """
     batches = select_inputs(mg, config.batches, "smoothquant_transform_pass.batches")
     strength, rescale = config.migration_strength, config.rescale_other_readers
-    smoothed, skipped = smooth(mg, batches, strength, rescale)
+    smoothed, skipped = smooth(Walk(mg, list(batches)), strength, rescale)
     return {"smoothed": smoothed, "skipped": skipped}

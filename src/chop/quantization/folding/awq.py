@@ -5,7 +5,7 @@ Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,25 +13,30 @@ import torch
 from torch import Tensor, fx
 
 from chop.formats import NumberFormat
-from chop.ir.batches import Runs, run_layerwise
-from chop.ir.graph import MaseGraph
+from chop.ir.batches import Runs
 from chop.ir.rows import Measured, counted_rows, finite_rows
 from chop.quantization.folding.awq_experts import (
     ExpertSite,
     choose_for_experts,
     find_expert_sites,
-    fold_experts,
-    why_experts_change,
 )
-from chop.quantization.folding.check import FoldCheck, warn_of_undone
-from chop.quantization.folding.folding import UNREACHED, Site, find_sites, fold, representable
-from chop.quantization.folding.scale_search import Found, search_scale
+from chop.quantization.folding.check import Checked
+from chop.quantization.folding.engine import (
+    Scales,
+    SiteScale,
+    check_within,
+    move_scales,
+    sites_of_parts,
+)
+from chop.quantization.folding.folding import Site, representable
+from chop.quantization.folding.scale_search import search_scale
 from chop.quantization.rounding.row_weights import (
     RowWeights,
     moderated,
     row_weights,
     second_moments,
 )
+from chop.quantization.walk.walk import Walk
 
 WHERE = "awq_transform_pass"
 BATCHES = f"{WHERE}.batches"
@@ -44,113 +49,71 @@ ScaledReaders = dict[str, dict[str, Any]]
 
 @torch.no_grad()
 def awq(
-    mg: MaseGraph,
-    batches: Iterable[Mapping[str, Any]],
-    weight: NumberFormat,
-    grid: int,
-    weighs_rows: bool,
+    walk: Walk, weight: NumberFormat, weighs_rows: bool = True, grid: int = GRID
 ) -> tuple[ScaledReaders, dict[str, str]]:
     """Multiplies weights of Linear layers by a scale per input channel, where inputs are divided.
 
     Args:
-        mg: the float graph; it is changed.
-        batches: from `select_inputs`.
+        walk: of the float graph, none of whose parts is rounded; it is changed.
         weight: the format that the weights are going to have.
-        grid: exponents that are tried above 0, up to 1.
         weighs_rows: whether rows count by `row_weights`, or all alike.
+        grid: exponents that are tried above 0, up to 1.
     Returns: what was chosen for each source, and for every other Linear's node the reason.
 
     Raises:
+        NoBlocksError: a scale would move from one part to another.
         ConfigError: a batch brings NaN or infinite values to a layer.
     """
-    sites, skipped = find_sites(mg, rescale=False)
-    pairs, reasons_of_experts = find_expert_sites(mg, weight)
+    sites, skipped = sites_of_parts(walk.mg, walk.parts)
+    pairs, reasons_of_experts = find_expert_sites(walk.mg, weight)
+    check_within(walk.parts, pairs)
     skipped = {**skipped, **reasons_of_experts}
-    second = {pair.down: pair for pair in pairs}
     for pair in pairs:
         skipped.pop(pair.down.name, None)
-    of_experts = dict[ExpertSite, Mapping[int, Found]]()
-    rows: Sequence[Mapping[str, Any]] = list(batches)
-    readers = [reader for site in sites for reader in site.readers] + [*second]
+    together: Sequence[Checked] = [*sites, *pairs]
+    readers = [reader for site in together for reader in site.readers]
     is_weighed = weighs_rows and bool(readers)
-    weights = moderated(row_weights(mg, readers, rows, BATCHES)) if is_weighed else {}
-    last = {site.readers[-1]: site for site in sites}
-    check, chosen = FoldCheck(mg, [*sites, *pairs]), dict[fx.Node, Found]()
-    undone = dict[fx.Node, str]()
+    weights = moderated(row_weights(walk, readers, BATCHES)) if is_weighed else {}
 
-    def visit(node: fx.Node, runs: Runs) -> None:
-        for number, values in enumerate(runs):
-            check.note(node, number, values)
-        if node in second:
-            pair, searched = second[node], (weight, grid)
-            chosen_here, few = choose_for_experts(mg, pair, runs, rows, weights, searched, BATCHES)
-            skipped.update({f"{node.name}[{number}]": why for number, why in few.items()})
-            change = why_experts_change(check, pair, chosen_here, len(runs))
-            if change is None:
-                of_experts[pair] = chosen_here
-            else:
-                undone[pair.up], skipped[node.name] = change, change
-        if node not in last:
-            return
-        site = last[node]
-        reason: str | None = UNREACHED
-        choice = choose(mg, site, runs, rows, weights, weight, grid)
-        if choice is not None:
-            chosen[site.source] = choice
-            reason = check.why_undone(site, choice.scale, range(len(runs)))
-        if reason is not None:
-            undone[site.source] = reason
+    def choose(site: Site | ExpertSite, runs: Runs) -> Scales | None:
+        if isinstance(site, Site):
+            return choose_scale(walk, site, runs, weights, weight, grid)
+        scales, few = choose_for_experts(walk, site, runs, weights, (weight, grid), BATCHES)
+        skipped.update({f"{site.down.name}[{number}]": why for number, why in few.items()})
+        return scales
 
-    if readers:
-        run_layerwise(mg, rows, visit)
-    reasons = {str(s.target): why for s, why in undone.items() if why != UNREACHED}
-    warn_of_undone(WHERE, reasons)
-    found: ScaledReaders = {}
-    for site in sites:
-        if site.source in undone:
-            skipped.update({reader.name: undone[site.source] for reader in site.readers})
-            continue
-        choice = chosen[site.source]
-        if choice.is_changed:
-            fold(mg, site, representable(mg, site, choice.scale, choice.largest))
-        found[str(site.source.target)] = {"readers": site.paths(), **choice.settings}
-    for pair, one in of_experts.items():
-        fold_experts(mg, pair, one)
-        for number, each in one.items():
-            source, reader = pair.names(number)
-            found[source] = {"readers": [reader], **each.settings}
-    return found, skipped
+    found, undone = move_scales(walk, together, choose, WHERE)
+    return found, skipped | undone
 
 
-def choose(
-    mg: MaseGraph,
+def choose_scale(
+    walk: Walk,
     site: Site,
     runs: Runs,
-    batches: Sequence[Mapping[str, Any]],
     weights: RowWeights,
     number_format: NumberFormat,
     grid: int,
-) -> Found | None:
+) -> SiteScale | None:
     """The scale with the least error of a site's readers, relative to their outputs.
 
     Args:
-        mg: the float graph.
+        walk: of the float graph.
         site: from `find_sites`.
         runs: values of each batch, that of the site among them.
-        batches: from `select_inputs`.
         weights: of the rows, by reader; rows of others count alike.
         number_format: that the weights are going to have.
         grid: exponents that are tried above 0, up to 1.
     Returns: None where no row reaches the readers.
     """
-    samples = _samples(site, runs, batches, weights)
+    samples, mg = _samples(site, runs, walk.batches, weights), walk.mg
     if not samples.inputs:
         return None
     moments = [samples.moments(reader) for reader in site.readers]
     layers = [*zip(site.weights(mg), moments, strict=True)]
     is_whole = not mg.operator(site.source).is_product
     found = search_scale(layers, torch.cat(samples.inputs), number_format, grid, is_whole)
-    return found._replace(scale=representable(mg, site, found.scale, found.largest))
+    scale = representable(mg, site, found.scale, found.largest)
+    return SiteScale(site, scale, found.largest, found.settings, not found.is_changed)
 
 
 @dataclass

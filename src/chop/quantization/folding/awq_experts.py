@@ -6,8 +6,7 @@ layer's results. Rows of that half are divided, and columns of the second layer 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ownership import Ownership
 from chop.ir.rows import Measured
 from chop.nn.quantized.masks import stored_weights
-from chop.quantization.folding.check import FoldCheck
-from chop.quantization.folding.folding import representable_in, why_infeasible
+from chop.quantization.folding.folding import Change, representable_in, why_infeasible
 from chop.quantization.folding.scale_search import Found, search_scale
 from chop.quantization.rounding.experts import (
     few_rows,
@@ -32,6 +30,7 @@ from chop.quantization.rounding.experts import (
     weighed_samples,
 )
 from chop.quantization.rounding.row_weights import RowWeights, second_moments
+from chop.quantization.walk.walk import Walk
 
 
 @dataclass(frozen=True)
@@ -73,19 +72,82 @@ class ExpertSite:
         """Paths of the two layers of an expert, `path[3]`."""
         return f"{self.up.target}[{number}]", f"{self.down.target}[{number}]"
 
-    def parts(self, mg: MaseGraph, number: int) -> tuple[list[Tensor], list[Tensor]]:
-        """What is multiplied for an expert, (outputs, inputs) each, and what is divided by rows."""
+    def multiplied(self, mg: MaseGraph) -> list[Tensor]:
+        """The weights of the second layers."""
+        down: Any = mg.module_of(self.down)
+        return stored_weights(down)
+
+    def divided(self, mg: MaseGraph) -> list[Tensor]:
+        """The weights and biases of the first layers."""
+        up: Any = mg.module_of(self.up)
+        return [*stored_weights(up), *([] if up.bias is None else [up.bias])]
+
+    def columns(self, mg: MaseGraph, values: Tensor, number: int) -> Tensor:
+        """(outputs, inputs) of an expert, in the memory of what is multiplied."""
+        down: Any = mg.module_of(self.down)
+        return values.detach()[number * down.out_features : (number + 1) * down.out_features]
+
+    def rows(self, mg: MaseGraph, values: Tensor, number: int) -> Tensor:
+        """(inputs of the second layer, n) of an expert, in the memory of what is divided."""
         up: Any = mg.module_of(self.up)
         down: Any = mg.module_of(self.down)
-        rows = slice(number * down.out_features, (number + 1) * down.out_features)
-        multiplied = [x.detach()[rows] for x in stored_weights(down)]
         half = slice(down.in_features, up.out_features)
-        divided = [
-            x.detach().view(up.num_experts, up.out_features, -1)[number, half]
-            for x in stored_weights(up)
+        return values.detach().view(up.num_experts, up.out_features, -1)[number, half]
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertScales:
+    """The scales of experts.
+
+    Attributes:
+        mg: the graph.
+        site: the two layers.
+        found: by expert; others have none.
+    """
+
+    mg: MaseGraph
+    site: ExpertSite
+    found: Mapping[int, Found]
+
+    @property
+    def told(self) -> dict[str, dict[str, Any]]:
+        """The reader and the settings of each expert, by the path of its first layer."""
+        names = {number: self.site.names(number) for number in self.found}
+        return {
+            names[number][0]: {"readers": [names[number][1]], **one.settings}
+            for number, one in self.found.items()
+        }
+
+    def divisor(self, given: Mapping[fx.Node, Any]) -> Tensor:
+        """A scale for each row, that of its expert."""
+        down: Any = self.mg.module_of(self.site.down)
+        ones = {"dtype": torch.float64, "device": down.weight.device}
+        scales = torch.ones(down.num_experts, down.in_features, **ones)
+        for number, one in self.found.items():
+            scales[number] = one.scale
+        return scales[given[self.site.down.all_input_nodes[1]]]
+
+    def changes(self, mg: MaseGraph) -> list[Change]:
+        """Multiplied columns of the second layers, and divided rows of the first."""
+        return [
+            *(Change(stored, self._multiply) for stored in self.site.multiplied(mg)),
+            *(Change(stored, self._divide) for stored in self.site.divided(mg)),
         ]
-        divided += [] if up.bias is None else [up.bias.detach()[number, half]]
-        return multiplied, divided
+
+    def fold(self, walk: Walk) -> None:
+        """Folds the scales, now and whenever the weights are read."""
+        for change in self.changes(walk.mg):
+            walk.change(change.stored, change.apply)
+
+    def _multiply(self, values: Tensor) -> None:
+        for number, one in self.found.items():
+            if one.is_changed:
+                self.site.columns(self.mg, values, number).mul_(one.scale)
+
+    def _divide(self, values: Tensor) -> None:
+        for number, one in self.found.items():
+            if one.is_changed:
+                self.site.rows(self.mg, values, number).div_(one.scale[:, None])
 
 
 def find_expert_sites(
@@ -140,97 +202,48 @@ def _cuts_in_two(mg: MaseGraph, node: fx.Node) -> bool:
 
 
 def choose_for_experts(
-    mg: MaseGraph,
+    walk: Walk,
     site: ExpertSite,
     runs: Runs,
-    batches: Sequence[Mapping[str, Any]],
     weights: RowWeights,
     search: tuple[NumberFormat, int],
     where: str,
-) -> tuple[dict[int, Found], dict[int, str]]:
+) -> tuple[ExpertScales, dict[int, str]]:
     """What is chosen for each expert, and why for others nothing is.
 
     Args:
-        mg: the graph.
+        walk: of the graph.
         site: from `find_expert_sites`.
         runs: values of nodes on each batch.
-        batches: the inputs.
         weights: what each row counts; empty: alike.
         search: the format, and the exponents to try.
         where: what was given, for messages.
     """
+    mg, index = walk.mg, site.down.all_input_nodes[1]
     down: Any = mg.module_of(site.down)
     samples = list(
         weighed_samples(
             site.value,
             (values[site.value] for values in runs),
-            batches,
+            walk.batches,
             weights.get(site.down),
             Measured(where, str(site.down.target)),
             has_experts=True,
         )
     )
-    experts = [values[site.down.all_input_nodes[1]] for values in runs]
+    experts = [values[index] for values in runs]
     found, few = dict[int, Found](), dict[int, str]()
     for number, own in enumerate(samples_of_experts(samples, experts, down.num_experts)):
         reason = few_rows(rows_in(own), down.in_features)
         if reason is not None:
             few[number] = reason
             continue
-        multiplied, divided = site.parts(mg, number)
+        multiplied = [site.columns(mg, x, number) for x in site.multiplied(mg)]
+        divided = [site.rows(mg, x, number) for x in site.divided(mg)]
         hessian = second_moments((x[None], w) for x, w in own)[0].double()
         inputs = torch.cat([x for x, _ in own])
         one = search_scale([(multiplied[0], hessian)], inputs, *search)
         parts = [(x, 1, one.scale) for x in multiplied] + [(x, 0, 1 / one.scale) for x in divided]
         scale = representable_in(one.scale, one.largest, parts)
         found[number] = one._replace(scale=scale)
-    return found, few
-
-
-def why_experts_change(
-    check: FoldCheck, site: ExpertSite, chosen: Mapping[int, Found], count: int
-) -> str | None:
-    """Why experts would not compute what they do; None where they do.
-
-    Args:
-        check: has noted the site.
-        site: from `find_expert_sites`.
-        chosen: by expert.
-        count: of batches.
-    """
-    down: Any = check.mg.module_of(site.down)
-    ones = {"dtype": torch.float64, "device": down.weight.device}
-    scales = torch.ones(down.num_experts, down.in_features, **ones)
-    for number, one in chosen.items():
-        scales[number] = one.scale
-
-    def scale(given: Mapping[fx.Node, Any]) -> Tensor:
-        return scales[given[site.down.all_input_nodes[1]]]
-
-    return check.why_changed(site, _folded(check.mg, site, chosen), scale, range(count))
-
-
-@contextmanager
-def _folded(mg: MaseGraph, site: ExpertSite, chosen: Mapping[int, Found]) -> Iterator[None]:
-    up: Any = mg.module_of(site.up)
-    down: Any = mg.module_of(site.down)
-    stored = [*stored_weights(up), *stored_weights(down)]
-    stored += [] if up.bias is None else [up.bias]
-    kept = [(x.detach(), x.detach().clone()) for x in stored]
-    try:
-        fold_experts(mg, site, chosen)
-        yield
-    finally:
-        for x, before in kept:
-            x.copy_(before)
-
-
-def fold_experts(mg: MaseGraph, site: ExpertSite, chosen: Mapping[int, Found]) -> None:
-    """Multiplies columns of the second layers, and divides rows of the first, in place."""
-    for number, one in chosen.items():
-        if one.is_changed:
-            multiplied, divided = site.parts(mg, number)
-            for stored in multiplied:
-                stored *= one.scale
-            for stored in divided:
-                stored /= one.scale.view(-1, *[1] * (stored.dim() - 1))
+    return ExpertScales(mg, site, found), few

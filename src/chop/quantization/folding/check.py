@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, fx
 
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphRunner
-from chop.private.torch_api import version_of
-from chop.quantization.folding.folding import Site, changed_tensors, fold_parameters
+from chop.private.torch_api import StorageWeakRef, version_of
+from chop.quantization.folding.folding import Change
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
 """How far outputs may move by rounding, of their root mean square; bfloat16: 0.06."""
@@ -58,15 +58,15 @@ class FoldCheck:
                 self._readers.setdefault(node, []).append(site)
         self._given: dict[tuple[fx.Node, int], dict[fx.Node, Any]] = {}
         self._values = {site.value: site for site in sites}
-        self._versions: dict[tuple[fx.Node, int], int] = {}
+        self._versions: dict[tuple[fx.Node, int], tuple[StorageWeakRef, int]] = {}
         self._written: dict[fx.Node, str] = {}
 
-    def note(self, node: fx.Node, number: int, values: Mapping[fx.Node, Any]) -> None:
+    def note(self, number: int, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
         """Keeps what a node that is about to run reads, where a site has it.
 
         Args:
-            node: the node.
             number: of the batch.
+            node: the node.
             values: of the nodes before it.
         """
         for site in self._readers.get(node, ()):
@@ -77,54 +77,44 @@ class FoldCheck:
                     value = values[source]
                     kept[source] = value.clone() if isinstance(value, Tensor) else value
         for value in self._values.keys() & node.all_input_nodes:
-            # Views share their base's version, so that a write through one shows.
-            version = version_of(values[value])
-            site = self._values[value]
-            is_first = self._versions.setdefault((value, number), version) == version
-            if not is_first and node in site.readers:
+            # Views share their base's version, so that a write through one shows. A value that was
+            # read from a file has other memory, and a version of its own.
+            seen = StorageWeakRef(values[value].untyped_storage()), version_of(values[value])
+            first, site = self._versions.setdefault((value, number), seen), self._values[value]
+            if seen[0] == first[0] and seen[1] != first[1] and node in site.readers:
                 reason = f"'{node.target}' reads what was written into it in place"
                 self._written.setdefault(site.source, reason)
 
-    def why_undone(self, site: Site, scale: Tensor, numbers: Sequence[int]) -> str | None:
+    def why_undone(
+        self,
+        site: Checked,
+        changes: Sequence[Change],
+        divisor: Callable[[Mapping[fx.Node, Any]], Tensor],
+        count: int,
+    ) -> str | None:
         """Why a fold is not one: which reader computes something else; None if none does.
 
         Args:
             site: the site, all of whose nodes have been noted.
-            scale: (channels,), above zero.
-            numbers: the batches; what is kept of them is dropped.
+            changes: what the fold changes.
+            divisor: what the site's value is divided by, of what the region reads.
+            count: of batches; what is kept of them is dropped.
         """
-        return self.why_changed(site, _folded(self.mg, site, scale), lambda _: scale, numbers)
-
-    def why_changed(
-        self,
-        site: Checked,
-        folded: AbstractContextManager[None],
-        scale: Callable[[Mapping[fx.Node, Any]], Tensor],
-        numbers: Sequence[int],
-    ) -> str | None:
-        """The same of a fold of any kind.
-
-        Args:
-            site: the site, all of whose nodes have been noted.
-            folded: inside, the fold is there.
-            scale: what the site's value was divided by, of what the region reads.
-            numbers: the batches; what is kept of them is dropped.
-        """
-        given = [self._given.pop((site.source, number)) for number in numbers]
+        given = [self._given.pop((site.source, number)) for number in range(count)]
         if site.source in self._written:
             return self._written[site.source]
-        before = [self._results(site, values) for values in given]
-        with folded:
-            for number, values in zip(numbers, given, strict=True):
+        for number, values in enumerate(given):
+            before = self._results(site, values)
+            with _folded(changes):
                 after = self._results(site, values)
-                after[site.value] = after[site.value] * scale(values)
-                for node, expected in before.pop(0).items():
-                    off = _difference(after[node], expected)
-                    if not off <= TOLERANCE.get(expected.dtype, COARSEST):
-                        return (
-                            f"'{node.target}' computes something else on batch {number}, by "
-                            f"{off:.2g} of its size"
-                        )
+            after[site.value] = after[site.value] * divisor(values)
+            for node, expected in before.items():
+                off = _difference(after[node], expected)
+                if not off <= TOLERANCE.get(expected.dtype, COARSEST):
+                    return (
+                        f"'{node.target}' computes something else on batch {number}, by "
+                        f"{off:.2g} of its size"
+                    )
         return None
 
     def _results(self, site: Checked, given: Mapping[fx.Node, Any]) -> dict[fx.Node, Tensor]:
@@ -140,10 +130,11 @@ class FoldCheck:
 
 
 @contextmanager
-def _folded(mg: MaseGraph, site: Site, scale: Tensor) -> Iterator[None]:
-    kept = [(x, x.clone()) for x in changed_tensors(mg, site)]
+def _folded(changes: Sequence[Change]) -> Iterator[None]:
+    kept = [(change.stored.detach(), change.stored.detach().clone()) for change in changes]
     try:
-        fold_parameters(mg, site, scale)
+        for change in changes:
+            change.apply(change.stored.detach())
         yield
     finally:
         for tensor, before in kept:

@@ -7,8 +7,9 @@ divided by s (a norm, a Linear, the gain of a norm written out), the model compu
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -216,62 +217,26 @@ def _channel_axis(row: Operator) -> int:
     return -1 if row.weight is None else row.weight.outputs
 
 
-@torch.no_grad()
-def fold(mg: MaseGraph, site: Site, scale: Tensor) -> None:
-    """Divides a site's value by a scale per channel, and multiplies the readers' weights by it.
-
-    Args:
-        mg: the graph; it is changed.
-        site: from `find_sites`.
-        scale: (channels,), above zero.
-    """
-    fold_parameters(mg, site, scale)
-    if site.others:
-        _rescale(mg, site, scale)
-
-
-@torch.no_grad()
-def fold_parameters(mg: MaseGraph, site: Site, scale: Tensor) -> None:
-    """Divides a site's source and multiplies its readers, and gives other readers nothing."""
-    for change in fold_changes(mg, site, scale):
-        change.apply(change.stored.detach())
-
-
 @dataclass(frozen=True, eq=False)
 class Change:
     """What a fold does to a tensor.
 
     Attributes:
         stored: the parameter or buffer.
-        factor: in a shape that is broadcast to it.
-        divides: whether it is divided by the factor, or multiplied.
+        apply: changes values of the tensor in place.
     """
 
     stored: Tensor
-    factor: Tensor
-    divides: bool
-
-    def apply(self, values: Tensor) -> None:
-        """Changes values of the tensor in place."""
-        if self.divides:
-            values /= self.factor
-        else:
-            values *= self.factor
+    apply: Callable[[Tensor], Any]
 
 
 def fold_changes(mg: MaseGraph, site: Site, scale: Tensor) -> list[Change]:
     """All that a fold changes; no other reader of the value is among it."""
-    changes = [Change(stored, scale, divides=False) for stored in _multiplied(mg, site)]
+    changes = [Change(stored, lambda x: x.mul_(scale)) for stored in _multiplied(mg, site)]
     for stored, axis in _divided(mg, site):
         factor = scale.view(-1, *[1] * (stored.dim() - 1 - axis % stored.dim()))
-        changes.append(Change(stored, factor, divides=True))
+        changes.append(Change(stored, partial(Tensor.div_, other=factor)))
     return changes
-
-
-def changed_tensors(mg: MaseGraph, site: Site) -> list[Tensor]:
-    """What a fold changes in place."""
-    stored = [*_multiplied(mg, site), *(x for x, _ in _divided(mg, site))]
-    return [x.detach() for x in stored]
 
 
 def _multiplied(mg: MaseGraph, site: Site) -> list[Tensor]:
@@ -334,11 +299,11 @@ def representable_in(
     return torch.where(usable, scale, 1)
 
 
-def _rescale(mg: MaseGraph, site: Site, scale: Tensor) -> None:
+def rescale_others(mg: MaseGraph, site: Site, scale: Tensor) -> None:
     """Gives the other readers of a smoothed value what they read before."""
     path = str(site.source.target)
     path = path.rpartition(".")[0] if site.source.op == "get_attr" else path
-    dtype = changed_tensors(mg, site)[0].dtype
+    dtype = _multiplied(mg, site)[0].dtype
     scale = scale.to(dtype)
     mg.model.get_submodule(path).register_buffer("smoothing_scale", scale)
     graph, kept = mg.fx_graph, {k: v for k, v in site.value.meta.items() if k != "mase"}

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from chop.captured.nodes.modes import is_of_training
 from chop.errors import ConfigError
 from chop.formats import Float
-from chop.ir.batches import Runs, run_layerwise
+from chop.ir.batches import Runs
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import of_called
 from chop.ir.ownership import Ownership
@@ -34,7 +34,14 @@ from chop.quantization.rounding.experts import (
     samples_of_experts,
     weighed_samples,
 )
-from chop.quantization.rounding.row_weights import moderated, row_weights, second_moments
+from chop.quantization.rounding.row_weights import (
+    RowWeights,
+    moderated,
+    row_weights,
+    second_moments,
+)
+from chop.quantization.walk.values import Values
+from chop.quantization.walk.walk import FloatBlock, Rounded, Walk
 
 WHERE = "gptq_transform_pass.batches"
 PART = 2**19
@@ -48,45 +55,66 @@ Experts have the path of their layer with their number, `path[3]`.
 """
 
 
-def gptq_layers(
-    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], solver: Solver, weighs_rows: bool
-) -> tuple[LayerErrors, dict[str, str]]:
-    """Corrects the quantized weights of a graph, layer after layer.
+class Gptq:
+    """A `Rounder` that corrects the quantized weights of a part, layer after layer.
 
     Args:
-        mg: the graph; its weights change in place.
-        batches: from `select_inputs`.
+        walk: whose parts it rounds.
         solver: rounds one matrix.
         weighs_rows: whether rows count by `row_weights`, or all alike.
-    Returns: the errors of each corrected layer, and the reason for each other node.
 
-    Raises:
-        ConfigError: a weight format takes scales from the weights that the result would change, or
-            a batch brings NaN or infinite values.
+    Attributes:
+        skipped: why layers are left alone whatever the rows, by name of node.
     """
-    layers, skipped = correctable_layers(mg)
-    corrected: LayerErrors = {}
-    rows: Sequence[Mapping[str, Any]] = list(batches)
-    is_weighed = weighs_rows and bool(layers)
-    weights = moderated(row_weights(mg, layers, rows, WHERE)) if is_weighed else {}
+
+    def __init__(self, walk: Walk, solver: Solver, weighs_rows: bool) -> None:
+        self._layers, self.skipped = correctable_layers(walk.mg)
+        self._solver, self._weights = solver, RowWeights()
+        if weighs_rows and self._layers:
+            self._weights = moderated(row_weights(walk, self._layers, WHERE))
+
+    def __call__(self, block: FloatBlock) -> Rounded:
+        """The errors of each layer by its path, and the values after the part.
+
+        Raises:
+            ConfigError: a weight format takes scales from the weights that the result would change,
+                or a batch brings NaN or infinite values.
+        """
+        errors, few, values = correct_block(block, self._layers, self._weights, self._solver)
+        return Rounded(dict(errors), few, values)
+
+
+def correct_block(
+    block: FloatBlock, layers: Mapping[fx.Node, Any], row_weights: RowWeights, solver: Solver
+) -> tuple[LayerErrors, dict[str, str], Values]:
+    """Corrects the layers of a part, each on what those before it, corrected already, give it.
+
+    Args:
+        block: the part.
+        layers: from `correctable_layers`; those of other parts are passed over.
+        row_weights: by layer; rows of others count alike.
+        solver: rounds one matrix.
+    Returns: the errors of each layer by its path; why experts are left alone, by name; and the
+        values after the part.
+    """
+    errors: LayerErrors = {}
+    skipped: dict[str, str] = {}
 
     with rounded_weights() as settle:
 
         def visit(node: fx.Node, runs: Runs) -> None:
-            if node in layers:
+            def values(source: fx.Node) -> Iterator[Tensor]:
+                return (of_batch[source] for of_batch in runs)
 
-                def values(source: fx.Node) -> Iterator[Tensor]:
-                    return (of_batch[source] for of_batch in runs)
+            weights = row_weights.get(node)
+            found, few = correct_layer(block.mg, node, values, block.batches, weights, solver)
+            errors.update(found)
+            skipped.update(few)
+            if not few:
+                settle(layers[node])
 
-                found, few = correct_layer(mg, node, values, rows, weights.get(node), solver)
-                corrected.update(found)
-                skipped.update(few)
-                if not few:
-                    settle(layers[node])
-
-        if layers:
-            run_layerwise(mg, rows, visit, until=[*layers][-1])
-    return corrected, skipped
+        after = block.run(layers, visit)
+    return errors, skipped, after
 
 
 @contextlib.contextmanager
@@ -136,7 +164,7 @@ def correct_layer(
     Returns: the errors, of experts for each; and why experts are left alone, by name.
 
     Raises:
-        ConfigError: as of `gptq_layers`.
+        ConfigError: as of `Gptq`.
     """
     source, *others = node.all_input_nodes
     layer, path = mg.module_of(node), str(node.target)

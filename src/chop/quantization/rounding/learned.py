@@ -11,7 +11,7 @@ the blocks: its reference implementation.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,27 +20,21 @@ import torch
 from torch import Tensor, fx
 
 from chop.base.files.temporary import scratch_folder
-from chop.captured.runtime import exit_open_regions
-from chop.captured.state.preserve_state import preserve_state
 from chop.formats import Float
-from chop.ir.batches import Runs, run_layerwise
+from chop.ir.batches import Runs
 from chop.ir.graph import MaseGraph
+from chop.nn.quantized import quantizers_off
 from chop.nn.weight_cache import cached_weights
 from chop.private.modules import parameters_of
 from chop.quantization.rounding.columns import Solver
-from chop.quantization.rounding.gptq import correctable_layers
+from chop.quantization.rounding.gptq import correct_block, correctable_layers
 from chop.quantization.rounding.input_energies import InputEnergies
 from chop.quantization.rounding.learned_weights import LearnedWeight, why_not_learnable
-from chop.quantization.rounding.row_weights import (
-    RowWeights,
-    moderated,
-    quantizers_off,
-    row_weights,
-)
+from chop.quantization.rounding.row_weights import RowWeights, moderated, row_weights
 from chop.quantization.walk.error import BlockError, outputs_of
-from chop.quantization.walk.gptq import correct_block
+from chop.quantization.walk.parts import Part, block_paths, parts_of
 from chop.quantization.walk.values import NoBlocksError, Values
-from chop.quantization.walk.walk import FloatBlock, Part, Stage, block_paths, parts_of, run_nodes
+from chop.quantization.walk.walk import FloatBlock, Rounded, Walk, run_nodes
 
 PASS = "learned_rounding_transform_pass"
 WHERE = f"{PASS}.batches"
@@ -73,33 +67,120 @@ class Learning:
 
 
 def learn_rounding(
-    mg: MaseGraph, batches: Iterable[Mapping[str, Any]], learning: Learning, stage: Stage
+    mg: MaseGraph, batches: Sequence[Mapping[str, Any]], learning: Learning
 ) -> tuple[PartErrors, dict[str, str]]:
-    """Learns the rounded weights of a graph, block after block.
+    """Learns the rounded weights of a graph, block after block, or else layer after layer.
 
     Args:
         mg: the graph; its weights change in place.
         batches: from `select_inputs`.
         learning: how.
-        stage: shows progress.
     Returns: the errors of each block; and the reason for each other node, and for each expert that
         saw too few rows.
 
     Raises:
         ConfigError: a batch brings NaN or infinite values.
     """
-    rows = list(batches)
     layers, skipped = learnable_layers(mg)
     if not layers:
         return {}, skipped
     with scratch_folder("rounding") as scratch:
         try:
-            parts = _parts(mg, layers, rows[0], scratch)
+            parts = _parts(mg, layers, batches[0], scratch)
         except NoBlocksError:
-            losses, few = _layer_by_layer(mg, layers, rows, learning, stage, scratch)
-        else:
-            losses, few = _block_by_block(mg, parts, layers, rows, learning, stage, scratch)
-    return losses, skipped | few
+            parts = None
+        learner = BlockLearning(Walk(mg, batches, scratch=scratch), learning, parts)
+        found = Walk(mg, batches, parts, scratch, runs_float=parts is not None).run(learner)
+    errors = {path: each for part in found for path, each in part.told.items()}
+    return errors, skipped | {name: reason for part in found for name, reason in part.left.items()}
+
+
+class BlockLearning:
+    """A `Rounder` that learns the weights of a part, or of a whole graph layer by layer.
+
+    Args:
+        walk: of the graph.
+        learning: how.
+        parts: whose weights are learned, of which float ones run too; None: each layer by itself.
+
+    Attributes:
+        skipped: why layers are left alone whatever the rows, by name of node.
+
+    Raises:
+        NoBlocksError: a part gives nothing that can be compared.
+    """
+
+    def __init__(self, walk: Walk, learning: Learning, parts: Sequence[Part] | None) -> None:
+        self._layers, self.skipped = learnable_layers(walk.mg)
+        self._learning = learning
+        compared = [*self._layers] if parts is None else _outputs(self._layers, parts)
+        solved = self._layers if learning.solver is not None else ()
+        weighed = list(dict.fromkeys((*compared, *solved))) if learning.weighs_rows else []
+        self._weights = moderated(row_weights(walk, weighed, WHERE)) if weighed else {}
+
+    def __call__(self, block: FloatBlock) -> Rounded:
+        """The errors of the part by its name, and the values after it."""
+        exact = block.exact
+        if exact is None:
+            return self._layer_by_layer(block)
+        part = as_far_as(self._layers, block.part) if block.is_last else block.part
+        if not any(node in self._layers for node in part.nodes):
+            return Rounded()
+        block = replace(block, part=part)
+        errors, few, values = learn_block(
+            block, exact, block.targets, self._layers, self._weights, self._learning
+        )
+        return Rounded({part.name: errors}, few, values)
+
+    def _layer_by_layer(self, block: FloatBlock) -> Rounded:
+        """Both the float layer and the rounded one read what those before, rounded, give."""
+        told: PartErrors = {}
+        left: dict[str, str] = {}
+
+        def visit(node: fx.Node, runs: Runs) -> None:
+            inputs = Values(block.mg.nodes, block.scratch)
+            for number, values in enumerate(runs):
+                inputs.put(number, {source: values[source] for source in node.all_input_nodes})
+            path = str(node.target)
+            own = FloatBlock(block.mg, Part(path, (node,)), inputs, block.batches, block.scratch)
+            with quantizers_off(block.mg.model):
+                targets = own.run()
+            told[path], few, _ = learn_block(
+                own, inputs, targets, self._layers, self._weights, self._learning
+            )
+            left.update(few)
+
+        block.run([node for node in self._layers if node.users], visit)
+        return Rounded(told, left)
+
+
+def check_learnable(mg: MaseGraph, parts: Sequence[Part]) -> None:
+    """Refuses what `BlockLearning` cannot compare.
+
+    Args:
+        mg: the graph, quantized.
+        parts: all of a walk.
+
+    Raises:
+        NoBlocksError: a part gives nothing that can be compared.
+    """
+    _outputs(learnable_layers(mg)[0], parts)
+
+
+def _outputs(layers: Layers, parts: Sequence[Part]) -> list[fx.Node]:
+    """What is compared of the parts that have layers.
+
+    Raises:
+        NoBlocksError: one has nothing to be compared.
+    """
+    found: list[fx.Node] = []
+    for part in (*parts[:-1], as_far_as(layers, parts[-1])):
+        if any(node in layers for node in part.nodes):
+            own = outputs_of(part)
+            if not own:
+                raise NoBlocksError(f"'{part.name}' gives no floating tensor")
+            found += own
+    return found
 
 
 def learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
@@ -123,12 +204,12 @@ def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Pat
     parts[-1] = as_far_as(layers, parts[-1])
     while not any(node in layers for node in parts[-1].nodes):
         parts.pop()
-    with _at_work(mg):
+    with Walk(mg, [batch]).at_work():
         values: Mapping[fx.Node, Any] = {}
         for part in parts:
             values = run_nodes(mg, part.nodes, batch, values)
             Values(mg.nodes, scratch).put(0, values)
-    learned_parts(parts, layers)
+    _outputs(layers, parts)
     return parts
 
 
@@ -136,117 +217,6 @@ def as_far_as(layers: Layers, part: Part) -> Part:
     """The last part of a graph up to its last layer."""
     own = [place for place, node in enumerate(part.nodes) if node in layers]
     return replace(part, nodes=part.nodes[: own[-1] + 1] if own else ())
-
-
-def learned_parts(parts: Sequence[Part], layers: Layers) -> list[Part]:
-    """Those that have layers.
-
-    Raises:
-        NoBlocksError: one has nothing to be compared.
-    """
-    learned = [part for part in parts if any(node in layers for node in part.nodes)]
-    for part in learned:
-        if not outputs_of(part):
-            raise NoBlocksError(f"'{part.name}' gives no floating tensor")
-    return learned
-
-
-@contextlib.contextmanager
-def _at_work(mg: MaseGraph) -> Iterator[None]:
-    """Inside, the model runs part by part; after it, modes and state are as before."""
-    with preserve_state(mg.model), torch.no_grad(), exit_open_regions():
-        mg.model.eval()
-        yield
-
-
-def _block_by_block(
-    mg: MaseGraph,
-    parts: Sequence[Part],
-    layers: Layers,
-    rows: Sequence[Mapping[str, Any]],
-    learning: Learning,
-    stage: Stage,
-    scratch: Path,
-) -> tuple[PartErrors, dict[str, str]]:
-    learned = learned_parts(parts, layers)
-    outputs = [node for part in learned for node in outputs_of(part)]
-    weights = _row_weights(mg, outputs, layers, rows, learning)
-    exact, rounded = Values(mg.nodes, scratch), Values(mg.nodes, scratch)
-    errors: PartErrors = {}
-    skipped: dict[str, str] = {}
-    with _at_work(mg):
-        for part in parts:
-            is_last = part is parts[-1]  # what it gives, logits perhaps, is not kept
-            with stage(part.name):
-                targets = None
-                if not is_last:
-                    with quantizers_off(mg.model):
-                        targets = FloatBlock(mg, part, exact, rows, scratch).run()
-                block = FloatBlock(mg, part, rounded, rows, scratch, is_last)
-                if part in learned:
-                    errors[part.name], few, found = learn_block(
-                        block, exact, targets, layers, weights, learning
-                    )
-                    skipped.update(few)
-                else:
-                    found = block.run()
-                if targets is not None and found is not None:
-                    exact, rounded = targets, found
-    return errors, skipped
-
-
-def _layer_by_layer(
-    mg: MaseGraph,
-    layers: Layers,
-    rows: Sequence[Mapping[str, Any]],
-    learning: Learning,
-    stage: Stage,
-    scratch: Path,
-) -> tuple[PartErrors, dict[str, str]]:
-    weights = _row_weights(mg, [*layers], layers, rows, learning)
-    errors: PartErrors = {}
-    skipped: dict[str, str] = {}
-
-    def visit(node: fx.Node, runs: Runs) -> None:
-        if node not in layers or not node.users:
-            return
-        inputs = Values(mg.nodes, scratch)
-        for number, values in enumerate(runs):
-            inputs.put(number, {source: values[source] for source in node.all_input_nodes})
-        path = str(node.target)
-        block = FloatBlock(mg, Part(path, (node,)), inputs, rows, scratch)
-        with stage(path):
-            with quantizers_off(mg.model):
-                targets = block.run()
-            errors[path], few, _ = learn_block(block, inputs, targets, layers, weights, learning)
-            skipped.update(few)
-
-    run_layerwise(mg, rows, visit)
-    return errors, skipped
-
-
-def _row_weights(
-    mg: MaseGraph,
-    outputs: Sequence[fx.Node],
-    layers: Layers,
-    rows: Sequence[Mapping[str, Any]],
-    learning: Learning,
-) -> RowWeights:
-    nodes = weighed_nodes(outputs, layers, learning)
-    return moderated(row_weights(mg, nodes, rows, WHERE)) if nodes else {}
-
-
-def weighed_nodes(outputs: Sequence[fx.Node], layers: Layers, learning: Learning) -> list[fx.Node]:
-    """The nodes whose rows are weighed: outputs that are compared, and layers that GPTQ corrects.
-
-    Args:
-        outputs: that are compared.
-        layers: from `learnable_layers`.
-        learning: how.
-    """
-    if not learning.weighs_rows:
-        return []
-    return list(dict.fromkeys((*outputs, *(layers if learning.solver is not None else ()))))
 
 
 def learn_block(

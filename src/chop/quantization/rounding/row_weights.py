@@ -7,60 +7,57 @@ all others: to the first token of a text, the attention sink of a decoder, atten
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from chop.base.nested import tree_tensors
 from chop.captured.padding.hidden import HiddenElements
+from chop.captured.runtime import exit_open_regions
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
-from chop.ir.propagate import GraphVisitor, bind_inputs
 from chop.ir.rows import Measured, check_finite, counted_rows
-from chop.nn.quantized import leaf_operators
+from chop.nn.quantized import quantizers_off
+from chop.quantization.walk.values import Values
+from chop.quantization.walk.walk import Walk, run_nodes
 
 RowWeights = dict[fx.Node, list[Tensor]]
 """By node, for each batch float32 (rows,); all batches of a node have a mean of 1."""
+
+Run = Callable[..., dict[fx.Node, Any]]
+"""`run_nodes` of a graph on a batch."""
 
 WHERE = "row weights"
 SQUARABLE = (2.0**-40, 2.0**50)
 """Magnitudes whose sums of squares stay in the range of float32."""
 
 
-def row_weights(
-    mg: MaseGraph,
-    nodes: Collection[fx.Node],
-    batches: Iterable[Mapping[str, Any]],
-    where: str = WHERE,
-    of_batch: OfBatch | None = None,
-) -> RowWeights:
+def row_weights(walk: Walk, nodes: Collection[fx.Node], where: str = WHERE) -> RowWeights:
     """The squared gradient of the log likelihood with respect to each row of each node's result.
 
     Its mean is the trace of the Fisher information of the row: to second order, a small error e of
     the row adds e^T F e / 2 to the KL divergence between the model's answers. Labels are drawn from
     the answers of the float model, with quantizers off; answers of masked tokens do not count. A
-    row that reaches no answer has weight 0: padding, and what an attention mask hides.
+    row that reaches no answer has weight 0: padding, and what an attention mask hides. A batch
+    needs the memory of one training step of the largest part.
 
     Args:
-        mg: the graph; modes, gradients and state are left as they were.
+        walk: the graph and its batches; modes, gradients and state are left as they were.
         nodes: linear layers and convolutions.
-        batches: from `select_inputs`; one needs the memory of one training step.
-        where: the setting that they come from, for messages.
-        of_batch: runs a batch forward and back; None: the whole graph at once.
+        where: the setting that the batches come from, for messages.
     Returns: weights in the order in which the layer's inputs are flattened to rows.
 
     Raises:
         ConfigError: the answer has no gradient, or something is NaN or infinite.
     Source: the Fisher information as Hessian: Martens 2020, arXiv:1412.1193, sections 5 and 9.2.
     """
-    model = mg.model
-    run = _of_batch if of_batch is None else of_batch
+    model = walk.mg.model
     learning = {p: p.requires_grad for p in model.parameters() if p.is_floating_point()}
     generator = torch.Generator().manual_seed(0)
     found: RowWeights = {node: [] for node in nodes}
@@ -69,28 +66,16 @@ def row_weights(
             parameter.requires_grad_(True)
         with quantizers_off(model), preserve_state(model), torch.enable_grad():
             model.eval()
-            for number, batch in enumerate(batches):
+            for number, batch in enumerate(walk.batches):
                 edges = Edges(nodes, batch, number, where)
-                for node, weights in run(mg, edges, generator).items():
+                with exit_open_regions(), torch.set_grad_enabled(True):
+                    squared = _squared_gradients(walk, edges, generator)
+                for node, weights in squared.items():
                     found[node].append(weights)
     finally:
         for parameter, learns in learning.items():
             parameter.requires_grad_(learns)
     return {node: _with_mean_one(weights) for node, weights in found.items()}
-
-
-@contextlib.contextmanager
-def quantizers_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the quantized operators of a model compute on floats."""
-    steps = leaf_operators(model)
-    specs = {name: step.spec for name, step in steps.items()}
-    try:
-        for step in steps.values():
-            step.spec = step.spec.keeping()
-        yield
-    finally:
-        for name, step in steps.items():
-            step.spec = specs[name]
 
 
 class Edges:
@@ -136,30 +121,94 @@ class Edges:
         return known
 
 
-OfBatch = Callable[[MaseGraph, Edges, torch.Generator], dict[fx.Node, Tensor]]
-"""Gives, for one batch, the squared gradient of each row of each node's result, (rows,)."""
+def _squared_gradients(
+    walk: Walk, edges: Edges, generator: torch.Generator
+) -> dict[fx.Node, Tensor]:
+    """The squared gradient of each row of each node's result on a batch, (rows,).
 
-
-def _of_batch(mg: MaseGraph, edges: Edges, generator: torch.Generator) -> dict[fx.Node, Tensor]:
+    The batch runs forward through the parts, and back through each part again from its last to its
+    first; the values between them are kept.
+    """
     followed = HiddenElements()
-    batch = followed.seeded(mg.model, edges.batch)
+    batch = followed.seeded(walk.mg.model, edges.batch) if walk.is_whole else edges.batch
+    run = functools.partial(run_nodes, walk.mg, batch=batch, running=followed.running)
     with followed.activated():
-        run = GraphVisitor(mg.model, edges, followed.running)
-        output = run.run(*bind_inputs(mg.model, batch))
-        loss = sampled_loss(mg, output, edges, generator)
-    places = list(edges.edges.values())
-    found = torch.autograd.grad(loss, places, allow_unused=True) if places else ()
-    return squared_gradients(mg, edges, dict(zip(edges.edges, found, strict=True)))
+        entering, learning = _forward(walk, run)
+        return _backward(walk, run, entering, learning, edges, generator)
 
 
-def sampled_loss(mg: MaseGraph, output: Any, edges: Edges, generator: torch.Generator) -> Tensor:
+def _forward(walk: Walk, run: Run) -> tuple[Values, list[set[fx.Node]]]:
+    """The values that enter each part, by its number, and those among them with a gradient."""
+    entering, learning = Values(walk.mg.nodes, walk.scratch), list[set[fx.Node]]()
+    values: dict[fx.Node, Any] = {}
+    learned: set[fx.Node] = set()
+    for number, part in enumerate(walk.parts[:-1]):
+        entering.put(number, values)
+        learning.append(learned)
+        with walk.loaded(part):
+            values = run(part.nodes, values=_leaves(values, learned))
+        learned = {n for n, x in values.items() if isinstance(x, Tensor) and x.requires_grad}
+        values = {node: _detached(x) for node, x in values.items()}
+    entering.put(len(walk.parts) - 1, values)
+    learning.append(learned)
+    return entering, learning
+
+
+def _backward(
+    walk: Walk,
+    run: Run,
+    entering: Values,
+    learning: Sequence[set[fx.Node]],
+    edges: Edges,
+    generator: torch.Generator,
+) -> dict[fx.Node, Tensor]:
+    """The squared gradients of the results that `edges` notes, from the last part to the first."""
+    gradients: dict[fx.Node, Tensor | None] = {}
+    back: Mapping[fx.Node, Tensor] | None = None
+    for number in reversed(range(len(walk.parts))):
+        part, leaves = walk.parts[number], _leaves(entering.get(number), learning[number])
+        found: Sequence[Tensor | None]
+        seen = Edges(edges.nodes, edges.batch, edges.number, edges.where)
+        with walk.loaded(part):
+            after = run(part.nodes, values=leaves, seen=seen)
+            if back is None:
+                roots = [_loss_of_samples(walk.mg, after[walk.mg.nodes[-1]], edges, generator)]
+                ends = None
+            else:
+                roots, ends = [after[node] for node in back], list(back.values())
+            sources = [node for node in leaves if node in learning[number]]
+            wanted = [*(leaves[node] for node in sources), *seen.edges.values()]
+            found = [None] * len(wanted)
+            if wanted and roots:
+                found = [*torch.autograd.grad(roots, wanted, ends, allow_unused=True)]
+        back = {n: g for n, g in zip(sources, found, strict=False) if g is not None}
+        gradients.update(zip(seen.edges, found[len(sources) :], strict=True))
+        edges.shapes.update(seen.shapes)
+        edges.rows.update(seen.rows)
+    return _squared(walk.mg, edges, gradients)
+
+
+def _leaves(values: Mapping[fx.Node, Any], learned: set[fx.Node]) -> dict[fx.Node, Any]:
+    """The values that enter a part, of which some get a gradient."""
+    return {
+        node: x.detach().requires_grad_() if node in learned else x for node, x in values.items()
+    }
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _loss_of_samples(
+    mg: MaseGraph, output: Any, edges: Edges, generator: torch.Generator
+) -> Tensor:
     """-log p of labels drawn from the answers in a model's output, padding left out."""
     answers, last = _answers(output), mg.nodes[-1]
     table = answers if answers.dim() > 1 else answers[:, None]
     return _sampled_loss(answers, edges.counted(last, table, "output"), generator)
 
 
-def squared_gradients(
+def _squared(
     mg: MaseGraph, edges: Edges, gradients: Mapping[fx.Node, Tensor | None]
 ) -> dict[fx.Node, Tensor]:
     """The squared gradient of each row of each result that was noted; 0 where there is none."""

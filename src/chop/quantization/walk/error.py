@@ -13,11 +13,9 @@ from chop.ir.graph import metadata_of
 from chop.ir.rows import Measured, check_finite
 from chop.quantization.rounding.experts import counted_rows_of
 from chop.quantization.rounding.row_weights import RowWeights
+from chop.quantization.walk.parts import Part
 from chop.quantization.walk.values import Values
-from chop.quantization.walk.walk import FloatBlock, Part
-
-Note = Callable[[int, fx.Node, Mapping[fx.Node, Any]], None]
-"""Is shown a node of a batch before it runs, and the values so far."""
+from chop.quantization.walk.walk import FloatBlock, Note
 
 
 def outputs_of(part: Part) -> list[fx.Node]:

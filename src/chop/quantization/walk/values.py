@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,10 +33,11 @@ class Values:
 
     Args:
         nodes: of the graph.
-        folder: an existing one, in which files of values are made and removed.
+        folder: an existing one, in which files of values are made and removed; None: all stay in
+            memory.
     """
 
-    def __init__(self, nodes: Iterable[fx.Node], folder: Path) -> None:
+    def __init__(self, nodes: Iterable[fx.Node], folder: Path | None) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._folder = folder
         self._own: Path | None = None
@@ -57,6 +58,10 @@ class Values:
         values = self._known.get(batch, {}) if file is None else read_torch_file(file)
         return {self._nodes[name]: x for name, x in values.items()}
 
+    def of_batches(self, count: int) -> Sequence[dict[fx.Node, Any]]:
+        """The values of each of so many batches, which are read when they are asked for."""
+        return _Batches(self, count)
+
     def put(self, batch: int, values: Mapping[fx.Node, Any]) -> None:
         """Notes the values of a batch.
 
@@ -66,7 +71,7 @@ class Values:
         """
         found = {node.name: _portable(x, node.name) for node, x in values.items()}
         size = sum(x.nbytes for x in tree_tensors(found))
-        if self._bytes + size <= MEMORY_BYTES:
+        if self._folder is None or self._bytes + size <= MEMORY_BYTES:
             self._known[batch] = found
             self._bytes += size
             return
@@ -82,6 +87,19 @@ class Values:
         for batch in sorted({*self._known, *self._files}):
             found = {node.name: x for node, x in self.get(batch).items()}
             torch.save(found, folder / f"{batch}.pt")
+
+
+class _Batches(Sequence[dict[fx.Node, Any]]):
+    def __init__(self, values: Values, count: int) -> None:
+        self._values, self._count = values, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, batch: Any) -> Any:
+        if not 0 <= batch < self._count:
+            raise IndexError(batch)
+        return self._values.get(batch)
 
 
 def _portable(value: Any, name: str) -> Any:
