@@ -19,7 +19,7 @@ from chop.formats import parse_format_string
 from chop.ir.batches import select_inputs
 from chop.models.meta import meta_model, weights_source
 from chop.nn.packed import PackedOperator
-from chop.nn.quantized import quantizers_off
+from chop.nn.quantized.base import quantizers_off
 from chop.quantization.folding.awq import awq
 from chop.quantization.folding.engine import sites_of_parts
 from chop.quantization.folding.smoothquant import smooth

@@ -30,7 +30,7 @@ from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
 from chop.models import is_own
 from chop.models.meta import meta_model, weights_source
-from chop.nn.quantized import quantizers_off
+from chop.nn.quantized.base import quantizers_off
 from chop.passes.transforms.learned_rounding import LearnedRoundingConfig
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.folding.awq import awq

@@ -13,7 +13,8 @@ from chop.actions.compress.ptq import ROUNDING
 from chop.errors import ConfigError, GuardError
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import QuantizedOperator, leaf_operators, quantizers_off
+from chop.nn.quantized import QuantizedOperator, leaf_operators
+from chop.nn.quantized.base import quantizers_off
 from chop.private.modules import parameters_of
 from chop.train import Task, read_rows
 from chop.train.evaluator import Evaluator, kl_divergence

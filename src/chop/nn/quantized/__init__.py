@@ -1,7 +1,7 @@
 """Quantized operators: one small class each, generic over number formats."""
 
 from chop.nn.quantized.attention import QuantScaledDotProductAttention
-from chop.nn.quantized.base import QuantizedOperator, leaf_operators, quantizers_off
+from chop.nn.quantized.base import QuantizedOperator, leaf_operators
 from chop.nn.quantized.call import QuantCall, QuantContext, QuantInPlaceCall, QuantScores
 from chop.nn.quantized.experts import QuantExpertLinear
 from chop.nn.quantized.ops import (
@@ -68,5 +68,4 @@ __all__ = [
     "QuantTanh",
     "QuantizedOperator",
     "leaf_operators",
-    "quantizers_off",
 ]

@@ -14,7 +14,8 @@ from chop.ir.batches import Batches, by_name, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import settled_copy
 from chop.nn.integer import IntegerOptions
-from chop.nn.quantized import leaf_operators, quantizers_off
+from chop.nn.quantized import leaf_operators
+from chop.nn.quantized.base import quantizers_off
 from chop.passes.base import graph_pass
 from chop.quantization.calibration import sample_operands
 from chop.quantization.operators import quantize_nodes

@@ -23,7 +23,7 @@ from chop.base.files.temporary import scratch_folder
 from chop.formats import Float
 from chop.ir.batches import Runs
 from chop.ir.graph import MaseGraph
-from chop.nn.quantized import quantizers_off
+from chop.nn.quantized.base import quantizers_off
 from chop.nn.weight_cache import cached_weights
 from chop.private.modules import parameters_of
 from chop.quantization.rounding.columns import Solver

@@ -23,7 +23,7 @@ from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.rows import Measured, check_finite, counted_rows
-from chop.nn.quantized import quantizers_off
+from chop.nn.quantized.base import quantizers_off
 from chop.quantization.walk.values import Values
 from chop.quantization.walk.walk import Walk, run_nodes
 

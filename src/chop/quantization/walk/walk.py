@@ -31,7 +31,7 @@ from chop.ir.batches import Runs, run_layerwise
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphVisitor, bind_inputs
 from chop.ir.propagate import Visit as NodeVisit
-from chop.nn.quantized import quantizers_off
+from chop.nn.quantized.base import quantizers_off
 from chop.quantization.walk.parts import Part
 from chop.quantization.walk.values import Values
 
