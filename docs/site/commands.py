@@ -67,4 +67,5 @@ def _row(parameter: Any) -> tuple[str, str, str]:
         default = f"`{default}`"
     else:
         default = escaped(default)
-    return f"`{spelling(parameter)}`", text, default
+    allowed = getattr(parameter, "range_text", "")
+    return f"`{spelling(parameter)}`", f"{text} ({allowed})" if allowed else text, default

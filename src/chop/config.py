@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from chop.base.files.documents import SURROGATE, read_toml
 from chop.errors import ConfigError, did_you_mean
@@ -34,12 +34,62 @@ MORE: Mapping[str, str] = {"panel": "More options"}
 log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers that a setting may be: `Annotated[int, Range(1, 100)]`.
+
+    `convert` checks it, so that `parse` and `check_fields` do, and `--help-all` shows it. None and
+    texts pass; every number of a list or mapping is checked. NaN is in no range.
+
+    Attributes:
+        least: smallest number. Default: no bound.
+        most: largest number. Default: no bound.
+        unit: unit of the numbers in messages, such as bits.
+        above: bound that numbers are larger than, in place of `least`.
+        below: bound that numbers are smaller than, in place of `most`.
+
+    >>> str(Range(1, 32, "bits")), str(Range(1)), str(Range(0, below=1)), str(Range(above=0))
+    ('1 to 32 bits', '1 or more', '0 to below 1', 'more than 0')
+    """
+
+    least: float | None = None
+    most: float | None = None
+    unit: str = ""
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        last = self.most if self.below is None else f"below {self.below}"
+        if last is None:
+            text = f"{self.least} or more" if self.above is None else f"more than {self.above}"
+        else:
+            text = f"{self.least if self.above is None else f'above {self.above}'} to {last}"
+        return f"{text} {self.unit}".rstrip()
+
+    def check(self, value: Any, where: str) -> None:
+        """Raises ConfigError where `value`, or a number in it, is out of range."""
+        if isinstance(value, Mapping):
+            for key, member in value.items():
+                self.check(member, f"{where}['{key}']")
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(number, numbers.Real) and number not in self:
+                raise ConfigError(f"{where}: got {number}, expected {self}.")
+
+
 def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "") -> T:
     """Builds the frozen dataclass `cls` from a mapping.
 
     Args:
         cls: a dataclass; nested dataclasses, `Literal`, unions, tuples, lists and dicts of them
-            may be field types.
+            may be field types, and `Annotated` with a `Range`.
         settings: keys are field names. `None` means all defaults; an instance is returned as is.
         where: what the settings belong to, for the error messages.
 
@@ -100,9 +150,15 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
     Raises:
         ConfigError: the value does not fit. A float is never silently an int, a bool never a
-            number.
+            number, a number never out of its `Range`.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        value = convert(value, arguments[0], where)
+        for allowed in arguments[1:]:
+            if isinstance(allowed, Range):
+                allowed.check(value, where)
+        return value
     if Path in (hint, *arguments):
         check_text(value, where)
     if origin is Literal:
@@ -223,13 +279,13 @@ def renamed(settings: Mapping[str, Any], aliases: Mapping[str, str], where: str)
 
 
 def check_fields(instance: Any, where: str) -> None:
-    """Checks the types of a dataclass's values, for instances that were not made by `parse`.
+    """Checks types and ranges of a dataclass's values, for instances that were not made by `parse`.
 
     Values are put in as `parse` has them: NumPy's numbers as Python's, lists as tuples, texts as
     paths, each where the field says so.
 
     Raises:
-        ConfigError: a value has the wrong type.
+        ConfigError: a value has the wrong type or is out of range.
     """
     hints = _type_hints(type(instance))  # type: ignore[arg-type]
     for field in dataclasses.fields(instance):
@@ -241,7 +297,7 @@ def check_fields(instance: Any, where: str) -> None:
 
 @cache
 def _type_hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -296,6 +352,8 @@ def _describe(value: Any) -> str:
 
 def _format(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _format(arguments[0])
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_format(member) for member in arguments)
     if origin is Literal:

@@ -73,7 +73,7 @@ def test_ternary_thresholds():
     scale = torch.stack([row[k].double().abs().mean() for row, k in zip(x, kept, strict=True)])
     expected = torch.where(kept, x.sign(), 0) * scale.float()[:, None]
     assert torch.equal(Ternary(scaling_factor=True).round(x), expected)
-    with pytest.raises(ConfigError, match=r"ternary.threshold: got -1.0, expected at least 0"):
+    with pytest.raises(ConfigError, match=r"ternary.threshold: got -1.0, expected 0 or more"):
         Ternary(threshold=-1.0)
     with pytest.raises(ConfigError, match="expected one threshold, got mean and max"):
         Ternary(mean=True, max=0.5)

@@ -23,11 +23,12 @@ from tests.passes.conftest import Net, with_metadata
 
 SQUARES = '''
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
-from chop.formats.base import Encoded, NumberFormat, check_range
+from chop.config import Range
+from chop.formats.base import Encoded, NumberFormat
 from chop.formats.packing import pack_bits, unpack_bits
 
 
@@ -47,11 +48,8 @@ class Squares(NumberFormat):
     name: ClassVar[str] = "squares"
     search_space: ClassVar = {"width": (3, 5, 8), "frac_width": (0, 2)}
 
-    width: int
+    width: Annotated[int, Range(2, 8, "bits")]
     frac_width: int = 2
-
-    def validate(self):
-        check_range("squares.width", self.width, range(2, 9))
 
     def book(self):
         return (torch.arange(2.0 ** (self.width - 1)).double() / 2**self.frac_width).square()

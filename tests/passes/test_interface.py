@@ -11,8 +11,10 @@ from torch import nn
 
 from chop.errors import CheckpointError, ConfigError, GraphError
 from chop.ir.graph import MaseGraph
-from chop.passes.interface.load_graph import load_mase_graph_interface_pass
-from chop.passes.interface.save_graph import save_mase_graph_interface_pass
+from chop.passes.interface.graph_files import (
+    load_mase_graph_interface_pass,
+    save_mase_graph_interface_pass,
+)
 
 
 @pytest.mark.parametrize("wrap", [False, True])

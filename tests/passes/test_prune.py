@@ -258,8 +258,11 @@ def test_float_layers_keep_their_state_and_carry_the_mask(net_graph):
     [
         ({}, "expected 'weight', 'activation' or both"),
         ({"weight": {}}, "missing key 'sparsity'"),
-        ({"weight": {"sparsity": 1.0}}, "expected 0 to below 1, got 1.0"),
-        ({"weight": {"sparsity": {"fc1": -0.1}}}, r"sparsity\['fc1'\]: expected 0 to below 1"),
+        ({"weight": {"sparsity": 1.0}}, "sparsity: got 1.0, expected 0 to below 1"),
+        (
+            {"weight": {"sparsity": {"fc1": -0.1}}},
+            r"sparsity\['fc1'\]: got -0.1, expected 0 to below 1",
+        ),
         ({"weight": {"sparsity": 0.5, "method": "l1norm"}}, "did you mean 'l1-norm'"),
         ({"weight": {"sparsity": 0.5, "scope": "globall"}}, "did you mean 'global'"),
         ({"weight": {"sparsity": 0.5, "granularity": "element"}}, "did you mean 'elementwise'"),

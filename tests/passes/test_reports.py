@@ -17,8 +17,10 @@ from chop.passes.analysis.add_common_metadata import add_common_metadata_analysi
 from chop.passes.analysis.init_metadata import init_metadata_analysis_pass
 from chop.passes.analysis.report_graph import report_graph_analysis_pass
 from chop.passes.analysis.report_node_meta_param import report_node_meta_param_analysis_pass
-from chop.passes.analysis.report_node_shape import report_node_shape_analysis_pass
-from chop.passes.analysis.report_node_type import report_node_type_analysis_pass
+from chop.passes.analysis.report_nodes import (
+    report_node_shape_analysis_pass,
+    report_node_type_analysis_pass,
+)
 
 
 class Net(nn.Module):

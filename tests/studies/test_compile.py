@@ -52,9 +52,9 @@ def test_a_quick_run_has_all_that_the_tables_need():
     [
         ({"modes": ("max-autotun",)}, "did you mean 'max-autotune'"),
         ({"method": "tim"}, "did you mean 'time'"),
-        ({"batch_sizes": (0,)}, "batch_sizes: expected 1 or more, got \\[0\\]"),
-        ({"iterations": ()}, "iterations: expected 1 or more"),
-        ({"length": 0}, "length: expected 1 or more"),
+        ({"batch_sizes": (0,)}, "batch_sizes: got 0, expected 1 or more"),
+        ({"iterations": ()}, "iterations: expected at least one"),
+        ({"length": 0}, "length: got 0, expected 1 or more"),
         ({"models": ()}, "models: expected one or more"),
     ],
 )

@@ -134,8 +134,8 @@ def test_predictions_and_files_agree():
         ({"formats": ("mxint",)}, r"formats\[0\]: got 'mxint': did you mean 'mxint"),
         ({"dtype": "float8"}, "dtype: got 'float8'"),
         ({"method": "tim"}, "did you mean 'time'"),
-        ({"rows": (0,)}, "rows of 1 or more"),
-        ({"formats": ()}, "one or more formats"),
+        ({"rows": (0,)}, "rows: got 0, expected 1 or more"),
+        ({"formats": ()}, "formats: expected at least one"),
     ],
 )
 def test_mistakes_are_named(settings, message):

@@ -135,8 +135,8 @@ class Named:
     ("settings", "message"),
     [
         ({"model": "mlp"}, "expected a decoder"),
-        ({"prompt": 0}, "a prompt and a batch of 1"),
-        ({"residual": -1}, "residual: expected 0 or more"),
+        ({"prompt": 0}, "prompt: got 0, expected 1 or more"),
+        ({"residual": -1}, "residual: got -1, expected 0 or more"),
         ({"caches": ("mxint4",), "prompt": 65}, "65 tokens stay float in a cache in mxint4"),
         ({"caches": ("mxint4",), "prompt": 200}, "the model takes 256 in all; got 200"),
         ({"caches": ("mxin4",)}, "did you mean 'mxint'"),

@@ -39,14 +39,7 @@ def load_step(stem: Path, label: str = LOAD) -> Step:
 def steps_after_compression(
     result: Mapping[str, Any], out: Path, class_name: str, onnx_file: str
 ) -> list[Step]:
-    """Returns steps that locate, load, export and measure the model.
-
-    Args:
-        result: result of the job.
-        out: its folder.
-        class_name: class of the model. transformers loads it if a folder was written.
-        onnx_file: name of the ONNX file, if one was written.
-    """
+    """Returns steps that locate, load, export and measure the model."""
     if result["saved"] is None:
         return _steps_without_model()
     steps = [Step("The model is in this folder", f"{out}/"), load_step(out / "model")]

@@ -146,12 +146,7 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def refuse_integers(mg: MaseGraph, checkpoint: str | Path) -> None:
-    """Raises CheckpointError if a graph is one of integers, whose weights are no floats any more.
-
-    Args:
-        mg: the graph.
-        checkpoint: where it is from.
-    """
+    """Raises CheckpointError if a graph is one of integers, whose weights are no floats."""
     if is_integer(mg):
         raise CheckpointError(
             f"'{checkpoint}' is a graph of integers, of chop lower or chop emit: give the model "

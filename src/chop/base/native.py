@@ -198,12 +198,7 @@ def _make(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def remove_damaged(path: Path, damage: str) -> None:
-    """Removes a file of the cache folder, which is made again, and says so in a line.
-
-    Args:
-        path: file to remove.
-        damage: description of the damage.
-    """
+    """Removes a file of the cache folder, which is made again, and says so in a line."""
     log.warning("'%s' is damaged: %s. It is removed and built again.", path, damage)
     discard(path)
 

@@ -80,10 +80,6 @@ def warn_each_time(message: str, category: type[Warning]) -> None:
     """Warns at every call, for what is true of one model and is called once for each.
 
     Python's default filter shows the same text of one line of code once in a process.
-
-    Args:
-        message: a sentence.
-        category: of the warning.
     """
     caller = sys._getframe(1)
     file, line = caller.f_code.co_filename, caller.f_lineno

@@ -95,9 +95,6 @@ def is_trusted(name: str) -> bool:
 def check_import(module: str, file: str | Path) -> None:
     """Checks the name of a module that a file wants to have imported.
 
-    Args:
-        module: dotted name.
-        file: file that names it.
     Raises:
         ConfigError: the file is not trusted.
     """

@@ -59,10 +59,6 @@ class Clock(ABC):
         """Calls that fill a block; they warm up what they call on the way.
 
         By the clock that decides: a block that another process held up has room for more calls.
-
-        Args:
-            call: what is timed.
-            wanted_seconds: of a block.
         """
         calls = 1
         while True:

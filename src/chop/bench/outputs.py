@@ -28,10 +28,6 @@ def largest_difference(ours: list[Tensor], expected: list[Tensor], name: str) ->
 
     Equal infinities, and NaN beside NaN, do not differ; NaN beside a number differs by infinity.
 
-    Args:
-        ours: tensors of a variant.
-        expected: of the baseline.
-        name: the variant's, for the error.
     Raises:
         ConfigError: there are other tensors, or other shapes.
     """

@@ -73,12 +73,7 @@ def _is_detached(node: fx.Node) -> bool:
 
 
 def eliminate_autocast(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
-    """Erases autocast regions in which no floating-point tensor is computed.
-
-    Args:
-        graph: a recording.
-        values: the fake value of each node.
-    """
+    """Erases autocast regions in which no floating-point tensor is computed."""
     eliminate_regions(graph, leave_autocast, lambda node: _is_floating(values.get(node)))
 
 

@@ -243,12 +243,7 @@ class Fallback:
         return merge_modes(recorder.graph, in_train.graph, probe, recorder.values, taken)
 
     def _record_mode(self, training: bool, probe: DtypeProbe | None = None) -> Recorder:
-        """One run on fake tensors, after which the model is as before.
-
-        Args:
-            training: the mode.
-            probe: another dtype to run in.
-        """
+        """One run on fake tensors, after which the model is as before."""
         eager_reads = None
         if self.specialize_reads:
             eager_reads = probe_reads(self.model, self.example, self.fixed, training)

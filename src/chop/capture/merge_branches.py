@@ -233,11 +233,7 @@ def _is_call(node: fx.Node) -> bool:
 
 
 def _split_regions(pairs: Mapping[fx.Node, fx.Node]) -> Iterator[fx.Node]:
-    """Nodes that begin or end a region, and are paired with those of different regions.
-
-    Args:
-        pairs: nodes of one recording, each with its twin in the other.
-    """
+    """Nodes that begin or end a region, and are paired with those of different regions."""
     for twin in pairs:
         if twin.target not in (*REGIONS, SET_GRAD_ENABLED):
             continue

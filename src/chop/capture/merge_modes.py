@@ -269,12 +269,6 @@ def walk(
 ) -> Iterator[Difference]:
     """Lists the differing arguments of two calls.
 
-    Args:
-        ours: those of the one.
-        theirs: those of the other.
-        is_same: compares where one of them has a node.
-        place: position within the arguments.
-
     Raises:
         StructureDiffersError: they differ in more than values.
     """

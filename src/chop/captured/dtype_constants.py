@@ -56,9 +56,6 @@ class DtypeProbe:
     def relation_to_dtype(self, ours: Any, theirs: Any) -> str | None:
         """What a constant is of the dtype, "dtype" itself or the name of a limit of it.
 
-        Args:
-            ours: the constant in the dtype of the model.
-            theirs: in that of the recording.
         Returns: None if that is not why they differ.
         """
         if isinstance(ours, torch.dtype):

@@ -44,9 +44,6 @@ def follow_calls(model: nn.Module) -> None:
 
     Nothing is changed where no input of its `forward` is called as a mask, no operator may learn,
     or the model has the hooks.
-
-    Args:
-        model: the module that users call.
     """
     has_hooks = _enter in forward_pre_hooks(model).values()
     may_learn = any(getattr(part, "may_learn_of_inputs", False) for part in model.modules())
@@ -109,8 +106,6 @@ def _callers() -> Iterator[FrameType]:
 def warn_of_compiled(model: nn.Module) -> bool:
     """Warns where compiled training would fit formats to padding; runs once per compilation.
 
-    Args:
-        model: the module that is compiled.
     Returns: True, a constant for the compiler.
     """
     record = vars(model).get("_record")

@@ -22,9 +22,6 @@ _EXPORTED = "torch.export"
 def check_is_module(value: object, where: str) -> None:
     """Checks that a model is an `nn.Module`.
 
-    Args:
-        value: what was given as a model.
-        where: what it was given to, for the message.
     Raises:
         ConfigError: it is none; the message has the way out.
 

@@ -24,7 +24,7 @@ from chop.cli.command import COMMON, FIGURES, IMPORTS, RUN_FOLDER, TRUST_CODE, C
 from chop.cli.execute import execute
 from chop.cli.names import completions, group_of, with_lists
 from chop.cli.values import is_list, is_mapping, members
-from chop.config import MORE
+from chop.config import MORE, Range
 
 ALIASES = {
     "batch_sizes": "batch",
@@ -44,6 +44,8 @@ ALIASES = {
 }
 """Second names: of options that take several values, and one that Python has a word for."""
 DEFAULT = re.compile(r"\s*Default: (.*)\.$")
+POWER = re.compile(r"\b1(0{6,})\b")
+"""Powers of ten that help writes with an exponent."""
 
 
 def _path(text: str | Path) -> Path:
@@ -175,7 +177,7 @@ def _built(command: Command, name: str, text: str) -> Any:
         hint = Annotated[Path | None, argument]
         parameters.append(inspect.Parameter(RUN_FOLDER, keyword, default=None, annotation=hint))
     parameters += _options(command)
-    if command.settings and not command.only:
+    if command.settings and not command.only and not command.arguments:
         parameters.append(inspect.Parameter("config", keyword, default=None, annotation=CONFIG))
     if command.trusts:
         trust = inspect.Parameter("trust_code", keyword, default=False, annotation=TRUST_CODE)
@@ -192,7 +194,11 @@ def _built(command: Command, name: str, text: str) -> Any:
     # The help option is made once, with whichever context asks first.
     help_options = {"help_option_names": ["-h", "--help"]}
     single.command(name, cls=SingleCommand, help=text, context_settings=help_options)(callback)
-    return typer.main.get_command(single)
+    made: Any = typer.main.get_command(single)
+    ranges = _ranges(command.source)
+    for parameter in made.params:
+        parameter.range_text = ranges.get(parameter.name, "")  # read by `chop.cli.help`
+    return made
 
 
 def flowing(text: str) -> str:
@@ -223,7 +229,7 @@ def _options(command: Command) -> Iterator[inspect.Parameter]:
             settings["autocompletion"] = completions(group)
         if annotation is Path:
             settings["parser"] = _path
-        if parameter.kind is parameter.POSITIONAL_ONLY:
+        if parameter.kind is parameter.POSITIONAL_ONLY or name in command.arguments:
             settings["metavar"] = name.upper()
             info = typer.Argument(envvar=command.envvars.get(name), **settings)
         else:
@@ -250,6 +256,18 @@ def _has_text(default: Any) -> bool:
     return isinstance(default, bool | int | float | str | Path) or (
         isinstance(default, tuple) and bool(default)
     )
+
+
+def _ranges(source: Callable[..., Any]) -> dict[str, str]:
+    """Ranges of numbers as pages have them: `1 to 1e9`."""
+    hints = typing.get_type_hints(source, include_extras=True)
+    found = {
+        name: each
+        for name, hint in hints.items()
+        for each in getattr(hint, "__metadata__", ())
+        if isinstance(each, Range)
+    }
+    return {name: POWER.sub(lambda m: f"1e{len(m[1])}", str(each)) for name, each in found.items()}
 
 
 def _typer_default(default: Any) -> Any:

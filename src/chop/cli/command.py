@@ -90,6 +90,7 @@ class Command:
         help: text of `--help`. Default: the source's docstring.
         defaults: field -> default in the place of the dataclass's.
         only: the fields that are options. Default: all.
+        arguments: the fields that are arguments. A command with some reads no file of settings.
         is_slow: the command imports PyTorch, and says so at once on standard error.
         envvars: argument -> environment variable that replaces it.
         exit_code: result -> exit code.
@@ -105,6 +106,7 @@ class Command:
     help: str = ""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     only: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     is_slow: bool = True
     envvars: Mapping[str, str] = dataclasses.field(default_factory=dict)
     exit_code: Callable[[Any], int] = lambda result: 0

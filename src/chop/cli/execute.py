@@ -87,9 +87,11 @@ def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any
     file, source = chosen.pop("config", None), command.source
     trusts = chosen.pop("trust_code", False)
     hints, parameters = typing.get_type_hints(source), inspect.signature(source).parameters
+    positional = [name for name, each in parameters.items() if each.kind is POSITIONAL]
+    arguments = {*positional, *command.arguments}
     values = {
         # An argument may be a path, and a path may have commas.
-        name: value if parameters[name].kind is POSITIONAL else read_value(value, hints[name])
+        name: value if name in arguments else read_value(value, hints[name])
         for name, value in chosen.items()
     }
     with trust_code() if trusts else trust_named(values):

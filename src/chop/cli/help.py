@@ -78,6 +78,16 @@ def default_text(parameter: Any) -> str:
     return ", ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
 
 
+def notes(parameter: Any) -> list[str]:
+    """Returns what stands in brackets behind the text of an option: in full, shorter, nothing."""
+    default, allowed = default_text(parameter), getattr(parameter, "range_text", "")
+    default = f"default: {default}" if default else ""
+    if isinstance(parameter.envvar, str):
+        default = f"or variable {parameter.envvar}"
+    found = dict.fromkeys(("; ".join(filter(None, (allowed, default))), default, ""))
+    return [note and f"[{note}]" for note in found]
+
+
 def one_line(text: str, room: int) -> str:
     """Shortens a text to one line: its first sentence, or whole phrases of it.
 
@@ -254,18 +264,20 @@ class Page:
         names = [spelling(each, is_whole) for each in parameters]
         width = max([len(name) for name in names if len(name) <= WIDEST], default=WIDEST)
         for name, each in zip(names, parameters, strict=True):
-            default = default_text(each)
-            note = f"[default: {default}]" if default else ""
-            if isinstance(each.envvar, str):
-                note = f"[or variable {each.envvar}]"
-            text = whole_text(each) if is_whole else plain(each.help or "")
+            text, note = whole_text(each), notes(each)[0]
             if not is_whole:
-                room = self.console.width - width - 4
-                line = one_line(text, room - len(note) - 1)
-                is_cut = line.endswith(" ...") or len(line) < 12
-                text, note = (one_line(text, room), "") if is_cut else (line, note)
+                text, note = self._short(each, self.console.width - width - 4)
             yield from self._row(name, width, text, note)
         yield Text()
+
+    def _short(self, parameter: Any, room: int) -> tuple[str, str]:
+        """The first sentence of an option and the longest note that it leaves room for."""
+        text = plain(parameter.help or "")
+        for note in notes(parameter):
+            line = one_line(text, room - len(note) - 1 if note else room)
+            if not note or not (line.endswith(" ...") or len(line) < 12):
+                break
+        return line, note
 
     def _extensions(self) -> Iterator[Text]:
         """Names that installed packages add to those of the options."""

@@ -15,9 +15,6 @@ from chop.errors import ConfigError
 def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Merges the settings of a TOML file with options, which have priority.
 
-    Args:
-        file: the TOML file.
-        given: values of the options.
     Raises:
         ConfigError: the file cannot be read, names code that the command line does not, or has
             results written outside the current folder.

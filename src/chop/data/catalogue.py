@@ -79,6 +79,10 @@ def get_dataset_info(name: str) -> DatasetInfo:
 def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
     """The row of a data set, or for one that is on disk or not in the table, one of its columns.
 
+    Args:
+        name: built-in name, folder or hub name.
+        splits: rows by split; those of "train" are looked at.
+
     Raises:
         ConfigError: it has neither texts, nor pictures, nor one column of vectors; or its first
             picture is broken.

@@ -166,13 +166,6 @@ def with_cut_scales(
 ) -> QuantSpec:
     """Formats of an operator of whose channels one process has some rows.
 
-    Args:
-        spec: the formats of the whole operator.
-        operand: which of its operands is cut.
-        shape: of the whole operand.
-        rows: those of this process.
-        name: for messages.
-
     Raises:
         PlanError: the format has a scale per channel, and the parts are not equal.
     """

@@ -84,9 +84,6 @@ def guarded(what: str = "the run") -> Iterator[None]:
     20 s of silence this process prints one sentence and exits with code 1. Processes that have
     left are not missed.
 
-    Args:
-        what: what is going on, for the message.
-
     Raises:
         DistributedError: another process ended or does not answer.
     """

@@ -14,8 +14,5 @@ class TensorSource(Protocol):
     def read(self, name: str, slices: tuple[slice, ...]) -> Tensor:
         """A part of a tensor.
 
-        Args:
-            name: the path of the tensor in the model.
-            slices: one per dimension.
         Returns: contiguous, in memory of its own.
         """

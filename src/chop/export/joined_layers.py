@@ -23,8 +23,6 @@ def joined_layers(paths: Iterable[str]) -> list[tuple[str, ...]]:
     >>> joined_layers(["a.k_proj", "a.o_proj", "a.q_proj", "b.up_proj"])
     [('a.k_proj', 'a.q_proj')]
 
-    Args:
-        paths: paths of the layers of a model.
     Returns: groups of two layers and more.
     """
     groups: dict[tuple[str, int], list[str]] = {}

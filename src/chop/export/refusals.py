@@ -70,12 +70,7 @@ def refuse(target: str, reasons: Mapping[str, str], way_out: str) -> None:
 
 
 def refusal_text(target: str, reasons: Sequence[tuple[str, str]]) -> str:
-    """Lines on the modules that a target cannot hold, the first ones by name.
-
-    Args:
-        target: its name.
-        reasons: paths of modules, and why.
-    """
+    """Lines on the modules that a target cannot hold, the first ones by name."""
     lines = [f"  {path}: {why}" for path, why in reasons[:SHOWN]]
     lines += [f"  and {len(reasons) - SHOWN} more"] if len(reasons) > SHOWN else []
     modules = f"{len(reasons)} module{'s' if len(reasons) > 1 else ''}"

@@ -55,8 +55,6 @@ class NumberFormat(Quantizer):
     module_keys: ClassVar[Mapping[str, str | None]] = {}
     """Config keys that hold for a whole module, and the field each is; None: no effect."""
     search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    ranges: ClassVar[Mapping[str, range]] = {}
-    """What a field may be where it is a whole number, in the unit that `UNITS` has."""
     key: str
     """The format as text, made once: `from_key` is the inverse."""
 
@@ -76,9 +74,6 @@ class NumberFormat(Quantizer):
 
     def __post_init__(self) -> None:
         check_fields(self, self.name)
-        for name, allowed in self.ranges.items():
-            where = f"{self.name}.{name}"
-            check_range(where, getattr(self, name), allowed, UNITS.get(name, "bits"))
         self.validate()
         fields = dataclasses.asdict(self)  # type: ignore[call-overload]
         object.__setattr__(self, "key", json.dumps({"name": self.name, **fields}))
@@ -89,7 +84,10 @@ class NumberFormat(Quantizer):
         object.__setattr__(self, "ignores_zeros", layout is not None and layout.ignores_zeros)
 
     def validate(self) -> None:
-        """Raises ConfigError where a field is out of range that has none in `ranges`."""
+        """Raises ConfigError where fields do not fit together.
+
+        The range of one field is in its type, as `Annotated[int, Range(2, 32, "bits")]`.
+        """
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,8 +238,6 @@ def _shortened(value: Any) -> str:
 
 MAX_SUMMARY_LENGTH = 4
 """Elements of a field that labels write out."""
-UNITS = {"exponent_bias": "", "group_size": "elements", "levels": "levels"}
-"""Of fields that are no bits."""
 
 
 def _format_class(name: str, value: Any) -> type[NumberFormat]:
@@ -284,6 +280,10 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
     """A format from an instance, a name, None, or a mapping with `name` and the format's fields.
 
     `PACKAGE` in a mapping, as files have it, names the package to install for an unknown format.
+
+    Args:
+        settings: a format, its name, None for `float`, or a mapping as of a config.
+        where: what the format belongs to, for messages.
 
     >>> parse_format({"name": "integer", "width": 8, "frac_width": 4}).label
     'integer 8.4'
@@ -337,6 +337,10 @@ def even_sample(x: Tensor, count: int) -> Tensor:
     """At most `count` elements of `x`, flattened: drawn by a fixed seed, all when there are fewer.
 
     A regular stride would see only some columns of a matrix.
+
+    Args:
+        x: any shape.
+        count: largest number of elements.
     """
     flat = x.reshape(-1)
     if flat.numel() <= count:
@@ -350,13 +354,6 @@ def clamped(fields: Mapping[str, Any], name: str, largest: int) -> dict[str, Any
     """The fields, with the integer of that name `largest` at most."""
     value = fields.get(name)
     return {**fields, name: largest} if isinstance(value, int) and value > largest else dict(fields)
-
-
-def check_range(where: str, value: Any, allowed: range, unit: str = "bits") -> None:
-    """Raises ConfigError unless `value` lies in the range `allowed`; what is no int passes."""
-    if isinstance(value, int) and value not in allowed:
-        expected = f"{allowed[0]} to {allowed[-1]} {unit}".rstrip()
-        raise ConfigError(f"{where}: got {value}, expected {expected}.")
 
 
 # The operators that quantize during training and evaluation. Being registered operators, they are

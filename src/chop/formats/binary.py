@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.errors import ConfigError
-from chop.formats.base import check_range
 from chop.formats.elements import Sign
 from chop.formats.groups import Whole
 from chop.formats.lsq import LearnableFormat, check_scales
@@ -51,7 +51,7 @@ class Binary(ScaledFormat, LearnableFormat):
     module_keys: ClassVar[dict[str, str | None]] = {"binary_training": "scaling_factor"}
     search_space: ClassVar[dict[str, Sequence[Any]]] = {"scaling_factor": (False, True)}
 
-    width: int = 1
+    width: Annotated[int, Range(1, 1, "bit")] = 1
     stochastic: bool = False
     bipolar: bool = True
     scaling_factor: bool = False
@@ -65,7 +65,6 @@ class Binary(ScaledFormat, LearnableFormat):
 
     def validate(self) -> None:
         """Raises ConfigError unless the width is 1, or where scales do not fit."""
-        check_range("binary.width", self.width, range(1, 2), "bit")
         object.__setattr__(self, "scales", check_scales(self.scales, "binary.scales"))
         if self.scales is not None and not self.scaling_factor:
             raise ConfigError("binary.scales: expected scaling_factor=True with them.")

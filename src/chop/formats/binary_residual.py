@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.errors import ConfigError
-from chop.formats.base import check_range
 from chop.formats.elements import Sign
 from chop.formats.layout import Layout
 from chop.formats.lsq import LearnableFormat, check_scales
@@ -50,13 +50,12 @@ class BinaryResidual(LearnableFormat):
     name: ClassVar[str] = "binary_residual"
     module_keys: ClassVar[dict[str, str | None]] = {"binary_training": None}
     search_space: ClassVar[dict[str, Sequence[Any]]] = {"levels": (1, 2, 3)}
-    ranges: ClassVar[dict[str, range]] = {"levels": range(1, MAX_LEVELS + 1)}
 
-    width: int = 1
+    width: Annotated[int, Range(1, 1, "bit")] = 1
     stochastic: bool = False
     bipolar: bool = True
     residual_sign: bool = True
-    levels: int = 2
+    levels: Annotated[int, Range(1, MAX_LEVELS, "levels")] = 2
     scales: tuple[float, ...] | None = None
 
     @classmethod
@@ -66,7 +65,6 @@ class BinaryResidual(LearnableFormat):
 
     def validate(self) -> None:
         """Raises ConfigError unless the width is 1 and the scales are L."""
-        check_range("binary_residual.width", self.width, range(1, 2), "bit")
         object.__setattr__(self, "scales", check_scales(self.scales, "binary_residual.scales"))
         if self.scales is not None and len(self.scales) != self._depth:
             raise ConfigError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.formats.base import clamped
 from chop.formats.elements import Fixed
 from chop.formats.scaled import BlockFormat
@@ -42,15 +43,10 @@ class BlockFP(BlockFormat):
         "width": (4, 6, 8),
         "block_size": (16, 32),
     }
-    ranges: ClassVar[dict[str, range]] = {
-        "width": range(2, 33),
-        "exponent_width": range(1, MAX_EXPONENT_WIDTH + 1),
-        "exponent_bias": range(-256, 257),
-    }
 
-    width: int
-    exponent_width: int = 8
-    exponent_bias: int | None = None
+    width: Annotated[int, Range(2, 32, "bits")]
+    exponent_width: Annotated[int, Range(1, MAX_EXPONENT_WIDTH, "bits")] = 8
+    exponent_bias: Annotated[int | None, Range(-256, 256)] = None
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,9 +55,6 @@ class BlockFP(BlockFormat):
         if taken.get("exponent_width") == fields.get("exponent_width"):
             return taken
         return clamped(taken, "exponent_bias", 2 ** (MAX_EXPONENT_WIDTH - 1) - 1)
-
-    def validate_element(self) -> None:
-        """Checks nothing more: `ranges` has every field."""
 
     @property
     def element(self) -> Fixed:

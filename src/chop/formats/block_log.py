@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.formats.base import clamped
 from chop.formats.elements import Log2
 from chop.formats.scaled import BlockFormat
@@ -42,21 +43,14 @@ class BlockLog(BlockFormat):
         "width": (4, 6, 8),
         "block_size": (16, 32),
     }
-    ranges: ClassVar[dict[str, range]] = {
-        "width": range(2, 33),
-        "exponent_bias_width": range(1, MAX_BIAS_WIDTH + 1),
-    }
 
-    width: int
-    exponent_bias_width: int | None = None
+    width: Annotated[int, Range(2, 32, "bits")]
+    exponent_bias_width: Annotated[int | None, Range(1, MAX_BIAS_WIDTH, "bits")] = None
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
         """At most 8 bits of bias."""
         return clamped(fields, "exponent_bias_width", MAX_BIAS_WIDTH)
-
-    def validate_element(self) -> None:
-        """Checks nothing more: `ranges` has every field."""
 
     @property
     def element(self) -> Log2:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.formats.base import clamped
 from chop.formats.elements import Minifloat
 from chop.formats.float_format import check_float_widths, nearest_float_widths
@@ -46,14 +47,10 @@ class BlockMinifloat(BlockFormat):
         "exponent_width": (2, 3, 4),
         "block_size": (16, 32),
     }
-    ranges: ClassVar[dict[str, range]] = {
-        "exponent_width": range(1, MAX_EXPONENT_WIDTH + 1),
-        "exponent_bias_width": range(1, MAX_BIAS_WIDTH + 1),
-    }
 
     width: int
-    exponent_width: int
-    exponent_bias_width: int = 8
+    exponent_width: Annotated[int, Range(1, MAX_EXPONENT_WIDTH, "bits")]
+    exponent_bias_width: Annotated[int, Range(1, MAX_BIAS_WIDTH, "bits")] = 8
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from chop.formats.base import check_range, clamped
+from chop.config import Range
+from chop.formats.base import clamped
 from chop.formats.scaled import ElementFormat
 
 MIN_WIDTH = 3
@@ -20,9 +21,9 @@ def largest_exponent_width(width: int) -> int:
 
 def check_float_widths(name: str, width: int, exponent_width: int) -> None:
     """Raises ConfigError unless sign, exponent and at least one bit of fraction fit."""
-    check_range(f"{name}.width", width, range(MIN_WIDTH, 33))
-    allowed = range(1, largest_exponent_width(width) + 1)
-    check_range(f"{name}.exponent_width", exponent_width, allowed)
+    Range(MIN_WIDTH, 32, "bits").check(width, f"{name}.width")
+    allowed = Range(1, largest_exponent_width(width), "bits")
+    allowed.check(exponent_width, f"{name}.exponent_width")
 
 
 def nearest_float_widths(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,11 +48,10 @@ class FloatFormat(ElementFormat):
         "width": (4, 6, 8, 16),
         "exponent_width": (2, 3, 4, 5),
     }
-    ranges: ClassVar[dict[str, range]] = {"exponent_bias": range(-256, 257)}
 
     width: int
     exponent_width: int
-    exponent_bias: int | None = None
+    exponent_bias: Annotated[int | None, Range(-256, 256)] = None
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:

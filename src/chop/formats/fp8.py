@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from chop.config import Range
 from chop.formats.elements import Minifloat, default_variant
 from chop.formats.groups import Blocks, Groups, Whole
 from chop.formats.lsq import LearnableFormat, check_scales
@@ -47,14 +48,10 @@ class FP8(ScaledFormat, LearnableFormat):
         "exponent_width": (4, 5),
         "granularity": ("tensor", "channel"),
     }
-    ranges: ClassVar[dict[str, range]] = {
-        "exponent_width": range(4, 6),
-        "group_size": range(1, 2**20),
-    }
 
-    exponent_width: int = 4
+    exponent_width: Annotated[int, Range(4, 5, "bits")] = 4
     granularity: Literal["tensor", "channel", "row", "group", "block"] = "tensor"
-    group_size: int = 128
+    group_size: Annotated[int, Range(1, 2**20 - 1, "elements")] = 128
     scales: tuple[float, ...] | None = None
 
     def validate(self) -> None:

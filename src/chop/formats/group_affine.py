@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.formats.affine_scale import AffineScale
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks
@@ -46,10 +47,9 @@ class GroupAffine(ScaledFormat):
         "width": (2, 3, 4),
         "group_size": (32, 64, 128),
     }
-    ranges: ClassVar[dict[str, range]] = {"width": range(2, 9), "group_size": range(1, 2**20)}
 
-    width: int = 4
-    group_size: int = 64
+    width: Annotated[int, Range(2, 8, "bits")] = 4
+    group_size: Annotated[int, Range(1, 2**20 - 1, "elements")] = 64
 
     @property
     def element(self) -> Fixed:

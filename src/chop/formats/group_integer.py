@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks
 from chop.formats.scaled import ScaledFormat
@@ -44,10 +45,9 @@ class GroupInteger(ScaledFormat):
         "width": (2, 3, 4),
         "group_size": (16, 32, 64),
     }
-    ranges: ClassVar[dict[str, range]] = {"width": range(2, 9), "group_size": range(1, 2**20)}
 
-    width: int = 4
-    group_size: int = 32
+    width: Annotated[int, Range(2, 8, "bits")] = 4
+    group_size: Annotated[int, Range(1, 2**20 - 1, "elements")] = 32
 
     @property
     def element(self) -> Fixed:

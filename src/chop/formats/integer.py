@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from chop.config import Range
 from chop.errors import ConfigError
 from chop.formats.base import NumberFormat, even_sample
 from chop.formats.elements import Fixed
@@ -62,28 +63,22 @@ class Integer(NumberFormat):
         "width": (4, 6, 8, 12, 16),
         "frac_width": (2, 3, 4, 6, 8, 12),
     }
-    ranges: ClassVar[dict[str, range]] = {
-        "width": range(1, MAX_WIDTH + 1),
-        "frac_width": range(-FRAC_LIMIT, FRAC_LIMIT + 1),
-    }
 
-    width: int | Literal["auto"]
-    frac_width: int | Literal["auto", "minmax", "mse", "percentile"]
+    width: Annotated[int | Literal["auto"], Range(1, MAX_WIDTH, "bits")]
+    frac_width: Annotated[
+        int | Literal["auto", "minmax", "mse", "percentile"], Range(-FRAC_LIMIT, FRAC_LIMIT, "bits")
+    ]
     is_signed: bool = True
     floor: bool = False
-    percentile: float = 99.9
+    percentile: Annotated[float, Range(most=100, unit="percent", above=0)] = 99.9
 
     def validate(self) -> None:
-        """Raises ConfigError where a width or the percentile is out of range."""
+        """Raises ConfigError where a width does not fit the other fields."""
         if self.is_signed and self.width == 1:
             raise ConfigError("integer.width: a signed integer needs 2 bits; use 'binary' for 1.")
         if isinstance(self.width, str) and isinstance(self.frac_width, str):
             raise ConfigError(
                 "integer: width and frac_width cannot both be derived; give one of them a number."
-            )
-        if not 0 < self.percentile <= 100:
-            raise ConfigError(
-                f"integer.percentile: got {self.percentile}, expected above 0 to 100 percent."
             )
 
     def layout(self) -> Layout:
@@ -144,9 +139,9 @@ class Integer(NumberFormat):
 
     def with_derived(self, number: float, largest: float) -> Integer:
         """The format with that width or fraction; averages of several are rounded."""
-        allowed = self.ranges["width" if isinstance(self.width, str) else "frac_width"]
-        lowest = 1 + self.is_signed if isinstance(self.width, str) else allowed[0]
-        return self._settled(min(max(round(number), lowest), allowed[-1]))
+        is_width = isinstance(self.width, str)
+        least, most = (1 + self.is_signed, MAX_WIDTH) if is_width else (-FRAC_LIMIT, FRAC_LIMIT)
+        return self._settled(min(max(round(number), least), most))
 
     def _fraction(self, finite: Tensor) -> int:
         finest = self._finest_without_saturation(finite)

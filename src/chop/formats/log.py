@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from chop.config import Range
 from chop.formats.elements import Log2
 from chop.formats.scaled import ElementFormat
 
@@ -39,10 +40,9 @@ class Log(ElementFormat):
         "width": (4, 6, 8),
         "exponent_bias": (3, 7, 15),
     }
-    ranges: ClassVar[dict[str, range]] = {"width": range(2, 33), "exponent_bias": range(-100, 257)}
 
-    width: int
-    exponent_bias: int | None = None
+    width: Annotated[int, Range(2, 32, "bits")]
+    exponent_bias: Annotated[int | None, Range(-100, 256)] = None
     nearest: Literal["log", "linear"] = "log"
     zero_code: bool = False
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from chop.config import Range
 from chop.formats.elements import Minifloat, default_variant
 from chop.formats.float_format import check_float_widths
 from chop.formats.mxint import BLOCK_SIZE, E8M0_LOWEST, E8M0_WIDTH
-from chop.formats.scaled import BlockFormat
+from chop.formats.scaled import BlockFormat, BlockSize
 from chop.formats.scaling import SharedExponent
 
 STANDARD = {4: 2, 6: 2}
@@ -52,12 +53,11 @@ class MXFP(BlockFormat):
         "exponent_width": (2, 3, 4),
         "block_size": (16, 32, 64),
     }
-    ranges: ClassVar[dict[str, range]] = {"width": range(3, 17)}
 
-    width: int = 8
+    width: Annotated[int, Range(3, 16, "bits")] = 8
     exponent_width: int | None = None
     scale_mode: Literal["floor", "ceil", "even"] = "floor"
-    block_size: int | tuple[int, ...] = field(default=BLOCK_SIZE, kw_only=True)
+    block_size: BlockSize = field(default=BLOCK_SIZE, kw_only=True)
 
     def validate_element(self) -> None:
         """Raises ConfigError where the width leaves the exponent too little room."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.formats.elements import Fixed
-from chop.formats.scaled import BlockFormat
+from chop.formats.scaled import BlockFormat, BlockSize
 from chop.formats.scaling import SharedExponent
 
 E8M0_LOWEST = -127
@@ -40,13 +41,9 @@ class MXInt(BlockFormat):
         "width": (4, 6, 8),
         "block_size": (16, 32, 64),
     }
-    ranges: ClassVar[dict[str, range]] = {"width": range(2, 33)}
 
-    width: int = 8
-    block_size: int | tuple[int, ...] = field(default=BLOCK_SIZE, kw_only=True)
-
-    def validate_element(self) -> None:
-        """Checks nothing more: `ranges` has every field."""
+    width: Annotated[int, Range(2, 32, "bits")] = 8
+    block_size: BlockSize = field(default=BLOCK_SIZE, kw_only=True)
 
     @property
     def element(self) -> Fixed:

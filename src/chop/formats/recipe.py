@@ -67,12 +67,7 @@ class Recipe:
         return {name: value for name, value in own.items() if value}
 
     def left(self, paths: Collection[str], missing: Callable[[str], Exception]) -> set[str]:
-        """Those of the paths that `skip` means.
-
-        Args:
-            paths: of modules.
-            missing: the error for a pattern that means none of them.
-        """
+        """Those of the paths that `skip` means."""
         found: set[str] = set()
         for pattern in self.skip:
             named = meant(pattern, paths)
@@ -84,9 +79,6 @@ class Recipe:
     def choose(self, layers: Mapping[T, Sequence[str]], where: str) -> dict[T, str]:
         """The formats of the layers that `overrides` mean.
 
-        Args:
-            layers: the paths of each.
-            where: what the overrides are of, for messages.
         Raises:
             ConfigError: a pattern means none of the layers.
         """

@@ -28,9 +28,6 @@ def cast(y: Tensor, dtype: torch.dtype) -> Tensor:
 def round_by(layout: Layout, x: Tensor) -> Tensor:
     """The scaled element for each value; a dtype that cannot hold it rounds once more.
 
-    Args:
-        layout: the format's.
-        x: any shape and floating dtype.
     Returns: same shape and dtype as `x`.
     """
     layout = layout.fitted(x)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from chop.errors import ConfigError
+from chop.config import Range
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks, Groups, Whole
 from chop.formats.lsq import LearnableFormat, check_scales
@@ -53,22 +53,17 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
         "width": (4, 6, 8),
         "granularity": ("tensor", "channel"),
     }
-    ranges: ClassVar[dict[str, range]] = {"width": range(2, 33), "group_size": range(1, 2**20)}
 
-    width: int
+    width: Annotated[int, Range(2, 32, "bits")]
     is_signed: bool = True
-    quantile: float = 1.0
+    quantile: Annotated[float, Range(most=1, above=0)] = 1.0
     granularity: Literal["tensor", "channel", "row", "group"] = "tensor"
-    group_size: int = 128
+    group_size: Annotated[int, Range(1, 2**20 - 1, "elements")] = 128
     scales: tuple[float, ...] | None = None
     is_symmetric: bool = True
 
     def validate(self) -> None:
-        """Raises ConfigError where the share is out of range, or scales are not finite."""
-        if not 0 < self.quantile <= 1:
-            raise ConfigError(
-                f"scale_integer.quantile: got {self.quantile}, expected a share above 0, at most 1."
-            )
+        """Raises ConfigError where scales are not finite."""
         object.__setattr__(self, "scales", check_scales(self.scales, "scale_integer.scales"))
 
     @property

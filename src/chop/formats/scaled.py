@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
 
+from chop.config import Range
 from chop.errors import ConfigError
-from chop.formats.base import NumberFormat, check_range
+from chop.formats.base import NumberFormat
 from chop.formats.elements import Element
 from chop.formats.groups import Blocks, Groups
 from chop.formats.layout import Layout
 from chop.formats.scaling import Scaling
 
 MAX_BLOCK = 2**20
+BlockSize = Annotated[int | tuple[int, ...], Range(1, MAX_BLOCK, "elements")]
+"""Elements of a block along its axis; several for blocks of several axes."""
 
 
 class ElementFormat(NumberFormat):
@@ -62,15 +66,13 @@ class BlockFormat(ScaledFormat):
         skip_first_dim: keeps the first axis of several, the samples', out of blocks of two axes.
     """
 
-    block_size: int | tuple[int, ...] = 16
+    block_size: BlockSize = 16
     block_dim: int = -1
     skip_first_dim: bool = False
 
     def validate(self) -> None:
         """Raises ConfigError where a block size or what the format adds is out of range."""
         sizes = (self.block_size,) if isinstance(self.block_size, int) else tuple(self.block_size)
-        for size in sizes:
-            check_range(f"{self.name}.block_size", size, range(1, MAX_BLOCK + 1), "elements")
         while len(sizes) > 1 and sizes[0] == 1:
             sizes = sizes[1:]
         if not sizes:
@@ -78,9 +80,8 @@ class BlockFormat(ScaledFormat):
         object.__setattr__(self, "block_size", sizes[0] if len(sizes) == 1 else sizes)
         self.validate_element()
 
-    @abstractmethod
     def validate_element(self) -> None:
-        """Raises ConfigError where a field is out of range that has none in `ranges`."""
+        """Raises ConfigError where fields that the format adds do not fit together."""
 
     @property
     def groups(self) -> Blocks:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.errors import ConfigError
-from chop.formats.base import check_range
 from chop.formats.elements import Trit
 from chop.formats.groups import CHANNELS, WHOLE_TENSOR
 from chop.formats.layout import Layout
@@ -60,12 +60,12 @@ class Ternary(LearnableFormat):
     name: ClassVar[str] = "ternary"
     search_space: ClassVar[dict[str, Sequence[Any]]] = {"scaling_factor": (False, True)}
 
-    width: int = 2
+    width: Annotated[int, Range(2, 2, "bits")] = 2
     scaling_factor: bool = False
-    mean: bool | float | None = None
-    median: bool | float | None = None
-    max: bool | float | None = None
-    threshold: float | None = None
+    mean: Annotated[bool | float | None, Range(0)] = None
+    median: Annotated[bool | float | None, Range(0)] = None
+    max: Annotated[bool | float | None, Range(0)] = None
+    threshold: Annotated[float | None, Range(0)] = None
     scales: tuple[float, ...] | None = None
 
     @classmethod
@@ -83,16 +83,10 @@ class Ternary(LearnableFormat):
         return {name: x for name, x in taken.items() if name not in named[1:]}
 
     def validate(self) -> None:
-        """Raises ConfigError unless the width is 2, one threshold is named at most, numbers fit."""
-        check_range("ternary.width", self.width, range(2, 3))
+        """Raises ConfigError where several thresholds are named, or scales do not fit."""
         named = [name for name in ("mean", "median", "max", "threshold") if self._names(name)]
         if len(named) > 1:
             raise ConfigError(f"ternary: expected one threshold, got {' and '.join(named)}.")
-        for name in named:
-            if not getattr(self, name) >= 0:
-                raise ConfigError(
-                    f"ternary.{name}: got {getattr(self, name)}, expected at least 0."
-                )
         object.__setattr__(self, "scales", check_scales(self.scales, "ternary.scales"))
         if self.scales is not None and not self.scaling_factor:
             raise ConfigError("ternary.scales: expected scaling_factor=True with them.")

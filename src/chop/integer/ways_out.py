@@ -81,12 +81,7 @@ class Refusal:
 
 
 def ways_out(mg: MaseGraph, refused: Sequence[Refusal]) -> list[str]:
-    """What to change so that a graph has an integer form, each change once.
-
-    Args:
-        mg: the graph.
-        refused: what has none.
-    """
+    """What to change so that a graph has an integer form, each change once."""
     found = dict.fromkeys(way for refusal in refused for way in _ways(mg, refusal))
     # The general one ends the sentence.
     return [way for way in found if way != REST] + [REST] * (REST in found)

@@ -50,14 +50,7 @@ def annotate(mg: MaseGraph, inputs: Mapping[str, Any], with_values: bool = False
 def common_metadata(
     mg: MaseGraph, node: fx.Node, results: Mapping[fx.Node, Any], keep_values: bool = False
 ) -> CommonMetadata:
-    """The metadata `common` of one node: operator, arguments, results, formats.
-
-    Args:
-        mg: the graph.
-        node: one of its nodes.
-        results: what that node and those before it return.
-        keep_values: keeps the tensors as well.
-    """
+    """The metadata `common` of one node: operator, arguments, results, formats."""
     operator = mg.operator(node)
     common = CommonMetadata(operator.name, operator.mase_type)
     common.args = _arguments(node, operator, results, keep_values)
@@ -111,13 +104,7 @@ def operand_formats(
 def argument_tensors(
     node: fx.Node, operator: Operator, results: Mapping[fx.Node, Any]
 ) -> dict[str, Tensor]:
-    """Argument tensors: what a node reads, by the names that `CommonMetadata.args` gives them.
-
-    Args:
-        node: the node.
-        operator: its row of the operator table.
-        results: values of the nodes that it reads.
-    """
+    """Argument tensors: what a node reads, by the names that `CommonMetadata.args` gives them."""
     return {
         key: tensor
         for _, _, tensors in _named_arguments(node, operator, results)

@@ -33,10 +33,6 @@ def difference(model: CapturedModule, other: CapturedModule) -> Difference:
     """Aligns the nodes of two graphs by the module they are in and what they call.
 
     Numbers in names are not compared: where one `add` is gone, the others have other numbers.
-
-    Args:
-        model: the first.
-        other: the second.
     """
     mine, theirs = list(model.graph.nodes), list(other.graph.nodes)
     keys = [_key(node, model) for node in mine], [_key(node, other) for node in theirs]
@@ -59,12 +55,7 @@ def difference(model: CapturedModule, other: CapturedModule) -> Difference:
 
 
 def difference_lines(model: CapturedModule, other: CapturedModule) -> Iterator[str]:
-    """One line per node: "-" for gone, "+" for new and "~" for changed ones.
-
-    Args:
-        model: the first.
-        other: the second.
-    """
+    """One line per node: "-" for gone, "+" for new and "~" for changed ones."""
     found = difference(model, other)
     yield from (f"- {node.name}: {describe(node, model)}" for node in found.gone)
     yield from (f"+ {node.name}: {describe(node, other)}" for node in found.new)

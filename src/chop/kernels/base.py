@@ -113,11 +113,6 @@ def fake_quantize_directly(x: Tensor, number_format: NumberFormat, gradient: Gra
     """`number_format(x, gradient)`, past PyTorch's dispatcher where nobody would notice.
 
     Going through it takes as long as rounding a small tensor does.
-
-    Args:
-        x: any shape, floating.
-        number_format: the format.
-        gradient: how a gradient passes, where there is one.
     """
     if is_followed(x):
         return number_format(x, gradient)

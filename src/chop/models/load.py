@@ -210,6 +210,10 @@ def _why_none(folder: Path) -> str:
 def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     """The configuration of a local folder or hub name.
 
+    Args:
+        name: local folder, `.gguf` file or hub name.
+        num_labels: number of classes. Default: as the configuration says.
+
     Raises:
         ConfigError: the folder holds none, or an unknown one; or it is a file.
         UnavailableError: a hub name that is neither in the local cache nor reachable.

@@ -92,6 +92,10 @@ def check_own(name: str, weights: str | Path | None) -> None:
 def check_is_in_file(name: str, setting: str) -> None:
     """Checks that a file of code is there and defines the name, before anything runs.
 
+    Args:
+        name: `file.py:name`.
+        setting: name of the setting that has it, for messages.
+
     Raises:
         ConfigError: the text is not `file.py:name`, or there is no such file or name.
     """
@@ -222,7 +226,12 @@ def _call(build: Callable[..., Any], arguments: dict[str, int], name: str, path:
 
 
 def reason_of_user_code(error: BaseException, path: Path) -> str:
-    """What user code raised, and the last line of the user's files on the way there."""
+    """Describes what user code raised, with the last line of the user's files on the way there.
+
+    Args:
+        error: exception with its traceback.
+        path: file of the user's code; files beside it and below are the user's too.
+    """
     folder, place = path.parent.absolute(), ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)

@@ -16,29 +16,35 @@ from chop.passes.analysis.hook_inspection import hook_inspection_analysis_pass
 from chop.passes.analysis.init_metadata import init_metadata_analysis_pass
 from chop.passes.analysis.profile_statistics import profile_statistics_analysis_pass
 from chop.passes.analysis.report_graph import report_graph_analysis_pass
-from chop.passes.analysis.report_node_hardware_type import (
-    report_node_hardware_type_analysis_pass,
-)
 from chop.passes.analysis.report_node_meta_param import report_node_meta_param_analysis_pass
-from chop.passes.analysis.report_node_shape import report_node_shape_analysis_pass
-from chop.passes.analysis.report_node_type import report_node_type_analysis_pass
+from chop.passes.analysis.report_nodes import (
+    report_node_hardware_type_analysis_pass,
+    report_node_shape_analysis_pass,
+    report_node_type_analysis_pass,
+)
 from chop.passes.analysis.report_sparsity import report_sparsity_analysis_pass
 from chop.passes.analysis.run_cosim import run_cosim_analysis_pass
 from chop.passes.analysis.summarize_quantization import summarize_quantization_analysis_pass
 from chop.passes.analysis.synthesis_results import get_synthesis_results
 from chop.passes.analysis.verify_common_metadata import verify_common_metadata_analysis_pass
-from chop.passes.analysis.verify_hardware_metadata import verify_hardware_metadata_analysis_pass
-from chop.passes.analysis.verify_metadata import verify_metadata_analysis_pass
-from chop.passes.analysis.verify_software_metadata import verify_software_metadata_analysis_pass
+from chop.passes.analysis.verify_metadata import (
+    verify_hardware_metadata_analysis_pass,
+    verify_metadata_analysis_pass,
+    verify_software_metadata_analysis_pass,
+)
 from chop.passes.base import PASSES, GraphPass, graph_pass
 from chop.passes.interface.export import export_interface_pass
 from chop.passes.interface.export_onnx import export_onnx_interface_pass
-from chop.passes.interface.load_graph import load_mase_graph_interface_pass
-from chop.passes.interface.load_lora_adapter import load_lora_adapter_interface_pass
-from chop.passes.interface.load_node_meta_param import load_node_meta_param_interface_pass
-from chop.passes.interface.save_graph import save_mase_graph_interface_pass
-from chop.passes.interface.save_lora_adapter import save_lora_adapter_interface_pass
-from chop.passes.interface.save_node_meta_param import save_node_meta_param_interface_pass
+from chop.passes.interface.graph_files import (
+    load_mase_graph_interface_pass,
+    load_node_meta_param_interface_pass,
+    save_mase_graph_interface_pass,
+    save_node_meta_param_interface_pass,
+)
+from chop.passes.interface.lora_files import (
+    load_lora_adapter_interface_pass,
+    save_lora_adapter_interface_pass,
+)
 from chop.passes.transforms.awq import awq_transform_pass
 from chop.passes.transforms.calibrate import calibrate_transform_pass
 from chop.passes.transforms.conv_bn_fusion import conv_bn_fusion_transform_pass
@@ -47,10 +53,12 @@ from chop.passes.transforms.emit_cocotb import emit_cocotb_transform_pass
 from chop.passes.transforms.emit_internal_rtl import emit_internal_rtl_transform_pass
 from chop.passes.transforms.emit_verilog_top import emit_verilog_top_transform_pass
 from chop.passes.transforms.freeze import freeze_transform_pass
-from chop.passes.transforms.fuse_attention import fuse_attention_transform_pass
-from chop.passes.transforms.fuse_linear_activation import fuse_linear_activation_transform_pass
 from chop.passes.transforms.fuse_lora_weights import fuse_lora_weights_transform_pass
-from chop.passes.transforms.fuse_rms_norm import fuse_rms_norm_transform_pass
+from chop.passes.transforms.fusions import (
+    fuse_attention_transform_pass,
+    fuse_linear_activation_transform_pass,
+    fuse_rms_norm_transform_pass,
+)
 from chop.passes.transforms.gptq import gptq_transform_pass
 from chop.passes.transforms.insert_lora_adapter import insert_lora_adapter_transform_pass
 from chop.passes.transforms.learned_rounding import learned_rounding_transform_pass

@@ -105,11 +105,7 @@ class PathCodeGen(fx.graph.CodeGen):
     """Code generator of torch.fx that lets a class below give nodes other targets for a while."""
 
     def retargeted(self, nodes: Iterable[fx.Node]) -> AbstractContextManager[None]:
-        """A context in which nodes have the targets that the code shall name.
-
-        Args:
-            nodes: of the graph, in order. The text of a node is its name in the code.
-        """
+        """A context in which nodes have the targets that the code shall name."""
         raise NotImplementedError
 
     def _gen_python_code(

@@ -277,11 +277,7 @@ def is_stack_of_experts(converter: Any) -> bool:
 
 
 def conversion_rules(model: Any) -> tuple[list[Any], list[Any]]:
-    """The rules by which tensors of files become those of a model: renamings, and conversions.
-
-    Args:
-        model: on the meta device.
-    """
+    """The rules by which tensors of files become those of a model: renamings, and conversions."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from chop.config import Range, check_fields
 from chop.errors import ConfigError, did_you_mean
 from chop.nn.sparsity import SCORES, Granularity
 
@@ -29,7 +30,7 @@ class WeightPruning:
         seed: of `random`.
     """
 
-    sparsity: float | Mapping[str, float] | None = None
+    sparsity: Annotated[float | Mapping[str, float] | None, Range(0, below=1)] = None
     method: str = "l1-norm"
     scope: Literal["local", "global"] = "local"
     granularity: str = "elementwise"
@@ -44,7 +45,8 @@ class WeightPruning:
         pattern = Granularity.parse(self.granularity)
         if self.sparsity is None and not pattern.group:
             raise ConfigError(f"{where}: missing key 'sparsity'.")
-        _check_shares(self.sparsity, self.scope, where)
+        check_fields(self, where)
+        _check_scope(self.sparsity, self.scope, where)
         if pattern.group and self.sparsity is not None and self.sparsity != pattern.sparsity:
             raise ConfigError(
                 f"{where}: granularity {pattern.name} has sparsity {pattern.sparsity:g}, got "
@@ -79,14 +81,15 @@ class ActivationPruning:
         seed: of `random`; every layer draws differently.
     """
 
-    sparsity: float | Mapping[str, float]
+    sparsity: Annotated[float | Mapping[str, float], Range(0, below=1)]
     method: Literal["l1-norm", "random"] = "l1-norm"
     scope: Literal["local", "global"] = "local"
     granularity: Literal["elementwise"] = "elementwise"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_shares(self.sparsity, self.scope, f"{WHERE}.activation")
+        check_fields(self, f"{WHERE}.activation")
+        _check_scope(self.sparsity, self.scope, f"{WHERE}.activation")
 
 
 @dataclass(frozen=True)
@@ -120,13 +123,8 @@ class PruneConfig:
             )
 
 
-def _check_shares(sparsity: float | Mapping[str, float] | None, scope: str, where: str) -> None:
+def _check_scope(sparsity: float | Mapping[str, float] | None, scope: str, where: str) -> None:
     if isinstance(sparsity, Mapping) and scope == "global":
         raise ConfigError(
             f"{where}: scope 'global' has one sparsity, got one by layer; choose scope 'local'."
         )
-    named = sparsity if isinstance(sparsity, Mapping) else {"": sparsity}
-    for key, share in named.items():
-        if share is not None and not 0 <= share < 1:
-            at = f"{where}.sparsity" + (f"['{key}']" if key else "")
-            raise ConfigError(f"{at}: expected 0 to below 1, got {share}.")

@@ -23,9 +23,6 @@ def leave_calls_of_forwards(mg: MaseGraph, where: str) -> tuple[str, ...]:
     else is quantized, or nothing of the graph could be given back, calls stay as they are. Warns
     (`AdjustedWarning`) once for each model.
 
-    Args:
-        mg: a quantized graph.
-        where: what was called, for the warning.
     Returns: the names of the nodes.
     """
     try:

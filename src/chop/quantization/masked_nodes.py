@@ -73,11 +73,7 @@ def _decides(row: Operator, node: fx.Node) -> bool:
 
 
 def maybe_masked(rows: Mapping[fx.Node, Operator]) -> set[fx.Node]:
-    """Nodes whose results may be masked scores, or masks.
-
-    Args:
-        rows: the operators of a graph, in order.
-    """
+    """Nodes whose results may be masked scores, or masks."""
     maybe: set[fx.Node] = set()
     for node, row in rows.items():
         if _may_be_masked(row, any(given in maybe for given in node.all_input_nodes)):

@@ -70,13 +70,7 @@ def _call_with_masks(mg: MaseGraph, node: fx.Node, twin: QuantCall, ahead: Masks
 
 
 def _hand_masks(node: fx.Node, twin: QuantCall, ahead: MasksAhead) -> None:
-    """Gives a node the masks of its scores; warns where it cannot and scales follow what is hidden.
-
-    Args:
-        node: node of the graph.
-        twin: the quantized call that it becomes.
-        ahead: masks of the graph.
-    """
+    """Gives a node the masks of its scores; warns where it cannot and scales follow hidden ones."""
     masks = ahead.of(node)
     late, reason = hand_masks(node, masks), "that cannot be known before"
     way_out = "make the mask of sizes rather than of scores, or use scaled_dot_product_attention"

@@ -53,10 +53,6 @@ def unreached_matrices(mg: MaseGraph, formats_count: bool = True) -> list[Unreac
     """The matrices of a graph that no layer of the table holds.
 
     Matrices that are added, looked up or normalized by, as positions are, are none.
-
-    Args:
-        mg: the graph.
-        formats_count: a function that has a format for the matrix reaches it.
     """
     found: dict[int, tuple[str, Tensor]] = {}
     for node in mg.nodes:

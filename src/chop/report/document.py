@@ -142,9 +142,6 @@ def read_document(folder: Path) -> Document | None:
 def parse_document(content: Mapping[str, Any], path: str) -> Document:
     """The document of a run from the content of its file.
 
-    Args:
-        content: the content.
-        path: path of the file, for messages.
     Raises:
         CheckpointError: it is broken, or of a later version of `chop`.
     """

@@ -215,9 +215,6 @@ def announce(subject: str, step: str) -> None:
 def write_report(report: Report[Any], folder: Path) -> None:
     """Writes files, figures, Markdown documents and the JSON of a report.
 
-    Args:
-        report: the report.
-        folder: where to.
     Raises:
         WriteError: the disk is full or read-only.
     """

@@ -141,10 +141,6 @@ class Journal:
 def has_numbers(result: Mapping[str, Any], names: Iterable[str] = ()) -> bool:
     """Returns true if all values of a result are numbers or None.
 
-    Args:
-        result: of a point.
-        names: values that have to be there, as numbers.
-
     >>> has_numbers({"accuracy": 0.5, "low": None}, ["accuracy"]), has_numbers({"accuracy": "x"})
     (True, False)
     """

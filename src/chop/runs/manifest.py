@@ -108,9 +108,6 @@ class Manifest:
 def write_manifest(path: Path, manifest: Manifest) -> Manifest:
     """Writes a manifest; one that nobody could read again is shortened. Returns what was written.
 
-    Args:
-        path: of the file.
-        manifest: manifest of a run.
     Raises:
         WriteError: it is too large without rows, or cannot be written.
     """

@@ -35,11 +35,7 @@ def announced_steps() -> Iterator[None]:
 
 
 def announce_step(text: str) -> None:
-    """Prints a finished step with its number, inside `announced_steps`.
-
-    Args:
-        text: description of the step.
-    """
+    """Prints a finished step with its number, inside `announced_steps`."""
     numbers = _steps.get()
     if numbers is not None:
         say_line(get_console(), f"{next(numbers)}: {text}")
@@ -232,9 +228,6 @@ class Stages:
 def labeled_bar(label: str, steps: int) -> Iterator[Callable[[], None]]:
     """Shows a bar of equal steps, or in a pipe a line now and then and one at the end.
 
-    Args:
-        label: label of the bar.
-        steps: number of steps.
     Returns: function to call after each step.
     """
     bar = Progress()

@@ -195,12 +195,7 @@ def _format(name: str, value: Any) -> str:
 
 
 def title_of(searches: Sequence[Compared], data_name: Callable[[str], str | None]) -> str:
-    """The model and data, where all searches have the same.
-
-    Args:
-        searches: the searches.
-        data_name: gives the data of a model where the settings name none.
-    """
+    """The model and data, where all searches have the same."""
     titles = {_title(each.settings, data_name) for each in searches if each.settings is not None}
     is_one = len(titles) == 1 and all(each.settings is not None for each in searches)
     return titles.pop() if is_one else f"{len(searches)} searches"

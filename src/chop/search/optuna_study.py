@@ -123,12 +123,7 @@ class InMemoryStudy:
             self.storage.set_trial_system_attr(self._id(trial), name, value)
 
     def adopt(self, number: int, trial: Trial) -> None:
-        """Maps a row of the ledger, which this process finishes, to a trial of this study.
-
-        Args:
-            number: of the row.
-            trial: of this study.
-        """
+        """Maps a row of the ledger, which this process finishes, to a trial of this study."""
         if number in self._ids:
             self._end(self._ids[number])
         self._ids[number] = self._id(trial)

@@ -77,12 +77,7 @@ class TrialLines:
         self._is_first = True
 
     def new(self, result: Result, remaining: str) -> Iterator[str]:
-        """Yields a line for each new trial, or one line for many trials and those of earlier runs.
-
-        Args:
-            result: current result.
-            remaining: time left, as a text.
-        """
+        """Yields a line for each new trial, or one for many trials and those of earlier runs."""
         ended = [t for t in result.trials if t.outcome in ENDED]
         fresh = [t for t in ended if t.number not in self._told]
         self._told |= {t.number for t in fresh}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from chop.config import Range, check_fields
 from chop.errors import ConfigError
 from chop.statistics.base import Reduction
 from chop.statistics.reservoir import Reservoir
@@ -65,13 +66,12 @@ class QuantileRange(Reduction):
     name: ClassVar[str] = "range_quantile"
 
     abs: bool = False
-    quantile: float = 0.975
+    quantile: Annotated[float, Range(0.5, 1)] = 0.975
     max_samples: int = 2**16
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.5 <= self.quantile <= 1:
-            raise ConfigError(f"{self.name}.quantile: got {self.quantile}, expected 0.5 to 1.")
+        check_fields(self, self.name)
         self._sample: Reservoir | None = None
 
     def observe(self, values: Tensor) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from chop.config import Range, check_fields
 from chop.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -40,10 +41,10 @@ def check_iterations(iterations: tuple[int, ...]) -> None:
     """Refuses runs of no calls.
 
     Raises:
-        ConfigError: there are none, or one is less than 1.
+        ConfigError: there are none.
     """
-    if not iterations or min(iterations) < 1:
-        raise ConfigError(f"iterations: expected 1 or more, got {list(iterations)}.")
+    if not iterations:
+        raise ConfigError("iterations: expected at least one.")
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,6 @@ class StudyConfig:
     matmul_precision: Literal["highest", "high", "medium"] | None = None
 
     def __post_init__(self) -> None:
-        from chop.config import check_fields
-
         check_fields(self, type(self).__name__)
         if self.quick:
             usual = {each.name: each.default for each in fields(self)}
@@ -115,7 +114,7 @@ class BenchAttentionConfig(StudyConfig):
     shapes: tuple[str, ...] = ("1x12x128x64", "8x12x128x64", "1x12x1024x64")
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16", "float16")
     masks: tuple[Literal["none", "padding", "causal"], ...] = ("none", "padding", "causal")
-    iterations: tuple[int, ...] = (5, 50, 200)
+    iterations: Annotated[tuple[int, ...], Range(1)] = (5, 50, 200)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -145,7 +144,7 @@ class BenchLinearConfig(StudyConfig):
 
     out: Path = Path("runs/bench/linear")
     shapes: tuple[str, ...] = ("1x768x3072", "128x768x3072", "2048x128x512")
-    iterations: tuple[int, ...] = (5, 50, 200)
+    iterations: Annotated[tuple[int, ...], Range(1)] = (5, 50, 200)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -210,20 +209,17 @@ class BenchCompileConfig(StudyConfig):
     seconds: float = 1.0
     out: Path = Path("runs/bench/compile")
     models: tuple[str, ...] = ("bert-tiny", "resnet18")
-    batch_sizes: tuple[int, ...] = (1, 16)
+    batch_sizes: Annotated[tuple[int, ...], Range(1)] = (1, 16)
     modes: tuple[Literal["default", "reduce-overhead", "max-autotune", "freezing"], ...] = ()
-    length: int = 128
-    image_size: int | None = 64
-    iterations: tuple[int, ...] = (5, 50, 200)
+    length: Annotated[int, Range(1)] = 128
+    image_size: Annotated[int | None, Range(0)] = 64
+    iterations: Annotated[tuple[int, ...], Range(1)] = (5, 50, 200)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_iterations(self.iterations)
-        sizes = {"batch_sizes": self.batch_sizes}
-        sizes |= {"length": (self.length,), "image_size": (self.image_size or 1,)}
-        for name, values in sizes.items():
-            if not values or min(values) < 1:
-                raise ConfigError(f"{name}: expected 1 or more, got {list(values)}.")
+        if not self.batch_sizes:
+            raise ConfigError("batch_sizes: expected at least one.")
         if not self.models:
             raise ConfigError("models: expected one or more, such as bert-tiny.")
 
@@ -250,17 +246,17 @@ class BenchDequantizeConfig(StudyConfig):
     formats: tuple[Literal["mxint8", "mxint4", "mxfp8", "mxfp4"], ...] = (
         *("mxint8", "mxint4", "mxfp8", "mxfp4"),
     )
-    outputs: int = 4096
-    inputs: int = 4096
-    rows: tuple[int, ...] = (1, 16, 256)
+    outputs: Annotated[int, Range(1)] = 4096
+    inputs: Annotated[int, Range(1)] = 4096
+    rows: Annotated[tuple[int, ...], Range(1)] = (1, 16, 256)
     dtype: Dtype = "float32"
     model: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.formats or min(self.outputs, self.inputs, *self.rows, 1) < 1:
-            raise ConfigError("expected one or more formats, and sizes and rows of 1 or more.")
+        if not self.formats:
+            raise ConfigError("formats: expected at least one.")
 
 
 @dataclass(frozen=True)
@@ -293,19 +289,15 @@ class BenchGenerateConfig(StudyConfig):
         "mxint8",
         "mxint4",
     )
-    prompt: int = 64
-    batch: int = 1
+    prompt: Annotated[int, Range(1)] = 64
+    batch: Annotated[int, Range(1)] = 1
     caches: tuple[str, ...] = ()
-    residual: int = 128
+    residual: Annotated[int, Range(0)] = 128
     peers: bool = True
     compile: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.formats or min(self.prompt, self.batch) < 1:
-            raise ConfigError(
-                "expected one or more formats, and a prompt and a batch of 1 or more."
-            )
-        if self.residual < 0:
-            raise ConfigError(f"residual: expected 0 or more, got {self.residual}.")
+        if not self.formats:
+            raise ConfigError("formats: expected at least one.")

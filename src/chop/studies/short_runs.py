@@ -56,12 +56,7 @@ class ShortRun:
         return self.baseline_seconds / self.seconds
 
     def formatted(self, baseline: str, other: str) -> dict[str, Any]:
-        """For a table: both times and their ratio in one row.
-
-        Args:
-            baseline: name of the variant that is compared with.
-            other: name of the other.
-        """
+        """For a table: both times and their ratio in one row."""
         spread = None if self.run == 1 else f"{self.low:.2f} to {self.high:.2f}"
         return {
             "case": self.case,
@@ -109,14 +104,7 @@ def short_runs(
 
 
 def short_runs_title(device: str, what: str, rows: Sequence[ShortRun], other: Measured) -> str:
-    """Says above the table what it is, and why it misleads.
-
-    Args:
-        device: that was measured.
-        what: of which variants the rows are.
-        rows: of one variant.
-        other: its times.
-    """
+    """Says above the table what it is, and why it misleads."""
     first = rows[0]
     share = compile_seconds(other) / (first.iterations * first.seconds)
     return (

@@ -126,11 +126,7 @@ class CompiledBench:
         return tools.lint(paths, "top") + tools.elaborate(paths, "top", self.work)
 
     def run(self, profiles: Collection[str] = PROFILES) -> dict[str, BenchRun]:
-        """Compiles and simulates the bench.
-
-        Args:
-            profiles: stall profiles.
-        """
+        """Compiles and simulates the bench under each stall profile."""
         ends = sources((self.work / "testbench.sv").read_text()).values()
         files = [*dict.fromkeys([*self.files, *ends]), "testbench.sv"]
         compile_testbench(self.work, files, "bench.vvp")

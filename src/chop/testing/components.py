@@ -237,12 +237,7 @@ def samples_leave_as_often_as_planned(case: Case) -> None:
 
 
 def check_interval(left: Sequence[int], cycles: int) -> None:
-    """Checks the interval of the samples after the first ones; a single sample has none.
-
-    Args:
-        left: cycle in which each sample left.
-        cycles: planned interval.
-    """
+    """Checks the interval of the samples after the first ones; a single sample has none."""
     if len(left) < 2:
         return
     first = len(left) // 2 - 1 if len(left) < 4 else len(left) // 2

@@ -162,11 +162,6 @@ def name_of(function: Callable[..., Any]) -> str:
 def check_function(function: Any, count: int, setting: str, takes: str) -> None:
     """Checks that something can be called with so many arguments.
 
-    Args:
-        function: function of the user.
-        count: number of positional arguments.
-        setting: setting that has the function.
-        takes: description of the arguments.
     Raises:
         ConfigError: it cannot.
     """

@@ -117,7 +117,15 @@ def fit_and_report(
     report: Callable[[int, float], None] | None,
     value: Callable[[], float],
 ) -> None:
-    """Trains a model in place, and reports its value after each epoch but the last."""
+    """Trains a model in place, and reports its value after each epoch but the last.
+
+    Args:
+        model: model to train, in place.
+        train: training rows.
+        training: arguments of `fit`, `batch_size` among them.
+        report: called with the number of epochs that have ended and the value; None reports none.
+        value: judges the model as it is.
+    """
     steps = math.ceil(len(train) / training["batch_size"])
 
     def after_each_epoch(step: int, of: int) -> None:
@@ -182,7 +190,16 @@ def predict(
     progress: Progress = None,
     task: str | Task | None = None,
 ) -> tuple[Metric, Tensor, Tensor]:
-    """What `evaluate` scores, with its arguments.
+    """Returns what `evaluate` scores.
+
+    Args:
+        model: see `evaluate`.
+        dataset: see `evaluate`.
+        batch_size: see `evaluate`.
+        metric: see `evaluate`.
+        device: see `evaluate`.
+        progress: see `evaluate`.
+        task: see `evaluate`.
 
     Returns: the metric, and on the CPU predictions (K, ...) and labels (K, ...) as it takes them.
     """

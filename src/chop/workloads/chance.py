@@ -107,13 +107,7 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
 
 
 def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> None:
-    """Warns where a constant answer keeps within `max_drop` of the float model.
-
-    Args:
-        score: of the float model.
-        workload: has the metric.
-        max_drop: largest loss that is allowed.
-    """
+    """Warns where a constant answer keeps within `max_drop` of the float model."""
     metric, constant = workload.task.metric, score.constant
     is_informative = constant is not None and metric.gain(score.value, constant) > ROUNDING
     if constant is not None and is_informative and metric.within(constant, score.value, max_drop):

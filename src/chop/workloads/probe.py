@@ -46,11 +46,6 @@ def check_weights(model: nn.Module) -> None:
 def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None:
     """Calls a model on three rows, without gradients; random numbers that it draws do not count.
 
-    Args:
-        model: on the device that it is to run on.
-        rows: for training.
-        name: of the model.
-        dataset: of the rows.
     Raises:
         ConfigError: its forward raises; the message has the line, and what the rows are.
     """

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
-from chop.config import MORE, check_fields, check_text
+from chop.config import MORE, Range, check_fields, check_text
 from chop.errors import ConfigError
 
 
@@ -29,7 +28,6 @@ def short_name(name: str) -> str:
     return name
 
 
-Ranges = Mapping[str, tuple[float, float]]
 IN_FILES = ("model", "dataset", "weights", "tokenizer", "evaluate", "loss")
 """Settings that may be paths, where `~` is the home folder: shells replace unquoted ones only."""
 
@@ -98,38 +96,30 @@ class WorkloadConfig:
             and KL are measured in the highest. Default: as torch is set, highest.
     """
 
-    RANGES: ClassVar[Ranges] = {
-        "train_epochs": (0, 10_000),
-        "limit": (1, 10**9),
-        "max_length": (1, 10**6),
-        "stride": (1, 10**6),
-        "batch_size": (1, 10**6),
-        "seed": (0, 2**32 - 1),
-    }
-    """Least and largest value of each number among the settings of this class."""
-
     model: str = "vit"
     dataset: str | None = None
     out: Path = Path("runs")
-    train_epochs: int = field(default=0, metadata=MORE)
-    limit: int | None = None
-    max_length: int | None = None
-    stride: int | None = field(default=None, metadata=MORE)
+    train_epochs: Annotated[int, Range(0, 10_000)] = field(default=0, metadata=MORE)
+    limit: Annotated[int | None, Range(1, 10**9)] = None
+    max_length: Annotated[int | None, Range(1, 10**6)] = None
+    stride: Annotated[int | None, Range(1, 10**6)] = field(default=None, metadata=MORE)
     tokenizer: str | None = field(default=None, metadata=MORE)
     label_mean: float | None = field(default=None, metadata=MORE)
-    label_std: float | None = field(default=None, metadata=MORE)
+    label_std: Annotated[float | None, Range(above=0)] = field(default=None, metadata=MORE)
     text_column: str | None = field(default=None, metadata=MORE)
     label_column: str | None = field(default=None, metadata=MORE)
     pixel_mean: tuple[float, ...] | None = field(default=None, metadata=MORE)
-    pixel_std: tuple[float, ...] | None = field(default=None, metadata=MORE)
+    pixel_std: Annotated[tuple[float, ...] | None, Range(above=0)] = field(
+        default=None, metadata=MORE
+    )
     image_size: tuple[int, ...] | None = field(default=None, metadata=MORE)
     channels: int | None = field(default=None, metadata=MORE)
     weights: str | None = field(default=None, metadata=MORE)
     task: str | None = field(default=None, metadata=MORE)
     metric: str | None = field(default=None, metadata=MORE)
     force: bool = field(default=False, metadata=MORE)
-    batch_size: int = field(default=64, metadata=MORE)
-    seed: int = 0
+    batch_size: Annotated[int, Range(1, 10**6)] = field(default=64, metadata=MORE)
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     device: str | None = None
     matmul_precision: Literal["highest", "high", "medium"] | None = field(
         default=None, metadata=MORE
@@ -149,10 +139,6 @@ class WorkloadConfig:
                 object.__setattr__(self, name, str(Path(value).expanduser()))
         check_fields(self, type(self).__name__)
         object.__setattr__(self, "out", self.out.expanduser())
-        for name, (least, most) in self._ranges().items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ConfigError(f"{name}: got {value}, expected {least} to {most}.")
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
         self._check_pictures()
@@ -179,12 +165,8 @@ class WorkloadConfig:
                 raise ConfigError(f"{name}: got {value}, expected a number.")
             if value is not None and self.task not in (None, "regression"):
                 raise ConfigError(f"{name}: is of a regression, and the task is '{self.task}'.")
-        if self.label_std is not None and self.label_std <= 0:
-            raise ConfigError(f"label_std: got {self.label_std:g}, expected more than 0.")
 
     def _check_pictures(self) -> None:
-        if self.pixel_std is not None and not all(value > 0 for value in self.pixel_std):
-            raise ConfigError(f"pixel_std: got {list(self.pixel_std)}, expected more than 0.")
         if self.channels not in (None, 1, 3):
             raise ConfigError(f"channels: got {self.channels}, expected 1 (gray) or 3 (RGB).")
         size = self.image_size
@@ -192,11 +174,6 @@ class WorkloadConfig:
             raise ConfigError(
                 f"image_size: got {list(size)}, expected one number, or the height and the width."
             )
-
-    def _ranges(self) -> Ranges:
-        """Those of every class; a subclass wins."""
-        kinds = reversed(type(self).__mro__)
-        return {name: ends for kind in kinds for name, ends in vars(kind).get("RANGES", {}).items()}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from chop.actions.evaluate.job import evaluate, identity_of, identity_of_tokeniz
 from chop.actions.evaluate.models import load_judged
 from chop.actions.evaluate.rows import measure_rows, result_of, share
 from chop.actions.evaluate.settings import EvaluateConfig
-from chop.cli.evaluate import evaluate as command
 from chop.data.stories import story
 from chop.data.tokenizer import STORY_VOCABULARY, get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
@@ -361,8 +360,8 @@ def test_what_has_no_meaning_is_refused(folders, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"limit": 0}, "limit: expected 1 or more, got 0"),
-        ({"batch_size": 0}, "batch_size: expected 1 or more"),
+        ({"limit": 0}, "limit: got 0, expected 1 or more"),
+        ({"batch_size": 0}, "batch_size: got 0, expected 1 or more"),
         ({"num_fewshot": 2}, "num_fewshot: expected tasks of lm-eval"),
         ({"include_path": Path("tasks")}, "include_path: expected tasks of lm-eval"),
         ({"tasks": ("a", "a")}, "tasks: expected each once, got a, a"),
@@ -376,7 +375,7 @@ def test_settings_that_do_not_fit_are_refused(given, message):
 def test_tasks_name_the_command_that_installs_lm_eval(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"chop evaluate --tasks needs lm_eval: pip install"):
-        command("gpt-tiny", tasks=("hellaswag",))
+        EvaluateConfig("gpt-tiny", tasks=("hellaswag",))
 
 
 def test_a_run_that_saved_no_model_says_so(tmp_path):

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from chop.config import Range
 from chop.formats import NumberFormat
 from chop.formats.elements import Fixed
 from chop.formats.groups import Blocks
@@ -29,10 +30,9 @@ class IntGroup(NumberFormat):
 
     name: ClassVar[str] = "int_group"
     search_space: ClassVar[dict[str, Sequence[Any]]] = {"width": (4, 8), "group_size": (32, 128)}
-    ranges: ClassVar[dict[str, range]] = {"width": range(2, 17), "group_size": range(2, 65537)}
 
-    width: int = 4
-    group_size: int = 32
+    width: Annotated[int, Range(2, 16, "bits")] = 4
+    group_size: Annotated[int, Range(2, 65536, "elements")] = 32
 
     def layout(self) -> Layout:
         """Integers, groups along the last axis, a float32 scale for each."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from chop.config import MORE, check_fields
+from chop.config import MORE, Range, check_fields
 from chop.errors import ConfigError
 
 
@@ -40,9 +40,9 @@ class BenchModelConfig:
     compressed: Path | None = None
     format: str = "8.auto"
     out: Path = Path("runs/bench/model")
-    batch_sizes: tuple[int, ...] = (1, 16)
-    seconds: float = 1.0
-    threads: int = field(default=1, metadata=MORE)
+    batch_sizes: Annotated[tuple[int, ...], Range(1)] = (1, 16)
+    seconds: Annotated[float, Range(above=0)] = 1.0
+    threads: Annotated[int, Range(1)] = field(default=1, metadata=MORE)
     compile: bool = True
     max_length: int | None = field(default=None, metadata=MORE)
     device: str = "cpu"
@@ -52,10 +52,5 @@ class BenchModelConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, type(self).__name__)
-        if not self.seconds > 0 or self.threads < 1:
-            raise ConfigError(
-                f"expected seconds above 0 and 1 or more threads, got {self.seconds} and "
-                f"{self.threads}."
-            )
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise ConfigError(f"batch sizes: expected 1 or more, got {list(self.batch_sizes)}.")
+        if not self.batch_sizes:
+            raise ConfigError("batch_sizes: expected at least one.")

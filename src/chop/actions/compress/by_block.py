@@ -92,8 +92,6 @@ def compress_by_block(config: CompressConfig) -> dict[str, Any]:
 
     A run that was killed goes on after the last block that is written in `config.out/blocks`.
 
-    Args:
-        config: the settings.
     Returns: what is in `result.json`.
 
     Raises:

@@ -20,10 +20,6 @@ def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
     These are intervals of the float model on validation and test rows that do not meet,
     quantized models that are better than float beyond the interval of float, and formats in which
     training has made the model worse.
-
-    Args:
-        candidates: measured candidates, float first.
-        workload: the model and its rows.
     """
     exact, metric = candidates[0], workload.task.metric
     doubts = (

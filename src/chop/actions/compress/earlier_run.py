@@ -206,9 +206,6 @@ def check_model_file(folder: Path, results: runs.Manifest) -> None:
 
     The file of a graph has the digest of its weights. Runs by block have a folder in its place.
 
-    Args:
-        folder: of the run.
-        results: the manifest of its results.
     Raises:
         DamagedRunError: one is missing, or another one.
     """

@@ -42,14 +42,7 @@ MOST_VALUES = 100
 def tiles_of(
     result: Mapping[str, Any], saved: Candidate, exact: Candidate, workload: Workload
 ) -> list[Tile]:
-    """The metric, bits, file and speed of the saved model beside float.
-
-    Args:
-        result: of the job.
-        saved: the model.
-        exact: the float model.
-        workload: its task has the metric, and it knows what its rows are.
-    """
+    """The metric, bits, file and speed of the saved model beside float."""
     metric = workload.task.metric
     mine, reference = saved.scores["test"], exact.scores["test"]
     size, whole = (result[name]["model.pt"] for name in ("saved_bytes", "float_bytes"))
@@ -69,14 +62,7 @@ def tiles_of(
 
 
 def outcome_of(saved: Candidate, exact: Candidate, size_bytes: int, workload: Workload) -> Outcome:
-    """Returns the numbers for a list of runs: saved model and float on test rows.
-
-    Args:
-        saved: the model.
-        exact: the float model.
-        size_bytes: bytes of the saved model.
-        workload: the model and its rows.
-    """
+    """Returns the numbers for a list of runs: saved model and float on test rows."""
     metric = workload.task.metric
     return Outcome(
         data=workload.dataset,
@@ -226,13 +212,7 @@ def _panel(layer: str, parameter: StoredParameter | None) -> Histogram | None:
 def input_histograms(
     mg: MaseGraph, layers: Sequence[str], batch: Mapping[str, torch.Tensor]
 ) -> Histograms:
-    """Histograms of the inputs of some layers, of those that are rounded.
-
-    Args:
-        mg: the quantized graph.
-        layers: their paths.
-        batch: what the graph reads.
-    """
+    """Histograms of the inputs of some layers, of those that are rounded."""
     modules = dict(mg.model.named_modules(remove_duplicate=False))
     formats = {
         layer: module.spec.data_in

@@ -164,12 +164,7 @@ def _about_metric(workload: Workload) -> dict[str, Any]:
 
 
 def about_rows(workload: Workload, score: Score) -> str:
-    """Describes the number of rows and the intervals in a line below a table.
-
-    Args:
-        workload: has the rows.
-        score: score of the float model.
-    """
+    """Describes the number of rows and the intervals in a line below a table."""
     if workload.judge is not None:
         kind = f"Intervals are at {LEVEL_TEXT}, of {score.rows} numbers, one for each row."
         single = "It gives one number, which has no interval."

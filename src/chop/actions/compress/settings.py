@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from chop.config import MORE
+from chop.config import MORE, Range
 from chop.errors import ConfigError, check_known
-from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
+from chop.workloads.settings import JudgedConfig, WorkloadConfig
 
 if TYPE_CHECKING:
     from chop.formats.recipe import Recipe
@@ -36,16 +36,10 @@ class QuantizationSettings(WorkloadConfig):
     The other settings are those of `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {
-        "qat_epochs": (0, 10_000),
-        "qat_lr": (1e-9, 10),
-        "calibration_rows": (1, 10**9),
-    }
-
     operators: tuple[str, ...] = field(default_factory=default_operators, metadata=MORE)
-    qat_epochs: int | None = None
-    qat_lr: float | None = field(default=None, metadata=MORE)
-    calibration_rows: int = field(default=256, metadata=MORE)
+    qat_epochs: Annotated[int | None, Range(0, 10_000)] = None
+    qat_lr: Annotated[float | None, Range(1e-9, 10)] = field(default=None, metadata=MORE)
+    calibration_rows: Annotated[int, Range(1, 10**9)] = field(default=256, metadata=MORE)
 
     def __post_init__(self) -> None:
         from chop.quantization.named_operators import check_operators
@@ -101,12 +95,6 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
     The other settings are those of `QuantizationSettings`, `JudgedConfig` and `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {
-        "max_drop": (0, 1),
-        "bench_seconds": (0, 3600),
-        "samples": (0, 1000),
-    }
-
     out: Path = Path("runs/compress")
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     method: tuple[str, ...] = ()
@@ -123,11 +111,11 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
     qat: Literal["worst", "all"] = field(
         default="worst", metadata={**MORE, "hint": "--qat-epochs 0 measures without QAT."}
     )
-    max_drop: float = 0.01
+    max_drop: Annotated[float, Range(0, 1)] = 0.01
     keep_best: bool = False
-    bench_seconds: float = field(default=0.25, metadata=MORE)
+    bench_seconds: Annotated[float, Range(0, 3600)] = field(default=0.25, metadata=MORE)
     onnx: bool | None = None
-    samples: int = 0
+    samples: Annotated[int, Range(0, 1000)] = 0
 
     def __post_init__(self) -> None:
         from chop.actions.compress.ptq import METHODS, layer_spec

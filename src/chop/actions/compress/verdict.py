@@ -29,14 +29,7 @@ def verdict_of(
     result: Mapping[str, Any],
     workload: Workload,
 ) -> str:
-    """Compares the saved model with float in one sentence: size, metric on test rows and speed.
-
-    Args:
-        saved: the model.
-        exact: the float model.
-        result: result of the job.
-        workload: its task has the metric, and it knows what its rows are.
-    """
+    """Compares the saved model with float in one sentence: size, metric on test rows and speed."""
     metric = workload.task.metric
     row, (mine, reference) = saved.row, (c.scores["test"] for c in (saved, exact))
     best = find_fastest(result["speed"])
@@ -65,12 +58,7 @@ def _faster(best: Fastest | None) -> str:
 
 
 def points_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
-    """Returns three lines below the verdict: files and sizes, speed, and code to load the model.
-
-    Args:
-        result: result of the job.
-        config: the settings.
-    """
+    """Returns three lines below the verdict: files and sizes, speed, and code to load the model."""
     packed = f"{result['packed_share']:.1%} of the parameters are packed"
     files = f"- Files in {config.out}/: {describe_files(result)}; {packed}."
     return [files, f"- {_speed(result, config)}", f"- Use: {_use(result, config)}"]

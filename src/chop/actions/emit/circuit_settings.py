@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-from chop.config import MORE
+from chop.config import MORE, Range
 from chop.errors import ConfigError
-from chop.workloads.settings import Ranges
 
 if TYPE_CHECKING:
     from chop.problems.mixed_precision.circuit import CircuitSettings
@@ -39,11 +38,9 @@ class CircuitOptions(ABC):
         place: places and routes it as well, on the device.
     """
 
-    RANGES: ClassVar[Ranges] = {"clock_mhz": (1e-3, 1e5)}
-
     device: str | None = None
-    folds: tuple[int, ...] = field(default=(), metadata=MORE)
-    clock_mhz: float = field(default=100.0, metadata=MORE)
+    folds: Annotated[tuple[int, ...], Range(1, unit="cycles")] = field(default=(), metadata=MORE)
+    clock_mhz: Annotated[float, Range(1e-3, 1e5)] = field(default=100.0, metadata=MORE)
     others: str = field(default="8.auto", metadata=MORE)
     emit: bool = False
     place: bool = False
@@ -65,8 +62,6 @@ class CircuitOptions(ABC):
                 f"{given[0]}: nothing is asked of a circuit; name a goal or budget of one: lut, "
                 "ff, dsp, bram, interval or latency_us."
             )
-        if any(fold < 1 for fold in self.folds):
-            raise ConfigError(f"folds: got {min(self.folds)}, expected 1 or more cycles.")
         if self.place and not self.emit:
             raise ConfigError("place: what is placed is the circuit that emit writes; add emit.")
         circuit, kind = self.circuit(), (self.torch_device or "cpu").partition(":")[0]

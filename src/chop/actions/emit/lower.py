@@ -89,11 +89,6 @@ def integer_outcome(result: Mapping[str, Any], workload: Workload, rows: int) ->
     """The numbers of a list of runs: accuracy of the integers beside float, where there is one.
 
     Few rows have no accuracy, see `accuracy_sentence`.
-
-    Args:
-        result: result of the job.
-        workload: the model and its rows.
-        rows: test rows that were compared.
     """
     shares = result["accuracy"] if rows >= FEW_ROWS else {}
     name = CLASSIFICATION.metric.name if shares else ""

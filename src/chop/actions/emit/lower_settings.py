@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
-from chop.config import MORE
-from chop.workloads.settings import Ranges, WorkloadConfig
+from chop.config import MORE, Range
+from chop.workloads.settings import WorkloadConfig
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,10 @@ class LoweringConfig(WorkloadConfig):
     The other settings are those of `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {"calibration_rows": (1, 10**9)}
-
     formats: str = "8.auto"
     start_from: Path | None = field(default=None, metadata=MORE)
     internal_bits: Literal["small", "exact"] = field(default="small", metadata=MORE)
-    calibration_rows: int = field(default=256, metadata=MORE)
+    calibration_rows: Annotated[int, Range(1, 10**9)] = field(default=256, metadata=MORE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +49,5 @@ class LowerConfig(LoweringConfig):
     The other settings are those of `LoweringConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {"rows": (1, 10**9)}
-
     out: Path = Path("runs/lower")
-    rows: int = 256
+    rows: Annotated[int, Range(1, 10**9)] = 256

@@ -40,11 +40,7 @@ MOST_BARS = 24
 
 
 def tiles_of(result: Mapping[str, Any]) -> list[Tile]:
-    """Equal outputs, latency, interval, multipliers, and the clock where the circuit is placed.
-
-    Args:
-        result: of the job.
-    """
+    """Equal outputs, latency, interval, multipliers, and the clock where the circuit is placed."""
     equal = sum(row["equal"] for row in result["verification"])
     multipliers, soft = (
         sum(row[name] for row in result["components"]) for name in ("multipliers", SOFT)
@@ -71,22 +67,13 @@ def tiles_of(result: Mapping[str, Any]) -> list[Tile]:
 
 
 def interface_table(design: Design) -> Table:
-    """The ports: signals, lanes, bits, beats, what a code is worth, and the order of a sample.
-
-    Args:
-        design: the circuit.
-    """
+    """The ports: signals, lanes, bits, beats, what a code is worth, and the order of a sample."""
     rows = [about.row for about in describe_interface(design.netlist)]
     return Table("Ports of the circuit", rows, is_printed=False)
 
 
 def equal_outputs(design: Design, verification: Sequence[Mapping[str, Any]]) -> Table:
-    """For each output and simulation how many codes were equal; all that passed are.
-
-    Args:
-        design: the circuit.
-        verification: of the job, a simulation each.
-    """
+    """For each output and simulation how many codes were equal; all that passed are."""
     titles = [f"{row['simulator']}, {row['profile'].replace('_', ' ')}" for row in verification]
     rows: list[dict[str, Any]] = []
     for port in design.ports:
@@ -105,11 +92,7 @@ def _all(count: int) -> Cell:
 
 
 def fifo_blocks(result: Mapping[str, Any]) -> list[Block]:
-    """Depths of FIFOs that were to be shrunk, and what the design takes before and after.
-
-    Args:
-        result: of the job.
-    """
+    """Depths of FIFOs that were to be shrunk, and what the design takes before and after."""
     found = result["fifos"]
     if not found:
         return []
@@ -154,13 +137,7 @@ def shrunk_sentence(found: Mapping[str, Any]) -> str:
 
 
 def charts_of_circuit(design: Design, integer: MaseGraph, result: Mapping[str, Any]) -> list[Chart]:
-    """Cycles of components, what is used of a device, and the dataflow.
-
-    Args:
-        design: the circuit.
-        integer: the graph that it computes.
-        result: of the job.
-    """
+    """Cycles of components, what is used of a device, and the dataflow."""
     path = result["placement"].get("critical_path", {}).get("through", ())
     fills = {row["profile"]: row["fills"] for row in result["verification"] if row["fills"]}
     simulated = result["verification"][0]["interval"]

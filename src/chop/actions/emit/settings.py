@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
 from chop.actions.emit.lower_settings import LoweringConfig
-from chop.config import MORE
+from chop.config import MORE, Range
 from chop.errors import ConfigError
-from chop.workloads.settings import Ranges
 
 
 @dataclass(frozen=True)
@@ -48,25 +47,17 @@ class EmitConfig(LoweringConfig):
     The other settings are those of `LoweringConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {
-        "fold": (0, 2**62),
-        "samples": (1, 10**9),
-        "icarus_samples": (0, 10**9),
-        "place_seeds": (1, 1000),
-        "clock_mhz": (1e-3, 1e5),
-    }
-
     out: Path = Path("runs/emit")
-    fold: int = 0
+    fold: Annotated[int, Range(0, 2**62)] = 0
     device: str | None = None
-    samples: int | None = None
-    icarus_samples: int = field(default=2, metadata=MORE)
+    samples: Annotated[int | None, Range(1, 10**9)] = None
+    icarus_samples: Annotated[int, Range(0, 10**9)] = field(default=2, metadata=MORE)
     shrink_fifos: bool = False
     synthesis: bool = True
     place: bool = False
     place_on: str | None = None
-    place_seeds: int | None = field(default=None, metadata=MORE)
-    clock_mhz: float = field(default=100.0, metadata=MORE)
+    place_seeds: Annotated[int | None, Range(1, 1000)] = field(default=None, metadata=MORE)
+    clock_mhz: Annotated[float, Range(1e-3, 1e5)] = field(default=100.0, metadata=MORE)
     wave: bool = field(default=False, metadata=MORE)
     check_only: bool = False
 

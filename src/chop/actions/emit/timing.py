@@ -40,21 +40,13 @@ def circuit_timing(
 
 
 def clock_text(timing: Mapping[str, Any]) -> str:
-    """Formats the clock frequency with its source.
-
-    Args:
-        timing: timing in the result.
-    """
+    """Formats the clock frequency with its source."""
     source = "after routing" if timing["is_placed"] else "assumed"
     return f"{timing['clock_mhz']:,.6g} MHz ({source})"
 
 
 def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
-    """Returns the table of latency and interval with its heading.
-
-    Args:
-        timing: timing in the result.
-    """
+    """Returns the table of latency and interval with its heading."""
     rows = [
         {
             "time": name,
@@ -79,11 +71,7 @@ def _note(timing: Mapping[str, Any]) -> Note:
 
 
 def latency_tile(timing: Mapping[str, Any]) -> Tile:
-    """Latency in microseconds, with cycles and clock beside it.
-
-    Args:
-        timing: timing in the result.
-    """
+    """Latency in microseconds, with cycles and clock beside it."""
     microseconds = Cell(timing["latency_us"], f"{timing['latency_us']:,.4g} µs")
     return Tile(
         "latency", microseconds, f"{timing['latency_cycles']:,} cycles, {clock_text(timing)}"

@@ -116,15 +116,7 @@ def measure_rows(
 def judge_models(
     judged: Judged, judge: Judge, journal: Journal, identity: Mapping[str, Any], reference: str
 ) -> RowResult:
-    """The numbers that a function of the user's gives for a model and its float model.
-
-    Args:
-        judged: the models.
-        judge: the function.
-        journal: journal of its results.
-        identity: identity of function and model in the journal.
-        reference: identity of the float model.
-    """
+    """The numbers that a function of the user's gives for a model and its float model."""
 
     def score(model: nn.Module, key: Mapping[str, Any]) -> tuple[Measured, int]:
         kept = journal.find(key, _is_judged)

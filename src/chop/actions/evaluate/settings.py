@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from chop.base.installed import require
-from chop.config import check_fields
+from chop.config import Range, check_fields
 from chop.errors import ConfigError
 
 
@@ -15,28 +16,33 @@ class EvaluateConfig:
     """Settings of `chop evaluate`.
 
     Attributes:
-        model: output folder of `chop compress`, checkpoint of a graph, folder that chop wrote for
-            transformers, file or folder of another tool that has a reader, or a float model:
-            built-in, folder or hub name.
-        tasks: names of tasks and groups of lm-eval, besides the rows.
-        reference: float model that it is compared with. Default: the one that the run compressed.
-        dataset: data set of the rows: built-in, local file or folder, hub name. Default: that of
-            the run or of the built-in model; of another language model the built-in `stories`.
-        limit: number of test rows, spread over all, and of each task the first so many. Default:
-            all.
+        model: run, checkpoint, exported folder or float model. Namely an output folder of chop
+            compress, a checkpoint of a graph, a folder that chop wrote for transformers, one of
+            compressed-tensors, GPTQ or AWQ, a file of GGUF, or a float model: built-in, folder or
+            hub name.
+        tasks: tasks and groups of lm-eval, besides the rows. Default: none.
+        reference: float model that it is compared with. A built-in name, folder or hub name.
+            Default: the one that the run compressed.
+        dataset: data set of the rows, named as for chop compress. Default: that of the run or of
+            the built-in model; of another language model the built-in stories.
+        limit: number of test rows, and of rows of each task. Test rows are spread over all, of a
+            task they are the first. Default: all.
         num_fewshot: examples in front of each question of a task. Default: the task's own.
-        include_path: folder of tasks of one's own, as YAML files.
-        batch_size: rows of a forward at most.
-        max_length: tokens of a row at most. Default: the model's limit, and of rows at most 512.
+        include_path: folder of tasks of your own. They are YAML files of lm-eval, which may run
+            Python of that folder. Default: none.
+        batch_size: rows of a forward at most. The number changes rounding errors alone, but for
+            inputs that have one scale for the whole batch.
+        max_length: number of tokens of a row at most. Default: the model's limit, of rows at most
+            512.
         stride: tokens by which windows move over running text. Default: half of `max_length`.
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
         out: folder of the results.
-        device: torch device. Default: a GPU if there is one, else the CPU.
-        evaluate: `file.py:fn`, a function that judges models in the place of rows. A run that was
-            judged by one needs it again, unless the command trusts what files name. Default: the
-            task's metric on the rows.
-        lower_is_better: lower numbers of `evaluate` are better. Default: as the run says, for its
-            own function.
+        device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
+            CPU.
+        evaluate: judging function, as file.py:fn. It takes a model and gives a number, in the place
+            of rows: the function that a run was judged by, or another. The file is executed.
+            Default: the task's metric.
+        lower_is_better: lower numbers of `evaluate` are better.
 
     Raises:
         ConfigError: a number that is out of range, or a task that is named twice.
@@ -47,12 +53,12 @@ class EvaluateConfig:
     tasks: tuple[str, ...] = ()
     reference: str | None = None
     dataset: str | None = None
-    limit: int | None = None
-    num_fewshot: int | None = None
+    limit: Annotated[int | None, Range(1)] = None
+    num_fewshot: Annotated[int | None, Range(0)] = None
     include_path: Path | None = None
-    batch_size: int = 8
-    max_length: int | None = None
-    stride: int | None = None
+    batch_size: Annotated[int, Range(1)] = 8
+    max_length: Annotated[int | None, Range(2)] = None
+    stride: Annotated[int | None, Range(1)] = None
     tokenizer: str | None = None
     out: Path = Path("runs/evaluate")
     device: str | None = None
@@ -63,11 +69,6 @@ class EvaluateConfig:
         check_fields(self, type(self).__name__)
         if self.lower_is_better and self.evaluate is None:
             raise ConfigError("lower_is_better: applies to evaluate, which is not given.")
-        least = {"limit": 1, "num_fewshot": 0, "batch_size": 1, "max_length": 2, "stride": 1}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ConfigError(f"{name}: expected {lowest} or more, got {value}.")
         if len({*self.tasks}) < len(self.tasks):
             raise ConfigError(f"tasks: expected each once, got {', '.join(self.tasks)}.")
         if self.tasks:

@@ -253,11 +253,6 @@ def check_unrounded(mg: MaseGraph, path: Path, kind: Target) -> None:
 
     `MOST_DYNAMIC` would pass a wrong layer; without the codes that it allows for, `MOST` holds.
 
-    Args:
-        mg: the graph that was written.
-        path: the file.
-        kind: its target.
-
     Raises:
         VerificationError: outputs differ by more than sums in another order explain.
     """

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from chop.config import check_fields
+from chop.config import Range, check_fields
 from chop.errors import ConfigError
 
 
@@ -15,23 +16,27 @@ class ExportConfig:
     """Settings of `chop export`.
 
     Attributes:
-        model: output folder of `chop compress`, a checkpoint of a graph, a folder that chop wrote
-            for transformers, a folder or file of another tool that has a reader, or with `format` a
-            float model: built-in, folder or hub name.
-        to: targets, see `chop.export.targets`.
-        format: number format of the weights of a float model.
-        inputs: with `format`, number format that the layers round their inputs to.
-        nearest: rounds modules that a target cannot hold to the nearest format that it can.
-        dataset: data set of the test rows: built-in, local file or folder, hub name. Default: that
-            of the run, or of the built-in model.
+        model: run, checkpoint, exported folder or float model. Namely an output folder of chop
+            compress, a checkpoint of a graph, a folder that chop wrote for transformers, one of
+            compressed-tensors, GPTQ or AWQ, a file of GGUF, or with `format` a float model:
+            built-in, folder or hub name.
+        to: targets, with commas between them.
+        format: number format of the weights of a float model. Default: the model is quantized.
+        inputs: format that layers round their inputs to. It goes with `format`. Default: none.
+        nearest: round what a target cannot hold to what it can. Modules get the nearest format that
+            the target can hold.
+        dataset: data set of the test rows, as of chop compress. Default: that of the run, or of the
+            built-in model.
         limit: number of test rows to compare, spread over all. Default: all.
-        tokenizer: writes the folder's tokenizer too, where the target has a place for it.
+        tokenizer: write the tokenizer too. It is written where the target has a place for it.
         out: folder of the files.
         batch_sizes: rows of an input whose times are measured.
-        seconds: seconds to measure per engine and batch size; 0 measures no times.
+        seconds: seconds to measure per engine and batch size. With 0 no times are measured.
         threads: threads of torch and of the engines.
-        overrides: with `format`, other formats of weights by pattern, see `chop.formats.recipe`.
-        skip: with `format`, patterns of modules that stay float.
+        overrides: other formats of weights, by pattern. They go with `format`. A pattern is a path,
+            or the end of one, of a module, or an expression behind re:. Of several that match the
+            first holds. Example: `re:.*down_proj=mxint8`. Default: none.
+        skip: patterns of modules that stay float. They go with `format`. Default: none.
 
     Raises:
         ConfigError: a target or a format is unknown, inputs have one that waits for data, a pattern
@@ -45,12 +50,12 @@ class ExportConfig:
     inputs: str | None = None
     nearest: bool = False
     dataset: str | None = None
-    limit: int | None = None
+    limit: Annotated[int | None, Range(1)] = None
     tokenizer: bool = True
     out: Path = Path("runs/export")
-    batch_sizes: tuple[int, ...] = (1, 32)
-    seconds: float = 1.0
-    threads: int = 1
+    batch_sizes: Annotated[tuple[int, ...], Range(1)] = (1, 32)
+    seconds: Annotated[float, Range(0)] = 1.0
+    threads: Annotated[int, Range(1)] = 1
     overrides: Mapping[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
 
@@ -62,15 +67,8 @@ class ExportConfig:
         check_fields(self, type(self).__name__)
         if not self.to:
             raise ConfigError(f"to: expected one or more of {', '.join(TARGETS)}.")
-        if self.seconds < 0 or self.threads < 1:
-            raise ConfigError(
-                f"expected seconds from 0 on and 1 or more threads, got {self.seconds} and "
-                f"{self.threads}."
-            )
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise ConfigError(f"batch sizes: expected 1 or more, got {list(self.batch_sizes)}.")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit: expected 1 or more, got {self.limit}.")
+        if not self.batch_sizes:
+            raise ConfigError("batch_sizes: expected at least one.")
         if len({*self.to}) < len(self.to):
             raise ConfigError(f"to: expected each target once, got {', '.join(self.to)}.")
         if self.format is not None:

@@ -117,11 +117,7 @@ def compare_searches(
 
 
 def about_searches(searches: Sequence[Compared]) -> str:
-    """Formats the settings that all searches share: sampler, trials, training and budgets.
-
-    Args:
-        searches: the searches.
-    """
+    """Formats the settings that all searches share: sampler, trials, training and budgets."""
     lengths = {len(each.result.measured) for each in searches}
     parts = [f"sampler {name}" for name in _common(searches, "sampler")]
     parts += [f"{count} trials" for count in lengths if len(lengths) == 1]

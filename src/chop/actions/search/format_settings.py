@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from chop.actions.sweep.grid import parse_range, whole
-from chop.config import MORE
+from chop.config import MORE, Range
 from chop.errors import ConfigError
-from chop.workloads.settings import Ranges
 
 if TYPE_CHECKING:
     from chop.formats import NumberFormat
@@ -45,7 +44,6 @@ class FormatSettings:
         eval_batch_size: rows of an evaluation step. Default: chosen for speed.
     """
 
-    RANGES: ClassVar[Ranges] = {"calibration_rows": (1, 10**9), "eval_batch_size": (1, 10**6)}
     USUAL_WIDTHS: ClassVar[str | None] = None
 
     formats: tuple[str, ...] = ("integer",)
@@ -56,8 +54,8 @@ class FormatSettings:
     operands: tuple[str, ...] | None = field(default=None, metadata=MORE)
     per: Literal["layer", "operand"] = field(default="layer", metadata=MORE)
     bias: str | None = field(default=None, metadata=MORE)
-    calibration_rows: int = field(default=256, metadata=MORE)
-    eval_batch_size: int | None = field(default=None, metadata=MORE)
+    calibration_rows: Annotated[int, Range(1, 10**9)] = field(default=256, metadata=MORE)
+    eval_batch_size: Annotated[int | None, Range(1, 10**6)] = field(default=None, metadata=MORE)
 
     def read_formats(self) -> None:
         """Names the formats that `all` stands for.

@@ -44,12 +44,7 @@ def _label(best: TrialRecord) -> str:
 
 
 def is_emitted(config: PrecisionConfig, best: TrialRecord) -> bool:
-    """Returns true if the circuit of that trial was emitted, to its end.
-
-    Args:
-        config: of the search.
-        best: the trial.
-    """
+    """Returns true if the circuit of that trial was emitted, to its end."""
     with suppress(CheckpointError):
         found = runs.read_manifest(config.folder / CIRCUIT)
         return found.state == "finished" and found.settings.get("formats") == _label(best)
@@ -61,11 +56,6 @@ def emit_best(
 ) -> dict[str, Any]:
     """Emits the circuit of a trial, and verifies it as `chop emit` does.
 
-    Args:
-        config: of the search.
-        found: what was searched over.
-        best: the trial.
-        workload: of the search.
     Returns: see `chop.actions.emit.job.emit`.
     Raises:
         VerificationError: the circuit is not what the graph is, or takes something else than the

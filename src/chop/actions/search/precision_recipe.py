@@ -167,12 +167,7 @@ def about_recipe(
 def settings_of_workload(
     config: PrecisionConfig, kinds: Sequence[type] = (WorkloadConfig, JudgedConfig)
 ) -> dict[str, Any]:
-    """Settings that name the model and its data, the same for every job.
-
-    Args:
-        config: settings of the search.
-        kinds: classes whose fields are taken.
-    """
+    """Settings that name the model and its data, the same for every job."""
     own = {"out", "batch_size", "device"}
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     same = [name for name in fields if name not in own]

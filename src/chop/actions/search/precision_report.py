@@ -205,12 +205,7 @@ def precision_figures(
 
 
 def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
-    """Returns tables of the chosen formats of each layer and of their meaning, for a page.
-
-    Args:
-        config: the settings.
-        result: result of the search.
-    """
+    """Returns tables of the chosen formats of each layer and of their meaning, for a page."""
     legend = format_legend(config.candidates().values())
     return [formats_table(result), *([legend] if legend else [])]
 
@@ -226,12 +221,7 @@ def formats_table(result: Result) -> Table:
 
 
 def search_steps(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
-    """Returns steps that build and load the best. Without a recipe they list formats by layer.
-
-    Args:
-        config: the settings.
-        result: with a best.
-    """
+    """Returns steps that build and load the best. Without a recipe they list formats by layer."""
     assert result.best is not None
     has_recipe = result.best.number in result.recipes
     recipe = config.folder / RECIPE_FILE if has_recipe else None

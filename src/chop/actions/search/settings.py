@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from chop.actions.emit.circuit_settings import CircuitOptions
 from chop.actions.search.format_settings import FormatSettings
-from chop.config import MORE
+from chop.config import MORE, Range
 from chop.errors import ConfigError, check_known
-from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
+from chop.workloads.settings import JudgedConfig, WorkloadConfig
 
 if TYPE_CHECKING:
     from chop.problems.nas.compression import Compression
@@ -43,21 +43,14 @@ class SearchConfig(WorkloadConfig):
     """
 
     JOB_NAME: ClassVar[str] = "search"
-    RANGES: ClassVar[Ranges] = {
-        "trials": (1, 10**9),
-        "workers": (1, 1024),
-        "keep": (0, 10_000),
-        "seeds": (1, 100),
-    }
-
-    trials: int = 100
+    trials: Annotated[int, Range(1, 10**9)] = 100
     sampler: str = "sensitivity"
     pruner: str | None = field(default=None, metadata=MORE)
-    workers: int = 1
+    workers: Annotated[int, Range(1, 1024)] = 1
     storage: str | None = field(default=None, metadata=MORE)
     name: str | None = field(default=None, metadata=MORE)
-    keep: int = field(default=1, metadata=MORE)
-    seeds: int = field(default=1, metadata=MORE)
+    keep: Annotated[int, Range(0, 10_000)] = field(default=1, metadata=MORE)
+    seeds: Annotated[int, Range(1, 100)] = field(default=1, metadata=MORE)
     samplers: tuple[str, ...] = field(default=(), metadata=MORE)
 
     @property
@@ -102,13 +95,11 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
     The other settings are those of `FormatSettings` and `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {"vectors": (1, 10_000)}
-
     out: Path = Path("runs/sensitivity")
     metrics: tuple[str, ...] = (
         *("kl", "mse", "weight_error", "fisher", "hessian", "activation_variance"),
     )
-    vectors: int = field(default=16, metadata=MORE)
+    vectors: Annotated[int, Range(1, 10_000)] = field(default=16, metadata=MORE)
 
     def __post_init__(self) -> None:
         from chop.problems.mixed_precision.layer_sensitivity import check_metrics
@@ -149,12 +140,6 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
     """
 
     JOB_NAME: ClassVar[str] = "precision"
-    RANGES: ClassVar[Ranges] = {
-        "search_rows": (1, 10**9),
-        "epochs": (0, 10_000),
-        "lr": (1e-12, 1e3),
-    }
-
     USUAL_WIDTHS: ClassVar[str | None] = "2:8:1"
 
     out: Path = Path("runs/search")
@@ -164,9 +149,9 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
     budgets: Mapping[str, float] | None = None
     per_format: bool = field(default=False, metadata=MORE)
     warm_start: bool | None = field(default=None, metadata=MORE)
-    search_rows: int = field(default=2000, metadata=MORE)
-    epochs: int = 0
-    lr: float | None = field(default=None, metadata=MORE)
+    search_rows: Annotated[int, Range(1, 10**9)] = field(default=2000, metadata=MORE)
+    epochs: Annotated[int, Range(0, 10_000)] = 0
+    lr: Annotated[float | None, Range(1e-12, 1e3)] = field(default=None, metadata=MORE)
 
     def __post_init__(self) -> None:
         from chop.problems.mixed_precision.costs import COSTS
@@ -259,28 +244,20 @@ class NasConfig(JudgedConfig, SearchConfig):
     """
 
     JOB_NAME: ClassVar[str] = "nas"
-    RANGES: ClassVar[Ranges] = {
-        "epochs": (1, 10_000),
-        "lr": (1e-9, 10),
-        "validation": (0.01, 0.9),
-        "compression_epochs": (0, 10_000),
-        "share": (0.001, 1),
-    }
-
     out: Path = Path("runs/search")
-    trials: int = 40
+    trials: Annotated[int, Range(1, 10**9)] = 40
     fields: Mapping[str, tuple[Any, ...]] | None = None
     square_layers: tuple[str, ...] = field(default=("Linear", "Identity"), metadata=MORE)
     goals: tuple[str, ...] = ("accuracy",)
     budgets: Mapping[str, float] = field(default_factory=dict)
-    epochs: int = 5
-    lr: float = field(default=3e-3, metadata=MORE)
-    validation: float = field(default=0.2, metadata=MORE)
+    epochs: Annotated[int, Range(1, 10_000)] = 5
+    lr: Annotated[float, Range(1e-9, 10)] = field(default=3e-3, metadata=MORE)
+    validation: Annotated[float, Range(0.01, 0.9)] = field(default=0.2, metadata=MORE)
     compression: Literal["none", "compress", "compress-train"] = "none"
     pass_args: Mapping[str, Any] | None = field(default=None, metadata=MORE)
-    compression_epochs: int = field(default=2, metadata=MORE)
+    compression_epochs: Annotated[int, Range(0, 10_000)] = field(default=2, metadata=MORE)
     proxy: str | None = None
-    share: float = field(default=0.25, metadata=MORE)
+    share: Annotated[float, Range(0.001, 1)] = field(default=0.25, metadata=MORE)
 
     def __post_init__(self) -> None:
         from chop.problems.nas.architecture import SQUARE_LAYERS

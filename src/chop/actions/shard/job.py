@@ -54,8 +54,6 @@ def shard(config: ShardConfig) -> dict[str, Any]:
     and `tp_plan.json` where it is asked for. Under torchrun all processes call it, and the first
     writes.
 
-    Args:
-        config: the settings.
     Returns: what is in `result.json`; on torchrun's other processes, what `run_here` gives.
     Raises:
         ConfigError: settings that do not fit together, or torchrun started a job without `run`.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from chop.config import MORE, check_fields, check_text
+from chop.config import MORE, Range, check_fields, check_text
 from chop.errors import ConfigError
 
 
@@ -61,8 +61,8 @@ class ShardConfig:
     export_tp_plan: bool = False
     backend: Literal["gloo", "nccl"] | None = field(default=None, metadata=MORE)
     task: str | None = field(default=None, metadata=MORE)
-    batch: int = 4
-    length: int = 8
+    batch: Annotated[int, Range(1)] = 4
+    length: Annotated[int, Range(1)] = 8
     seed: int = field(default=0, metadata=MORE)
     flops: float = field(default=100e12, metadata=MORE)
     bandwidth: float = field(default=100e9, metadata=MORE)
@@ -82,10 +82,6 @@ class ShardConfig:
         object.__setattr__(self, "out", self.out.expanduser())
         if self.out.is_file():
             raise ConfigError(f"out: '{self.out}' is a file, expected a folder.")
-        if self.batch < 1 or self.length < 1:
-            raise ConfigError(
-                f"expected a batch and a length of 1 or more, got {self.batch} and {self.length}."
-            )
         if self.mesh is not None:
             parse_mesh(self.mesh)
         if self.memory is not None:

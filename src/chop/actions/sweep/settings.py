@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from chop.actions.compress.settings import QuantizationSettings, default_operators
 from chop.actions.sweep.grid import parse_range, whole
-from chop.config import MORE
+from chop.config import MORE, Range
 from chop.errors import ConfigError, check_known
-from chop.workloads.settings import JudgedConfig, Ranges, WorkloadConfig
+from chop.workloads.settings import JudgedConfig, WorkloadConfig
 
 DERIVED = ("auto", "minmax", "mse")
 """Rules that calibrate the fraction of each tensor."""
@@ -40,14 +40,12 @@ class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
     The other settings are those of `JudgedConfig`, `QuantizationSettings` and `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {"seeds": (1, 100)}
-
     out: Path = Path("runs/sweep-quantize")
     widths: Numbers = WIDTHS
     frac: str | int = HALF
     integer_bits: Numbers | None = None
     fraction_bits: Numbers | None = None
-    seeds: int = 1
+    seeds: Annotated[int, Range(1, 100)] = 1
 
     def __post_init__(self) -> None:
         from chop.formats import Integer
@@ -196,13 +194,6 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
     The other settings are those of `JudgedConfig` and `WorkloadConfig`.
     """
 
-    RANGES: ClassVar[Ranges] = {
-        "finetune_epochs": (0, 10_000),
-        "finetune_lr": (1e-9, 10),
-        "calibration_rows": (1, 10**9),
-        "seeds": (1, 100),
-    }
-
     out: Path = Path("runs/sweep-prune")
     sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
     methods: tuple[str, ...] = ("l1-norm", "random")
@@ -212,10 +203,10 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
     start_from: Path | None = None
     scope: Literal["local", "global"] = "local"
     operators: tuple[str, ...] = field(default_factory=default_products, metadata=MORE)
-    finetune_epochs: int | None = None
-    finetune_lr: float | None = field(default=None, metadata=MORE)
-    calibration_rows: int = field(default=256, metadata=MORE)
-    seeds: int = 1
+    finetune_epochs: Annotated[int | None, Range(0, 10_000)] = None
+    finetune_lr: Annotated[float | None, Range(1e-9, 10)] = field(default=None, metadata=MORE)
+    calibration_rows: Annotated[int, Range(1, 10**9)] = field(default=256, metadata=MORE)
+    seeds: Annotated[int, Range(1, 100)] = 1
 
     def __post_init__(self) -> None:
         from chop.config import convert, parse
@@ -280,7 +271,5 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
 def _shares(given: str | float | tuple[float, ...], where: str) -> tuple[float, ...]:
     """The sparsities of a sweep."""
     found = tuple(map(float, parse_range(given, where)))
-    for value in found:
-        if not 0 <= value < 1:
-            raise ConfigError(f"{where}: got {value}, expected 0 to below 1.")
+    Range(0, below=1).check(found, where)
     return found

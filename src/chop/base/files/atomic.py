@@ -90,9 +90,6 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
     Folders in the yielded one replace folders of the same name; `discard_older` adds names of files
     and folders that go with the same rename.
 
-    Args:
-        folder: is made, with its parents.
-        name: of what the files are together.
     Raises:
         WriteError: the disk is full or read-only, or one of the files can be none.
     """

@@ -26,10 +26,6 @@ def write_digest(path: Path, content: Path) -> None:
     A digest is written before its file is renamed: after a kill between the two the file is
     missing, or it is an older one that does not match. It may be read by whom its file may be.
 
-    Args:
-        path: final path of the file.
-        content: current path of its content.
-
     Raises:
         WriteError: the disk is full or read-only.
     """
@@ -46,11 +42,7 @@ def write_digest(path: Path, content: Path) -> None:
 
 
 def find_damage(path: Path) -> str | None:
-    """Compares a file with its digest; returns the damage, or None if there is none.
-
-    Args:
-        path: regular file to check.
-    """
+    """Compares a file with its digest; returns the damage, or None if there is none."""
     try:
         expected = _read_digest(digest_beside(path))
         with open_regular(path, "artifact") as file:

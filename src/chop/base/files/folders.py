@@ -57,20 +57,12 @@ def atomic_folder(
 
 
 def recover_folder(path: Path) -> None:
-    """Puts an older folder back whose writer was killed before the new one had its name.
-
-    Args:
-        path: of the folder.
-    """
+    """Puts an older folder back whose writer was killed before the new one had its name."""
     _recover(path.parent, path.name)
 
 
 def recover_folders(parent: Path) -> None:
-    """Puts back all such folders of a folder.
-
-    Args:
-        parent: the folder that they are in.
-    """
+    """Puts back all such folders of a folder."""
     _recover(parent, None)
 
 

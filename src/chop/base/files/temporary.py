@@ -119,8 +119,6 @@ def started(pid: int) -> str:
 def scratch_folder(kind: str) -> Iterator[Path]:
     """Temporary folder of this process, removed at the end; after a kill, by the next process.
 
-    Args:
-        kind: kind of content, a part of its name.
     Raises:
         WriteError: none can be made: the disk is full or read-only.
     """
@@ -143,11 +141,7 @@ def scratch_prefix(kind: str) -> str:
 
 @functools.cache
 def remove_old_scratch(folder: str) -> None:
-    """Removes temporary folders of killed processes; once a process.
-
-    Args:
-        folder: folder with temporary folders.
-    """
+    """Removes temporary folders of killed processes; once a process."""
     with suppress(OSError):
         remove_orphans(Path(folder).glob(f"{SCRATCH}*"))
 

@@ -228,13 +228,7 @@ class _StateProbe:
             eager_run.calls.append(later)
 
     def _read_later(self, unread: set[Key], other: Mapping[str, Any], later: Call) -> set[Key]:
-        """The counters among these that alter the result of a call further ahead than the second.
-
-        Args:
-            unread: attributes that alter nothing in the second call.
-            other: the arguments of that call.
-            later: that call.
-        """
+        """The counters among these that alter the result of a call after the second."""
         steps = {key: step for key in unread if (step := self._step(key))}
 
         def alters(calls: int, keys: Collection[Key]) -> bool:

@@ -111,12 +111,7 @@ class GradientCheck:
         self._calls: dict[tuple[bool, bool], Call | None] = {}
 
     def find_mismatch(self, captured: CapturedModule, recorder: Recorder) -> Mismatch | None:
-        """Describes how a capture differs from the model; None if it agrees, or refuses the call.
-
-        Args:
-            captured: the capture.
-            recorder: recorder of its graph.
-        """
+        """Describes how a capture differs from the model; None if it agrees or refuses the call."""
         effort = multiply_adds_per_node(captured, recorder.values)
         # What a model makes of an input that needs a gradient is not in its graph.
         with_inputs = not recorder.requires_grad_reads

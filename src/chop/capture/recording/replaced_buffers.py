@@ -29,12 +29,7 @@ class ReplacedBuffers:
         self._kept_alive: list[Any] = []
 
     def write(self, old: Any, new: Any) -> bool:
-        """Writes a new buffer into the memory of the old one; False where that is another model.
-
-        Args:
-            old: the buffer when the module was called.
-            new: the buffer now.
-        """
+        """Writes a new buffer into the memory of the old one; False where that is another model."""
         if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
             return False
         if id(new) in self._first:

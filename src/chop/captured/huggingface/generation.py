@@ -68,9 +68,6 @@ def generator(captured: nn.Module, record: CaptureRecord, cls: type[Any] | None)
 def build_generation_config(record: CaptureRecord) -> Any:
     """The settings of a record as transformers takes them.
 
-    Args:
-        record: capture record of a graph.
-
     Raises:
         CaptureError: they are none, as a file may have them.
     """

@@ -112,9 +112,6 @@ Chosen = Callable[[nn.Module, str], bool]
 def single_operators(model: nn.Module, stays: Chosen) -> Iterator[nn.Module]:
     """Puts modules that can be recorded in the places of those that cannot, inside the block.
 
-    Args:
-        model: it is as before after the block.
-        stays: which are left.
     Yields: the model, or what stands in for it where it is itself such a module.
     """
     swaps: list[tuple[nn.Module, str, nn.Module]] = []

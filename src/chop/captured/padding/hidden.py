@@ -73,10 +73,6 @@ def is_followed_call(model: nn.Module, names: Iterable[str]) -> bool:
     It has, where a mask is among the inputs and a part of the model learns of its own inputs, as
     quantized operators do in training; they say so by an attribute `learns_of_inputs`. What
     gradient checkpointing computes again, compilers and transforms learn nothing.
-
-    Args:
-        model: a captured one.
-        names: names of its inputs.
     """
     if not any(name.endswith(MASK_ENDINGS) for name in names):
         return False
@@ -358,13 +354,7 @@ def _memory_order(stride: Sequence[int]) -> list[int]:
 
 
 def _laid_out(hidden: Tensor, stride: Sequence[int], x: Tensor) -> Tensor:
-    """The hidden elements of a memory as they lie in a tensor, whole rows without a copy of each.
-
-    Args:
-        hidden: of the shape of a tensor that fills the memory.
-        stride: its strides.
-        x: tensor that fills the same.
-    """
+    """The hidden elements of a memory as they lie in a tensor, whole rows without copies."""
     given, order = hidden.permute(_memory_order(stride)), _memory_order(x.stride())
     shape, alike = [x.size(dim) for dim in order], 1
     while given.dim() and (given.stride(-1) == 0 or given.size(-1) == 1):

@@ -52,12 +52,7 @@ class _Place:
         self._size = len(now) if is_fixed else None
 
     def condition(self, number: int, names: dict[str, Any]) -> str:
-        """Python that is true while every value is the same object; it may raise where one is not.
-
-        Args:
-            number: number of the place.
-            names: takes the variables of the condition.
-        """
+        """Python that is true while every value is the same object, and else false or an error."""
         names[f"w{number}"], part = self.owner, self._part.format(f"w{number}()")
         if self._size is not None:
             names[f"i{number}"] = [id(get()) for get in self._kept.values()]

@@ -62,9 +62,6 @@ CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 def read(folder: Path) -> Read:
     """What a folder holds.
 
-    Args:
-        folder: local, of safetensors.
-
     Raises:
         ConfigError: a scheme has no format here, and is named.
         CheckpointError: files are missing or broken, or do not fit what `config.json` says.

@@ -131,13 +131,7 @@ def _is_fp8(weight: CodedWeight) -> bool:
 
 
 def scheme_with_inputs(weight: CodedWeight, inputs: Quantizer, dtype: torch.dtype) -> Scheme | str:
-    """How the library stores the weight of a layer that rounds its inputs, or why it cannot.
-
-    Args:
-        weight: codes and scales.
-        inputs: the format of inputs.
-        dtype: of the model.
-    """
+    """How the library stores the weight of a layer that rounds its inputs, or why it cannot."""
     found, element = inputs_of(inputs), weight.element
     if isinstance(found, str):
         return found

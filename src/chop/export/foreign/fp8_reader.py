@@ -45,9 +45,6 @@ SCHEMES = ("dynamic", "static")
 def read(folder: Path) -> Read:
     """Content of a folder.
 
-    Args:
-        folder: local, of safetensors.
-
     Raises:
         ConfigError: its settings have no format here.
         CheckpointError: files are missing or broken, or do not fit it.

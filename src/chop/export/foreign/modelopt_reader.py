@@ -36,9 +36,6 @@ LAYERS = Group(
 def read(folder: Path) -> Read:
     """Content of a folder.
 
-    Args:
-        folder: local, of safetensors.
-
     Raises:
         ConfigError: its weights are of another algorithm.
         CheckpointError: files are missing or broken, or do not fit it.

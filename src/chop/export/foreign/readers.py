@@ -55,12 +55,7 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def check_method(config: Any, where: str) -> None:
-    """Raises ConfigError where nothing reads the weights that a configuration speaks of.
-
-    Args:
-        config: configuration of transformers.
-        where: the folder, for messages.
-    """
+    """Raises ConfigError where nothing reads the weights that a configuration speaks of."""
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     # Registers how transformers reads folders of chop.

@@ -50,9 +50,6 @@ class Stored:
 def decoding(what: str) -> Iterator[None]:
     """Around the decoding of a module, whose tensors may have any shape and type.
 
-    Args:
-        what: the module and its scheme, for messages.
-
     Raises:
         CheckpointError: they do not fit.
     """
@@ -94,10 +91,6 @@ def coded_modules(
 
 def parse_group_size(value: Any, where: str) -> int | None:
     """Columns that share a scale; None: all of a row, which is -1 in settings.
-
-    Args:
-        value: of settings.
-        where: the folder, for messages.
 
     Raises:
         ConfigError: it is neither.
@@ -228,9 +221,6 @@ def numbers_of(one: Stored) -> Numbers | None:
 
     Numbers of NVFP4 are integers of 5 bits: twice an e2m1, times half the scales of its block and
     of the tensor. None of weights of other formats, and of zero points that are no integers.
-
-    Args:
-        one: with a shape.
     """
     kind, shape = one.number_format, one.shape
     if isinstance(kind, NVFP4) and shape is not None:

@@ -51,8 +51,6 @@ def blocks_of(weight: CodedWeight) -> Blocks | str:
     is rounded. e2m1 with E8M0 becomes MXFP4, and with e4m3 NVFP4, which have no -0 and read it as
     0. A scale of more values than a block's is repeated.
 
-    Args:
-        weight: on any device.
     Returns: The blocks, or a clause that goes on after the layer's name.
     """
     element, scaling = weight.element, weight.scaling

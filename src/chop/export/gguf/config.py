@@ -16,9 +16,6 @@ AS_IT_IS = "compressed-tensors holds the model as it is."
 def architecture_of(config: Any) -> Architecture:
     """The architecture of a model, whose configuration says nothing that a file cannot.
 
-    Args:
-        config: of transformers.
-
     Raises:
         ConfigError: GGUF has none that this project knows, or engines would compute something else.
     """

@@ -84,9 +84,6 @@ def gguf_file(path: Path) -> Path | None:
 def read_header(path: Path) -> Header:
     """The header of a file.
 
-    Args:
-        path: of a regular file.
-
     Raises:
         CheckpointError: it is cut off, or something in it is larger than the file.
     """
@@ -102,13 +99,6 @@ def write_part(
     path: Path, header: Header, keys: Iterable[str], to: Path, tensors: Iterable[str] = ()
 ) -> None:
     """Writes a file of some keys and tensors.
-
-    Args:
-        path: of the file.
-        header: its own.
-        keys: of it.
-        to: the new file.
-        tensors: of it.
 
     Raises:
         WriteError: the disk is full.

@@ -46,12 +46,7 @@ class Named(NamedTuple):
 
 
 def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
-    """Every parameter of a model, packed or float; tied ones at each of their paths.
-
-    Args:
-        model: of transformers.
-        architecture: its own.
-    """
+    """Every parameter of a model, packed or float; tied ones at each of their paths."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture.name)

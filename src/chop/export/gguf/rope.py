@@ -27,10 +27,6 @@ SCALINGS = ("type", "factor", "original_context_length", "finetuned")
 def check_rope(architecture: Architecture, config: Any) -> None:
     """Raises an error where engines compute other rotary embeddings than a configuration has.
 
-    Args:
-        architecture: of the model.
-        config: of transformers.
-
     Raises:
         ConfigError: they do.
     """
@@ -174,8 +170,6 @@ def _scaling(name: str, metadata: Mapping[str, Any], where: str) -> dict[str, An
 def frequency_divisors(config: Any) -> Tensor | None:
     """What llama.cpp divides the frequencies of a rotary embedding by, float32 (head size / 2).
 
-    Args:
-        config: of transformers.
     Returns: None where it divides all of them by the same.
 
     Source: Llama 3.1's scaling, as transformers computes rope_type "llama3".

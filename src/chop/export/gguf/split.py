@@ -58,12 +58,7 @@ def steps_named(name: str) -> tuple[str, ...] | None:
 
 
 def name_of(steps: tuple[str, ...], said: str | None) -> str | None:
-    """The name of steps; None: there is none.
-
-    Args:
-        steps: steps of a tokenizer.
-        said: name in the file that it was read from, which is returned if its steps are these.
-    """
+    """The name of steps; None: there is none."""
     if said is not None and steps_named(said) in (steps, None):
         return said
     names = (name for name, known in STEPS.items() if known == steps and name != DEFAULT)
@@ -87,12 +82,7 @@ def set_split(tokenizer: Any, name: str) -> bool:
 
 
 def without_others(tokenizer: Any, count: int) -> Any:
-    """A tokenizer without tokens that its file does not have, as defaults of a class are.
-
-    Args:
-        tokenizer: fast, of transformers.
-        count: tokens of the file.
-    """
+    """A tokenizer without tokens that its file does not have, as defaults of a class are."""
     from tokenizers import Tokenizer
 
     document = json.loads(tokenizer.backend_tokenizer.to_str())

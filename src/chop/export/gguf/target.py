@@ -123,9 +123,6 @@ def read_model(path: Path) -> nn.Module:
     GPT-2, rotary embeddings, soft caps of Gemma. They are given to it. It does not know the scales
     of tensors of NVFP4, and stops at some of them; weights are multiplied by these here.
 
-    Args:
-        path: of a GGUF file.
-
     Raises:
         UnavailableError: gguf is not installed.
     """

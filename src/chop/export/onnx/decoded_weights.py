@@ -97,11 +97,7 @@ def _looked_up(path: str, value: Callable[[str], Tensor | None]) -> Tensor | Non
 
 
 def onnx_weights(path: Path) -> dict[str, Tensor]:
-    """Weights by path of a module, as onnxruntime decodes them; rows may be filled up with zeros.
-
-    Args:
-        path: of a file that chop wrote.
-    """
+    """Weights by path of a module, as onnxruntime decodes them; rows may end in zeros."""
     import onnx
     from onnx import numpy_helper
 

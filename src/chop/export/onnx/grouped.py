@@ -100,12 +100,7 @@ class Grouped(StandIn):
 
 
 def grouped(original: nn.Module, step: QuantizedOperator) -> Grouped | None:
-    """The weight of a layer as integers in groups; None if it is something else.
-
-    Args:
-        original: the layer, with its codes if it is packed.
-        step: it, as the graph to be exported has it.
-    """
+    """The weight of a layer as integers in groups; None if it is something else."""
     try:
         layer = original if isinstance(original, PackedOperator) else pack(step)
     except ConfigError:  # it cannot be packed

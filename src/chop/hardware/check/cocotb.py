@@ -80,12 +80,7 @@ include $(shell cocotb-config --makefiles)/Makefile.sim
 
 
 def cocotb_files(project: Project, samples: int) -> dict[str, str]:
-    """Files of a cocotb test: path in the project -> text.
-
-    Args:
-        project: the design.
-        samples: in the vectors.
-    """
+    """Files of a cocotb test: path in the project -> text."""
     inputs = [port.name for port in project.ports if port.is_input]
     outputs = [port.name for port in project.ports if not port.is_input]
     # Many times the time that the samples take: a bound for a circuit that hangs.

@@ -36,13 +36,7 @@ def codes_of(project: Project, golden: Mapping[str, Tensor]) -> Codes:
 
 
 def write_vectors(design: Design, codes: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes the beats of all ports, `VECTORS/NAME.hex`.
-
-    Args:
-        design: the circuit.
-        codes: of its ports.
-        folder: of the project.
-    """
+    """Writes the beats of all ports, `VECTORS/NAME.hex`."""
     make_folder(folder / VECTORS)
     streams = {b.name: b.wire.stream for b in (*design.netlist.inputs, *design.netlist.outputs)}
     for port in design.ports:
@@ -53,9 +47,6 @@ def write_vectors(design: Design, codes: Mapping[str, Tensor], folder: Path) -> 
 def read_vectors(folder: Path, project: Project) -> Codes:
     """Codes of all ports, of the files of `write_vectors`.
 
-    Args:
-        folder: of the project.
-        project: what is in it.
     Raises:
         CheckpointError: the file of a port is missing, or has no whole samples.
     """

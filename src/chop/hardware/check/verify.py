@@ -82,11 +82,6 @@ def checks(samples: int, icarus_samples: int, seed: int = 1) -> list[Check]:
 
     Verilator runs all samples under each profile of stalls; Icarus the first ones without stalls
     and under the uniform ones.
-
-    Args:
-        samples: how many there are.
-        icarus_samples: how many of them Icarus runs.
-        seed: of stalls.
     """
     found = [Check("verilator", profile, samples, seed) for profile in PROFILES]
     count = min(icarus_samples, samples)
@@ -96,11 +91,6 @@ def checks(samples: int, icarus_samples: int, seed: int = 1) -> list[Check]:
 def run_check(folder: Path, project: Project, codes: Codes, check: Check) -> Verification:
     """Simulates, and compares every output.
 
-    Args:
-        folder: of the project.
-        project: what is in it.
-        codes: of all ports.
-        check: what to run.
     Raises:
         VerificationError: an output is not as expected, or a rule of the streams was broken.
     """
@@ -132,9 +122,6 @@ def simulate_project(project_dir: Path, simulator: Simulator) -> list[dict[str, 
     Runs the SystemVerilog of the folder, which is code; a `ForeignCodeWarning` says so where this
     process did not write it.
 
-    Args:
-        project_dir: folder of the project.
-        simulator: which.
     Returns: a `Verification` for each profile of stalls, as a dict.
     Raises:
         ConfigError: there is no such simulator.
@@ -155,10 +142,6 @@ def simulate_project(project_dir: Path, simulator: Simulator) -> list[dict[str, 
 def trace(folder: Path, project: Project, codes: Codes) -> None:
     """Writes `wave.vcd`: all signals while the first sample travels.
 
-    Args:
-        folder: of the project.
-        project: what is in it.
-        codes: of all ports.
     Raises:
         VerificationError: an output is not as expected.
     """

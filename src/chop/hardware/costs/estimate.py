@@ -106,11 +106,7 @@ class Estimate:
 
 
 def estimate(plans: Iterable[ComponentPlan]) -> Estimate:
-    """Resources of components.
-
-    Args:
-        plans: one for each instance.
-    """
+    """Resources of components."""
     every = list(plans)
     memories = [memory for plan in every for memory in plan.memories.values()]
     return Estimate(
@@ -141,13 +137,7 @@ def part_usage(part: Instance, family: Family = XC7) -> Usage:
 
 
 def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
-    """What an instance of a module takes, with its products and memories.
-
-    Args:
-        module: its name.
-        plan: of the instance.
-        family: of the device.
-    """
+    """What an instance of a module takes, with its products and memories."""
     total = _products(plan.resources, family)
     has_multipliers = total.dsp > 0
     for name, memory in plan.memories.items():
@@ -175,13 +165,7 @@ def _products(resources: Resources, family: Family) -> Usage:
 
 
 def _memory_usage(memory: Memory, family: Family, is_absorbed: bool) -> Usage:
-    """A copy of a read-only memory and the register behind it.
-
-    Args:
-        memory: the copy.
-        family: of the device.
-        is_absorbed: a multiplier takes the register.
-    """
+    """A copy of a read-only memory and the register behind it."""
     blocks = block_memories(memory, family)
     ffs = table_registers(memory, family)
     if not is_absorbed and not (blocks and family.absorbs_words):

@@ -38,11 +38,7 @@ class Dataflow:
 
 
 def dataflow_of(design: Design) -> Dataflow:
-    """The boxes of a design, and what travels between them.
-
-    Args:
-        design: the circuit.
-    """
+    """The boxes of a design, and what travels between them."""
     parts = design.netlist.instances
     boxes = {port.wire.signal: _port(port, Kind.INPUT) for port in design.netlist.inputs}
     boxes |= {part.name: _component(part) for part in parts}
@@ -98,11 +94,7 @@ def _slowest(design: Design, homes: Mapping[str, str]) -> frozenset[str]:
 
 
 def dataflow_svg(design: Design) -> str:
-    """SVG of the boxes of a design.
-
-    Args:
-        design: the circuit.
-    """
+    """SVG of the boxes of a design."""
     found = dataflow_of(design)
     items = tuple(box_item(name, (k,), box) for k, (name, box) in enumerate(found.boxes.items()))
     root = Item("", tuple(range(len(items))), items)

@@ -65,12 +65,7 @@ class Design:
 
 
 def design_of(netlist: Netlist, top: str = TOP) -> Design:
-    """Writes a netlist as SystemVerilog.
-
-    Args:
-        netlist: the circuit.
-        top: name of the top module.
-    """
+    """Writes a netlist as SystemVerilog."""
     connections = connect(netlist)
     ports = [Port.of(port.name, port.wire.stream, True) for port in netlist.inputs]
     ports += [Port.of(port.name, port.wire.stream, False) for port in netlist.outputs]

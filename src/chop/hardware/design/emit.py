@@ -42,11 +42,6 @@ def emit(
 
 
 def default_fold(mg: MaseGraph, multipliers: int = MULTIPLIERS) -> int:
-    """Cycles for a sample that take about so many multipliers.
-
-    Args:
-        mg: a graph of integers.
-        multipliers: how many.
-    """
+    """Cycles for a sample that take about so many multipliers."""
     work = sum(part.plan.cycles for part in netlist(mg, UNFOLDED).instances)
     return -(-work // multipliers)

@@ -14,9 +14,6 @@ from chop.nn.integer.mask import KeptKeys
 def index_edge(mg: MaseGraph, node: fx.Node) -> Edge:
     """What an input of whole numbers may be: rows of all tables that read it; of a mask 0 and 1.
 
-    Args:
-        mg: a graph of integers.
-        node: an input that no operator encodes.
     Raises:
         ConfigError: an operator without a circuit reads it.
     """

@@ -71,11 +71,7 @@ class PortDescription:
 
 
 def describe_interface(netlist: Netlist) -> list[PortDescription]:
-    """The ports of a circuit, inputs first.
-
-    Args:
-        netlist: the circuit.
-    """
+    """The ports of a circuit, inputs first."""
     inputs = [_described(port, True) for port in netlist.inputs]
     return inputs + [_described(port, False) for port in netlist.outputs]
 

@@ -21,10 +21,6 @@ def cut(width: int) -> list[int]:
 def soft_levels(a: int, b: int) -> int:
     """Levels of the tree of a product of lookup tables: SOFT of `chop_multiplier`.
 
-    Args:
-        a: bits of a factor.
-        b: of the other one.
-
     >>> [soft_levels(8, 8), soft_levels(9, 6), soft_levels(4, 1)]
     [3, 3, 1]
     """
@@ -68,10 +64,6 @@ def by_constant(width: int, factor: int) -> list[tuple[int, int]]:
     """Bits of the factors of each product of parts that a product by a constant needs.
 
     A part that is zero or a power of two needs none, and zeros at its end are no part of it.
-
-    Args:
-        width: of the other factor.
-        factor: the constant.
 
     >>> by_constant(8, 128), by_constant(8, 48), by_constant(19, 3 << 17)
     ([], [(8, 3)], [(18, 3), (2, 3)])

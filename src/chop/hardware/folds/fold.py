@@ -35,9 +35,6 @@ on fuller devices, or take hours."""
 def fold_for(mg: MaseGraph, device: Device) -> Folding:
     """The folds of the fastest design of a device that is found.
 
-    Args:
-        mg: a graph of integers.
-        device: what it may take.
     Raises:
         ConfigError: it does not fit with one lane everywhere; says by how much, and which device it
             fits.

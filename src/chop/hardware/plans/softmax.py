@@ -69,12 +69,7 @@ def _plan(operator: IntegerSoftmax, read: Stream, rows: Rows) -> ComponentPlan:
 
 
 def row_ends(beats: int, row: int) -> torch.Tensor:
-    """int64 (beats,): for each beat the last one of its row, which its result needs.
-
-    Args:
-        beats: of a sample.
-        row: beats of a row.
-    """
+    """int64 (beats,): for each beat the last one of its row, which its result needs."""
     return torch.arange(beats) // row * row + row - 1
 
 

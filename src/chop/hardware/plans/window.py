@@ -309,13 +309,7 @@ def with_lanes(
 
 
 def channels_last(shape: tuple[int, ...], like: Stream, lanes: int = 1) -> Stream:
-    """The stream of an image, (channels, positions), pixel after pixel.
-
-    Args:
-        shape: of the image.
-        like: a stream of the same codes.
-        lanes: divide the channels.
-    """
+    """The stream of an image, (channels, positions), pixel after pixel."""
     channels, *sizes = shape
     size = torch.Size(shape).numel()
     places = torch.arange(size).view(*sizes, channels).movedim(-1, 0)

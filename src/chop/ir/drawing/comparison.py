@@ -40,12 +40,7 @@ def nodes_of(model: CapturedModule) -> Nodes:
 
 
 def merge(model: CapturedModule, other: CapturedModule) -> Nodes:
-    """Those of two graphs; a changed node is the second's.
-
-    Args:
-        model: the first.
-        other: the second.
-    """
+    """Those of two graphs; a changed node is the second's."""
     found = difference(model, other)
     twins = {twin: node for node, twin in (found.same | found.changed).items()}
     nodes = list(_in_order(model, other, twins))

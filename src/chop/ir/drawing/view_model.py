@@ -98,13 +98,7 @@ class ViewModel:
 
 
 def box_item(key: str, leaves: Sequence[int], box: Box) -> Item:
-    """A box as large as its words.
-
-    Args:
-        key: of the item.
-        leaves: its nodes.
-        box: its words.
-    """
+    """A box as large as its words."""
     widths = [len(box.title) * TITLE_WIDTH, *map(text_width, box.lines)]
     height = LINE_HEIGHT * (1 + len(box.lines)) + MARGIN
     return Item(key, tuple(leaves), (), max(widths) + 2 * MARGIN, height)

@@ -311,13 +311,7 @@ def _all_round(
 def _formats_of_readers(
     captured: CapturedModule, parameter: nn.Parameter, besides: Sequence[nn.Module]
 ) -> Iterator[Quantizer | None]:
-    """The formats in which calls of functions read a parameter; None where one takes it as it is.
-
-    Args:
-        captured: the graph.
-        parameter: parameter of one of its modules.
-        besides: the calls to leave out.
-    """
+    """The formats in which calls of functions read a parameter; None where one reads it whole."""
     for node in captured.graph.nodes:
         if node.op != "get_attr" or member_at(captured, str(node.target)) is not parameter:
             continue

@@ -42,12 +42,7 @@ Products = Mapping[str, Sequence[nn.Module | None]]
 
 
 def why_not_attention(cls: type[nn.Module] | None, operators: Sequence[str]) -> str | None:
-    """Why a module's quantized products cannot go through the registry; None if they can.
-
-    Args:
-        cls: the module's class.
-        operators: the names of the operators whose calls are quantized.
-    """
+    """Why a module's quantized products cannot go through the registry; None if they can."""
     if cls is not None and issubclass(cls, ProjectedAttention):
         known: tuple[str, ...] = _IN_TORCH
     elif cls is None or not cls.__module__.startswith("transformers."):

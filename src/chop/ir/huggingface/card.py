@@ -31,11 +31,7 @@ warning. `chop export FOLDER --to TARGET` writes the model for engines that do n
 
 
 def model_card(model: nn.Module) -> str:
-    """The card of a model with quantized layers.
-
-    Args:
-        model: of transformers.
-    """
+    """The card of a model with quantized layers."""
     from chop.ir.huggingface.stored import quantized_leaves
     from chop.nn.hadamard import Rotated
 

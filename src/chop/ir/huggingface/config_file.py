@@ -54,8 +54,6 @@ def config_errors() -> tuple[type[Exception], ...]:
 def check_config(folder: Path) -> None:
     """Compares what a config asks for with what the weights of a folder have.
 
-    Args:
-        folder: with a config.json.
     Raises:
         ConfigError: the config is broken, or asks for more.
         CheckpointError: see `check_folder_files`.

@@ -80,11 +80,6 @@ class Conversions:
 
 
 def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
-    """By name of a tensor in files, the name of the tensor that transformers makes of it.
-
-    Args:
-        model: on the meta device.
-        names: in the files.
-    """
+    """By name of a tensor in files, the name of the tensor that transformers makes of it."""
     conversions = Conversions(model)
     return {name: conversions.name_of(name) for name in names}

@@ -35,8 +35,6 @@ PICKLED = ".bin"
 def check_folder_files(folder: Path) -> None:
     """Checks that what a library may open in a folder are regular files within their bounds.
 
-    Args:
-        folder: local.
     Raises:
         CheckpointError: a pipe, a socket or a device has such a name; a file is larger than its
             kind may be, or would unpack to more than its size; an index names files elsewhere.

@@ -16,11 +16,6 @@ NUMBERED = re.compile(r"(?P<list>.+?)\.(?P<number>\d+)\.")
 def check_layers(model: Any, missing: Iterable[str], where: str) -> None:
     """Raises an error where files have some layers of a list and lack all of another one's weights.
 
-    Args:
-        model: of transformers, loaded.
-        missing: names of its tensors that the files lack.
-        where: of the files, for messages.
-
     Raises:
         CheckpointError: a layer is not there.
     """

@@ -19,10 +19,6 @@ CODES = {
 
 
 def find_tool(name: str) -> str | None:
-    """The tool whose codes have a tensor of this name; None: none is known.
-
-    Args:
-        name: name of a tensor in a file.
-    """
+    """The tool whose codes have a tensor of this name; None: none is known."""
     tools = (tool for ends, tool in CODES.items() if re.search(rf"\.({ends})$", name))
     return next(tools, None)

@@ -15,8 +15,6 @@ def vision_modules(model: Any) -> list[str]:
     They are the modules with parameters beside the text decoder, at each level of the module tree
     down to it, but for the output layer: names differ from model to model.
 
-    Args:
-        model: of any kind.
     Returns: none of a model that has no vision tower beside a text decoder.
     """
     decoder = _decoder(model)

@@ -171,10 +171,6 @@ def unpack_inline(
 def read_file(path: Path, without: Collection[str] = ()) -> dict[str, Tensor]:
     """The tensors of a safetensors file.
 
-    Args:
-        path: the file.
-        without: names of tensors that are left out.
-
     Raises:
         CheckpointError: it is none, or cut off.
     """

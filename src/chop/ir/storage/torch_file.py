@@ -28,8 +28,6 @@ SIZED = (b"__builtin__\nbytearray\n", b"builtins\nbytearray\n")
 def read_torch_file(path: str | Path) -> Any:
     """The content of a file of `torch.save`.
 
-    Args:
-        path: regular file to read.
     Raises:
         CheckpointError: the file would unpack to more than its size.
         Exception: whatever torch raises for a file with something else than tensors.

@@ -88,13 +88,7 @@ def rounds_to_bfloat16(tables: CodeTables) -> bool:
 
 
 def _rows_by_codes(reader: Reader, dtype: torch.dtype, rows: int) -> int:
-    """Up to how many rows codes are multiplied without writing the weight out.
-
-    Args:
-        reader: of the weight.
-        dtype: of the rows.
-        rows: how many there are.
-    """
+    """Up to how many rows codes are multiplied without writing the weight out."""
     if rows < reader.decoded_rows:
         return reader.few_rows
     if dtype == torch.float32:
@@ -118,10 +112,6 @@ def bfloat16_roundings(number_format: NumberFormat, shape: Sequence[int]) -> int
     whole rows, the weights; or, of codes that bfloat16 does not hold, `x` and the weights. Each
     rounding is to 8 significant bits. Their result differs from that in float32 by at most this
     number times 2^-8 times the sum of the magnitudes of the products, but for terms of 2^-16.
-
-    Args:
-        number_format: of the weight.
-        shape: of the weight.
     """
     tables = fixed_tables(number_format)
     if tables is None or not tables.suits_bfloat16:

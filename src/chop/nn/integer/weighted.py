@@ -149,13 +149,7 @@ def _shifted(where: str, codes: Tensor, zeros: int) -> Tensor:
 
 
 def _bias_in_steps(weight: IntegerParameter, bias: IntegerParameter, step: float) -> Aligned:
-    """The bias in multiples of the products' steps, and weights coarse enough for it.
-
-    Args:
-        weight: the weights.
-        bias: the bias.
-        step: of the inputs.
-    """
+    """The bias in multiples of the products' steps, and weights coarse enough for it."""
     values, coarsest = bias.values, step * weight.step.max()
     places = torch.log2(coarsest / bias.step.min()).ceil().item() + BIAS_PLACES
     room = torch.log2(LARGEST_BIAS * coarsest / values.abs().max()).floor().item()

@@ -128,11 +128,6 @@ def decoded_tensor(values: Tensor, layer: PackedState, name: str) -> Tensor:
 
     It is a plain one where nobody can write to it, or nothing can see that: in a compiler, in a
     trace, without numbers, or on several processes.
-
-    Args:
-        values: the decoded values.
-        layer: whose parameter they are.
-        name: of the parameter.
     """
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
     if is_traced or type(values) is not Tensor or values.is_inference():

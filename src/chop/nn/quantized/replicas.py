@@ -85,11 +85,7 @@ def join_replicas(operator: QuantizedState) -> None:
 
 
 def keep_ranges_local(model: nn.Module) -> None:
-    """Has DDP leave the ranges of a quantized model to this module, also before it is trained.
-
-    Args:
-        model: the module that DDP will wrap.
-    """
+    """Has DDP leave the ranges of a quantized model to this module, also before it is trained."""
     ignore_buffers(model, (name for name, _ in _ranges(model)))
 
 

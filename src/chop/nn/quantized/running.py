@@ -170,9 +170,6 @@ def merged_range(ranges: Sequence[Sequence[float]]) -> list[float]:
 
     Each entry of the window is the largest one of the processes. The fit is the narrowest that
     covers the window.
-
-    Args:
-        ranges: the numbers of each process's buffer.
     """
     known = [y for y in ranges if 0 < y[0] < math.inf]
     known = [y for y in known if y[2] == known[0][2]]

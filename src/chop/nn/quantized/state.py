@@ -144,10 +144,6 @@ def _start_at(operator: QuantizedState, operand: str, start: Tensor, scales: nn.
 def measured_scales(operator: QuantizedState, operand: str, x: Tensor) -> Tensor | None:
     """The start of learned scales for a tensor, float32 (n,), without hidden tokens of inputs.
 
-    Args:
-        operator: it learns them.
-        operand: operand with these scales.
-        x: tensor to quantize.
     Returns: None for tensors that say nothing of scales: fake, empty, and inputs that are all zero
         or not finite, such as a trial run's.
     """
@@ -232,12 +228,7 @@ def note_compiling(operator: QuantizedState) -> bool:
 
 
 def renew(operator: QuantizedState, before: QuantSpec) -> None:
-    """Parameters and buffers for the formats of now; an operand in the same format keeps its own.
-
-    Args:
-        operator: it has its new formats.
-        before: the formats until now.
-    """
+    """Makes parameters and buffers for new formats; an operand whose format stays keeps its own."""
     # The operator that was taken over keeps its own members.
     same = {name for name, fmt in operator.spec.items() if fmt == getattr(before, name)}
     learned, earlier = operator.spec.lsq_operands, before.lsq_operands

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, fx
 
 from chop.base.tables import print_table
+from chop.config import Range, check_fields
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph, metadata_of
@@ -47,7 +48,7 @@ class ProfileConfig:
     weight_statistics: Mapping[str, Any] = field(default_factory=dict)
     activation_statistics: Mapping[str, Any] = field(default_factory=dict)
     input_generator: Iterable[Any] | None = None
-    num_samples: int | None = None
+    num_samples: Annotated[int | None, Range(1)] = None
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -58,8 +59,7 @@ class ProfileConfig:
                 raise ConfigError(f"{WHERE}: {targets} is given, and no {statistics}.")
         if self.target_activation_nodes and self.input_generator is None:
             raise ConfigError(f"{WHERE}: activations need batches as 'input_generator'.")
-        if self.num_samples is not None and self.num_samples < 1:
-            raise ConfigError(f"{WHERE}.num_samples: got {self.num_samples}, expected 1 or more.")
+        check_fields(self, WHERE)
 
 
 @graph_pass(config=ProfileConfig, requires=("init_metadata_analysis_pass",))

@@ -1,11 +1,56 @@
-"""Checks all the metadata of a graph."""
+"""Checks that nodes have the metadata that passes add: software, hardware, and all kinds."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from chop.ir.graph import MaseGraph
+from chop.errors import GraphError
+from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.metadata import TensorInfo
 from chop.passes.base import MASE_KEYS, PASSES, NoConfig, graph_pass
+
+
+@graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_software_metadata_analysis_pass",))
+def verify_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Compares the names of the tensors in `software` with those in `common`, node by node.
+
+    Returns:
+        checked: number of nodes.
+
+    Raises:
+        GraphError: a tensor has no entry in `software`.
+    """
+    for node in mg.nodes:
+        metadata = metadata_of(node)
+        for side in ("args", "results"):
+            noted = metadata.software.get(side, {})
+            for name, info in metadata.common[side].items():
+                if isinstance(info, TensorInfo) and "stat" not in noted.get(name, {}):
+                    raise GraphError(
+                        f"node '{node.name}': its software metadata lacks {side}.{name}; run "
+                        "add_software_metadata_analysis_pass again."
+                    )
+    return {"checked": len(mg.nodes)}
+
+
+@graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_hardware_metadata_analysis_pass",))
+def verify_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
+    """Looks for `hardware["is_implicit"]` on every node.
+
+    Returns:
+        checked: number of nodes.
+
+    Raises:
+        GraphError: a node lacks it.
+    """
+    for node in mg.nodes:
+        if not isinstance(metadata_of(node).hardware.get("is_implicit"), bool):
+            raise GraphError(
+                f"node '{node.name}': its hardware metadata lacks is_implicit; run "
+                "add_hardware_metadata_analysis_pass again."
+            )
+    return {"checked": len(mg.nodes)}
+
 
 PARTS = ("common", "software", "hardware")
 

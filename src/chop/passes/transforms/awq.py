@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from chop.errors import ConfigError
+from chop.config import Range, check_fields
 from chop.formats import parse_format, parse_format_string
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
@@ -30,12 +30,11 @@ class AwqConfig:
 
     batches: Batches
     weight: Any
-    grid: int = GRID
+    grid: Annotated[int, Range(1)] = GRID
     row_weights: Literal["gradient", "uniform"] = "gradient"
 
     def __post_init__(self) -> None:
-        if self.grid < 1:
-            raise ConfigError(f"awq_transform_pass.grid: got {self.grid}, expected 1 or more.")
+        check_fields(self, "awq_transform_pass")
         chosen = self.weight
         parsed = (
             parse_format_string(chosen)

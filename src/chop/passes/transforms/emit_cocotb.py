@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from chop.base.files import make_folder, write_text
-from chop.errors import ConfigError
+from chop.config import Range, check_fields
 from chop.hardware.settings import EmitSettings
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
@@ -27,12 +27,11 @@ class EmitCocotbConfig(EmitSettings):
     """
 
     batches: Batches = ()
-    num_batches: int = 1
+    num_batches: Annotated[int, Range(1)] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_batches < 1:
-            raise ConfigError(f"{NAME}.num_batches: expected 1 or more, got {self.num_batches}.")
+        check_fields(self, NAME)
 
 
 @graph_pass(

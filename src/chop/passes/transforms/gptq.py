@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from chop.errors import ConfigError
+from chop.config import Range, check_fields
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
@@ -33,21 +33,13 @@ class GptqConfig:
     """
 
     batches: Batches
-    damp_percent: float = 0.01
-    block_size: int = 128
+    damp_percent: Annotated[float, Range(most=1, above=0)] = 0.01
+    block_size: Annotated[int, Range(1)] = 128
     actorder: bool = True
     row_weights: Literal["gradient", "uniform"] = "gradient"
 
     def __post_init__(self) -> None:
-        if not 0 < self.damp_percent <= 1:
-            raise ConfigError(
-                f"gptq_transform_pass.damp_percent: got {self.damp_percent}, expected a share "
-                "above 0 to 1."
-            )
-        if self.block_size < 1:
-            raise ConfigError(
-                f"gptq_transform_pass.block_size: got {self.block_size}, expected 1 or more."
-            )
+        check_fields(self, "gptq_transform_pass")
 
 
 @graph_pass(config=GptqConfig, requires=("quantize_transform_pass",))

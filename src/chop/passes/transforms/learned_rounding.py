@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from chop.config import Range, check_fields
 from chop.errors import ConfigError
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
@@ -30,16 +31,14 @@ class LearnedRoundingConfig:
     """
 
     batches: Batches
-    steps: int = 200
-    batch_size: int = 8
+    steps: Annotated[int, Range(1)] = 200
+    batch_size: Annotated[int, Range(1)] = 8
     start: Literal["nearest", "gptq"] = "nearest"
     row_weights: Literal["uniform", "gradient"] = "uniform"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{PASS}.{name}: got {getattr(self, name)}, expected 1 or more.")
+        check_fields(self, PASS)
 
     @property
     def learning(self) -> Learning:

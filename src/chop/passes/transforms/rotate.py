@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from chop.config import Range, check_fields
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
@@ -26,16 +27,13 @@ class RotateConfig:
         seed: of the random signs of the rotations that weights take over.
     """
 
-    block: int | None = None
+    block: Annotated[int | None, Range(2)] = None
     merge: bool = True
     online: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.block is not None and self.block < 2:
-            raise ConfigError(
-                f"rotate_transform_pass.block: got {self.block}, expected 2 or more, or None."
-            )
+        check_fields(self, "rotate_transform_pass")
         if not (self.merge or self.online):
             raise ConfigError("rotate_transform_pass: expected merge or online, got none of both.")
 

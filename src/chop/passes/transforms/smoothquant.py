@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from chop.errors import ConfigError
+from chop.config import Range, check_fields
 from chop.ir.batches import Batches, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
@@ -26,15 +26,11 @@ class SmoothQuantConfig:
     """
 
     batches: Batches
-    migration_strength: float = STRENGTH
+    migration_strength: Annotated[float, Range(0, 1)] = STRENGTH
     rescale_other_readers: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.migration_strength <= 1:
-            raise ConfigError(
-                "smoothquant_transform_pass.migration_strength: got "
-                f"{self.migration_strength}, expected 0 to 1."
-            )
+        check_fields(self, "smoothquant_transform_pass")
 
 
 @graph_pass(config=SmoothQuantConfig, requires=("add_common_metadata_analysis_pass",))

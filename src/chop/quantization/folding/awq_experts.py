@@ -153,12 +153,7 @@ class ExpertScales:
 def find_expert_sites(
     mg: MaseGraph, weight: NumberFormat
 ) -> tuple[list[ExpertSite], dict[str, str]]:
-    """The layers of experts that can be scaled, and reasons by node why others cannot.
-
-    Args:
-        mg: the graph.
-        weight: the format that weights are going to have.
-    """
+    """The layers of experts that can be scaled, and reasons by node why others cannot."""
     owned, sites, skipped = Ownership(mg), list[ExpertSite](), dict[str, str]()
     for node in filter(lambda node: has_experts(mg, node), mg.nodes):
         up = _up(mg, node)

@@ -63,12 +63,7 @@ class LazyWeights:
                 self._there.add(id(x))
 
     def change(self, x: Tensor, change: Callable[[Tensor], None]) -> None:
-        """Changes a tensor that is there, and again whenever it is read.
-
-        Args:
-            x: of the model.
-            change: of values in place.
-        """
+        """Changes a tensor that is there, and again whenever it is read."""
         change(x.data)
         self._changes.setdefault(id(x), []).append(change)
 

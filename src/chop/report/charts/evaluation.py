@@ -49,12 +49,7 @@ def _curve(divergences: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def score_charts(bars: Sequence[TaskShares], title: str) -> list[BarChart]:
-    """Returns a chart of the shares of right answers, the float model's above the model's.
-
-    Args:
-        bars: from above to below.
-        title: title of the chart.
-    """
+    """Returns a chart of the shares of right answers, the float model's above the model's."""
     drawn = []
     for bar in bars:
         if bar.reference is not None:

@@ -183,11 +183,6 @@ def marks_beyond(series: Series, axis: Axis, scale: AxisScale) -> list[tuple[flo
     """Returns the marks beyond the upright axis, each with the place of its arrow.
 
     Steps that are beyond the axis have one arrow for their first level, where they enter the axis.
-
-    Args:
-        series: series of the marks.
-        axis: the upright axis.
-        scale: its scale.
     """
     found: list[tuple[float, Mark]] = []
     first: Mark | None = None

@@ -16,11 +16,7 @@ BAR_INCHES = 0.3
 
 
 def bar_figure(charts: Sequence[BarChart]) -> Figure:
-    """Returns a figure with the charts side by side.
-
-    Args:
-        charts: charts of the same bars.
-    """
+    """Returns a figure with the charts side by side."""
     bars = charts[0].bars
     figure = new_figure(charts[0].title, WIDTH, 1.2 + BAR_INCHES * len(bars))
     panels = figure.subplots(1, len(charts), sharey=True, squeeze=False)[0]

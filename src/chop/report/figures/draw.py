@@ -51,11 +51,7 @@ class Plot(Protocol[P]):
 
 
 def plotted(make: Callable[P, Sequence[Chart]]) -> Plot[P]:
-    """Returns the plotting function of a chart maker: its first argument is the file.
-
-    Args:
-        make: returns charts.
-    """
+    """Returns the plotting function of a chart maker: its first argument is the file."""
 
     def plot(path: str | Path, *args: P.args, **kwargs: P.kwargs) -> Path:
         return draw_charts(path, make(*args, **kwargs))

@@ -21,10 +21,6 @@ from chop.runs import MANIFEST, Manifest, Run, as_json, read_manifest
 def add_page(report: Report[Any], run: Run, results: Path) -> None:
     """Writes the document of a report; the page is written with the manifest, from both.
 
-    Args:
-        report: of the job.
-        run: its manifest gets the page.
-        results: folder of the results.
     Raises:
         WriteError: the disk is full or read-only.
     """
@@ -60,9 +56,6 @@ def _rendered(run: PageRun) -> str:
 def write_page(folders: Sequence[Path], out: Path) -> Path:
     """Writes the page of runs that have finished, from their manifests and documents.
 
-    Args:
-        folders: output folders of commands.
-        out: the page.
     Returns: `out`.
     Raises:
         CheckpointError: one of them is no folder of results, or its files are broken.

@@ -128,11 +128,7 @@ def _view(run: PageRun) -> dict[str, Any]:
 
 
 def compared_tiles(runs: Sequence[PageRun]) -> PageTable:
-    """The tiles of several runs as a table, a row each.
-
-    Args:
-        runs: those that are compared.
-    """
+    """The tiles of several runs as a table, a row each."""
     labels = dict.fromkeys(tile.label for run in runs for tile in run.document.tiles)
     rows = []
     for run in runs:
@@ -142,11 +138,7 @@ def compared_tiles(runs: Sequence[PageRun]) -> PageTable:
 
 
 def common_charts(runs: Sequence[PageRun]) -> Iterable[Chart]:
-    """Charts that several runs have, on the same axes.
-
-    Args:
-        runs: those that are compared.
-    """
+    """Charts that several runs have, on the same axes."""
     keys: dict[tuple[str, ...], dict[str, Chart]] = {}
     for run in runs:
         drawn = Counter[tuple[str, ...]]()
@@ -297,11 +289,7 @@ def _text(name: str) -> str:
 
 @cache
 def environment(*folders: Path) -> Environment:
-    """Templates of pages, which escape all values.
-
-    Args:
-        folders: where more templates are.
-    """
+    """Templates of pages, which escape all values."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = Environment(

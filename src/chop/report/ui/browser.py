@@ -29,9 +29,6 @@ def opened(address: str) -> Iterator[None]:
 
     The browser is given a file of this user's that leads to the address: every user of a machine
     can read the arguments of its programs.
-
-    Args:
-        address: address of a server.
     """
     with scratch_folder("ui") as folder:  # of this user alone
         page = folder / "open.html"
