@@ -17,7 +17,7 @@ from pathlib import Path
 from hardware_estimates import FAMILIES, count, row_of
 
 from chop import runs
-from chop.actions.search.precision import problem_of
+from chop.actions.search.precision_subject import PrecisionSubject
 from chop.actions.search.settings import PrecisionConfig
 from chop.base.files import write_text
 from chop.base.files.documents import read_json
@@ -25,7 +25,6 @@ from chop.base.tables import markdown_table
 from chop.config import parse
 from chop.hardware.design.emit import emit
 from chop.runs.journal import Journal
-from chop.workloads.load import workload_for
 
 FAMILY = "xc7-nodsp"
 
@@ -38,7 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/searched-circuit"))
     given = parser.parse_args()
     config = parse(PrecisionConfig, runs.read_manifest(given.study).settings)
-    problem = problem_of(config, workload_for(config, None))
+    problem = PrecisionSubject(config).problem
     assert problem.circuit is not None and problem.circuit.settings.family == FAMILIES[FAMILY]
     found = read_json(given.study / "best.json")["choices"]
     journal, rows = Journal(given.out / "journal.jsonl"), []

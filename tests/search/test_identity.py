@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from chop.formats import Integer
+from chop.problems.mixed_precision.problem import PrecisionProblem
+from chop.problems.nas.architecture import SQUARE_LAYERS
 from chop.search.identity import identity_of
 
 
@@ -112,6 +114,8 @@ def test_any_value_has_an_identity():
 
 
 PROGRAM = """
+from chop.problems.mixed_precision.problem import PrecisionProblem
+from chop.problems.nas.architecture import SQUARE_LAYERS
 from chop.search.identity import identity_of
 found = [identity_of(value) for value in ({"b", "a", "c"}, 1.5, max, lambda x: x + 1)]
 """
@@ -138,3 +142,13 @@ def test_builtins_have_their_module_and_strange_values_have_an_identity():
     assert identity_of(unassigned) == identity_of(unassigned)
     late = 1
     assert identity_of(torch.empty(2, device="meta")) != identity_of(torch.empty(3, device="meta"))
+
+
+def test_names_in_studies_are_older_than_the_places_of_functions():
+    """Written by a version whose problems were no package of their own."""
+    known = r'["builtins.function", "chop.nas.architecture.linear"]'
+    assert identity_of(SQUARE_LAYERS["Linear"]) == known
+    assert (
+        identity_of(PrecisionProblem)
+        == '["builtins.type", "chop.mixed_precision.problem.PrecisionProblem"]'
+    )

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from chop.actions.search.precision import PrecisionConfig, prepare, report
+from chop.actions.search.precision_subject import PrecisionSubject
 from chop.errors import ConfigError
 from chop.problems.mixed_precision.layer_sensitivity import sensitivity
 from chop.problems.mixed_precision.problem import PrecisionProblem
@@ -70,9 +71,10 @@ def test_the_job_finds_formats_of_a_regression(line, tmp_path):
     config = PrecisionConfig(
         out=tmp_path, goals=("mse",), metric="mse", trials=4, widths="3,8", sampler="random", keep=0
     )
-    search = prepare(config, line)
+    subject = PrecisionSubject(config, line)
+    search = subject.search
     result = search.run(until=4)
-    write_report(report(config, search, result, line), config.folder)
+    write_report(report(subject, result), config.folder)
     best = json.loads((tmp_path / "precision" / "best.json").read_text())
     assert best["values"]["mse"] == min(
         trial.values["mse"] for trial in result.measured if trial.values["bits"] <= 4

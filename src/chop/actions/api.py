@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from chop import passes
 from chop.actions.compress.job import compress as run_compression
-from chop.actions.compress.report import MODEL_FILES
+from chop.actions.compress.saving import MODEL_FILES
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.given_rows import (
     check_are_used,

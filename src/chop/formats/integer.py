@@ -89,10 +89,13 @@ class Integer(NumberFormat):
         """
         if not isinstance(self.width, int) or not isinstance(self.frac_width, int):
             raise ConfigError(f"{self.label}: call `fitted(x)` first.")
+        return Layout(self._element(self.width, self.frac_width), overflow="infinity")
+
+    def _element(self, width: int, frac_width: int) -> Fixed:
+        """Element of these widths, without the checks that a new format runs."""
         code: Any = "twos_complement" if self.is_signed else "unsigned"
         rounding: Any = "floor" if self.floor else "nearest_even"
-        element = Fixed(self.width, self.frac_width, code, is_symmetric=False, rounding=rounding)
-        return Layout(element, overflow="infinity")
+        return Fixed(width, frac_width, code, is_symmetric=False, rounding=rounding)
 
     @property
     def code_range(self) -> tuple[int, int]:
@@ -195,7 +198,7 @@ class Integer(NumberFormat):
         candidates = range(finest, min(finest + int(self.width) + SATURATING, FRAC_LIMIT + 1))
 
         def squared_error(frac_width: int) -> float:
-            rounded = replace(self, frac_width=frac_width).layout().element.round(sample)
+            rounded = self._element(int(self.width), frac_width).round(sample)
             return (rounded - sample).square().sum().item()
 
         return min(candidates, key=squared_error)

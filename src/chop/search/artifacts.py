@@ -9,6 +9,7 @@ from pathlib import Path
 from chop.base.files import atomic_folder, recover_folders
 from chop.base.files.temporary import remove_orphans
 from chop.errors import ConfigError
+from chop.search.objective import Constraint, Goal, objectives_of
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Config
 
@@ -32,24 +33,48 @@ class Artifacts:
         if keep < 1:
             raise ConfigError(f"keep: expected at least 1, got {keep}.")
         self.folder, self.keep, self.save = folder, keep, save
+        self._leaders: list[TrialRecord] = []
 
-    def offer(self, mine: TrialRecord, so_far: Result) -> None:
-        """Saves what was just measured, if it is among the best of what was measured before."""
-        others = (trial for trial in so_far.trials if trial.number != mine.number)
-        if mine not in Result(so_far.goals, (*others, mine)).top(self.keep):
+    def offer(
+        self, mine: TrialRecord, goals: tuple[Goal | Constraint, ...], so_far: Callable[[], Result]
+    ) -> None:
+        """Saves what was just measured, if it is among the best of what was measured before.
+
+        All trials are ranked only where the last leaders do not beat it, so that a trial takes as
+        long in a large search as in a small one.
+
+        Args:
+            mine: the trial that was measured.
+            goals: objectives and constraints of the search.
+            so_far: gives all trials, those of other workers included.
+        """
+        # A trial that comes later may push several leaders of a Pareto front behind this one.
+        is_settled = self.keep == 1 or len(objectives_of(goals)) == 1
+        is_known = is_settled and len(self._leaders) == self.keep
+        if is_known and mine not in Result(goals, (*self._leaders, mine)).top(self.keep):
+            return
+        others = [trial for trial in so_far().trials if trial.number != mine.number]
+        best = Result(goals, (*others, mine)).top(self.keep)
+        # Whether its worker finishes it is not known yet: another may have taken it over.
+        self._leaders = [trial for trial in best if trial is not mine]
+        if mine not in best:
             return
         self._remove(f".{mine.key}.*.part")
         with atomic_folder(self.folder / mine.key) as unfinished:
             self.save(mine.config, unfinished)
 
-    def clean(self, result: Result) -> None:
+    def clean(self, so_far: Callable[[], Result]) -> None:
         """Removes the folders of finished trials that are not among the best.
 
         Folders of trials that run stay: another worker has just written them.
+
+        Args:
+            so_far: gives all trials; called where there are more folders than `keep`.
         """
         going = ("running", "waiting")
         present = {path.name for path in self.folder.glob("*")}
         if len(present) > self.keep:
+            result = so_far()
             best = {trial.key for trial in result.top(self.keep)}
             for trial in result.trials:
                 if trial.key in present - best and trial.outcome not in going:
@@ -72,7 +97,7 @@ class Artifacts:
             running: keys of the configurations that other workers measure now.
             incomplete: seen before both were read: a trial that was begun since is not among them.
         """
-        self.clean(result)
+        self.clean(lambda: result)
         for path in incomplete:
             if path.name.split(".")[1] not in running:
                 shutil.rmtree(path, ignore_errors=True)

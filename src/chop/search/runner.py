@@ -282,7 +282,7 @@ class Runner:
         if artifacts is not None and outcome.values is not None:
             mine = replace(row.record, outcome="measured", values=outcome.values)
             try:
-                artifacts.offer(mine, self._result())
+                artifacts.offer(mine, self.search.goals, self._result)
             except Exception:
                 self.ledger.sync()
                 if self.ledger.rows[row.number].worker == self.me:
@@ -293,7 +293,7 @@ class Runner:
         if not self.ledger.finish(row, self.me, outcome.name, document):
             raise _LostError("another worker has taken the trial.")
         if artifacts is not None and outcome.values is not None:
-            artifacts.clean(self._result())
+            artifacts.clean(self._result)
         self._call_back(frozen)
 
     def _repeat(self, row: Row, trial: Trial, config: Config) -> None:

@@ -74,7 +74,12 @@ def counted(rows):
     return [BarChart(f"{rows} trials", Axis("trials"), (Bar("measured", (rows,)),))]
 
 
-def report(config, search, result):
+class Toy:
+    def __init__(self, config):
+        self.search = prepare(config)
+
+
+def report(subject, result):
     counts = {"result.json": lambda path: path.write_text(json.dumps(result.counts))}
     rows = [dict(trial.values) for trial in result.measured]
     draw = {"counts.svg": figure(counted, len(rows))}
@@ -91,7 +96,7 @@ def export(config, chosen):
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    job = SearchJob("toy", ToyConfig, prepare, report, export)
+    job = SearchJob("toy", ToyConfig, Toy, report, export)
     monkeypatch.setitem(sys.modules, "toy_job", types.SimpleNamespace(JOB=job))
     monkeypatch.setitem(jobs.JOB_MODULES, "toy", "toy_job")
     return job
@@ -157,9 +162,9 @@ def test_a_worker_saves_models_into_the_folder_that_it_is_given(
 
     def noting(config):
         folders.append(config.folder)
-        return prepare(config)
+        return Toy(config)
 
-    monkeypatch.setitem(toy.__dict__, "prepare", noting)
+    monkeypatch.setitem(toy.__dict__, "load", noting)
     given = ["--out", str(tmp_path / "shared")] if is_given else []
     run = CliRunner().invoke(app, ["search", "worker", str(begun / "search.db"), *given])
     assert run.exit_code == 0, run.output
@@ -337,7 +342,7 @@ def test_passwords_are_neither_kept_nor_told(toy, tmp_path, monkeypatch):
     def stop(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(toy.__dict__, "prepare", stop)
+    monkeypatch.setitem(toy.__dict__, "load", stop)
     with pytest.raises(KeyboardInterrupt) as stopped:
         run_search(toy, config)
     (told,) = stopped.value.__notes__
@@ -373,7 +378,7 @@ def test_what_is_kept_is_true(count, toy, tmp_path, monkeypatch):
         run_search(toy, config)
     monkeypatch.setitem(toy.__dict__, "write", None)
     monkeypatch.setitem(
-        toy.__dict__, "prepare", lambda config: (_ for _ in ()).throw(KeyboardInterrupt)
+        toy.__dict__, "load", lambda config: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt) as stopped:
         run_search(toy, config)

@@ -12,7 +12,7 @@ import torch
 
 from chop import MaseGraph
 from chop.actions.search.job import rebuild, run_search, settings_of
-from chop.actions.search.nas import JOB, NasConfig, architectures, export, prepare
+from chop.actions.search.nas import JOB, NasConfig, NasSubject, architectures, export
 from chop.config import parse
 from chop.data import load_dataset
 from chop.errors import ConfigError
@@ -138,9 +138,10 @@ def test_budgets_modes_and_scores(tmp_path, workload):
 def test_any_process_can_build_the_same_search(tmp_path, workload):
     asked = config(tmp_path, proxy="snip")
     job, again = rebuild({"name": "nas", "settings": json.loads(json.dumps(settings_of(asked)))})
-    assert job is JOB and prepare(again).space.choices == prepare(asked).space.choices
-    chosen = prepare(asked).space.at(0)
-    assert prepare(again).measure(chosen, print) == prepare(asked).measure(chosen, print)
+    first, second = NasSubject(asked), NasSubject(again)
+    assert job is JOB and first.search.space.choices == second.search.space.choices
+    chosen = first.search.space.at(0)
+    assert first.measure(chosen, print) == second.measure(chosen, print)
     assert architectures(asked, workload).num_distinct() == 2 * 2 * (2**4 + 2**8)
 
 
@@ -157,7 +158,7 @@ def test_what_does_not_fit_is_said_before_the_first_trial(tmp_path, workload):
         ({"share": 2.0}, "share: got 2.0"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            prepare(config(tmp_path, **settings))
+            NasSubject(config(tmp_path, **settings))
     with pytest.raises(ConfigError, match="MaseGraph.from_checkpoint reads them"):
         export(config(tmp_path), {})
     run_search(JOB, config(tmp_path, trials=1))

@@ -11,11 +11,12 @@ from torch import nn
 
 from chop.actions.emit.job import emit
 from chop.actions.emit.settings import EmitConfig
-from chop.actions.search import precision, precision_circuit
+from chop.actions.search import precision, precision_circuit, precision_subject
 from chop.actions.search.job import run_search, settings_of
 from chop.actions.search.manage import resume_search
-from chop.actions.search.precision import JOB, problem_of
+from chop.actions.search.precision import JOB
 from chop.actions.search.precision_circuit import CIRCUIT, emit_best
+from chop.actions.search.precision_subject import PrecisionSubject
 from chop.actions.search.settings import PrecisionConfig
 from chop.actions.search.several import run_several
 from chop.base.notices import forget_notices
@@ -60,8 +61,8 @@ def settings(folder, **given):
 @pytest.mark.usefixtures("unpainted")
 def test_a_search_keeps_a_budget_of_lookup_tables_and_goes_on(tmp_path, workload):
     config = settings(tmp_path)
-    costs = {text: problem_of(config, workload).uniform(text) for text in ("4.mse", "8.mse")}
-    ends = [problem_of(config, workload).costs_of(chosen)["lut"] for chosen in costs.values()]
+    problem = PrecisionSubject(config, workload).problem
+    ends = [problem.costs_of(problem.uniform(text))["lut"] for text in ("4.mse", "8.mse")]
     config = settings(tmp_path, budgets={"lut": sum(ends) / 2})
     first = run_search(JOB, replace(config, trials=2))
     noted = json.loads(json.dumps(settings_of(replace(config, trials=6))))
@@ -139,7 +140,7 @@ class Normed(nn.Module):
 def test_a_norm_that_is_written_out_has_a_circuit_in_a_search(tmp_path):
     torch.manual_seed(0)
     given = Workload.of(Normed(), *toy().values())
-    found = problem_of(settings(tmp_path, operators=("linear",)), given)
+    found = PrecisionSubject(settings(tmp_path, operators=("linear",)), given).problem
     assert isinstance(found.layers.mg.model.norm, nn.RMSNorm)
     assert found.costs_of(found.uniform("8.mse"))["lut"] > 0
 
@@ -205,7 +206,7 @@ def test_a_kill_before_the_circuit_is_made_good_by_the_same_command(
             raise KeyboardInterrupt
         note_circuit(config.folder / CIRCUIT, best.number)
 
-    monkeypatch.setattr(precision, "check_can_emit", lambda config: None)
+    monkeypatch.setattr(precision_subject, "check_can_emit", lambda config: None)
     monkeypatch.setattr(precision, "emit_best", emit_as_asked)
     config = settings(tmp_path, seeds=2, trials=2, emit=True, budgets={"lut": 4000})
     with pytest.raises(KeyboardInterrupt):
@@ -235,7 +236,7 @@ def test_yosys_counts_the_best_as_its_device_makes_products(
     tmp_path, workload, monkeypatch, device, has
 ):
     config = settings(tmp_path, device=device)
-    problem, given = problem_of(config, workload), []
+    problem, given = PrecisionSubject(config, workload).problem, []
 
     def emit_nothing(settings, workload, lower, has_multipliers):
         given.append(has_multipliers)
@@ -265,7 +266,7 @@ def test_the_best_is_emitted_and_takes_what_was_estimated(tmp_path, workload, mo
     noted = json.loads((tmp_path / "precision" / "best.json").read_text())
     assert found["accuracy"]["quantized"] == pytest.approx(noted["test_accuracy"])
     emit(EmitConfig(out=folder, check_only=True))
-    problem = problem_of(config, workload)
+    problem = PrecisionSubject(config, workload).problem
     other = DesignCost(Usage(1, 1, 1, 1), 1, 1)
     monkeypatch.setattr(type(problem.circuit), "design", lambda *_: other)
     with pytest.raises(VerificationError, match="the search estimated"):

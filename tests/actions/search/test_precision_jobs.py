@@ -15,10 +15,11 @@ from rich import get_console
 from torch.distributions import Categorical, kl_divergence
 
 from chop.actions.compress.job import CompressConfig, quantize_layers
-from chop.actions.search import precision, precision_rows
+from chop.actions.search import precision, precision_rows, precision_subject
 from chop.actions.search.job import run_search, settings_of
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
+from chop.actions.search.precision_subject import PrecisionSubject
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.config import parse
 from chop.errors import ConfigError
@@ -121,7 +122,7 @@ def test_it_goes_on_and_can_be_rebuilt_from_its_settings(tmp_path, no_training):
 def test_a_search_chooses_inputs_and_weights_apart_by_their_divergence():
     config = PrecisionConfig(widths="2,4,8")
     assert [goal.name for goal in config.all_goals()] == ["kl", "bits"]
-    found = precision.problem_of(config, workload())
+    found = PrecisionSubject(config, workload()).problem
     assert list(found.space.by_name)[:2] == ["first.data_in", "first.weight"]
     # More bits for inputs alone cost nothing of the budget and disturb the answers less.
     narrow = found.uniform("4.mse")
@@ -129,7 +130,7 @@ def test_a_search_chooses_inputs_and_weights_apart_by_their_divergence():
     before, after = (found.score(found.formats(chosen)) for chosen in (narrow, wide))
     assert after["kl"] < before["kl"] / 2
     assert found.space.cost(wide) == found.space.cost(narrow)
-    together = precision.problem_of(PrecisionConfig(widths="2,4,8", per="layer"), workload())
+    together = PrecisionSubject(PrecisionConfig(widths="2,4,8", per="layer"), workload()).problem
     assert list(together.space.by_name) == ["first", "dead", "last"]
 
 
@@ -143,7 +144,7 @@ def test_a_search_chooses_inputs_and_weights_apart_by_their_divergence():
 )
 def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score):
     config = PrecisionConfig(widths="2,8", goals=goals, budgets=budgets)
-    assert precision.problem_of(config, workload()).goal == score
+    assert PrecisionSubject(config, workload()).problem.goal == score
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def search(tmp_path, given=None, **settings):
     config = PrecisionConfig(out=tmp_path, **settings)
     given = given or with_validation()
     result = precision.prepare(config, given).run(config.trials, progress=False)
-    report = precision.report(config, precision.prepare(config, given), result, given)
+    report = precision.report(PrecisionSubject(config, given), result)
     show(*report.blocks, *map(Note, report.closing))
     write_report(report, config.folder)
     lines = (tmp_path / "precision" / "table.csv").read_text().splitlines()
@@ -305,7 +306,7 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     low, high = noted["test_interval_95"]
     assert low < noted["test_accuracy"] < high and noted["compared"] in note
     # The float model's answers as they are, and the best's against them, by hand.
-    best = precision.problem_of(PrecisionConfig(widths="2,4,8"), given)
+    best = PrecisionSubject(PrecisionConfig(widths="2,4,8"), given).problem
     with torch.no_grad():
         x = given.test.columns["x"].split(64)
         exact, changed = (
@@ -376,7 +377,7 @@ def test_a_search_begins_with_what_needs_none(tmp_path):
 def test_what_needs_no_search_is_measured_once(tmp_path, monkeypatch):
     config = PrecisionConfig(out=tmp_path, widths="2,8", trials=80)
     first = precision.prepare(config, with_validation()).start
-    monkeypatch.setattr(precision, "warm_start", None)
+    monkeypatch.setattr(precision_subject, "warm_start", None)
     assert precision.prepare(config, with_validation()).start == first
     (tmp_path / "precision" / "no-search.json").write_text("{")
     with pytest.raises(TypeError):
@@ -384,7 +385,7 @@ def test_what_needs_no_search_is_measured_once(tmp_path, monkeypatch):
 
 
 def test_loss_increases_are_measured_where_there_is_time_and_a_folder_to_keep_them(tmp_path):
-    problem = precision.problem_of(PrecisionConfig(widths="2,4,8"), with_validation())
+    problem = PrecisionSubject(PrecisionConfig(widths="2,4,8"), with_validation()).problem
     goals = PrecisionConfig().all_goals()
     kinds = {
         evaluations: list(warm_start(problem, with_validation().train, goals, evaluations))
@@ -396,7 +397,7 @@ def test_loss_increases_are_measured_where_there_is_time_and_a_folder_to_keep_th
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_quiet_runs_say_nothing_of_the_warm_start(quiet, monkeypatch, capsys):
-    problem = precision.problem_of(PrecisionConfig(widths="2,8"), with_validation())
+    problem = PrecisionSubject(PrecisionConfig(widths="2,8"), with_validation()).problem
     monkeypatch.setattr(get_console(), "quiet", quiet)
     capsys.readouterr()
     goals, train = PrecisionConfig().all_goals(), with_validation().train
@@ -425,7 +426,7 @@ def test_a_search_that_gains_nothing_says_so(tmp_path, capsys):
 
 def test_what_a_search_gains_is_told_with_its_error():
     given = with_validation()
-    found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
+    found = PrecisionSubject(PrecisionConfig(widths="2,8"), given).problem
     test = HeldOutRows(found, Evaluator(found.layers.mg.model, given.test))
     wide, narrow = (test.score(found.uniform(text)) for text in ("8.mse", "2.mse"))
     verdict, told = test.compare(wide, narrow, "no search")
@@ -463,7 +464,7 @@ def test_what_a_search_gains_is_told_with_its_error():
 @pytest.mark.sampled(3)
 def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right, divergence, told):
     given = with_validation()
-    found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
+    found = PrecisionSubject(PrecisionConfig(widths="2,8"), given).problem
     test = HeldOutRows(found, Evaluator(found.layers.mg.model, given.test), goal)
 
     def score(right, divergence):
@@ -477,7 +478,7 @@ def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right,
 
 def test_a_searched_loss_is_that_of_the_rows():
     given = with_validation()
-    found = precision.problem_of(PrecisionConfig(widths="2,8"), given)
+    found = PrecisionSubject(PrecisionConfig(widths="2,8"), given).problem
     test = HeldOutRows(found, Evaluator(found.layers.mg.model, given.test), "loss")
     wide, narrow = (test.score(found.uniform(text)) for text in ("8.mse", "2.mse"))
     with torch.no_grad():

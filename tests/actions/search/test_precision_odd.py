@@ -10,6 +10,7 @@ from torch import nn
 from chop.actions.search import precision, precision_rows
 from chop.actions.search.precision import PrecisionConfig
 from chop.actions.search.precision_recipe import about_recipe
+from chop.actions.search.precision_subject import PrecisionSubject
 from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
 from chop.formats import Float, parse_format_string
@@ -26,7 +27,7 @@ UNTRAINED = {"trials": 4, "widths": "3,8", "force": True}
 def search(given, folder, **settings):
     config = PrecisionConfig(out=folder, **{**UNTRAINED, **settings})
     result = precision.prepare(config, given).run(config.trials, progress=False)
-    report = precision.report(config, precision.prepare(config, given), result, given)
+    report = precision.report(PrecisionSubject(config, given), result)
     show(*report.blocks, *map(Note, report.closing))
     write_report(report, config.folder)
     return result, json.loads((config.folder / "best.json").read_text())

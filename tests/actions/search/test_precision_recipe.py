@@ -8,9 +8,10 @@ import transformers
 
 from chop.actions.compress.job import CompressConfig
 from chop.actions.compress.ptq import quantize_after_training
-from chop.actions.search import precision, precision_rows
+from chop.actions.search import precision_rows
 from chop.actions.search.job import run_search
 from chop.actions.search.precision import JOB, PrecisionConfig
+from chop.actions.search.precision_subject import PrecisionSubject
 from chop.errors import ConfigError
 from chop.formats import format_string
 from chop.formats.recipe import Recipe
@@ -70,7 +71,7 @@ def test_a_recipe_builds_what_was_measured(tmp_path, workload, loaded):
     written = tomllib.loads((tmp_path / "precision" / "recipe.toml").read_text())
     compressed = CompressConfig(**{**written, "formats": tuple(written["formats"])})
     assert list(compressed.operands) == ["weight"]
-    problem = precision.problem_of(config, workload)
+    problem = PrecisionSubject(config, workload).problem
     # A tied table has one choice, and one format.
     names = set(problem.space.by_name)
     assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names

@@ -8,6 +8,7 @@ import torch
 
 from chop.actions.search import precision, precision_rows
 from chop.actions.search.precision import PrecisionConfig
+from chop.actions.search.precision_subject import PrecisionSubject
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.report.charts.best_so_far import best_so_far_charts
@@ -21,7 +22,7 @@ SETTINGS = {"widths": "2,8", "goals": ("accuracy",), "epochs": 2, "lr": 1e-2}
 
 
 def problem(**settings):
-    return precision.problem_of(PrecisionConfig(**{**SETTINGS, **settings}), with_validation())
+    return PrecisionSubject(PrecisionConfig(**{**SETTINGS, **settings}), with_validation()).problem
 
 
 def test_a_trial_is_trained_from_the_same_weights_each_time():
@@ -77,9 +78,9 @@ def test_the_kept_model_is_the_trained_one_and_accuracy_is_drawn_in_percent(
     )
     given = with_validation()
     config = PrecisionConfig(out=tmp_path, **SETTINGS, trials=6, budgets={"bits": 4.5})
-    search = precision.prepare(config, given)
-    result = search.run(6, progress=False)
-    write_report(precision.report(config, search, result, given), config.folder)
+    subject = PrecisionSubject(config, given)
+    result = subject.search.run(6, progress=False)
+    write_report(precision.report(subject, result), config.folder)
     saved = MaseGraph.from_checkpoint(tmp_path / "precision" / "best" / result.best.key / "model")
     noted = json.loads((tmp_path / "precision" / "best.json").read_text())
     assert evaluate(saved.model, given.validation) == result.best.values["accuracy"]

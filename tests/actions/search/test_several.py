@@ -8,11 +8,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from chop.actions.search import precision
+from chop.actions.search import precision_report
 from chop.actions.search.job import _resume_note, find_job
 from chop.actions.search.manage import resume_search
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
+from chop.actions.search.precision_subject import PrecisionSubject
 from chop.actions.search.several import is_several, run_several, searches_of
 from chop.cli.app import app
 from chop.cli.names import known
@@ -34,7 +35,7 @@ def quick(monkeypatch):
     """A model that is trained already, and no figures of single searches."""
     found = Workload(plain(), "classifier", "points", *rows(), torch.device("cpu"), 1, 1e-3)
     monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: found)
-    monkeypatch.setattr(precision, "precision_figures", lambda *told: {})
+    monkeypatch.setattr(precision_report, "precision_figures", lambda *told: {})
 
 
 def per_format(out, **settings):
@@ -169,12 +170,12 @@ def test_every_format_is_searched_and_compared_and_goes_on_after_a_kill(
 
 def test_without_a_warm_start_the_sampler_begins(tmp_path, quick):
     config = PrecisionConfig(out=tmp_path, **QUICK, warm_start=False, budgets={}, trials=2)
-    search = precision.prepare(config)
-    result = search.run(2, progress=False)
-    lines = precision.report(config, search, result).rows
+    subject = PrecisionSubject(config)
+    result = subject.search.run(2, progress=False)
+    lines = precision_report.report(subject, result).rows
     best = f"trial {result.best.number}"
     assert [row["formats"] for row in lines] == ["float", best]
-    uniform = precision.problem_of(config, precision.workload_for(config, None)).uniform("8.mse")
+    uniform = subject.problem.uniform("8.mse")
     assert uniform not in [trial.config for trial in result.measured]
 
 

@@ -16,7 +16,7 @@ from chop.actions.bench.latency import (
 from chop.actions.bench.settings import BenchModelConfig
 from chop.actions.compress.earlier_run import WEIGHTS, compressed_run, workload_config
 from chop.actions.compress.job import compress
-from chop.actions.compress.report import exported_bytes
+from chop.actions.compress.saving import exported_bytes
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.base.files import latest

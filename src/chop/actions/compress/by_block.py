@@ -15,7 +15,8 @@ from chop import passes
 from chop.actions.compress.measure import FLOAT, QUANTIZED, measure, scores_of
 from chop.actions.compress.page import outcome_of
 from chop.actions.compress.ptq import describe_skipped, method_title
-from chop.actions.compress.report import GRAPH_FILE, MODEL_FILES, ONNX_FILE, report_of
+from chop.actions.compress.report import report_of
+from chop.actions.compress.saving import GRAPH_FILE, MODEL_FILES, ONNX_FILE
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.compress.table import Candidate, Row, footnotes, printed_row, terminal_table
 from chop.actions.job import Job, Output, run_job
@@ -237,7 +238,7 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
         *map(Note, footnotes(candidates)),
     )
     write_folder(mg, config, output.results / FOLDER, SHARD)
-    report = report_of(candidates, None, measured, workload, config, output)
+    report = report_of(candidates, None, measured, workload, config)
     report.result["saved"] = printed_row(rounded, metric)
     output.run.leave_out(config.out / BLOCKS)
     saved = (

@@ -14,8 +14,9 @@ from chop.actions.compress.ptq import (
     quantize_after_training,
     quantize_layers,
 )
-from chop.actions.compress.report import MODEL_FILES, about_rows, report_of
+from chop.actions.compress.report import about_rows, report_of
 from chop.actions.compress.samples import check_samples, with_texts
+from chop.actions.compress.saving import MODEL_FILES, save_model
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.compress.table import (
     Candidate,
@@ -103,7 +104,8 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
     chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
     nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
     saved = chosen or (nearest if config.keep_best else None)
-    report = report_of(candidates, saved, measured, workload, config, output)
+    files = None if saved is None else save_model(saved, workload, config, output.results)
+    report = report_of(candidates, files, measured, workload, config)
     closing = [] if chosen else [_nothing_within(nearest, baseline, config, metric)]
     if saved is not None:
         if config.samples:

@@ -1,16 +1,13 @@
-"""Compression results: their report, and the saved model's files."""
+"""Report of a compression, and sentences about the saved model."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from chop import passes
 from chop.actions.bench.latency import (
     compare_with_float,
     describe_fastest,
@@ -18,7 +15,7 @@ from chop.actions.bench.latency import (
     describe_speed,
     speed_tables,
 )
-from chop.actions.bench.ways import LARGEST_PEER, ONNXRUNTIME, WAYS, bench_command, why_not
+from chop.actions.bench.ways import ONNXRUNTIME, WAYS, bench_command
 from chop.actions.compress.doubts import note_doubts
 from chop.actions.compress.page import (
     charts_of_model,
@@ -28,75 +25,42 @@ from chop.actions.compress.page import (
     tiles_of,
     warnings_of,
 )
+from chop.actions.compress.saving import MODEL_FILES, ONNX_FILE, Saved, exported_bytes, file_bytes
 from chop.actions.compress.sensitivity import exact_weights, layer_sensitivities
 from chop.actions.compress.table import Candidate, curves_of, printed_row
-from chop.actions.job import Output
 from chop.actions.next_steps import steps_after_compression
-from chop.base.files import discard_older
-from chop.base.files.temporary import scratch_folder
-from chop.export.onnx.files import DATA
-from chop.ir.graph import MaseGraph
-from chop.nn.packed import why_not_packable
 from chop.quantization.packing import READ_DIRECTLY, explained
 from chop.quantization.summary import format_rows, layer_rows, operator_rows
 from chop.report.charts.accuracy import accuracy_charts
-from chop.report.report import Block, Note, Report, announce, figure, say
+from chop.report.report import Block, Note, Report, figure
 from chop.statistics.intervals import LEVEL_TEXT
-from chop.studies.model import BATCH_SIZES, ModelComparison, weight_bytes
+from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.train.intervals import Score
 from chop.train.rows import has_pictures_in_text
-from chop.workloads.hf_folder import write_model_folder
 from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from chop.actions.compress.settings import CompressConfig
 
-MODEL_FILES = ("model.pt", "model.mz")
-"""Tensors, and the graph with all that is known of it."""
-ONNX_FILE = "model.onnx"
-GRAPH_FILE = "graph.svg"
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The model that is saved.
-
-    Attributes:
-        chosen: as it was measured.
-        packed: the graph with weights as codes.
-        packed_share: how many of its parameters are, 0 to 1.
-        float_layers: the others: path, kind, elements and why they are float.
-    """
-
-    chosen: Candidate
-    packed: MaseGraph
-    packed_share: float
-    float_layers: list[dict[str, Any]]
-
 
 def report_of(
     candidates: Sequence[Candidate],
-    chosen: Candidate | None,
+    saved: Saved | None,
     measured: Sequence[Block],
     workload: Workload,
     config: CompressConfig,
-    output: Output,
 ) -> Report[dict[str, Any]]:
-    """Writes the chosen model beside the results of the run, and reports on it.
+    """Reports on a compression and on the model that was saved.
 
     Args:
         candidates: what was measured, float first.
-        chosen: is saved; None saves no model.
+        saved: the model; None where none was saved.
         measured: the table of the candidates and what stands below it.
         workload: the model and its rows.
         config: the settings.
-        output: the model is written to its results.
-    Raises:
-        WriteError: the disk is full or read-only.
     """
     rows, metric = [candidate.row for candidate in candidates], workload.task.metric
     note_doubts(candidates, workload)
-    saved = _packed(chosen) if chosen else None
     result: dict[str, Any] = {
         "config": {
             **dataclasses.asdict(config),
@@ -115,10 +79,11 @@ def report_of(
     ]
     blocks += measured
     page: dict[str, Any] = {}
-    if saved is None or chosen is None:
+    if saved is None:
         result["versions"] = {"torch": torch.__version__}
     else:
-        blocks += _save(candidates[0], saved, result, workload, config, output)
+        chosen = saved.chosen
+        blocks += _about_saved(candidates[0], saved, result, workload, config)
         page = {
             "warnings": warnings_of(result, chosen),
             "tiles": tiles_of(result, chosen, candidates[0], workload),
@@ -173,42 +138,34 @@ def about_rows(workload: Workload, score: Score) -> str:
     return f"{counts['validation']} validation and {workload.about_test}"
 
 
-def _save(
+def _about_saved(
     exact: Candidate,
     saved: Saved,
     result: dict[str, Any],
     workload: Workload,
     config: CompressConfig,
-    output: Output,
 ) -> list[Block]:
-    """Writes the model and its picture; adds to the result what is known of them.
+    """Adds to the result what is known of the saved model, its speed among it.
 
-    Returns: what `table.md` says of them.
+    Returns: what `table.md` says of it.
     """
-    announce(workload.title, "saving the model and measuring its speed")
-    chosen, packed, folder = saved.chosen, saved.packed, output.results
-    why_no_folder = write_model_folder(packed, config, folder)
-    packed.export(folder / "model")
-    onnx, why_no_onnx = _write_onnx(chosen.graph, folder / ONNX_FILE, config)
-    names = (ONNX_FILE, f"{ONNX_FILE}{DATA}")
-    discard_older(folder, *(name for name in names if not (folder / name).is_file()))
+    chosen, onnx = saved.chosen, saved.onnx
     result |= {
         "saved": printed_row(chosen, workload.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
         "layers": _layers(exact, chosen, result, workload, config),
         "formats": format_rows(chosen.graph),
         "float_bytes": exported_bytes(exact.graph),
-        "saved_bytes": _file_bytes(folder),
+        "saved_bytes": file_bytes(saved.folder),
         "packed_share": saved.packed_share,
         "float_layers": saved.float_layers,
         "onnx": onnx,
-        "why_no_onnx": why_no_onnx,
+        "why_no_onnx": saved.why_no_onnx,
         "versions": {"torch": torch.__version__},
     }
-    packed.draw(folder / GRAPH_FILE)
     is_whole = onnx is not None and not onnx["fallback"]
-    file = folder / ONNX_FILE if is_whole else None
-    how = {"onnx": file, "why_no_onnx": why_no_onnx}
+    file = saved.folder / ONNX_FILE if is_whole else None
+    how = {"onnx": file, "why_no_onnx": saved.why_no_onnx}
     speed, missing = _speed(exact, saved, result, workload, config, how)
     result["speed"] = [] if speed is None else speed.numbers()
     result["not_measured"] = missing
@@ -216,7 +173,7 @@ def _save(
     result["fastest"] = describe_fastest(
         result["speed"], config.out, rounded, missing, config.model
     )
-    result["why_no_folder"] = why_no_folder
+    result["why_no_folder"] = saved.why_no_folder
     title = "The saved model beside float"
     return [
         Note(sizes_of(result), is_printed=False),
@@ -259,51 +216,6 @@ def _layers(
     return [{**row, "sensitivity": found.by_layer.get(row["layer"])} for row in rows]
 
 
-def _write_onnx(
-    mg: MaseGraph, path: Path, config: CompressConfig
-) -> tuple[dict[str, Any] | None, str]:
-    """Exports a graph and describes which of its formats are integers or floats in ONNX.
-
-    A file that was not requested has all formats as integers. It is skipped if it cannot be
-    written.
-
-    Returns: facts about the file, or None if there is none. And the reason for a missing file if
-        its speed would be measured.
-    """
-    if config.onnx is None:
-        return _write_onnx_if_possible(mg, path) if config.bench_seconds else (None, "")
-    if not config.onnx:
-        return None, "--no-onnx skips its file"
-    _, info = passes.export_onnx_interface_pass(mg, {"path": path, "float_fallback": True})
-    if info["fallback"]:
-        say(f"{path.name}: {len(info['fallback'])} operands are floats, ONNX lacks their formats")
-    return _about_onnx(info), ""
-
-
-def _write_onnx_if_possible(mg: MaseGraph, path: Path) -> tuple[dict[str, Any] | None, str]:
-    size = weight_bytes(mg.model)
-    if size > LARGEST_PEER:
-        return None, f"--onnx alone writes its file, as float weights are {size / 1e9:.1f} GB"
-    try:
-        _, info = passes.export_onnx_interface_pass(_on_cpu(mg), {"path": path})
-    except Exception as error:  # exporters have no class of errors in common
-        return None, why_not(error)
-    return _about_onnx(info), ""
-
-
-def _on_cpu(mg: MaseGraph) -> MaseGraph:
-    """The graph, or its copy where it is on another device."""
-    if all(x.device.type == "cpu" for x in mg.model.state_dict().values()):
-        return mg
-    mg = mg.copy()
-    mg.model.cpu()
-    return mg
-
-
-def _about_onnx(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: info[name] for name in ("quantized", "fallback", "size_bytes", "session_config")}
-
-
 def _speed(
     exact: Candidate,
     saved: Saved,
@@ -329,17 +241,6 @@ def _speed(
     )
 
 
-def _packed(chosen: Candidate) -> Saved:
-    """The graph with weights as codes, where it has some in formats."""
-    mg = chosen.graph
-    if not any(why_not_packable(module) is None for module in mg.model.modules()):
-        return Saved(chosen, mg, 0.0, [])
-    packed, info = passes.pack_transform_pass(mg.sharing_copy(), {"silent": True}, inplace=True)
-    names = ("layer", "kind", "elements", "why_float", "parameters")
-    floats = [{n: row[n] for n in names} for row in info["rows"] if row["why_float"]]
-    return Saved(chosen, packed, info["packed_share"], floats)
-
-
 def packing_of(result: Mapping[str, Any]) -> str:
     """The share of the parameters that are packed, and what stays float and why, as one line."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -354,17 +255,6 @@ def packing_of(result: Mapping[str, Any]) -> str:
         direct = explained(reason, [name for row in rows for name in row["parameters"]])
         texts.append(f"Not quantized: {elements:,} numbers {of if kind else f'that {direct}'}.")
     return " ".join(texts)
-
-
-def exported_bytes(mg: MaseGraph) -> dict[str, int]:
-    """Sizes of the files that a graph is exported to."""
-    with scratch_folder("sizes") as folder:
-        mg.export(folder / "model")
-        return _file_bytes(folder)
-
-
-def _file_bytes(folder: Path) -> dict[str, int]:
-    return {name: (folder / name).stat().st_size for name in MODEL_FILES}
 
 
 def sizes_of(result: Mapping[str, Any]) -> str:

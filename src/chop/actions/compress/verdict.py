@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from chop.actions.bench.latency import Fastest, describe_speed, find_fastest, no_gain
 from chop.actions.bench.ways import LOADED, ONNXRUNTIME, SAVED, in_folder
 from chop.actions.compress.report import (
-    ONNX_FILE,
     describe_files,
     float_onnx_bytes,
     rounds_inputs,
     smaller,
     times_smaller,
 )
+from chop.actions.compress.saving import ONNX_FILE
 from chop.workloads.hf_folder import FOLDER
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from chop.actions.job import Job, Output, run_job
 from chop.actions.search.settings import SearchConfig
@@ -34,6 +34,7 @@ from chop.train.tasks import share_metrics
 if TYPE_CHECKING:
     from chop.search.result import Result, TrialRecord
     from chop.search.study import Search
+    from chop.workloads.workload import Workload
 
 BEST_FILE = "best.json"
 """What a search notes of its best configuration."""
@@ -45,15 +46,25 @@ JOB_MODULES = {
 }
 
 
+class Subject(Protocol):
+    """What a search is about: its model and rows, loaded once for search, report and circuit."""
+
+    @property
+    def search(self) -> Search:
+        """The search, which has not run. Another process gets the same of the same settings."""
+
+
+S = TypeVar("S", bound=Subject)
+
+
 @dataclass(frozen=True)
-class SearchJob:
+class SearchJob(Generic[S]):
     """One kind of search.
 
     Attributes:
         name: what the command is called.
         config: its settings.
-        prepare: loads what is searched over; the search it returns has not run. Called again with
-            the same settings in another process it gives the same search.
+        load: loads what is searched over.
         report: tables and figures of a result, which is that of the report.
         export: the settings of `chop compress` that build a configuration.
         split: by its label, what is changed in the settings for each of several searches that they
@@ -65,27 +76,27 @@ class SearchJob:
 
     name: str
     config: type[SearchConfig]
-    prepare: Callable[[Any], Search]
-    report: Callable[[Any, Search, Result], Report[Result]]
+    load: Callable[[Any], S]
+    report: Callable[[S, Result], Report[Result]]
     export: Callable[[Any, Mapping[str, str]], dict[str, Any]]
     split: Callable[[Any], Mapping[str, Mapping[str, Any]]] = lambda config: {}
     describe: Callable[[Any], Mapping[str, Any]] = lambda config: {}
-    finish: Callable[[Any, Result], None] = lambda config, result: None
+    finish: Callable[[S, Result], None] = lambda subject, result: None
     is_complete: Callable[[Any], bool] = lambda config: True
 
 
-def find_job(name: str) -> SearchJob:
+def find_job(name: str) -> SearchJob[Any]:
     """The job of that name.
 
     Raises:
         ConfigError: there is none.
     """
     check_known(name, JOB_MODULES, "search job")
-    job: SearchJob = importlib.import_module(JOB_MODULES[name]).JOB
+    job: SearchJob[Any] = importlib.import_module(JOB_MODULES[name]).JOB
     return job
 
 
-def run_search(job: SearchJob, config: SearchConfig, others: int = 0) -> Result:
+def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Result:
     """Searches until `config.trials` configurations are measured, and writes the result.
 
     Called again with the same settings it goes on where the last run stopped.
@@ -95,12 +106,17 @@ def run_search(job: SearchJob, config: SearchConfig, others: int = 0) -> Result:
         config: its settings.
         others: searches of the same command that come after it.
     """
+    opened: list[S] = []
+
+    def load(config: SearchConfig, _: Workload | None) -> Search:
+        opened.append(job.load(config))
+        return opened[0].search
 
     def searched(config: SearchConfig, search: Search, output: Output) -> Report[Result]:
         extensions = dataclasses.asdict(Extensions.of_this_process())
         search.note_job(job.name, settings_of(config), extensions)
         result = search.run(until=config.trials, workers=config.workers)
-        best, report = result.best, job.report(config, search, result)
+        best, report = result.best, job.report(opened[0], result)
         saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).glob("*")
         tiles = [*report.tiles, *search_tiles(result, search.space, share_metrics())]
         return replace(report, tiles=tiles, written=[*report.written, *saved])
@@ -108,13 +124,13 @@ def run_search(job: SearchJob, config: SearchConfig, others: int = 0) -> Result:
     whole: Job[SearchConfig, Search, Result] = Job(
         f"search {job.name}",
         searched,
-        load=lambda config, _: job.prepare(config),
+        load=load,
         kept=lambda config: _resume_note(config, others),
         settings=lambda config, _: settings_of(config),
         folder=lambda config: config.folder,
     )
     result = run_job(whole, config)
-    job.finish(config, result)
+    job.finish(opened[0], result)
     return result
 
 
@@ -183,7 +199,7 @@ def settings_of(config: SearchConfig) -> dict[str, Any]:
     return {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
 
 
-def rebuild(noted: Mapping[str, Any]) -> tuple[SearchJob, SearchConfig]:
+def rebuild(noted: Mapping[str, Any]) -> tuple[SearchJob[Any], SearchConfig]:
     """The job and settings that a study was begun with."""
     job = find_job(noted["name"])
     return job, parse(job.config, noted["settings"], f"chop search {job.name}")

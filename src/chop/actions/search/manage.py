@@ -32,7 +32,7 @@ from chop.config import parse
 from chop.errors import ConfigError
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs.interrupt import with_interruption_note
-from chop.search import Result, TrialRecord
+from chop.search import Result, Search, TrialRecord
 from chop.search.location import MEMORY, storage_file, without_password
 from chop.search.reading import choice_rows, load_search
 from chop.search.result import OUTCOMES
@@ -111,7 +111,7 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
     kept = "finished trials are kept; any worker goes on with the rest."
     with matmul_precision(config.matmul_precision), with_interruption_note(lambda: kept):
         with _explaining(noted):
-            search = job.prepare(config)
+            search: Search = job.load(config).search
         return search.run(until=config.trials, wait=False)
 
 
@@ -161,7 +161,7 @@ def _writable(out: Path) -> Iterator[Path]:
 
 def _rebuilt(
     noted: Mapping[str, Any], changes: Mapping[str, Any], command: str
-) -> tuple[SearchJob, SearchConfig]:
+) -> tuple[SearchJob[Any], SearchConfig]:
     """The job of a study and its settings, on the storage where it was found.
 
     Args:

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from rich import get_console
@@ -40,39 +41,62 @@ MOST_COUNTED = 500
 """Combinations of fields up to which the different architectures are counted."""
 
 
-def prepare(config: NasConfig, workload: Workload | None = None) -> Search:
-    """The search over the architectures of what `config` names; it has not run.
+class NasSubject:
+    """Architectures that are searched over, and their training, each built once.
 
+    Args:
+        config: the settings.
+        workload: a trained model and rows of the caller; None loads what `config` names.
     Raises:
         ConfigError: settings that do not fit the model.
         UnavailableError: the model or the data set is not there.
+
+    Attributes:
+        config: the settings.
+        workload: the model and its rows.
+        found: the architectures.
+        measure: trains and judges one.
     """
-    workload = workload_for(config, workload)
-    if workload.judge is not None and not workload.task.can_train:
-        raise ConfigError(
-            "--evaluate judges the models, and no loss is known to train them by: give --loss "
-            "file.py:fn or --task."
+
+    def __init__(self, config: NasConfig, workload: Workload | None = None) -> None:
+        workload = workload_for(config, workload)
+        if workload.judge is not None and not workload.task.can_train:
+            raise ConfigError(
+                "--evaluate judges the models, and no loss is known to train them by: give --loss "
+                "file.py:fn or --task."
+            )
+        if workload.judge is None and workload.task.metric.name != "accuracy":
+            raise ConfigError(
+                "chop search nas judges classifiers by accuracy, not by "
+                f"{workload.task.metric.name}."
+            )
+        self.config, self.workload = config, workload
+        self.found = architectures(config, workload)
+        self.measure = _measure(config, self.found, workload)
+
+    @cached_property
+    def search(self) -> Search:
+        """The search over the architectures; it has not run."""
+        config, workload, measure = self.config, self.workload, self.measure
+        return config.search(
+            _filtered(config, self.found, measure),
+            measure,
+            config.all_goals(),
+            save=measure.save,
+            problem={
+                "rows": fingerprint_of_rows(workload.train),
+                "base": _model_config_json(workload.model),
+                "training": measure.training,
+                "compression": dataclasses.asdict(measure.compression),
+                "proxy": [config.proxy, config.share],
+                **_judged(workload),
+            },
         )
-    if workload.judge is None and workload.task.metric.name != "accuracy":
-        raise ConfigError(
-            f"chop search nas judges classifiers by accuracy, not by {workload.task.metric.name}."
-        )
-    found = architectures(config, workload)
-    measure = _measure(config, found, workload)
-    return config.search(
-        _filtered(config, found, measure),
-        measure,
-        config.all_goals(),
-        save=measure.save,
-        problem={
-            "rows": fingerprint_of_rows(workload.train),
-            "base": _model_config_json(workload.model),
-            "training": measure.training,
-            "compression": dataclasses.asdict(measure.compression),
-            "proxy": [config.proxy, config.share],
-            **_judged(workload),
-        },
-    )
+
+    @cached_property
+    def labels(self) -> int | None:
+        """Number of validation labels; None where a function of the user judges."""
+        return None if self.workload.judge else _labeled(self.measure.validation)
 
 
 def _judged(workload: Workload) -> dict[str, str]:
@@ -130,9 +154,7 @@ def _filtered(config: NasConfig, found: Architectures, measure: TrainedMeasure) 
     return best_share(found.space, score, share=config.share, seed=config.seed)
 
 
-def report(
-    config: NasConfig, search: Search, result: Result, workload: Workload | None = None
-) -> Report[Result]:
+def report(subject: NasSubject, result: Result) -> Report[Result]:
     """Reports a search in `table.csv`, `table.md`, `best.json`, and `search_figures`.
 
     Raises:
@@ -140,9 +162,8 @@ def report(
     """
     if not result.measured:
         raise ConfigError(result.why_nothing)
-    workload = workload_for(config, workload)
-    validation = split_rows(workload.train, config.validation, seed=config.seed)[1]
-    count = None if workload.judge is not None else _labeled(validation)
+    config, workload, search = subject.config, subject.workload, subject.search
+    count = subject.labels
     title = f"{short_name(config.model)}: architectures, best first"
     rows = [_row(search, trial, workload.task.metric, count) for trial in result.ranked]
     if workload.judge is not None:
@@ -159,7 +180,7 @@ def report(
             documents={"table.md": shown},
             closing=[closing],
         )
-    noted = _describe(config, search, result, result.best, workload, count)
+    noted = _describe(subject, result, result.best)
     about = f"{short_name(config.model)}: architectures"
     figures = search_figures(config.sampler, result, search.space, about, PERCENT)
     found = report_of_tables({"table": table}, result, figures)
@@ -251,21 +272,14 @@ def _row(search: Search, trial: TrialRecord, metric: Metric, count: int | None) 
     }
 
 
-def _describe(
-    config: NasConfig,
-    search: Search,
-    result: Result,
-    best: TrialRecord,
-    workload: Workload,
-    validation: int | None,
-) -> dict[str, Any]:
+def _describe(subject: NasSubject, result: Result, best: TrialRecord) -> dict[str, Any]:
     """The best architecture, with its accuracy on rows that the search has not seen.
 
     Its model is trained again where `config.folder` has none.
     """
-    found = architectures(config, workload)
+    config, workload, validation = subject.config, subject.workload, subject.labels
     if validation is None:
-        return _about_best(config, search, result, best, found)
+        return _about_best(subject, result, best)
     saved = config.folder / "best" / best.key / "model"
     if saved.with_suffix(".pt").is_file():
         model: nn.Module = MaseGraph.from_checkpoint(saved).model
@@ -274,11 +288,11 @@ def _describe(
         get_console().print(
             f"{message}: training it again, for its test accuracy", highlight=False, markup=False
         )
-        model = _measure(config, found, workload).trained(best.config)
+        model = subject.measure.trained(best.config)
     accuracy = evaluate(model, workload.test, device=workload.device)
     count = _labeled(workload.test)
     return {
-        **_about_best(config, search, result, best, found),
+        **_about_best(subject, result, best),
         "validation_rows": validation,
         "validation_interval_95": wilson_of_share(best.values["accuracy"], validation),
         "test_accuracy": accuracy,
@@ -287,18 +301,17 @@ def _describe(
     }
 
 
-def _about_best(
-    config: NasConfig, search: Search, result: Result, best: TrialRecord, found: Architectures
-) -> dict[str, Any]:
+def _about_best(subject: NasSubject, result: Result, best: TrialRecord) -> dict[str, Any]:
     """The best architecture and how it was found."""
+    found, space = subject.found, subject.search.space
     combinations = math.prod(map(len, found.fields.values()))
     return {
-        "choices": dict(search.space.folded(best.config)),
+        "choices": dict(space.folded(best.config)),
         "values": dict(best.values),
         "key": best.key,
-        "compression": config.compression,
+        "compression": subject.config.compression,
         "measured": len(result.measured),
-        "configurations": search.space.size,
+        "configurations": space.size,
         "different": found.num_distinct() if combinations <= MOST_COUNTED else None,
     }
 
@@ -315,5 +328,5 @@ def export(config: NasConfig, chosen: Config) -> dict[str, Any]:
     )
 
 
-JOB = SearchJob(NasConfig.JOB_NAME, NasConfig, prepare, report, export)
+JOB = SearchJob(NasConfig.JOB_NAME, NasConfig, NasSubject, report, export)
 """Behind `chop search nas`."""

@@ -1,4 +1,4 @@
-"""Report of a precision search: figures, and tables with intervals.
+"""Report of a precision search: table, figures, `best.json`, recipes, and next steps.
 
 Test numbers are given for float, of one option everywhere, of what needs no search, and of the best
 alone. The rest of a Pareto front has numbers of the search only: a reader who chose among it by
@@ -7,221 +7,181 @@ test numbers would be left without a test, as trials that were chosen by them wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from chop.actions.next_steps import export_search_step, steps_after_search
-from chop.actions.search.job import best_model
-from chop.actions.search.precision_recipe import RECIPE_FILE, PrecisionResult
+from chop.actions.search.job import BEST_FILE, best_model, where_model_is
+from chop.actions.search.precision_evaluation import Evaluation, evaluate_search, shown_trials
+from chop.actions.search.precision_figures import page_tables, precision_figures
+from chop.actions.search.precision_recipe import (
+    RECIPE_FILE,
+    PrecisionResult,
+    about_recipe,
+    recipe_files,
+    recipe_of,
+)
+from chop.actions.search.precision_rows import fitting
+from chop.actions.search.precision_subject import PrecisionSubject
+from chop.actions.search.precision_table import judged_note, judged_row, note_of, table_row
 from chop.actions.search.settings import PrecisionConfig
-from chop.problems.mixed_precision import PrecisionProblem
-from chop.problems.mixed_precision.candidates import short_texts
-from chop.problems.mixed_precision.held_out import HeldOutScore
-from chop.problems.mixed_precision.warm_start import LABEL
-from chop.report.charts.accuracy import Curve, Trials, accuracy_charts
-from chop.report.charts.heat_map import layer_map_charts
-from chop.report.format_legend import format_legend
-from chop.report.report import Step, Table, Writer, figure_files
-from chop.report.search_figures import about_trial, search_figures
-from chop.search import Config, Result, TrialRecord
+from chop.base.files import write_json
+from chop.errors import ConfigError
+from chop.problems.mixed_precision.held_out import HeldOutRows
+from chop.report.measured import MeasuredTable, report_of_tables
+from chop.report.report import Cell, Report, Step, Tile
+from chop.runs import Outcome
+from chop.search import Result
+from chop.search.objective import objectives_of
 from chop.statistics.intervals import LEVEL_TEXT
-from chop.train import Metric
 from chop.train.evaluator import Evaluator
-from chop.train.intervals import interval_note
 
 
-def table_row(
-    label: str,
-    values: Mapping[str, float],
-    metric: Metric,
-    test: HeldOutScore | None,
-    circuit: Sequence[tuple[str, int]] = (),
-) -> dict[str, Any]:
-    """A line of the table.
+def report(subject: PrecisionSubject, result: Result) -> Report[Result]:
+    """Reports a search in `table.csv`, `table.md`, `best.json` and `precision_figures`.
 
-    Args:
-        label: what the formats are called.
-        values: numbers and costs on the rows of the search.
-        metric: the task's.
-        test: None leaves the columns of the test rows empty.
-        circuit: which numbers of a circuit have a column, and places of their fractions.
+    Raises:
+        ConfigError: nothing was measured.
     """
-    interval = None if test is None or test.interval is None else test.interval
-    row = {
-        "formats": label,
-        "bits": values["bits"],
-        "activation_bits": f"{values['activation_bits']:.2f}",
-        "kilobytes": f"{values['bytes'] / 1000:.1f}",
-        f"search {metric.name}": values[metric.name],
-        "search loss": f"{values['loss']:.4f}",
-    }
-    for name, places in circuit:
-        row[name] = f"{values[name]:.{places}f}" if name in values else None
-    test_kl = None if test is None else test.kl
-    if "kl" in values:
-        row["search kl"] = f"{values['kl']:.4g}"
-    row[f"test {metric.name}"] = None if test is None else test.value
-    row["95% interval"] = interval and " to ".join(map(metric.format_value, interval))
-    if "kl" in values:
-        row["test kl"] = None if test_kl is None else f"{test_kl:.4g}"
-    return row
+    if not result.measured:
+        raise ConfigError(result.why_nothing)
+    config, found, workload = subject.config, subject.problem, subject.workload
+    held_out = Evaluator(
+        found.layers.mg.model,
+        fitting(workload.test, workload),
+        batch_size=config.eval_batch_size,
+        task=workload.task,
+    )
+    test = HeldOutRows(found, held_out, objectives_of(result.goals)[0].name)
+    evaluation = evaluate_search(subject, result, test)
+    table = _table(subject, result, evaluation, test)
+    figures = precision_figures(
+        config.sampler, found, result, subject.begin, table.rows, workload.title
+    )
+    recipes = {trial.number: recipe_of(found, trial.config) for trial in shown_trials(result)}
+    kept = {number: recipe for number, recipe in recipes.items() if recipe is not None}
+    whole = PrecisionResult(result.goals, result.trials, kept)
+    report: Report[Result] = report_of_tables({"table": table}, whole, figures)
+    report = replace(report, tables=page_tables(config, whole))
+    if whole.best is None:
+        return replace(report, closing=[f"{_nearest(whole)}; {config.folder}"])
+    noted = _best(subject, whole, evaluation, len(test.held_out))
+    own = {BEST_FILE: lambda path: write_json(path, noted)} | recipe_files(config, whole)
+    return replace(
+        report,
+        files={**report.files, **own},
+        closing=[
+            _closing(subject, whole, evaluation, test),
+            about_recipe(config, whole, found.formats(whole.best.config)),
+        ],
+        tiles=[_tile(subject, evaluation, test)],
+        outcome=_outcome(subject, whole, evaluation),
+        steps=_steps(config, whole),
+    )
 
 
-def judged_row(
-    label: str,
-    values: Mapping[str, float],
-    metric: Metric,
-    score: HeldOutScore | None,
-    circuit: Sequence[tuple[str, int]] = (),
+def _table(
+    subject: PrecisionSubject, result: Result, evaluation: Evaluation, test: HeldOutRows
+) -> MeasuredTable:
+    """The table of the search beside what needs none, with its note."""
+    workload, metric = subject.workload, subject.workload.task.metric
+    row_of = table_row if workload.judge is None else judged_row
+    circuit = subject.config.circuit_columns()
+    lines = [
+        row_of(label, values, metric, evaluation.scores.get(label), circuit)
+        for label, values in evaluation.values.items()
+    ]
+    count = len(test.held_out)
+    note = note_of(
+        subject.split.about,
+        count,
+        workload.count_test(count),
+        test.held_out,
+        shown_trials(result),
+        evaluation.compared,
+    )
+    if workload.judge is not None:
+        note = judged_note(workload.about_test, test.has_rows, evaluation.compared)
+    columns = dict.fromkeys((metric.name, f"search {metric.name}", f"test {metric.name}"), metric)
+    return MeasuredTable(f"{workload.title}: mixed precision beside uniform", lines, columns, note)
+
+
+def _best(
+    subject: PrecisionSubject, result: Result, evaluation: Evaluation, test_rows: int
 ) -> dict[str, Any]:
-    """Returns the table row if a function of the user computes the score on its own rows."""
-    interval = None if score is None else score.interval
+    """Content of `best.json`."""
+    best, held_out = result.best, evaluation.scores[evaluation.best]
+    assert best is not None
     return {
-        "formats": label,
-        "bits": values["bits"],
-        "activation_bits": f"{values['activation_bits']:.2f}",
-        "kilobytes": f"{values['bytes'] / 1000:.1f}",
-        metric.name: values[metric.name],
-        "95% interval": interval and " to ".join(map(metric.format_value, interval)),
-        **{name: f"{values[name]:.{n}f}" if name in values else None for name, n in circuit},
+        "choices": dict(best.config),
+        "key": best.key,
+        "values": dict(best.values),
+        "search_rows": subject.split.about,
+        "test_rows": test_rows,
+        f"test_{subject.workload.task.metric.name}": held_out.value,
+        "test_interval_95": held_out.interval,
+        "test_kl": held_out.kl,
+        "compared": evaluation.compared,
+        "measured": len(result.measured),
+        "configurations": subject.search.space.size,
     }
 
 
-def judged_note(about: str, has_rows: bool, compared: str) -> str:
-    """Returns the note below the table if a function of the user computes the score."""
-    kind = f"Intervals are at {LEVEL_TEXT}, of one number for each row."
-    single = "The function gives one number, which has no interval."
-    return f"{about} {kind if has_rows else single} {compared}".strip()
-
-
-def note_of(
-    searched: str,
-    count: int,
-    tested: str,
-    held_out: Evaluator,
-    front: list[TrialRecord],
-    compared: str,
+def _closing(
+    subject: PrecisionSubject, result: Result, evaluation: Evaluation, test: HeldOutRows
 ) -> str:
-    """Returns the note below the table.
-
-    Args:
-        searched: number and kind of the rows that trials were measured on.
-        count: number of test rows.
-        tested: number and kind of the test rows.
-        held_out: evaluator on the test rows.
-        front: Pareto front of the search.
-        compared: gain of the search, in words.
-    """
-    parts = [f"search: {searched}.", f"test: {tested}, used for reporting only."]
-    parts.append(interval_note(held_out.task.metric))
-    if len(held_out.labels) > count:
-        parts.append("Tokens of one text count as independent.")
-    if len(front) > 1:
-        parts.append(
-            "Of the Pareto front only the best by the first goal has test numbers: to choose "
-            "among the others by them would leave no test."
-        )
-    return " ".join([*parts, compared]).strip()
-
-
-def shown_of(result: Result) -> list[TrialRecord]:
-    """The front, or the nearest where nothing keeps within the budgets."""
-    return result.front or result.ranked[:1]
-
-
-def precision_figures(
-    sampler: str,
-    found: PrecisionProblem,
-    result: Result,
-    begin: Mapping[str, Config],
-    rows: list[dict[str, Any]],
-    title: str,
-) -> dict[str, Writer]:
-    """Figures of a search over formats, those of `search_figures` among them.
-
-    `accuracy` (named by the metric): that on the rows of the search against average bits, of every
-    trial, of the front, of the same format everywhere and of what needs no search; of the best on
-    the test rows as well. `formats`: the bits of each layer, with its format in the cell.
-
-    Args:
-        sampler: label of the curve.
-        found: what was searched over.
-        result: with what was measured.
-        begin: what needed no search, by its label.
-        rows: the table: float, one option everywhere (if measured), `begin`, and what the search
-            found.
-        title: above each figure.
-    """
-    metric, shown = found.evaluator.task.metric, shown_of(result)
-    where, place = "search ", " on the rows of the search"
-    if found.judge is not None:
-        where, place = "", ""
-    uniform = [row for row in rows if row["formats"] in found.options]
-    ahead = [row for row in rows if row["formats"] in begin]
-    searched = rows[1 + len(uniform) + len(ahead) :]
-    parts = {"the same everywhere": uniform, LABEL: ahead, "searched": searched}
-    curves = [
-        Curve(label, [(row["bits"], row[f"{where}{metric.name}"]) for row in part])
-        for label, part in parts.items()
-        if part
-    ]
-    best, name = searched[0], f"test {metric.name}"
-    if best.get(name) is not None:  # a function judges once, on rows of its own
-        point = [(best["bits"], best[name])]
-        curves.append(Curve(f"{best['formats']} on the test rows", point, "searched", dashed=True))
-    trials = Trials(
-        [(trial.values["bits"], trial.values[metric.name]) for trial in result.measured],
-        [about_trial(trial) for trial in result.measured],
+    """The line about the best."""
+    config, workload, best = subject.config, subject.workload, result.best
+    assert best is not None
+    metric, values = workload.task.metric, best.values
+    reached = evaluation.scores[evaluation.best].formatted(metric)
+    if workload.judge is None:
+        chosen_by = metric.format_value(values[metric.name])
+        counted = workload.count_test(len(test.held_out))
+        searched = f"{chosen_by} on {len(subject.split.rows)} rows of the search"
+        reached = f"{searched} and {reached} on {counted}"
+    return (
+        f"best: {values['bits']:.2f} bits per weight, {metric.name} {reached}"
+        f"{evaluation.verdict}; {config.folder}{where_model_is(config, best)}"
     )
-    accuracy = figure_files(
-        metric.name,
-        accuracy_charts,
-        curves,
-        {"float": rows[0][f"{where}{metric.name}"]},
-        xlabel="bits per weight",
-        title=f"{title}: {metric.name}{place} against bits, every trial",
-        metric=metric,
-        trials=trials,
+
+
+def _nearest(result: Result) -> str:
+    """The line where nothing keeps within the budgets."""
+    nearest = result.ranked[0]
+    reached = ", ".join(f"{goal.name} {nearest.values[goal.name]:.4g}" for goal in result.goals)
+    beyond = f"the nearest, trial {nearest.number}, has {reached}"
+    return f"no configuration keeps within the budgets; {beyond}"
+
+
+def _tile(subject: PrecisionSubject, evaluation: Evaluation, test: HeldOutRows) -> Tile:
+    """The best's score on the test rows, for the page."""
+    workload, metric = subject.workload, subject.workload.task.metric
+    score = evaluation.scores[evaluation.best]
+    about = f"float {evaluation.scores['float'].format_cell(metric)}"
+    about += "" if workload.judge else f", {workload.count_test(len(test.held_out))}"
+    interval = f" ({LEVEL_TEXT} interval)" if score.interval else ""
+    cell = Cell(score.value, score.format_cell(metric))
+    return Tile(f"{metric.name} of the best{interval}", cell, about)
+
+
+def _outcome(subject: PrecisionSubject, result: Result, evaluation: Evaluation) -> Outcome:
+    """The best's numbers, for the list of runs."""
+    metric, best = subject.workload.task.metric, result.best
+    assert best is not None
+    return Outcome(
+        data=subject.workload.dataset,
+        metric=metric.name,
+        value=evaluation.scores[evaluation.best].value,
+        reference=evaluation.scores["float"].value,
+        is_share=metric.is_share,
+        bits=best.values["bits"],
+        size_bytes=round(best.values["bytes"]),
     )
-    mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in shown}}
-    cells = {
-        (name, label): found.bits(name, chosen[name])
-        for name in found.targets
-        for label, chosen in mixed.items()
-    }
-    short, meaning = short_texts(found.options)
-    written = {(name, label): short[mixed[label][name]] for name, label in cells}
-    formats = figure_files(
-        "formats",
-        layer_map_charts,
-        cells,
-        xlabel="",
-        measure="bits",
-        title=f"{title}: format of each layer{f' ({meaning})' * bool(meaning)}",
-        texts=written,
-    )
-    shares = (metric.name,) if metric.is_share else ()
-    return {**accuracy, **formats, **search_figures(sampler, result, found.space, title, shares)}
 
 
-def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
-    """Returns tables of the chosen formats of each layer and of their meaning, for a page."""
-    legend = format_legend(config.candidates().values())
-    return [formats_table(result), *([legend] if legend else [])]
-
-
-def formats_table(result: Result) -> Table:
-    """What was chosen for every layer, and the circuit, of the front, a column each, for a page."""
-    shown = shown_of(result)
-    rows = [
-        {"choice": name, **{f"trial {trial.number}": trial.config[name] for trial in shown}}
-        for name in shown[0].config
-    ]
-    return Table("Formats by layer", rows)
-
-
-def search_steps(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
-    """Returns steps that build and load the best. Without a recipe they list formats by layer."""
+def _steps(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
+    """Steps that build and load the best. Without a recipe they list formats by layer."""
     assert result.best is not None
     has_recipe = result.best.number in result.recipes
     recipe = config.folder / RECIPE_FILE if has_recipe else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from chop.actions.search.settings import PrecisionConfig
 from chop.base.notices import assume
@@ -18,16 +19,32 @@ KL = "kl"
 """Divergence of the answers from the float model's."""
 
 
-def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows, str]:
-    """What trials are measured on: rows that the model was not trained on where there are any.
+class SearchRows(NamedTuple):
+    """Rows that trials are measured on.
 
-    Returns: the workload, without those rows among its training rows where they are validation
-        rows; the rows; what they are, in words.
+    Attributes:
+        workload: without those rows among its training rows where they are validation rows.
+        rows: the rows.
+        about: number and kind of the rows, in words.
+    """
+
+    workload: Workload
+    rows: Rows
+    about: str
+
+
+def rows_of(config: PrecisionConfig, workload: Workload) -> SearchRows:
+    """Rows that trials are measured on: those that the model was not trained on, if there are any.
+
+    Args:
+        config: settings with the number of rows.
+        workload: a trained model and all its rows.
     """
     split = workload
     if workload.judge is not None:
         rows = fitting(workload.train.spread(config.search_rows), workload)
-        return workload, rows, f"{len(rows)} training rows, only for predicting a start"
+        about = f"{len(rows)} training rows, only for predicting a start"
+        return SearchRows(workload, rows, about)
     if workload.validation is not None or len(workload.train) > 1:
         split = workload.with_validation()
     validation = split.validation
@@ -36,13 +53,13 @@ def rows_of(config: PrecisionConfig, workload: Workload) -> tuple[Workload, Rows
         rows = fitting(validation.spread(config.search_rows), workload)
         seen = ", held out of training rows that the model may have seen elsewhere"
         rows_used = f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}"
-        return split, rows, rows_used
+        return SearchRows(split, rows, rows_used)
     rows = fitting(workload.train.spread(config.search_rows), workload)
     rows_used = (
         f"{len(rows)} training rows, which the model has seen and answers better than others "
         f"({count} validation rows are too few)"
     )
-    return workload, rows, rows_used
+    return SearchRows(workload, rows, rows_used)
 
 
 def goals_for(config: PrecisionConfig, workload: Workload) -> PrecisionConfig:

@@ -37,12 +37,12 @@ NOT_OF_STUDIES = re.compile(r"[^\w\-.,+=()]+")
 Config = TypeVar("Config", bound=SearchConfig)
 
 
-def is_several(job: SearchJob, config: SearchConfig) -> bool:
+def is_several(job: SearchJob[Any], config: SearchConfig) -> bool:
     """Returns true if settings stand for more than one search."""
     return config.seeds > 1 or bool(config.samplers) or bool(job.split(config))
 
 
-def searches_of(job: SearchJob, config: Config) -> dict[str, list[Config]]:
+def searches_of(job: SearchJob[Any], config: Config) -> dict[str, list[Config]]:
     """The settings of each search that `config` stands for, by the label of its curve.
 
     Each is a study of its own in the storage of `config`, NAME-SAMPLER-seed-N, and writes into a
@@ -71,7 +71,7 @@ def searches_of(job: SearchJob, config: Config) -> dict[str, list[Config]]:
     return found
 
 
-def run_several(job: SearchJob, config: SearchConfig) -> list[dict[str, Any]]:
+def run_several(job: SearchJob[Any], config: SearchConfig) -> list[dict[str, Any]]:
     """Runs every search of `searches_of` to its total, and compares them in OUT/NAME-compared.
 
     Called again with the same settings it goes on where it stopped: what is finished is kept as it
@@ -115,7 +115,7 @@ def _noted(config: SearchConfig) -> dict[str, Any]:
     return load_search(_storage(config), config.study)[0]
 
 
-def _is_written(job: SearchJob, config: SearchConfig) -> bool:
+def _is_written(job: SearchJob[Any], config: SearchConfig) -> bool:
     """Whether the last run of a search finished, with these settings, and what follows it too, and
     its trials are there."""
     if not finished_trials(storage_url(config.storage, config.out), config.study):
@@ -136,7 +136,7 @@ def _baselines(every: Sequence[SearchConfig], goal: str) -> dict[str, float]:
     return {"float": median(values)} if values else {}
 
 
-def _columns(job: SearchJob, group: Sequence[SearchConfig], goal: str) -> dict[str, Any]:
+def _columns(job: SearchJob[Any], group: Sequence[SearchConfig], goal: str) -> dict[str, Any]:
     """What the table of the comparison says of a curve beside its values."""
     best = [_best(each.folder) for each in group]
     tests = [noted[f"test_{goal}"] for noted in best if f"test_{goal}" in noted]

@@ -1,0 +1,96 @@
+"""Evaluation of a precision search beside what needs no search, on rows of the search and test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chop.actions.search.precision_subject import PrecisionSubject
+from chop.problems.mixed_precision.costs import COSTS
+from chop.problems.mixed_precision.held_out import HeldOutRows, HeldOutScore
+from chop.problems.mixed_precision.warm_start import costs_if_any
+from chop.search import Config, Result, TrialRecord
+from chop.search.objective import constraints_of, objectives_of
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluation of a search's configurations, each by its label in the table.
+
+    Attributes:
+        best: the label of the best, or of the nearest where nothing keeps within the budgets.
+        values: numbers on the rows of the search.
+        scores: numbers on the test rows; of what the search found, those of the best alone.
+        verdict: what the search gained on what needed none, for a line; "" where neither has it.
+        compared: the same as a sentence.
+    """
+
+    best: str
+    values: Mapping[str, Mapping[str, float]]
+    scores: Mapping[str, HeldOutScore]
+    verdict: str = ""
+    compared: str = ""
+
+
+def shown_trials(result: Result) -> list[TrialRecord]:
+    """The front, or the nearest where nothing keeps within the budgets."""
+    return result.front or result.ranked[:1]
+
+
+def evaluate_search(subject: PrecisionSubject, result: Result, test: HeldOutRows) -> Evaluation:
+    """Measures what was not measured, and compares the best with what needed no search.
+
+    Args:
+        subject: its problem measures.
+        result: trials of the search.
+        test: rows that no trial saw.
+    """
+    found, begin, space = subject.problem, subject.begin, subject.search.space
+    searched = {f"trial {trial.number}": trial.config for trial in shown_trials(result)}
+    best = next(iter(searched))
+    compares = subject.config.begins_warm
+    uniforms = {text: found.uniform(text) for text in found.options} if compares else {}
+    chosen_ahead = {
+        label: chosen
+        for label, chosen in {**uniforms, **begin}.items()
+        if costs_if_any(found, chosen) is not None
+    }
+    plain = {"float": None, **chosen_ahead}
+    known = {space.key(trial.config): trial.values for trial in result.measured}
+    values: dict[str, Mapping[str, float]] = {}
+    scores: dict[str, HeldOutScore] = {}
+    for label, chosen in {**plain, **searched}.items():
+        if label in plain or label == best:
+            scores[label] = test.score(chosen)
+        if chosen is None:
+            values[label] = found.score({}) | found.costs({})
+        else:
+            values[label] = known.get(space.key(chosen)) or found.measure(chosen, _ignore_report)
+    baseline = _baseline(result, begin, values)
+    if baseline is None:
+        return Evaluation(best, values, scores)
+    return Evaluation(best, values, scores, *test.compare(scores[best], scores[baseline], baseline))
+
+
+def _ignore_report(step: int, value: float) -> None:
+    """Ignores intermediate values: a row of the table is not pruned."""
+
+
+def _baseline(
+    result: Result, begin: Mapping[str, Config], values: Mapping[str, Mapping[str, float]]
+) -> str | None:
+    """The label of what the best is compared with: the better of what needed no search.
+
+    Returns: None where there are several objectives, or no such configuration in the budgets.
+    """
+    objectives = objectives_of(result.goals)
+    if result.best is None or len(objectives) > 1 or objectives[0].name in COSTS:
+        return None
+    limits = constraints_of(result.goals)
+    within = [
+        label
+        for label in begin
+        if all(limit.excess(values[label][limit.name]) <= 0 for limit in limits)
+    ]
+    goal = objectives[0]
+    return min(within, key=lambda label: goal.loss(values[label][goal.name]), default=None)

@@ -1,0 +1,114 @@
+"""Figures of a precision search: accuracy against bits, formats by layer, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chop.actions.search.precision_evaluation import shown_trials
+from chop.actions.search.settings import PrecisionConfig
+from chop.problems.mixed_precision import PrecisionProblem
+from chop.problems.mixed_precision.candidates import short_texts
+from chop.problems.mixed_precision.warm_start import LABEL
+from chop.report.charts.accuracy import Curve, Trials, accuracy_charts
+from chop.report.charts.heat_map import layer_map_charts
+from chop.report.format_legend import format_legend
+from chop.report.report import Table, Writer, figure_files
+from chop.report.search_figures import about_trial, search_figures
+from chop.search import Config, Result
+
+
+def precision_figures(
+    sampler: str,
+    found: PrecisionProblem,
+    result: Result,
+    begin: Mapping[str, Config],
+    rows: Sequence[Mapping[str, Any]],
+    title: str,
+) -> dict[str, Writer]:
+    """Figures of a search over formats, those of `search_figures` among them.
+
+    `accuracy` (named by the metric): that on the rows of the search against average bits, of every
+    trial, of the front, of the same format everywhere and of what needs no search; of the best on
+    the test rows as well. `formats`: the bits of each layer, with its format in the cell.
+
+    Args:
+        sampler: label of the curve.
+        found: what was searched over.
+        result: with what was measured.
+        begin: what needed no search, by its label.
+        rows: the table: float, one option everywhere (if measured), `begin`, and what the search
+            found.
+        title: above each figure.
+    """
+    metric, shown = found.evaluator.task.metric, shown_trials(result)
+    where, place = "search ", " on the rows of the search"
+    if found.judge is not None:
+        where, place = "", ""
+    uniform = [row for row in rows if row["formats"] in found.options]
+    ahead = [row for row in rows if row["formats"] in begin]
+    searched = rows[1 + len(uniform) + len(ahead) :]
+    parts = {"the same everywhere": uniform, LABEL: ahead, "searched": searched}
+    curves = [
+        Curve(label, [(row["bits"], row[f"{where}{metric.name}"]) for row in part])
+        for label, part in parts.items()
+        if part
+    ]
+    best, name = searched[0], f"test {metric.name}"
+    if best.get(name) is not None:  # a function judges once, on rows of its own
+        point = [(best["bits"], best[name])]
+        curves.append(Curve(f"{best['formats']} on the test rows", point, "searched", dashed=True))
+    trials = Trials(
+        [(trial.values["bits"], trial.values[metric.name]) for trial in result.measured],
+        [about_trial(trial) for trial in result.measured],
+    )
+    accuracy = figure_files(
+        metric.name,
+        accuracy_charts,
+        curves,
+        {"float": rows[0][f"{where}{metric.name}"]},
+        xlabel="bits per weight",
+        title=f"{title}: {metric.name}{place} against bits, every trial",
+        metric=metric,
+        trials=trials,
+    )
+    mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in shown}}
+    cells = {
+        (name, label): found.bits(name, chosen[name])
+        for name in found.targets
+        for label, chosen in mixed.items()
+    }
+    short, meaning = short_texts(found.options)
+    written = {(name, label): short[mixed[label][name]] for name, label in cells}
+    formats = figure_files(
+        "formats",
+        layer_map_charts,
+        cells,
+        xlabel="",
+        measure="bits",
+        title=f"{title}: format of each layer{f' ({meaning})' * bool(meaning)}",
+        texts=written,
+    )
+    shares = (metric.name,) if metric.is_share else ()
+    return {**accuracy, **formats, **search_figures(sampler, result, found.space, title, shares)}
+
+
+def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
+    """Returns tables of the chosen formats of each layer and of their meaning, for a page.
+
+    Args:
+        config: the settings.
+        result: result of the search.
+    """
+    legend = format_legend(config.candidates().values())
+    return [formats_table(result), *([legend] if legend else [])]
+
+
+def formats_table(result: Result) -> Table:
+    """What was chosen for every layer, and the circuit, of the front, a column each, for a page."""
+    shown = shown_trials(result)
+    rows = [
+        {"choice": name, **{f"trial {trial.number}": trial.config[name] for trial in shown}}
+        for name in shown[0].config
+    ]
+    return Table("Formats by layer", rows)

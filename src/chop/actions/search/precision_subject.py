@@ -1,0 +1,141 @@
+"""Subject of a precision search: model, rows and problem, each loaded once for all its steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from chop.actions.search.precision_circuit import check_can_emit
+from chop.actions.search.precision_rows import SearchRows, goals_for, rows_of
+from chop.actions.search.settings import PrecisionConfig
+from chop.errors import ConfigError
+from chop.problems.mixed_precision.problem import SCORES, PrecisionProblem
+from chop.problems.mixed_precision.warm_start import SHARE, cached, uniforms_within, warm_start
+from chop.search import Config, Search
+from chop.search.location import storage_file, storage_url
+from chop.train import CAUSAL_LM
+from chop.workloads.chance import check_answers, check_judged
+from chop.workloads.fingerprints import (
+    fingerprint_of_code,
+    fingerprint_of_rows,
+    fingerprint_of_weights,
+)
+from chop.workloads.load import workload_for
+from chop.workloads.workload import Workload
+
+
+class PrecisionSubject:
+    """Model, rows and problem of a precision search. Each is made when it is first used.
+
+    Args:
+        config: the settings.
+        workload: a trained model and rows of the caller; None loads what `config` names.
+    """
+
+    def __init__(self, config: PrecisionConfig, workload: Workload | None = None) -> None:
+        self.config, self._workload = config, workload
+
+    @cached_property
+    def given(self) -> Workload:
+        """The model and all its rows.
+
+        Raises:
+            ConfigError: settings, model and data do not go together.
+            UnavailableError: the model or the data set is not there.
+        """
+        return workload_for(self.config, self._workload)
+
+    @cached_property
+    def split(self) -> SearchRows:
+        """Rows that trials are measured on, and a workload that does not train on them."""
+        return rows_of(self.config, self.given)
+
+    @property
+    def workload(self) -> Workload:
+        """The workload without the rows of the search among its training rows."""
+        return self.split.workload
+
+    @cached_property
+    def settings(self) -> PrecisionConfig:
+        """The settings with goals that the task has."""
+        return goals_for(self.config, self.workload)
+
+    @cached_property
+    def problem(self) -> PrecisionProblem:
+        """The space of formats and its measure."""
+        config, workload = self.settings, self.workload
+        # A pruner compares what is reported with the objective's own direction.
+        scores = (workload.task.metric.name, *SCORES)
+        goal = next((score for score in scores if config.goals[0] == score), None)
+        training = None
+        if config.epochs and not workload.task.can_train:
+            raise ConfigError(
+                "epochs: evaluate judges the model, and no loss is known to train trials by: give "
+                "--loss file.py:fn or --task."
+            )
+        if config.epochs:
+            tuning = workload.tuning(config.epochs, config.lr, config)
+            training = tuning | {"device": workload.device}
+        joined = workload.task.name == CAUSAL_LM if config.joined is None else config.joined
+        return config.problem(workload, self.split.rows, goal, training, joined)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that a trial's numbers depend on."""
+        judge, training = self.workload.judge, self.problem.training
+        return {
+            "weights": fingerprint_of_weights(self.workload.model),
+            "train": fingerprint_of_rows(self.workload.train),
+            "rows": fingerprint_of_rows(self.split.rows),
+            "settings": self.config.identity(),
+            **({} if judge is None else {"judge": fingerprint_of_code(judge.code)}),
+            "training": training and {k: x for k, x in training.items() if k != "device"},
+        }
+
+    @cached_property
+    def begin(self) -> Mapping[str, Config]:
+        """Configurations that need no search, by their labels in tables; measured once."""
+        config, found = self.settings, self.problem
+        if not config.begins_warm:
+            return {}
+        steps = 3 * config.epochs * len(self.workload.train) / len(found.evaluator)
+        # Where a storage has no folder here, every worker would measure loss increases for itself.
+        is_here = storage_file(storage_url(config.storage, config.out)) is not None
+        evaluations = SHARE * config.trials * (1 + steps) if is_here else 0.0
+        goals = config.all_goals()
+        key = {**self.identity, "goals": [dataclasses.astuple(goal) for goal in goals]}
+        return cached(
+            config.folder / "no-search.json",
+            key,
+            lambda: warm_start(found, self.workload.train, goals, evaluations),
+        )
+
+    @cached_property
+    def search(self) -> Search:
+        """The search over the formats; it has not run.
+
+        Raises:
+            ConfigError: settings that do not fit the model.
+            UnavailableError: a tool that emits circuits is not there.
+        """
+        config, workload = self.settings, self.workload
+        if workload.judge is not None:
+            check_judged(workload, config)
+        found, goals = self.problem, config.all_goals()
+        found.check_goals(goals)
+        if config.emit:
+            check_can_emit(config)
+        begin = self.begin
+        uniforms = uniforms_within(found, goals) if config.begins_warm else {}
+        if workload.judge is None:
+            check_answers(found.evaluator, found.reference, workload, config)
+        return config.search(
+            found.space,
+            found.measure,
+            goals,
+            start=[*begin.values(), *uniforms.values()],
+            save=lambda chosen, folder: found.graph(chosen).export(folder / "model"),
+            problem=self.identity,
+        )

@@ -1,0 +1,107 @@
+"""Table of a precision search: its rows, and the note below it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chop.problems.mixed_precision.held_out import HeldOutScore
+from chop.search import TrialRecord
+from chop.statistics.intervals import LEVEL_TEXT
+from chop.train import Metric
+from chop.train.evaluator import Evaluator
+from chop.train.intervals import interval_note
+
+
+def table_row(
+    label: str,
+    values: Mapping[str, float],
+    metric: Metric,
+    test: HeldOutScore | None,
+    circuit: Sequence[tuple[str, int]] = (),
+) -> dict[str, Any]:
+    """A line of the table.
+
+    Args:
+        label: what the formats are called.
+        values: numbers and costs on the rows of the search.
+        metric: the task's.
+        test: None leaves the columns of the test rows empty.
+        circuit: which numbers of a circuit have a column, and places of their fractions.
+    """
+    interval = None if test is None or test.interval is None else test.interval
+    row = {
+        "formats": label,
+        "bits": values["bits"],
+        "activation_bits": f"{values['activation_bits']:.2f}",
+        "kilobytes": f"{values['bytes'] / 1000:.1f}",
+        f"search {metric.name}": values[metric.name],
+        "search loss": f"{values['loss']:.4f}",
+    }
+    for name, places in circuit:
+        row[name] = f"{values[name]:.{places}f}" if name in values else None
+    test_kl = None if test is None else test.kl
+    if "kl" in values:
+        row["search kl"] = f"{values['kl']:.4g}"
+    row[f"test {metric.name}"] = None if test is None else test.value
+    row["95% interval"] = interval and " to ".join(map(metric.format_value, interval))
+    if "kl" in values:
+        row["test kl"] = None if test_kl is None else f"{test_kl:.4g}"
+    return row
+
+
+def judged_row(
+    label: str,
+    values: Mapping[str, float],
+    metric: Metric,
+    score: HeldOutScore | None,
+    circuit: Sequence[tuple[str, int]] = (),
+) -> dict[str, Any]:
+    """Returns the table row if a function of the user computes the score on its own rows."""
+    interval = None if score is None else score.interval
+    return {
+        "formats": label,
+        "bits": values["bits"],
+        "activation_bits": f"{values['activation_bits']:.2f}",
+        "kilobytes": f"{values['bytes'] / 1000:.1f}",
+        metric.name: values[metric.name],
+        "95% interval": interval and " to ".join(map(metric.format_value, interval)),
+        **{name: f"{values[name]:.{n}f}" if name in values else None for name, n in circuit},
+    }
+
+
+def judged_note(about: str, has_rows: bool, compared: str) -> str:
+    """Returns the note below the table if a function of the user computes the score."""
+    kind = f"Intervals are at {LEVEL_TEXT}, of one number for each row."
+    single = "The function gives one number, which has no interval."
+    return f"{about} {kind if has_rows else single} {compared}".strip()
+
+
+def note_of(
+    searched: str,
+    count: int,
+    tested: str,
+    held_out: Evaluator,
+    front: list[TrialRecord],
+    compared: str,
+) -> str:
+    """Returns the note below the table.
+
+    Args:
+        searched: number and kind of the rows that trials were measured on.
+        count: number of test rows.
+        tested: number and kind of the test rows.
+        held_out: evaluator on the test rows.
+        front: Pareto front of the search.
+        compared: gain of the search, in words.
+    """
+    parts = [f"search: {searched}.", f"test: {tested}, used for reporting only."]
+    parts.append(interval_note(held_out.task.metric))
+    if len(held_out.labels) > count:
+        parts.append("Tokens of one text count as independent.")
+    if len(front) > 1:
+        parts.append(
+            "Of the Pareto front only the best by the first goal has test numbers: to choose "
+            "among the others by them would leave no test."
+        )
+    return " ".join([*parts, compared]).strip()
