@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from chop import MaseGraph, passes
-from chop.actions.emit import simulate
+from chop.actions import simulate
 from chop.actions.emit.job import emit
 from chop.actions.emit.settings import EmitConfig
 from chop.base.tables import print_table

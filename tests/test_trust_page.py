@@ -31,6 +31,7 @@ CHECKED = {
     ("captured/state/finder.py", "eval"): "reading of what a program's own model reads",
     ("captured/state/places.py", "eval"): "comparisons of what a program's own model reads",
     ("captured/original.py", "pickle.loads"): "a part of a pickle that a program unpickles",
+    ("distributed/planning/own_process.py", "pickle.loads"): "an error that this process pickled",
     ("testing/formats.py", "pickle.loads"): "a pickle that the check made itself",
 }
 
@@ -56,6 +57,7 @@ IMPORTERS = {
     "models/own.py": NAMED,
     "passes/__init__.py": OWN,
     "paths/aliases.py": OWN,
+    "paths/moved.py": OWN,
     "paths/on_import.py": OWN,
     "paths/virtual.py": OWN,
     "base/plugins/files.py": INSTALLED,

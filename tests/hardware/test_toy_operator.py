@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.actions.emit import simulate
+from chop.actions import simulate
 from chop.errors import ConfigError, VerificationError
 from chop.hardware.design.components import COMPONENTS
 from chop.hardware.design.emit import emit

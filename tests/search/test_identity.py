@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from chop.formats import Integer
-from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.problems.nas.architecture import SQUARE_LAYERS
 from chop.search.identity import identity_of
 
@@ -114,7 +113,6 @@ def test_any_value_has_an_identity():
 
 
 PROGRAM = """
-from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.problems.nas.architecture import SQUARE_LAYERS
 from chop.search.identity import identity_of
 found = [identity_of(value) for value in ({"b", "a", "c"}, 1.5, max, lambda x: x + 1)]
@@ -148,7 +146,3 @@ def test_names_in_studies_are_older_than_the_places_of_functions():
     """Written by a version whose problems were no package of their own."""
     known = r'["builtins.function", "chop.nas.architecture.linear"]'
     assert identity_of(SQUARE_LAYERS["Linear"]) == known
-    assert (
-        identity_of(PrecisionProblem)
-        == '["builtins.type", "chop.mixed_precision.problem.PrecisionProblem"]'
-    )

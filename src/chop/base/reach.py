@@ -18,7 +18,7 @@ def reached(starts: Iterable[T], neighbors: Callable[[T], Iterable[T]]) -> Itera
         neighbors: a thing -> those that are one step away.
 
     >>> sorted(reached([6], lambda n: [n // 2, n // 3] if n > 1 else []))
-    [1, 2, 3, 6]
+    [0, 1, 2, 3, 6]
     """
     waiting = list(dict.fromkeys(starts))
     seen = set(waiting)

@@ -21,7 +21,6 @@ SHOWN = 200
 """Characters of an identity that are kept as they are; of a longer one a hash."""
 
 
-
 def identity_of(value: Any) -> str:
     """Returns a text that identifies a value.
 

@@ -94,12 +94,7 @@ def precision_figures(
 
 
 def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
-    """Returns tables of the chosen formats of each layer and of their meaning, for a page.
-
-    Args:
-        config: the settings.
-        result: result of the search.
-    """
+    """Returns tables of the chosen formats of each layer and of their meaning, for a page."""
     legend = format_legend(config.candidates().values())
     return [formats_table(result), *([legend] if legend else [])]
 

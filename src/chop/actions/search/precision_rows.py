@@ -34,12 +34,7 @@ class SearchRows(NamedTuple):
 
 
 def rows_of(config: PrecisionConfig, workload: Workload) -> SearchRows:
-    """Rows that trials are measured on: those that the model was not trained on, if there are any.
-
-    Args:
-        config: settings with the number of rows.
-        workload: a trained model and all its rows.
-    """
+    """Rows that measure trials: those that the model was not trained on, if there are any."""
     split = workload
     if workload.judge is not None:
         rows = fitting(workload.train.spread(config.search_rows), workload)

@@ -160,13 +160,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         )
 
     def misname(self, name: str, value: Any, given: str) -> PluginError:
-        """Returns the error for an object that is declared under another name than its own.
-
-        Args:
-            name: name of the row.
-            value: object that was declared.
-            given: its own name.
-        """
+        """Returns the error for an object that is declared under another name than its own."""
         return PluginError(
             f"{GROUPS[self.group]} '{name}': {package_of(value)} declares it under that name, and "
             f"it calls itself '{given}': declare it as '{given}'."
