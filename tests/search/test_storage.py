@@ -38,10 +38,12 @@ def write(url, count=1):
 
 def read(url, **how):
     engine = open_engine(url, create=False, **how)
-    with contextlib.closing(engine.connect()) as connection:
-        rows = [row[0] for row in connection.execute(sa.text("SELECT x FROM chop_studies"))]
-    engine.dispose()
-    return rows
+    try:
+        with engine.connect() as connection:
+            found = connection.execute(sa.text("SELECT x FROM chop_studies"))
+            return [row[0] for row in found]
+    finally:
+        engine.dispose()
 
 
 def kill_a_writer(url, count):
