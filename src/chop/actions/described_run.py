@@ -25,7 +25,7 @@ WITH_MODEL = ("chop evaluate {run}", "chop bench model {run}", "chop export {run
 
 
 @dataclass(frozen=True)
-class DescribedRun:
+class _DescribedRun:
     """Description of the contents of a run folder.
 
     Attributes:
@@ -45,7 +45,7 @@ class DescribedRun:
     next: tuple[str, ...]
 
 
-def describe_run(folder: str | Path) -> DescribedRun:
+def describe_run(folder: str | Path) -> _DescribedRun:
     """Prints what the output folder of a command holds.
 
     Args:
@@ -75,14 +75,14 @@ def describe_run(folder: str | Path) -> DescribedRun:
     return description
 
 
-def _described(folder: Path, manifest: Manifest) -> DescribedRun:
+def _described(folder: Path, manifest: Manifest) -> _DescribedRun:
     results = manifest.results
     files = {} if results is None else {e.path: e.size_bytes for e in results.artifacts}
     verdict = ""
     if results is not None:
         with suppress(ChopError, OSError, ValueError):
             verdict = str(read_json(latest(folder / REPORT), "result").get("verdict") or "")
-    return DescribedRun(
+    return _DescribedRun(
         manifest.kind,
         manifest.state,
         {name: manifest.settings.get(name) for name in ("model", "dataset")},

@@ -38,7 +38,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-def nothing_is_kept(config: Any) -> str:
+def _nothing_is_kept(config: Any) -> str:
     """Of a job that writes when it ends."""
     return f"no results were written to {config.out}/; the same command starts again."
 
@@ -70,7 +70,7 @@ class Job(Generic[C, W, R]):
     name: str
     run: Callable[[C, W, Output], Report[R]]
     load: Callable[[C, Workload | None], W]
-    kept: Callable[[C], str] = nothing_is_kept
+    kept: Callable[[C], str] = _nothing_is_kept
     settings: Callable[[C, W], Any] = settings_of
     folder: Callable[[C], Path] = out_of
 
@@ -108,7 +108,7 @@ def run_job(
             ExitStack() as stack,
         ):
             output = Output(run, stack)
-            report = with_assumptions(job.run(config, loaded, output), assumed)
+            report = _with_assumptions(job.run(config, loaded, output), assumed)
             show(*report.blocks)
             write_report(report, output.results)
             run.rows, run.outcome = report.rows, report.outcome
@@ -123,7 +123,7 @@ def run_job(
     return result
 
 
-def with_assumptions(report: Report[R], assumed: Sequence[Assumption]) -> Report[R]:
+def _with_assumptions(report: Report[R], assumed: Sequence[Assumption]) -> Report[R]:
     """Adds assumptions to a report and its result. Rows that were split off come first.
 
     Args:

@@ -146,7 +146,7 @@ def kept(path: Path, make: Callable[[Path], None]) -> Path:
     Raises:
         WriteError: it cannot be put there, or other users can replace files of the folder.
     """
-    if not keeps_files(path.parent):
+    if not _keeps_files(path.parent):
         raise WriteError(
             f"no code is kept in '{path.parent}', where another user can replace files: "
             f"`chmod go-w '{path.parent}'` forbids it, or CHOP_CACHE names another folder."
@@ -263,10 +263,10 @@ def is_trusted(path: Path, is_kind: Callable[[int], bool] = stat.S_ISREG) -> boo
     if not is_kind(status.st_mode):
         return False
     is_private = _is_own(status) and not (HAS_OWNERS and status.st_mode & OTHERS_WRITE)
-    return is_private and keeps_files(path.parent)
+    return is_private and _keeps_files(path.parent)
 
 
-def keeps_files(folder: Path) -> bool:
+def _keeps_files(folder: Path) -> bool:
     """Whether nobody but this user or root can rename or remove what they have in a folder.
 
     Others may write into it where it is sticky, as the folder of temporary files is.

@@ -92,7 +92,7 @@ class HostClock(Clock):
         return Reading((time.perf_counter() - wall) / calls, busy / calls)
 
 
-class CudaClock(Clock):
+class _CudaClock(Clock):
     """Of code that runs on a GPU: events before the first and after the last call of a block."""
 
     def __init__(self, decides: str, device: torch.device) -> None:
@@ -134,7 +134,7 @@ def clock_for(device: torch.device, threads: int, decides: str | None) -> Clock:
         ConfigError: no such clock on that device.
     """
     if device.type == "cuda":
-        return CudaClock(_known(decides or "device", CLOCKS, device), device)
+        return _CudaClock(_known(decides or "device", CLOCKS, device), device)
     chosen = decides or ("processor" if threads == 1 else "wall")
     return HostClock(_known(chosen, CLOCKS[:2], device))
 

@@ -19,7 +19,7 @@ def environment(device: torch.device, threads: int) -> dict[str, Any]:
     """
     return {
         **runs.read_environment(),
-        "device": device_name(device),
+        "device": _device_name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
     }
@@ -38,7 +38,7 @@ def kernels() -> str:
     return "; ".join(LOADED.values()) or "not loaded"
 
 
-def device_name(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     """What a person calls the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

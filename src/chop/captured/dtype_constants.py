@@ -227,7 +227,7 @@ def dtype_constants_of(graph: fx.Graph) -> dict[str, Any]:
     return found
 
 
-def recast_constants(
+def _recast_constants(
     graph: fx.Graph, constants: Mapping[str, Any], cast: Callable[[torch.dtype], torch.dtype]
 ) -> dict[str, Any]:
     """Changes the constants of a graph as a change of the model's dtype would.
@@ -317,5 +317,5 @@ def follow_cast(
             )
         return False
     before = record.follows_dtype
-    record.follows_dtype = recast_constants(graph, before, cast)
+    record.follows_dtype = _recast_constants(graph, before, cast)
     return record.follows_dtype != before

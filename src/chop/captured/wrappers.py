@@ -37,7 +37,7 @@ instance, Linear(...).
         got = "None"
     elif isinstance(value, type):
         got, way_out = f"the class {value.__name__}", f"pass an instance, {value.__name__}(...)"
-    elif is_exported(value):
+    elif _is_exported(value):
         way_out = "pass the module that was exported"
     elif isinstance(value, str | PathLike):
         way_out = (
@@ -106,7 +106,7 @@ def check_has_python(model: nn.Module) -> None:
         )
     for path, module in model.named_modules():
         part = f"{path} " if path else "one "
-        if is_exported(module):
+        if _is_exported(module):
             raise CaptureError(
                 f"expected a model with layers, got {part}of torch.export, which has operators in "
                 "their places; pass the module that was exported"
@@ -125,7 +125,7 @@ def check_has_python(model: nn.Module) -> None:
             )
 
 
-def is_exported(value: Any) -> bool:
+def _is_exported(value: Any) -> bool:
     """Whether a value is a program of `torch.export`, or a module that was made of one.
 
     `ExportedProgram.module()` is a graph module that has its own `train` on the instance.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PixelTransform:
+class _PixelTransform:
     """Rows with pictures -> `pixel_values`, float32 (C, H, W), and `labels`.
 
     Attributes:
@@ -87,7 +87,7 @@ def with_pixels(
         splits: what `load_dataset` gives.
         info: the row of the data set, for mean and deviation of its pixels.
         size: (C, H, W) that a model wants; default, that of the data set.
-        reduce_labels: see `PixelTransform`.
+        reduce_labels: see `_PixelTransform`.
     Raises:
         ConfigError: the data set holds tensors of another size.
     """
@@ -108,7 +108,7 @@ def with_pixels(
     )
     features = splits["train"].features
     masks = features[label] if has_masks(splits) else None
-    transform = PixelTransform(
+    transform = _PixelTransform(
         column, features[column], label, wanted, mean, std, masks, reduce_labels
     )
     for each in (column,) if masks is None else (column, label):

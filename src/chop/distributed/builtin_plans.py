@@ -75,7 +75,7 @@ def megatron_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
     return plan.finished(mg)
 
 
-def data_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
+def _data_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
     """Every process has the whole model, and computes its part of the samples of each input.
 
     A batch that the processes do not divide is refused when the model runs.
@@ -93,7 +93,7 @@ def data_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
 
 PLANS: dict[str, PlanMaker] = {
     "replicate": replicate_plan,
-    "data": data_plan,
+    "data": _data_plan,
     "rows": rows_plan,
     "megatron": megatron_plan,
 }

@@ -67,7 +67,7 @@ def is_silent(operator: Any) -> bool:
     return operator.namespace in NAMESPACES and operator.__name__.partition(".")[0] in SILENT
 
 
-def is_collective(operator: Any) -> bool:
+def _is_collective(operator: Any) -> bool:
     """Whether an operator sends."""
     return operator.namespace in NAMESPACES and not is_silent(operator)
 
@@ -84,7 +84,7 @@ def buffer_bytes(operator: Any, arguments: Sequence[Any], result: Any, backend: 
         result: of its call.
         backend: "gloo" or "nccl".
     """
-    if backend != "gloo" or not is_collective(operator):
+    if backend != "gloo" or not _is_collective(operator):
         return 0
     if operator.__name__.startswith("all_gather"):
         return int(result.nbytes)
@@ -119,7 +119,7 @@ class _Counter(TorchDispatchMode):
 
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        if is_collective(func):
+        if _is_collective(func):
             name = func.__name__.partition(".")[0]
             self.sent.append(Sent(name, args[0].nbytes, self.axes.get(args[-1])))
         return func(*args, **(kwargs or {}))

@@ -18,7 +18,7 @@ Groups = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class _Piece:
     """What this process should have of a value.
 
     Attributes:
@@ -53,7 +53,7 @@ def local_of(found: Tensor) -> Tensor:
     return found.to_local()
 
 
-def piece_of(whole: Tensor, found: Tensor, groups: Groups) -> Piece | None:
+def piece_of(whole: Tensor, found: Tensor, groups: Groups) -> _Piece | None:
     """What `found` should be, by its own layout; None where no layout gives its shape.
 
     Args:
@@ -66,7 +66,7 @@ def piece_of(whole: Tensor, found: Tensor, groups: Groups) -> Piece | None:
     if isinstance(found, DTensor):
         return _sharded_piece(whole, found) if found.shape == whole.shape else None
     if found.shape == whole.shape:
-        return Piece("whole, local", whole, _strided_like(whole, found))
+        return _Piece("whole, local", whole, _strided_like(whole, found))
     if found.ndim != whole.ndim:
         return None
     axes = [d for d in range(whole.ndim) if found.shape[d] != whole.shape[d]]
@@ -74,7 +74,7 @@ def piece_of(whole: Tensor, found: Tensor, groups: Groups) -> Piece | None:
         chunks = torch.chunk(whole, size, axes[0])
         if rank < len(chunks) and chunks[rank].shape == found.shape:
             layout = f"chunk {rank} of {size} along dimension {axes[0]}, local"
-            return Piece(layout, chunks[rank], _strided_like(chunks[rank], found))
+            return _Piece(layout, chunks[rank], _strided_like(chunks[rank], found))
     return None
 
 
@@ -97,7 +97,7 @@ def layout_text(found: object) -> str:
     return ", ".join(texts)
 
 
-def _sharded_piece(whole: Tensor, found: DTensor) -> Piece:
+def _sharded_piece(whole: Tensor, found: DTensor) -> _Piece:
     from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
     mesh = found.device_mesh
@@ -120,7 +120,7 @@ def _sharded_piece(whole: Tensor, found: DTensor) -> Piece:
         shape=found.shape,
         stride=found.stride(),
     )
-    return Piece(layout_text(found), local, value)
+    return _Piece(layout_text(found), local, value)
 
 
 def _strided_like(x: Tensor, found: Tensor) -> Tensor:

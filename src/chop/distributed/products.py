@@ -67,10 +67,10 @@ def products_of(mg: MaseGraph) -> list[Product]:
 
     Convolutions and experts are left out: each process has all of them.
     """
-    return [found for node in mg.nodes if (found := product_of(mg, node)) is not None]
+    return [found for node in mg.nodes if (found := _product_of(mg, node)) is not None]
 
 
-def product_of(mg: MaseGraph, node: fx.Node) -> Product | None:
+def _product_of(mg: MaseGraph, node: fx.Node) -> Product | None:
     """What a node multiplies by a parameter; None where it does not."""
     row, module = mg.operator(node), mg.module_of(node)
     if module is None:

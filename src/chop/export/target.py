@@ -18,7 +18,7 @@ SUMS = "sums are added in another order, and numbers next to a tie may be rounde
 """Why outputs of an engine differ that computes from the same values."""
 
 
-def nothing_refused(mg: MaseGraph) -> dict[str, str]:
+def _nothing_refused(mg: MaseGraph) -> dict[str, str]:
     """Of a target that holds every format, some as floats."""
     return {}
 
@@ -85,7 +85,7 @@ class Target:
     suffix: str
     write: Callable[[MaseGraph, Path, Any], Mapping[str, Any]]
     read: Callable[[Path], Runner]
-    refusals: Callable[[MaseGraph], Mapping[str, str]] = nothing_refused
+    refusals: Callable[[MaseGraph], Mapping[str, str]] = _nothing_refused
     formats: tuple[str, ...] = ()
     weights: Callable[[Path], Mapping[str, Tensor]] | None = None
     cause: str = SUMS

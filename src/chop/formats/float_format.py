@@ -14,7 +14,7 @@ MIN_WIDTH = 3
 MAX_EXPONENT_WIDTH = 8
 
 
-def largest_exponent_width(width: int) -> int:
+def _largest_exponent_width(width: int) -> int:
     """The widest exponent that leaves a bit of fraction, and is not wider than float32's."""
     return min(width - 2, MAX_EXPONENT_WIDTH)
 
@@ -22,7 +22,7 @@ def largest_exponent_width(width: int) -> int:
 def check_float_widths(name: str, width: int, exponent_width: int) -> None:
     """Raises ConfigError unless sign, exponent and at least one bit of fraction fit."""
     Range(MIN_WIDTH, 32, "bits").check(width, f"{name}.width")
-    allowed = Range(1, largest_exponent_width(width), "bits")
+    allowed = Range(1, _largest_exponent_width(width), "bits")
     allowed.check(exponent_width, f"{name}.exponent_width")
 
 
@@ -31,7 +31,7 @@ def nearest_float_widths(fields: Mapping[str, Any]) -> dict[str, Any]:
     width = fields.get("width")
     if not isinstance(width, int) or width < MIN_WIDTH:
         return dict(fields)
-    return clamped(fields, "exponent_width", largest_exponent_width(width))
+    return clamped(fields, "exponent_width", _largest_exponent_width(width))
 
 
 @dataclass(frozen=True)

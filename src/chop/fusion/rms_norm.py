@@ -17,7 +17,7 @@ from chop.private.modules import children_of, members_of, parameters_of
 
 
 @dataclass(frozen=True, eq=False)
-class WrittenNorm:
+class _WrittenNorm:
     """An RMSNorm as nodes.
 
     Attributes:
@@ -39,7 +39,7 @@ def fuse_rms_norms(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
     Returns: the path of each norm that was made, and by name the reason for each other.
     """
 
-    def match(node: fx.Node) -> Match[WrittenNorm] | None:
+    def match(node: fx.Node) -> Match[_WrittenNorm] | None:
         found = _written(mg, node)
         if found is None:
             return None
@@ -52,19 +52,19 @@ def fuse_rms_norms(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
     return rewrite(mg, match, lambda found: _fuse(mg, found))
 
 
-def _owner(found: WrittenNorm) -> str:
+def _owner(found: _WrittenNorm) -> str:
     """Path of the module that has the weight."""
     return str(found.weight.target).rpartition(".")[0]
 
 
-def _written(mg: MaseGraph, node: fx.Node) -> WrittenNorm | None:
+def _written(mg: MaseGraph, node: fx.Node) -> _WrittenNorm | None:
     """The norm that ends at a product: weight * (x * rsqrt(mean(x^2) + eps))."""
     for weight, normalized in _factors(mg, node):
         if isinstance(weight, fx.Node) and weight.op == "get_attr":
             for read, inverse in _factors(mg, _uncast(mg, normalized)):
                 eps = _epsilon(mg, inverse, read)
                 if eps is not None:
-                    return WrittenNorm(node, weight, _uncast(mg, read), eps)
+                    return _WrittenNorm(node, weight, _uncast(mg, read), eps)
     return None
 
 
@@ -109,7 +109,7 @@ def _is_square(mg: MaseGraph, node: Any, read: Any) -> bool:
     return bool(factors) and all(_uncast(mg, x) is _uncast(mg, read) for x in factors)
 
 
-def _why_infeasible(mg: MaseGraph, found: WrittenNorm) -> str | None:
+def _why_infeasible(mg: MaseGraph, found: _WrittenNorm) -> str | None:
     """Why a norm stays written out; None if it need not."""
     path, _, name = str(found.weight.target).rpartition(".")
     owner: nn.Module = mg.model.get_submodule(path)
@@ -144,7 +144,7 @@ def _members(module: nn.Module) -> dict[str, Any]:
     return {name: value for members in members_of(module) for name, value in members.items()}
 
 
-def _fuse(mg: MaseGraph, found: WrittenNorm) -> None:
+def _fuse(mg: MaseGraph, found: _WrittenNorm) -> None:
     path = _owner(found)
     owner = mg.model.get_submodule(path)
     if not _is_made(owner):

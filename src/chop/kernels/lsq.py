@@ -45,11 +45,11 @@ def gradients_in_one_pass(
     return of_x, of_scales.float() / scales
 
 
-def lsq_gradients_on_cpu(
+def _lsq_gradients_on_cpu(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
     """The implementation of `chop::lsq_gradients` on CPUs."""
     return learned_gradients(grad, x, scales, key, is_batch, gradients_in_one_pass)
 
 
-torch.library.register_kernel("chop::lsq_gradients", "cpu", lsq_gradients_on_cpu)
+torch.library.register_kernel("chop::lsq_gradients", "cpu", _lsq_gradients_on_cpu)

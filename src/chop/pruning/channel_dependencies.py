@@ -24,7 +24,7 @@ from chop.nn.quantized.masks import MASK_BUFFERS
 
 
 @dataclass(frozen=True)
-class Cut:
+class _Cut:
     """Removal of units from a module's parameters.
 
     Attributes:
@@ -47,7 +47,7 @@ class Cut:
         for name, axis in axes.items():
             value = getattr(self.module, name, None)
             if isinstance(value, Tensor):
-                index = unit_positions(kept, self.run).to(value.device)
+                index = _unit_positions(kept, self.run).to(value.device)
                 cut = value.detach().index_select(axis, index)
                 is_parameter = isinstance(value, nn.Parameter)
                 new = nn.Parameter(cut, value.requires_grad) if is_parameter else cut
@@ -56,7 +56,7 @@ class Cut:
             setattr(self.module, name, len(kept) * self.run)
 
 
-def unit_positions(kept: Tensor, run: int) -> Tensor:
+def _unit_positions(kept: Tensor, run: int) -> Tensor:
     """Indices along a dimension of the kept units, of `run` neighbors each."""
     return (kept[:, None] * run + torch.arange(run)).flatten()
 
@@ -79,7 +79,7 @@ class ChannelTrace:
     mg: MaseGraph
     shapes: Mapping[fx.Node, Shape]
     units: int
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[_Cut] = field(default_factory=list)
     places: list[tuple[fx.Node, UnitDim]] = field(default_factory=list)
     sizes: list[tuple[fx.Node, int]] = field(default_factory=list)
     met: dict[fx.Node, dict[fx.Node, UnitDim]] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class ChannelTrace:
 
     def cut(self, node: fx.Node, axes: Mapping[str, int], sizes: Sequence[str], run: int) -> None:
         """Notes what the module of a node will lose."""
-        self.cuts.append(Cut(self.module(node), axes, tuple(sizes), run))
+        self.cuts.append(_Cut(self.module(node), axes, tuple(sizes), run))
 
     def apply(self, kept: Tensor) -> None:
         """Takes out all units but those with the given indices."""

@@ -88,10 +88,10 @@ def _gather_saliency(
             check_loss(loss, inputs, number, WHERE)
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             for path, weight, gradient in zip(users, weights, gradients, strict=True):
-                add_saliency(score_inputs[path], weight, gradient)
+                _add_saliency(score_inputs[path], weight, gradient)
 
 
-def add_saliency(score_inputs: ScoreInputs, weight: Tensor, gradient: Tensor | None) -> None:
+def _add_saliency(score_inputs: ScoreInputs, weight: Tensor, gradient: Tensor | None) -> None:
     """Adds weight * gradient of one batch; a weight without a gradient adds nothing."""
     weight = weight.detach()
     added = torch.zeros_like(weight) if gradient is None else weight * gradient

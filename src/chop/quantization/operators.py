@@ -38,7 +38,7 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
     for node, spec in chosen.items():
         # A module that several nodes call is replaced once.
         twin = twins.get(str(node.target)) if node.op == "call_module" else None
-        twin = twin or quantized_twin(mg, node, spec)
+        twin = twin or _quantized_twin(mg, node, spec)
         if isinstance(twin, QuantCall):
             twin = _call_with_masks(mg, node, twin, ahead)
             selects = bool(mg.operator(node).selector)
@@ -100,7 +100,7 @@ def _follows_data(spec: QuantSpec, operand: str) -> bool:
     )
 
 
-def quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:
+def _quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:
     """The quantized module for what a node calls."""
     row, module = mg.operator(node), mg.module_of(node)
     if isinstance(module, QuantizedOperator):

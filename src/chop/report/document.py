@@ -62,7 +62,7 @@ class PageText:
 
 
 @dataclass(frozen=True)
-class PageTile:
+class _PageTile:
     """A number that is shown first: see `chop.report.report.Tile`."""
 
     label: str
@@ -91,7 +91,7 @@ class Document:
     title: str
     verdict: str = ""
     warnings: tuple[str, ...] = ()
-    tiles: tuple[PageTile, ...] = ()
+    tiles: tuple[_PageTile, ...] = ()
     blocks: tuple[PageTable | PageText, ...] = ()
     charts: tuple[Chart, ...] = ()
     tables: tuple[PageTable, ...] = ()
@@ -119,8 +119,8 @@ def document_of(report: Report[Any]) -> Document:
     )
 
 
-def _tile(tile: Tile) -> PageTile:
-    return PageTile(in_words(tile.label), _plain(tile.value.value), tile.value.text, tile.note)
+def _tile(tile: Tile) -> _PageTile:
+    return _PageTile(in_words(tile.label), _plain(tile.value.value), tile.value.text, tile.note)
 
 
 def read_document(folder: Path) -> Document | None:

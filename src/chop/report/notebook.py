@@ -60,11 +60,11 @@ class _ReportDisplay:
         return "\n".join([self.parts, *found])
 
 
-class ShownDict(Displayed, dict[str, Any]):
+class _ShownDict(Displayed, dict[str, Any]):
     """A job's result as a dict; `dict(result)` prints whole."""
 
 
-class ShownList(Displayed, list[Any]):
+class _ShownList(Displayed, list[Any]):
     """A job's result as a list of rows; `list(result)` prints whole."""
 
 
@@ -75,7 +75,7 @@ def with_display(report: Report[Any], folder: Path) -> Any:
         report: of a job; a result that is no dict, list or `Displayed` stays as it is.
         folder: where its figures and its page are.
     """
-    kinds: dict[type, type] = {dict: ShownDict, list: ShownList}
+    kinds: dict[type, type] = {dict: _ShownDict, list: _ShownList}
     kind = kinds.get(type(report.result))
     result = report.result if kind is None else kind(report.result)
     if not isinstance(result, Displayed):

@@ -49,7 +49,7 @@ def search_figures(
         ),
         percent=goal in percent,
     )
-    clouds, shares = clouds_of(result), importances(result, space)
+    clouds, shares = _clouds_of(result), importances(result, space)
     if clouds:
         others = ", ".join(cloud.xlabel for cloud in clouds)
         about = f"{title}: {goal} against {others}, every trial"
@@ -76,7 +76,7 @@ def within(goals: Goals) -> str:
     return f"within {', '.join(bounds)}" if bounds else ""
 
 
-def clouds_of(result: Result) -> list[Cloud]:
+def _clouds_of(result: Result) -> list[Cloud]:
     """A panel for each goal beside the first, in its own unit."""
     first = objectives_of(result.goals)[0].name
     names = [goal.name for goal in result.goals if goal.name != first]

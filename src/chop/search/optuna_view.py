@@ -23,7 +23,7 @@ FOLLOW_SECONDS = 3.0
 """Seconds between two refreshes of a running search."""
 
 
-class Follower:
+class _Follower:
     """Studies of a storage, kept up to date in Optuna's memory.
 
     Args:
@@ -96,7 +96,7 @@ def serve_dashboard(
             is taken.
     """
     run_server = _server()
-    follower = Follower(storage, name)
+    follower = _Follower(storage, name)
     follower.refresh()
     Console().print(
         f"dashboard: http://{host}:{port} (stop it with Ctrl-C)", highlight=False, markup=False
@@ -141,7 +141,7 @@ def export_study(storage: str, path: Path, name: str | None = None) -> int:
     if path.exists():
         raise ConfigError(f"'{path}' is there already: name a new file.")
     noted, _ = read_ledger(storage, name)
-    follower = Follower(noted["url"], noted["name"])
+    follower = _Follower(noted["url"], noted["name"])
     follower.refresh()
     with atomic_file(path) as temporary, quiet():
         url = sa.URL.create("sqlite", database=str(temporary)).render_as_string()

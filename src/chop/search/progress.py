@@ -33,7 +33,7 @@ def live_progress(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, TextColumn("{task.fields[left]} left"))
     has_bar = bar.console.is_terminal or bar.console.is_jupyter
-    lines = None if has_bar else TrialLines(until)
+    lines = None if has_bar else _TrialLines(until)
     began: tuple[float, int] | None = None
     task, due = bar.add_task("searching", total=until, left=format_clock(None)), 0.0
 
@@ -65,7 +65,7 @@ def _seconds_left(began: float, before: int, done: int, until: int) -> float | N
     return (time.monotonic() - began) / (done - before) * (until - done)
 
 
-class TrialLines:
+class _TrialLines:
     """Progress lines for newly finished trials, for output that is not a terminal.
 
     Args:

@@ -82,7 +82,7 @@ class Choice:
         return tuple(self.options)
 
 
-def always_feasible(values: Mapping[str, Any]) -> str | None:
+def _always_feasible(values: Mapping[str, Any]) -> str | None:
     """The rule of a space whose choices are independent of one another."""
     return None
 
@@ -121,7 +121,7 @@ class SearchSpace:
     """
 
     choices: tuple[Choice, ...]
-    infeasible: Rule = field(default=always_feasible)
+    infeasible: Rule = field(default=_always_feasible)
     canonical: Callable[[Config], Config] = field(default=as_it_is)
     active: Callable[[Mapping[str, Any]], Collection[str]] = field(default=all_active)
 
@@ -172,7 +172,7 @@ class SearchSpace:
 
     def is_feasible(self, config: Config) -> bool:
         """True where no rule excludes the configuration."""
-        return self.infeasible is always_feasible or self.why_infeasible(config) is None
+        return self.infeasible is _always_feasible or self.why_infeasible(config) is None
 
     def cost(self, config: Config) -> float:
         """The sum of the options' costs; choices without costs add nothing."""

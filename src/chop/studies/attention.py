@@ -35,7 +35,7 @@ from chop.studies.short_runs import ShortRun, short_runs, short_runs_title
 
 
 @dataclass(frozen=True)
-class AttentionRow:
+class _AttentionRow:
     """One way to compute one case.
 
     Attributes:
@@ -75,7 +75,7 @@ class AttentionRow:
 
 
 @dataclass(frozen=True, repr=False)
-class AttentionComparison(Displayed):
+class _AttentionComparison(Displayed):
     """What was measured.
 
     Attributes:
@@ -85,7 +85,7 @@ class AttentionComparison(Displayed):
         course: rows of the course's table: naive and fused in the first dtype with the first mask.
     """
 
-    rows: tuple[AttentionRow, ...]
+    rows: tuple[_AttentionRow, ...]
     comparisons: Mapping[str, Comparison]
     rooflines: Mapping[str, Roofline]
     course: tuple[ShortRun, ...]
@@ -123,7 +123,7 @@ def _short(backend: str) -> str:
     return backend.removesuffix("_attention")
 
 
-def bench_attention(config: BenchAttentionConfig) -> AttentionComparison:
+def bench_attention(config: BenchAttentionConfig) -> _AttentionComparison:
     """Measures every shape, dtype and mask in turn."""
     combined = itertools.product(config.shapes, config.dtypes, config.masks)
     cases = [Case.parse(*parts) for parts in combined]
@@ -137,7 +137,7 @@ def bench_attention(config: BenchAttentionConfig) -> AttentionComparison:
             shape, block = "x".join(map(str, case.shape)), block_seconds(config.how["seconds"])
             pair = found["naive"], found["fused"]
             course += short_runs(shape, *pair, config.iterations, block)
-    return AttentionComparison(tuple(rows), comparisons, rooflines, tuple(course))
+    return _AttentionComparison(tuple(rows), comparisons, rooflines, tuple(course))
 
 
 def _rooflines(config: BenchAttentionConfig) -> dict[str, Roofline]:
@@ -151,17 +151,17 @@ def _rooflines(config: BenchAttentionConfig) -> dict[str, Roofline]:
 
 def _measure(
     case: Case, config: BenchAttentionConfig, roofline: Roofline
-) -> tuple[Comparison, list[AttentionRow]]:
+) -> tuple[Comparison, list[_AttentionRow]]:
     inputs = random_inputs(case, config.seed, config.device)
     kept = kept_pairs(case, config.device)
     calls = {name: partial(way, *inputs) for name, way in implementations(case, kept).items()}
     found = compare([Variant(name, call) for name, call in calls.items()], **config.how)
-    errors = errors_against_float64(calls, inputs, kept)
+    errors = _errors_against_float64(calls, inputs, kept)
     backend = chosen_backend(inputs, kept, case.mask == "causal")
     least, flops = case.moved_bytes("fused"), case.needed_flops
     floor, bound = roofline.floor_seconds(least, flops), roofline.bound(least, flops)
     rows = [
-        AttentionRow(
+        _AttentionRow(
             case=case,
             way=each.name,
             backend=backend if each.name == "fused" else None,
@@ -176,7 +176,7 @@ def _measure(
     return found, rows
 
 
-def errors_against_float64(
+def _errors_against_float64(
     calls: Mapping[str, Callable[[], Tensor]], inputs: Sequence[Tensor], kept: Tensor | None
 ) -> dict[str, float | None]:
     """The largest difference of each call's result from attention in float64 on the same inputs."""

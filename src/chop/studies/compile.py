@@ -45,7 +45,7 @@ PROBE_LENGTH = 2
 
 
 @dataclass(frozen=True)
-class CompileRow:
+class _CompileRow:
     """One way to run one model at one batch size.
 
     Attributes:
@@ -77,7 +77,7 @@ class CompileRow:
 
 
 @dataclass(frozen=True, repr=False)
-class CompileComparison(Displayed):
+class _CompileComparison(Displayed):
     """What was measured.
 
     Attributes:
@@ -88,7 +88,7 @@ class CompileComparison(Displayed):
             times of the rows.
     """
 
-    rows: tuple[CompileRow, ...]
+    rows: tuple[_CompileRow, ...]
     comparisons: Mapping[str, Comparison]
     graphs: Mapping[str, Compilations]
     start_seconds: float
@@ -114,9 +114,9 @@ class CompileComparison(Displayed):
         }
 
     @property
-    def _course(self) -> list[CompileRow]:
+    def _course(self) -> list[_CompileRow]:
         """Of each case the first mode; the manifest has all of them."""
-        first: dict[tuple[str, int], CompileRow] = {}
+        first: dict[tuple[str, int], _CompileRow] = {}
         for row in self.rows:
             if row.course:
                 first.setdefault((row.model, row.batch), row)
@@ -143,7 +143,7 @@ def _format_graphs(model: str, found: Compilations) -> list[dict[str, Any]]:
     return lines or [{**head, "what": None, "where": None, "why": None}]
 
 
-def bench_compile(config: BenchCompileConfig) -> CompileComparison:
+def bench_compile(config: BenchCompileConfig) -> _CompileComparison:
     """Measures every model and batch size in turn.
 
     Raises:
@@ -153,9 +153,9 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
     place = torch.device(config.device)
     modes = config.modes or MODES_OF_DEVICE.get(place.type, ("default",))
     models = {name: get_model(name) for name in config.models}  # unknown names end here
-    start, graphs = compiler_start_seconds(place), {}
+    start, graphs = _compiler_start_seconds(place), {}
     comparisons: dict[str, Comparison] = {}
-    rows: list[CompileRow] = []
+    rows: list[_CompileRow] = []
     for name, model in models.items():
         model.to(place)
         give = partial(random_inputs, model, image_size=config.image_size, device=place)
@@ -166,10 +166,10 @@ def bench_compile(config: BenchCompileConfig) -> CompileComparison:
         calls = [give(batch, config.length) for batch in config.batch_sizes]
         calls.append(give(max(config.batch_sizes) + 1, max(1, config.length // PROBE_LENGTH)))
         graphs[name] = compilations(model, calls)
-    return CompileComparison(tuple(rows), comparisons, graphs, start)
+    return _CompileComparison(tuple(rows), comparisons, graphs, start)
 
 
-def compiler_start_seconds(device: torch.device) -> float:
+def _compiler_start_seconds(device: torch.device) -> float:
     """What the first of all compiled functions takes: modules, helper processes, a header."""
     begun = time.perf_counter()
     torch.compile(torch.relu)(torch.zeros(8, device=device))
@@ -232,7 +232,9 @@ def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Call
     return call
 
 
-def _rows(name: str, batch: int, found: Comparison, config: BenchCompileConfig) -> list[CompileRow]:
+def _rows(
+    name: str, batch: int, found: Comparison, config: BenchCompileConfig
+) -> list[_CompileRow]:
     eager, *compiled = found
 
     def course(each: Measured) -> tuple[ShortRun, ...]:
@@ -240,9 +242,9 @@ def _rows(name: str, batch: int, found: Comparison, config: BenchCompileConfig) 
         return tuple(short_runs(case, eager, each, config.iterations, block))
 
     return [
-        CompileRow(name, batch, eager, None, ()),
+        _CompileRow(name, batch, eager, None, ()),
         *(
-            CompileRow(name, batch, each, break_even(eager, each), course(each))
+            _CompileRow(name, batch, each, break_even(eager, each), course(each))
             for each in compiled
         ),
     ]

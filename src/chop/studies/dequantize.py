@@ -29,7 +29,7 @@ from chop.studies.weight_memory import (
 
 
 @dataclass(frozen=True, repr=False)
-class DequantizeComparison(Displayed):
+class _DequantizeComparison(Displayed):
     """What was measured.
 
     Attributes:
@@ -66,7 +66,7 @@ class DequantizeComparison(Displayed):
         }
 
 
-def bench_dequantize(config: BenchDequantizeConfig) -> DequantizeComparison:
+def bench_dequantize(config: BenchDequantizeConfig) -> _DequantizeComparison:
     """Measures decoding, products and memory.
 
     Raises:
@@ -90,7 +90,7 @@ def bench_dequantize(config: BenchDequantizeConfig) -> DequantizeComparison:
         comparisons[f"product-{count}-rows"] = found
         products += own
     memory, kinds = _memory(config)
-    return DequantizeComparison(
+    return _DequantizeComparison(
         tuple(decoding),
         tuple(products),
         tuple(memory),

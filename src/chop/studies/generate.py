@@ -45,7 +45,7 @@ FORMATS: Mapping[str, NumberFormat] = {
 
 
 @dataclass(frozen=True)
-class GenerateRow:
+class _GenerateRow:
     """One model.
 
     Attributes:
@@ -90,7 +90,7 @@ class GenerateComparison(Displayed):
         caches: a row per KV cache, the float one first; none where none was asked for.
     """
 
-    rows: tuple[GenerateRow, ...]
+    rows: tuple[_GenerateRow, ...]
     comparisons: Mapping[str, Comparison]
     missing: Mapping[str, str]
     caches: tuple[CacheRow, ...] = ()
@@ -203,9 +203,9 @@ def packed_graph(model: nn.Module, name: str) -> MaseGraph:
     return pack_weights(MaseGraph(model), FORMATS[name])
 
 
-def _row(contender: Contender, comparisons: Mapping[str, Comparison], ids: Tensor) -> GenerateRow:
+def _row(contender: Contender, comparisons: Mapping[str, Comparison], ids: Tensor) -> _GenerateRow:
     prefill, decode = (comparisons[name][contender.name] for name in (PREFILL, DECODE))
-    return GenerateRow(
+    return _GenerateRow(
         contender.name,
         ids.numel() / prefill.seconds,
         len(ids) / decode.seconds,

@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Recompile:
+class _Recompile:
     """One call that needed new code.
 
     Attributes:
@@ -59,7 +59,7 @@ class Compilations:
 
     graphs: int
     breaks: tuple[Place, ...]
-    recompiles: tuple[Recompile, ...]
+    recompiles: tuple[_Recompile, ...]
 
 
 def compilations(model: nn.Module, calls: Iterable[Inputs]) -> Compilations:
@@ -79,7 +79,7 @@ def compilations(model: nn.Module, calls: Iterable[Inputs]) -> Compilations:
     return Compilations(explained.graph_count, breaks, tuple(recompiles(model, asked)))
 
 
-def recompiles(model: nn.Module, calls: Iterable[Inputs]) -> Iterator[Recompile]:
+def recompiles(model: nn.Module, calls: Iterable[Inputs]) -> Iterator[_Recompile]:
     """Those of calls that are made one after the other."""
     with _fresh_dynamo(), torch.inference_mode():
         traced = torch.compile(model, backend="eager")
@@ -93,7 +93,7 @@ def recompiles(model: nn.Module, calls: Iterable[Inputs]) -> Iterator[Recompile]
                         metrics.co_firstlineno or 0,
                         _first_line(metrics.recompile_reason.partition(": ")[2]),
                     )
-                    yield Recompile(number, place)
+                    yield _Recompile(number, place)
 
 
 @contextmanager

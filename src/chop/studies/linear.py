@@ -68,7 +68,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class LinearRow:
+class _LinearRow:
     """One way to compute one case.
 
     Attributes:
@@ -97,7 +97,7 @@ class LinearRow:
 
 
 @dataclass(frozen=True, repr=False)
-class LinearComparison(Displayed):
+class _LinearComparison(Displayed):
     """What was measured.
 
     Attributes:
@@ -106,7 +106,7 @@ class LinearComparison(Displayed):
         course: rows of the course's table: naive and fused.
     """
 
-    rows: tuple[LinearRow, ...]
+    rows: tuple[_LinearRow, ...]
     comparisons: Mapping[str, Comparison]
     course: tuple[ShortRun, ...]
 
@@ -123,7 +123,7 @@ class LinearComparison(Displayed):
         }
 
 
-def bench_linear(config: BenchLinearConfig) -> LinearComparison:
+def bench_linear(config: BenchLinearConfig) -> _LinearComparison:
     """Measures every shape in turn."""
     comparisons, rows, course = {}, [], []
     for case in map(Case.parse, config.shapes):
@@ -132,7 +132,7 @@ def bench_linear(config: BenchLinearConfig) -> LinearComparison:
         rows += own
         pair, block = (found[NAIVE], found[FUSED]), block_seconds(config.how["seconds"])
         course += short_runs(case.name, *pair, config.iterations, block)
-    return LinearComparison(tuple(rows), comparisons, tuple(course))
+    return _LinearComparison(tuple(rows), comparisons, tuple(course))
 
 
 def naive_linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def _fused(layer: nn.Linear, x: Tensor) -> Callable[[], Tensor]:
     return call
 
 
-def _measure(case: Case, config: BenchLinearConfig) -> tuple[Comparison, list[LinearRow]]:
+def _measure(case: Case, config: BenchLinearConfig) -> tuple[Comparison, list[_LinearRow]]:
     draw = torch.Generator().manual_seed(config.seed)
     x = torch.randn(case.rows, case.inputs, generator=draw).to(config.device)
     with torch.random.fork_rng(devices=[]):
@@ -179,7 +179,7 @@ def _measure(case: Case, config: BenchLinearConfig) -> tuple[Comparison, list[Li
         exact = [naive_linear_relu(*parts)]
         results = {v.name: (v.call or v.prepare())() for v in ways}  # type: ignore[misc]
     rows = [
-        LinearRow(
+        _LinearRow(
             case=case,
             measured=each,
             moved_bytes=case.moved_bytes(each.name),

@@ -21,7 +21,7 @@ LIBRARY, NAME = "cyllama", "llama.cpp"
 LONGEST_REASON = 160
 
 
-class LlamaCpp(Contender):
+class _LlamaCpp(Contender):
     """A decoder in llama.cpp, from a file with the codes of a graph.
 
     Args:
@@ -96,7 +96,7 @@ def contenders(
     for format_name, mg in graphs:
         name = f"{NAME} {format_name}"
         try:
-            found.append(LlamaCpp(name, mg, tokens, threads))
+            found.append(_LlamaCpp(name, mg, tokens, threads))
         except Exception as error:  # whatever a peer raises: others are measured
             told = f"{type(error).__name__}: {' '.join(str(error).split())}"
             missing[name] = shorten(told, LONGEST_REASON)

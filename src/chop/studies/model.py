@@ -46,7 +46,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class ModelRow:
+class _ModelRow:
     """One model at one batch size.
 
     Attributes:
@@ -144,7 +144,7 @@ class ModelComparison(Displayed):
         by_batch: batch size -> the measurement.
     """
 
-    rows: tuple[ModelRow, ...]
+    rows: tuple[_ModelRow, ...]
     by_batch: Mapping[int, Comparison]
 
     def formatted(self) -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ class ModelComparison(Displayed):
         return [row.formatted(row.model == first, has_peers) for row in self.rows]
 
     def numbers(self) -> list[dict[str, Any]]:
-        """The rows for a program, see `ModelRow.numbers`."""
+        """The rows for a program, see `_ModelRow.numbers`."""
         first = self.rows[0].model
         return [row.numbers(row.model == first) for row in self.rows]
 
@@ -225,9 +225,9 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(storages.values())
 
 
-def _row(contender: Contender, batch: int, comparison: Comparison) -> ModelRow:
+def _row(contender: Contender, batch: int, comparison: Comparison) -> _ModelRow:
     measured, peer = comparison[contender.name], contender.peer
-    return ModelRow(
+    return _ModelRow(
         contender.name,
         batch,
         measured.seconds,

@@ -85,7 +85,7 @@ def check_caches(model: nn.Module, formats: Sequence[str], prompt: int, residual
             model takes fewer.
     """
     for text in formats:
-        rules = made_cache(model, text, residual).layers[0].rules
+        rules = _made_cache(model, text, residual).layers[0].rules
         wanted = residual + max(rule.sink_length + rule.block for rule in rules)
         if prompt < wanted:
             raise ConfigError(
@@ -123,7 +123,7 @@ def compare_caches(
     from transformers import DynamicCache
 
     readings = [_Reading("float32", DynamicCache(config=model.config))]
-    readings += [_Reading(text, made_cache(model, text, residual)) for text in formats]
+    readings += [_Reading(text, _made_cache(model, text, residual)) for text in formats]
     ids = _written(model, start, prompt + JUDGED)
     with torch.inference_mode():
         for reading in readings:
@@ -135,7 +135,7 @@ def compare_caches(
     return tuple(_row(reading, readings[0]) for reading in readings)
 
 
-def made_cache(model: nn.Module, text: str, residual: int) -> Any:
+def _made_cache(model: nn.Module, text: str, residual: int) -> Any:
     """The quantized cache of a format, or of KEYS/VALUES."""
     from chop.ir.huggingface.quantized_cache import QuantizedCache
 

@@ -37,7 +37,7 @@ def parse_shape(text: str, sizes: str, example: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def check_iterations(iterations: tuple[int, ...]) -> None:
+def _check_iterations(iterations: tuple[int, ...]) -> None:
     """Refuses runs of no calls.
 
     Raises:
@@ -119,7 +119,7 @@ class BenchAttentionConfig(StudyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_iterations(self.iterations)
+        _check_iterations(self.iterations)
         for name in ("shapes", "dtypes", "masks"):
             if not getattr(self, name):
                 usual = getattr(BenchAttentionConfig, name)[0]
@@ -149,7 +149,7 @@ class BenchLinearConfig(StudyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_iterations(self.iterations)
+        _check_iterations(self.iterations)
         if not self.shapes:
             raise ConfigError("shapes: expected one or more, such as 128x768x3072.")
         for shape in self.shapes:
@@ -217,7 +217,7 @@ class BenchCompileConfig(StudyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_iterations(self.iterations)
+        _check_iterations(self.iterations)
         if not self.batch_sizes:
             raise ConfigError("batch_sizes: expected at least one.")
         if not self.models:

@@ -77,7 +77,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class SoftmaxRow:
+class _SoftmaxRow:
     """One way to compute one case.
 
     Attributes:
@@ -114,7 +114,7 @@ class SoftmaxRow:
 
 
 @dataclass(frozen=True, repr=False)
-class SoftmaxComparison(Displayed):
+class _SoftmaxComparison(Displayed):
     """What was measured.
 
     Attributes:
@@ -124,7 +124,7 @@ class SoftmaxComparison(Displayed):
             nothing of its speed; empty on a GPU and without Triton.
     """
 
-    rows: tuple[SoftmaxRow, ...]
+    rows: tuple[_SoftmaxRow, ...]
     comparisons: Mapping[str, Comparison]
     interpreted: tuple[Mapping[str, Any], ...]
 
@@ -138,7 +138,7 @@ class SoftmaxComparison(Displayed):
         return tables
 
 
-def bench_softmax(config: BenchSoftmaxConfig) -> SoftmaxComparison:
+def bench_softmax(config: BenchSoftmaxConfig) -> _SoftmaxComparison:
     """Measures every shape and dtype; on a CPU it also checks the Triton kernel."""
     comparisons, rows = {}, []
     for case in (Case.parse(shape, dtype) for dtype in config.dtypes for shape in config.shapes):
@@ -148,7 +148,7 @@ def bench_softmax(config: BenchSoftmaxConfig) -> SoftmaxComparison:
     if torch.device(config.device).type != "cuda" and is_installed():
         shapes = INTERPRETED_SHAPES[:1] if config.quick else INTERPRETED_SHAPES
         interpreted = in_subprocess(interpreted_errors, shapes, TRITON_INTERPRET="1")
-    return SoftmaxComparison(tuple(rows), comparisons, tuple(interpreted))
+    return _SoftmaxComparison(tuple(rows), comparisons, tuple(interpreted))
 
 
 def naive_softmax(x: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def interpreted_errors(shapes: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _measure(case: Case, config: BenchSoftmaxConfig) -> tuple[Comparison, list[SoftmaxRow]]:
+def _measure(case: Case, config: BenchSoftmaxConfig) -> tuple[Comparison, list[_SoftmaxRow]]:
     device = torch.device(config.device)
     x = _input(case, config.seed, device)
     torch.compiler.reset()  # of many shapes the last ones would not be compiled
@@ -215,7 +215,7 @@ def _measure(case: Case, config: BenchSoftmaxConfig) -> tuple[Comparison, list[S
     copying = found[COPY].ratio.median
     needed = 2 * x.nbytes
     rows = [
-        SoftmaxRow(
+        _SoftmaxRow(
             case=case,
             measured=each,
             moved_bytes=case.moved_bytes(each.name),

@@ -231,7 +231,7 @@ def _packed(mg: MaseGraph, name: str) -> MaseGraph:
 
 def _measured(folder: Path, name: str, device: str) -> tuple[int | None, int | None]:
     if torch.device(device).type == "cuda":
-        return tuple(allocated_by(str(folder), name, device))  # type: ignore[return-value]
+        return tuple(_allocated_by(str(folder), name, device))  # type: ignore[return-value]
     return tuple(in_subprocess(resident_by, str(folder), name))
 
 
@@ -252,7 +252,7 @@ def resident_by(folder: str, name: str) -> list[int | None]:
     return [loaded - before, None if extra is None else loaded + extra - before]
 
 
-def allocated_by(folder: str, name: str, device: str) -> list[int | None]:
+def _allocated_by(folder: str, name: str, device: str) -> list[int | None]:
     """What the GPU's allocator gives out for a checkpoint, and in a call at most."""
     from safetensors.torch import load_file
 

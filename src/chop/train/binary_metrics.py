@@ -19,7 +19,7 @@ RANKING = ("roc_auc", "average_precision")
 """Names of metrics of confidences; all others are of decisions."""
 
 
-def decision_score(name: str, **settings: Any) -> Score:
+def _decision_score(name: str, **settings: Any) -> Score:
     """Wraps a function of `sklearn.metrics` as (predictions, labels) -> float."""
 
     def score(predictions: Tensor, labels: Tensor) -> float:
@@ -85,22 +85,22 @@ def _check_both_occur(labels: Tensor, name: str) -> None:
 _BINARY: dict[str, Any] = {"zero_division": 0}
 _BY_LABEL: dict[str, Any] = {"average": "macro", "zero_division": 0}
 BINARY_METRICS: dict[str, Score] = {
-    "balanced_accuracy": decision_score("balanced_accuracy_score"),
-    "f1": decision_score("f1_score", **_BINARY),
-    "precision": decision_score("precision_score", **_BINARY),
-    "recall": decision_score("recall_score", **_BINARY),
-    "matthews_correlation": decision_score("matthews_corrcoef"),
+    "balanced_accuracy": _decision_score("balanced_accuracy_score"),
+    "f1": _decision_score("f1_score", **_BINARY),
+    "precision": _decision_score("precision_score", **_BINARY),
+    "recall": _decision_score("recall_score", **_BINARY),
+    "matthews_correlation": _decision_score("matthews_corrcoef"),
     "roc_auc": roc_auc,
     "average_precision": average_precision,
 }
 """Metrics for one yes-or-no answer a row, about class 1. Accuracy is in `chop.train.metrics`."""
 MULTILABEL_METRICS: dict[str, Score] = {
-    "f1": decision_score("f1_score", **_BY_LABEL),
-    "f1_micro": decision_score("f1_score", average="micro", zero_division=0),
-    "precision": decision_score("precision_score", **_BY_LABEL),
-    "recall": decision_score("recall_score", **_BY_LABEL),
-    "accuracy": decision_score("accuracy_score"),
-    "hamming_loss": decision_score("hamming_loss"),
+    "f1": _decision_score("f1_score", **_BY_LABEL),
+    "f1_micro": _decision_score("f1_score", average="micro", zero_division=0),
+    "precision": _decision_score("precision_score", **_BY_LABEL),
+    "recall": _decision_score("recall_score", **_BY_LABEL),
+    "accuracy": _decision_score("accuracy_score"),
+    "hamming_loss": _decision_score("hamming_loss"),
     "roc_auc": roc_auc,
     "average_precision": average_precision,
 }
@@ -109,7 +109,7 @@ MULTILABEL_METRICS: dict[str, Score] = {
 Accuracy counts rows whose answers are all right, hamming_loss single wrong answers.
 """
 CLASS_METRICS: dict[str, Score] = {
-    "balanced_accuracy": decision_score("balanced_accuracy_score"),
+    "balanced_accuracy": _decision_score("balanced_accuracy_score"),
     "roc_auc": roc_auc,
 }
 """Metrics for classes, in addition to those of `chop.train.metrics`."""

@@ -60,7 +60,7 @@ class Judge:
         Raises:
             ConfigError: it cannot be called, or not with a model alone.
         """
-        check_function(function, 1, "evaluate", "the model")
+        _check_function(function, 1, "evaluate", "the model")
         return cls(function, name or name_of(function), not lower_is_better, code)
 
     @property
@@ -159,7 +159,7 @@ def name_of(function: Callable[..., Any]) -> str:
     return name if name.isidentifier() else UNNAMED
 
 
-def check_function(function: Any, count: int, setting: str, takes: str) -> None:
+def _check_function(function: Any, count: int, setting: str, takes: str) -> None:
     """Checks that something can be called with so many arguments.
 
     Raises:
@@ -187,7 +187,7 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
         ConfigError: it cannot be called so; in training, it raises or gives no number that has a
             gradient.
     """
-    check_function(function, 2, "loss", "the model's output and the labels")
+    _check_function(function, 2, "loss", "the model's output and the labels")
     title = f"loss '{code or name_of(function)}'"
 
     def loss(output: Any, labels: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ SHOWN = 5
 """Columns that a message names."""
 
 
-def output_name(column: str) -> str | None:
+def _output_name(column: str) -> str | None:
     """The name of the output that a column has labels of, see `OUTPUT`; None of others."""
     start = OUTPUT.format("")
     return column[len(start) :] if column.startswith(start) else None
@@ -55,7 +55,7 @@ def outputs_among(table: dict[str, Labels], names: tuple[str, ...]) -> dict[str,
     Raises:
         ConfigError: an output that was asked for has no labels.
     """
-    given = {name: column for column in table if (name := output_name(column)) is not None}
+    given = {name: column for column in table if (name := _output_name(column)) is not None}
     if not names:
         return given
     labels = table.get(LABELS)

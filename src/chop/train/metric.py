@@ -47,7 +47,7 @@ def confidences(answers: Tensor, labels: Tensor) -> Tensor:
     return answers
 
 
-def expected_labels(predictions: Tensor, labels: Tensor) -> Tensor:
+def _expected_labels(predictions: Tensor, labels: Tensor) -> Tensor:
     """The labels themselves."""
     return labels
 
@@ -112,7 +112,7 @@ class Metric:
     higher_is_better: bool = True
     is_share: bool = False
     is_relative: bool = False
-    expect: Callable[[Tensor, Tensor], Tensor] = expected_labels
+    expect: Callable[[Tensor, Tensor], Tensor] = _expected_labels
     parts: Callable[[Tensor, Tensor], Mapping[str, float]] | None = None
     constant: Callable[[Tensor], float | None] | None = None
 

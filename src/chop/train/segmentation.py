@@ -55,7 +55,7 @@ def _class_count(logits: Tensor) -> int:
     return max(2, logits.shape[1] if logits.dim() == 4 else 1)
 
 
-def pixel_cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
+def _pixel_cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
     """Mean cross entropy in nats of the pixels that count, in the dtype of the answers.
 
     Pictures without such pixels have a loss of 0: the mean of none, NaN, would become the weights.
@@ -125,7 +125,7 @@ and F1 (Dice) are means over classes, as scikit-learn's `average="macro"`."""
 SEGMENTATION_TASK = Task(
     SEGMENTATION,
     METRICS["mean_iou"],
-    pixel_cross_entropy,
+    _pixel_cross_entropy,
     _each_pixel,
     is_categorical=True,
     fits=lambda x, y: x.dim() == 4 and are_masks(y) and not bool((y != y.round()).any()),

@@ -37,7 +37,7 @@ def _as_they_are(answers: Tensor, labels: Tensor) -> Pair:
     return answers, labels
 
 
-def last_size(logits: Tensor) -> int:
+def _last_size(logits: Tensor) -> int:
     """The size of the last dimension."""
     return logits.shape[-1]
 
@@ -87,7 +87,7 @@ class Task:
     output_loss: Callable[[Any, Tensor], Tensor] | None = None
     reads_all: bool = False
     fits: Callable[[Tensor, Tensor], bool] | None = field(default=None, repr=False)
-    classes: Callable[[Tensor], int] = field(default=last_size, repr=False)
+    classes: Callable[[Tensor], int] = field(default=_last_size, repr=False)
     void: int | None = None
     is_one_class: Callable[[Tensor], bool] | None = field(default=None, repr=False)
     one_class_hint: str = ""
@@ -206,7 +206,7 @@ def beyond_classes(task: Task, label: int, logits: Tensor, labels: Labels) -> Co
     """The error for a label that is none of the classes of the logits."""
     count = task.classes(logits)
     numbers = f"{count} number{'s' * (count > 1)}"
-    if task.classes is not last_size:
+    if task.classes is not _last_size:
         numbers = f"{count} classes"
     given = labels if isinstance(labels, Tensor) else _flat(labels)
     classes = _flat(labels)[_flat(labels) >= 0]

@@ -119,7 +119,7 @@ def cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(answers, labels)
 
 
-def binary_cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
+def _binary_cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
     """Mean cross entropy of yes and no in nats, in the dtype of the answers; 0 of no labels."""
     if not len(labels):
         return answers.sum()
@@ -209,7 +209,7 @@ _ROWS = (
     Task(
         BINARY,
         _OF_BINARY["accuracy"],
-        binary_cross_entropy,
+        _binary_cross_entropy,
         _yes_or_no,
         fits=lambda x, y: x.shape[1:] in ((), (1,)) and y.dim() == 1 and _are_zero_or_one(y),
         is_one_class=one_class,
@@ -221,7 +221,7 @@ _ROWS = (
     Task(
         MULTILABEL,
         _OF_LABELS["f1"],
-        binary_cross_entropy,
+        _binary_cross_entropy,
         _labels_each,
         fits=lambda x, y: x.dim() == 2 and x.shape[1:] == y.shape[1:] and _are_zero_or_one(y),
         heads=_numbers_of_a_row,

@@ -33,7 +33,7 @@ IN_FILES = ("model", "dataset", "weights", "tokenizer", "evaluate", "loss")
 
 
 @dataclass(frozen=True)
-class OwnFunctions:
+class _OwnFunctions:
     """Functions of the user's, as commands name them: `file.py:fn`.
 
     Attributes:
@@ -155,9 +155,9 @@ class WorkloadConfig:
             find_task(self.task).with_metric(None if is_judged else self.metric)
 
     @property
-    def own_functions(self) -> OwnFunctions:
+    def own_functions(self) -> _OwnFunctions:
         """Functions of the user's that judge and train; of most jobs there are none."""
-        return OwnFunctions()
+        return _OwnFunctions()
 
     def _check_labels(self) -> None:
         for name, value in (("label_mean", self.label_mean), ("label_std", self.label_std)):
@@ -200,9 +200,9 @@ class JudgedConfig:
             raise ConfigError("lower_is_better: applies to evaluate, which is not given.")
 
     @property
-    def own_functions(self) -> OwnFunctions:
+    def own_functions(self) -> _OwnFunctions:
         """These functions."""
-        return OwnFunctions(self.evaluate, self.lower_is_better, self.loss)
+        return _OwnFunctions(self.evaluate, self.lower_is_better, self.loss)
 
     @property
     def judged_name(self) -> str | None:

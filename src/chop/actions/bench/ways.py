@@ -80,7 +80,7 @@ class Engine(nn.Module):
     ) -> None:
         super().__init__()
         if file is not None:
-            self.run, self.file_bytes = opened(file), size_of_file(file)
+            self.run, self.file_bytes = opened(file), _size_of_file(file)
             return
         # What is logged is about a file that is kept.
         with (
@@ -97,7 +97,7 @@ class Engine(nn.Module):
         return self.run(inputs)
 
 
-def size_of_file(path: Path) -> int:
+def _size_of_file(path: Path) -> int:
     """Bytes of an ONNX file, and of the file beside it that has the weights of a large one."""
     beside = path.with_name(path.name + DATA)
     return sum(file.stat().st_size for file in (path, beside) if file.is_file())

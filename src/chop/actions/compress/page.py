@@ -186,11 +186,11 @@ def charts_of_model(
     chosen = {row["layer"] for row in worst}
     # In the order of the model, as everywhere on the page.
     layers = [row["layer"] for row in result["layers"] if row["layer"] in chosen]
-    found = [histograms_of(mg, layers), input_histograms(mg, layers, batch)]
+    found = [_histograms_of(mg, layers), _input_histograms(mg, layers, batch)]
     return [*(each for each in found if each.panels), graph_chart(mg, numbers)]
 
 
-def histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
+def _histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
     """Histograms of the weights of some layers, above the values that these are rounded to."""
     weights = {each.name: each for each in stored_parameters(mg) if each.packed is None}
     panels = [_panel(layer, weights.get(f"{layer}.weight")) for layer in layers]
@@ -209,7 +209,7 @@ def _panel(layer: str, parameter: StoredParameter | None) -> Histogram | None:
     return _counted(layer, parameter.value.detach(), parameter.format)
 
 
-def input_histograms(
+def _input_histograms(
     mg: MaseGraph, layers: Sequence[str], batch: Mapping[str, torch.Tensor]
 ) -> Histograms:
     """Histograms of the inputs of some layers, of those that are rounded."""

@@ -176,7 +176,7 @@ def _about_saved(
     result["why_no_folder"] = saved.why_no_folder
     title = "The saved model beside float"
     return [
-        Note(sizes_of(result), is_printed=False),
+        Note(_sizes_of(result), is_printed=False),
         Note(packing_of(result), is_detail=True),
         *(speed_tables(title, speed, is_detail=True) if speed else ()),
         Note(describe_speed(result["speed"], rounded), is_printed=False),
@@ -257,7 +257,7 @@ def packing_of(result: Mapping[str, Any]) -> str:
     return " ".join(texts)
 
 
-def sizes_of(result: Mapping[str, Any]) -> str:
+def _sizes_of(result: Mapping[str, Any]) -> str:
     """Formats the sizes of the files in one line."""
     return (
         f"Files: {describe_files(result)}; the weights' file is {smaller(times_smaller(result))}."

@@ -310,13 +310,13 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
         blocks += [Note(ESTIMATED, is_printed=False), Table("Used by estimate", result["device"])]
     if result["placement"]:
         used = _utilization(result["placement"])
-        blocks += [Heading("Placement"), Note(placed_sentence(result["placement"]))]
+        blocks += [Heading("Placement"), Note(_placed_sentence(result["placement"]))]
         blocks += [Table("Used after routing", used, is_printed=False)]
     components = Table("Lanes and cycles by component", _shown_parts(result), is_printed=False)
     return [*blocks, Heading("Components"), components]
 
 
-def placed_sentence(placement: Mapping[str, Any]) -> str:
+def _placed_sentence(placement: Mapping[str, Any]) -> str:
     """The clock of a design, and what bounds it."""
     grade, path = placement["speed_grade"], placement["critical_path"]
     device = f"{placement['device']}, speed grade {grade}" if grade else placement["device"]

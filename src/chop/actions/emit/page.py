@@ -110,10 +110,10 @@ def fifo_blocks(result: Mapping[str, Any]) -> list[Block]:
     title = f"Estimated for {found['estimated_for']} with planned and kept depths"
     estimated = Table(title, found["estimated"])
     depths = Table("Depths of FIFOs, in beats", rows, is_printed=False)
-    return [Heading("FIFOs"), Note(shrunk_sentence(found)), depths, Note(ESTIMATED), estimated]
+    return [Heading("FIFOs"), Note(_shrunk_sentence(found)), depths, Note(ESTIMATED), estimated]
 
 
-def shrunk_sentence(found: Mapping[str, Any]) -> str:
+def _shrunk_sentence(found: Mapping[str, Any]) -> str:
     """How much smaller FIFOs are, or why they are not.
 
     Args:
@@ -141,13 +141,13 @@ def charts_of_circuit(design: Design, integer: MaseGraph, result: Mapping[str, A
     path = result["placement"].get("critical_path", {}).get("through", ())
     fills = {row["profile"]: row["fills"] for row in result["verification"] if row["fills"]}
     simulated = result["verification"][0]["interval"]
-    charts: list[Chart] = [cycles_chart(design, simulated)]
+    charts: list[Chart] = [_cycles_chart(design, simulated)]
     used = utilization_chart(result)
     charts += [used] if used.bars else []
-    return [*charts, dataflow_chart(design, paths_of(integer), fills, path, simulated)]
+    return [*charts, dataflow_chart(design, _paths_of(integer), fills, path, simulated)]
 
 
-def cycles_chart(design: Design, simulated: float | None) -> BarChart:
+def _cycles_chart(design: Design, simulated: float | None) -> BarChart:
     """The cycles that each component takes for a sample; the longest bar is the interval.
 
     Args:
@@ -183,7 +183,7 @@ def utilization_chart(result: Mapping[str, Any]) -> BarChart:
     return BarChart(f"Used of {device}, by resource", axis, bars, limits={"all": 1.0})
 
 
-def paths_of(integer: MaseGraph) -> dict[str, tuple[str, ...]]:
+def _paths_of(integer: MaseGraph) -> dict[str, tuple[str, ...]]:
     """The modules that each node of a graph is in, and its own name, by its name in the graph."""
     from chop.ir.drawing.view_model import build_view_model
     from chop.report.charts.graph import DEEPEST
@@ -213,7 +213,7 @@ def dataflow_chart(
     for source, users in found.uses.items():
         for user in users:
             reads[user].append(source)
-    slowest = bottlenecks(design, found, simulated)
+    slowest = _bottlenecks(design, found, simulated)
     marked = {BOTTLENECK: slowest, CRITICAL: {found.homes.get(name) for name in path}}
     parts = {part.name: part for part in design.netlist.instances}
     places = _paths_of_boxes(design, found, paths or {})
@@ -236,7 +236,7 @@ def dataflow_chart(
     return GraphChart(title, tuple(nodes), marks=means)
 
 
-def bottlenecks(
+def _bottlenecks(
     design: Design, dataflow: Dataflow, simulated: float | None = None
 ) -> frozenset[str]:
     """The boxes that alone keep the circuit from a shorter interval.

@@ -39,7 +39,7 @@ def circuit_timing(
     }
 
 
-def clock_text(timing: Mapping[str, Any]) -> str:
+def _clock_text(timing: Mapping[str, Any]) -> str:
     """Formats the clock frequency with its source."""
     source = "after routing" if timing["is_placed"] else "assumed"
     return f"{timing['clock_mhz']:,.6g} MHz ({source})"
@@ -56,11 +56,11 @@ def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
         }
         for key, name in (("latency", LATENCY), ("interval", INTERVAL))
     ]
-    return [Heading("Timing"), Table(f"Timing at {clock_text(timing)}", rows), _note(timing)]
+    return [Heading("Timing"), Table(f"Timing at {_clock_text(timing)}", rows), _note(timing)]
 
 
 def _note(timing: Mapping[str, Any]) -> Note:
-    pace = f"{timing['samples_per_second']:,} samples a second at {clock_text(timing)}."
+    pace = f"{timing['samples_per_second']:,} samples a second at {_clock_text(timing)}."
     if timing["is_placed"]:
         return Note(pace, is_printed=False)
     return Note(
@@ -74,5 +74,5 @@ def latency_tile(timing: Mapping[str, Any]) -> Tile:
     """Latency in microseconds, with cycles and clock beside it."""
     microseconds = Cell(timing["latency_us"], f"{timing['latency_us']:,.4g} µs")
     return Tile(
-        "latency", microseconds, f"{timing['latency_cycles']:,} cycles, {clock_text(timing)}"
+        "latency", microseconds, f"{timing['latency_cycles']:,} cycles, {_clock_text(timing)}"
     )

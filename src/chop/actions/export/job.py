@@ -62,7 +62,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Proven:
+class _Proven:
     """A file that was written and read back.
 
     Attributes:
@@ -172,9 +172,9 @@ def _read(
     written: Mapping[str, Written],
     exact: Mapping[int, MaseGraph],
     stages: Stages,
-) -> dict[str, Proven]:
+) -> dict[str, _Proven]:
     """What the libraries make of the files: outputs of the example inputs, and weights."""
-    proven: dict[str, Proven] = {}
+    proven: dict[str, _Proven] = {}
     for name, made in written.items():
         kind, plan = target(name), plans[name]
         with (
@@ -188,14 +188,14 @@ def _read(
             check_unrounded(plan.graph, made.path, kind)
             found = None if kind.weights is None else kind.weights(made.path)
             weights = None if found is None else compare_weights(plan.graph, found)
-        proven[name] = Proven(plan, made, run, difference, weights)
+        proven[name] = _Proven(plan, made, run, difference, weights)
     return proven
 
 
 def _on_rows(
     config: ExportConfig,
     loaded: Loaded,
-    proven: Mapping[str, Proven],
+    proven: Mapping[str, _Proven],
     exact: Mapping[int, MaseGraph],
     stages: Stages,
 ) -> dict[str, RowResult]:
@@ -224,7 +224,7 @@ def _on_rows(
 
 
 def _timed(
-    config: ExportConfig, loaded: Loaded, proven: Mapping[str, Proven], stages: Stages
+    config: ExportConfig, loaded: Loaded, proven: Mapping[str, _Proven], stages: Stages
 ) -> Times:
     runners = {name: each.run for name, each in proven.items() if target(name).is_timed}
     return measure_times(
@@ -235,7 +235,7 @@ def _timed(
 def _report(
     config: ExportConfig,
     loaded: Loaded,
-    proven: Mapping[str, Proven],
+    proven: Mapping[str, _Proven],
     rows: Mapping[str, RowResult],
     times: Times,
 ) -> Report[list[Exported]]:

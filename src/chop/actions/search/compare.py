@@ -105,7 +105,7 @@ def compare_searches(
         best_so_far_charts,
         by_trial,
         ylabel=f"best {chosen.name} so far",
-        title=f"{heading}: best {chosen.name} so far\n{about_searches(shown)}".strip(),
+        title=f"{heading}: best {chosen.name} so far\n{_about_searches(shown)}".strip(),
         baselines=baselines,
         percent=percent,
     )
@@ -116,7 +116,7 @@ def compare_searches(
     return run_job(compared, Settings(tuple(searches), name, tuple(labels), goal, Path(out)))
 
 
-def about_searches(searches: Sequence[Compared]) -> str:
+def _about_searches(searches: Sequence[Compared]) -> str:
     """Formats the settings that all searches share: sampler, trials, training and budgets."""
     lengths = {len(each.result.measured) for each in searches}
     parts = [f"sampler {name}" for name in _common(searches, "sampler")]

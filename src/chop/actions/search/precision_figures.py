@@ -96,10 +96,10 @@ def precision_figures(
 def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
     """Returns tables of the chosen formats of each layer and of their meaning, for a page."""
     legend = format_legend(config.candidates().values())
-    return [formats_table(result), *([legend] if legend else [])]
+    return [_formats_table(result), *([legend] if legend else [])]
 
 
-def formats_table(result: Result) -> Table:
+def _formats_table(result: Result) -> Table:
     """What was chosen for every layer, and the circuit, of the front, a column each, for a page."""
     shown = shown_trials(result)
     rows = [

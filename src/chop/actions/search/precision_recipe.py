@@ -34,7 +34,7 @@ RECIPE_FILE = "recipe.toml"
 
 
 @dataclass(frozen=True)
-class WeightRecipe:
+class _WeightRecipe:
     """Formats of weights; inputs and biases are float.
 
     Attributes:
@@ -72,7 +72,7 @@ class PrecisionResult(Result):
             inputs or biases have formats, too.
     """
 
-    recipes: Mapping[int, WeightRecipe] = field(default_factory=dict)
+    recipes: Mapping[int, _WeightRecipe] = field(default_factory=dict)
 
     @property
     def recipe(self) -> ChopConfig:
@@ -90,7 +90,7 @@ class PrecisionResult(Result):
         return found.config()
 
 
-def recipe_of(problem: PrecisionProblem, config: Config) -> WeightRecipe | None:
+def recipe_of(problem: PrecisionProblem, config: Config) -> _WeightRecipe | None:
     """The recipe of a configuration; None where more than weights is rounded, or nothing is."""
     chosen = problem.formats(config)
     texts = {name: _weight_text(problem, name, formats) for name, formats in chosen.items()}
@@ -99,7 +99,7 @@ def recipe_of(problem: PrecisionProblem, config: Config) -> WeightRecipe | None:
     layers = problem.layers.by_name
     operators = sorted({of_called(layers[name].operator).name for name in texts})
     usual, recipe = recipe_of_layers(texts)
-    return WeightRecipe(usual, tuple(operators), recipe)
+    return _WeightRecipe(usual, tuple(operators), recipe)
 
 
 def _rounds_others(chosen: Mapping[str, Formats]) -> bool:
@@ -137,7 +137,7 @@ def recipe_files(config: PrecisionConfig, result: PrecisionResult) -> dict[str, 
     }
 
 
-def _compress_settings(config: PrecisionConfig, recipe: WeightRecipe) -> dict[str, Any]:
+def _compress_settings(config: PrecisionConfig, recipe: _WeightRecipe) -> dict[str, Any]:
     """Settings of `chop compress` that build what a recipe says."""
     qat = {"qat_epochs": config.epochs, **({"qat_lr": config.lr} if config.epochs else {})}
     own = settings_of_workload(config)

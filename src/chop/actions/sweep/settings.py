@@ -121,7 +121,7 @@ def _is_below(pair: tuple[int, int | str]) -> bool:
     return isinstance(frac, str) or frac < width
 
 
-def default_products() -> tuple[str, ...]:
+def _default_products() -> tuple[str, ...]:
     """The names of quantizable operators that multiply by a weight."""
     from chop.ir.ops import OPS
 
@@ -202,7 +202,7 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
     parts: tuple[Literal["weights", "activations", "both"], ...] = field(default=(), metadata=MORE)
     start_from: Path | None = None
     scope: Literal["local", "global"] = "local"
-    operators: tuple[str, ...] = field(default_factory=default_products, metadata=MORE)
+    operators: tuple[str, ...] = field(default_factory=_default_products, metadata=MORE)
     finetune_epochs: Annotated[int | None, Range(0, 10_000)] = None
     finetune_lr: Annotated[float | None, Range(1e-9, 10)] = field(default=None, metadata=MORE)
     calibration_rows: Annotated[int, Range(1, 10**9)] = field(default=256, metadata=MORE)

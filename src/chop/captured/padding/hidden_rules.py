@@ -159,7 +159,7 @@ def product(run: Executed, result: Tensor) -> Tensor | None:
     return functools.reduce(torch.logical_or, masks) if masks else None
 
 
-def convolved(run: Executed, result: Tensor) -> Tensor | None:
+def _convolved(run: Executed, result: Tensor) -> Tensor | None:
     """Places whose window has hidden elements only; all channels of a place are alike."""
     x, weight = run.given["input"], run.given["weight"]
     if run.hidden(x) is None:
@@ -220,7 +220,7 @@ RULES: Mapping[Any, Rule] = {
     **dict.fromkeys((aten.fill_, aten.zero_, aten.zeros_like, aten.ones_like), nothing),
     **dict.fromkeys((aten.empty_like, aten.full_like, aten.new_zeros, aten.new_ones), nothing),
     **dict.fromkeys((aten.new_empty, aten.new_full), nothing),
-    aten.convolution: convolved,
+    aten.convolution: _convolved,
 }
 """By overload packet; of others see `rule_of`."""
 

@@ -156,7 +156,7 @@ def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | Non
     if isinstance(value, types.FunctionType):
         code = Same((value.__code__, id(value.__globals__)))
         cells = map(cell_content, value.__closure__ or ())
-        return [code, *cells, *defaults_of(value), *parts]
+        return [code, *cells, *_defaults_of(value), *parts]
     if isinstance(value, staticmethod | classmethod):
         return [value.__func__]
     if isinstance(value, types.MethodType):
@@ -210,6 +210,6 @@ def cell_content(cell: types.CellType) -> Any:
         return MISSING
 
 
-def defaults_of(function: types.FunctionType) -> list[Any]:
+def _defaults_of(function: types.FunctionType) -> list[Any]:
     """The defaults of a function's parameters."""
     return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]

@@ -129,7 +129,7 @@ def _find(search: _Search, exact: bool, compare: bool) -> Sharding:
     )
 
 
-def smallest_mesh(
+def _smallest_mesh(
     mg: MaseGraph,
     inputs: Mapping[str, Any],
     machine: Machine,
@@ -272,7 +272,7 @@ def _alternatives(
 
 def _does_not_fit(search: _Search, least: Simulation, exact: bool) -> str:
     memory, shape = search.machine.memory_bytes, search.machine.mesh
-    mesh = smallest_mesh(search.mg, search.inputs, search.machine, exact, search.time_limit_s)
+    mesh = _smallest_mesh(search.mg, search.inputs, search.machine, exact, search.time_limit_s)
     hint = (
         f"the smallest mesh that fits is {format_mesh(mesh)} (its last axis doubled)"
         if mesh is not None

@@ -155,7 +155,7 @@ class Solution:
     gap: float = 0.0
 
 
-def tensor_layouts(problem: Problem, choices: Sequence[int]) -> dict[str, Layout]:
+def _tensor_layouts(problem: Problem, choices: Sequence[int]) -> dict[str, Layout]:
     """The layout of each parameter; no two nodes have it in different ones.
 
     Raises:
@@ -182,7 +182,7 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> Solution | None:
             return None
         seconds += fanout.count * sum(move.seconds for move in copies)
     try:
-        layouts = tensor_layouts(problem, choices)
+        layouts = _tensor_layouts(problem, choices)
     except PlanError:
         return None
     kept = sum(problem.tensors[name][layout] for name, layout in layouts.items())

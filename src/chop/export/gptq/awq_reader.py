@@ -29,10 +29,10 @@ PARTS = ("qweight", "qzeros", "scales")
 
 def read(folder: Path) -> Read:
     """What a folder holds; see `read_coded`."""
-    return read_coded(folder, parse_group, PARTS, (), stored)
+    return read_coded(folder, _parse_group, PARTS, (), stored)
 
 
-def parse_group(settings: Any, where: str) -> int | None:
+def _parse_group(settings: Any, where: str) -> int | None:
     """Inputs that share a scale and a zero point; None: all.
 
     Args:

@@ -76,10 +76,10 @@ class Schemes:
 
 def read(folder: Path) -> Read:
     """What a folder holds; see `read_coded`."""
-    return read_coded(folder, parse_schemes, PARTS, (ORDER,), stored)
+    return read_coded(folder, _parse_schemes, PARTS, (ORDER,), stored)
 
 
-def parse_schemes(settings: Any, where: str) -> Schemes:
+def _parse_schemes(settings: Any, where: str) -> Schemes:
     """The schemes of a `quantization_config`.
 
     Args:

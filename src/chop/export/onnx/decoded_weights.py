@@ -42,7 +42,7 @@ class Op(NamedTuple):
     outputs: Sequence[str]
 
 
-def constant_ends(ops: Iterable[Op], constants: Iterable[str]) -> dict[str, list[str]]:
+def _constant_ends(ops: Iterable[Op], constants: Iterable[str]) -> dict[str, list[str]]:
     """By path of a module the values that are computed of constants alone and that others read.
 
     Args:
@@ -66,7 +66,7 @@ def constant_ends(ops: Iterable[Op], constants: Iterable[str]) -> dict[str, list
 def _weights(
     ends: Mapping[str, Sequence[str]], value: Callable[[str], Tensor | None]
 ) -> dict[str, Tensor]:
-    """By path of a module, of `constant_ends` and what values are."""
+    """By path of a module, of `_constant_ends` and what values are."""
     found: dict[str, Tensor] = {}
     for path, names in ends.items():
         weight = _looked_up(path, value)
@@ -104,7 +104,7 @@ def onnx_weights(path: Path) -> dict[str, Tensor]:
     proto = onnx.load(path)
     stored = {each.name: each for each in proto.graph.initializer}
     ops = [Op(node.op_type, node.input, node.output) for node in proto.graph.node]
-    ends = constant_ends(ops, stored)
+    ends = _constant_ends(ops, stored)
     computed = _computed(proto, [x for names in ends.values() for x in names if x not in stored])
 
     def value(name: str) -> Tensor | None:
@@ -191,7 +191,7 @@ def openvino_weights(path: Path) -> dict[str, Tensor]:
         for node in nodes
         if node.get_type_name() != "Constant"
     ]
-    ends = constant_ends(ops, stored)
+    ends = _constant_ends(ops, stored)
     computed = [x for given in ends.values() for x in given if x not in stored]
     values: dict[str, Tensor] = {}
     if computed:

@@ -146,13 +146,13 @@ def twin(layer: Any) -> nn.Module | None:
     if has_hooks(layer):  # one may change the weight, and runs on the layer as it is
         return None
     if type(layer).forward is QuantLinear.forward and weight.block is not None:
-        return BlockLinear(layer, weight.block)
+        return _BlockLinear(layer, weight.block)
     if type(layer).forward is QuantEmbedding.forward and layer.max_norm is None:
         return CodedEmbedding(layer)
     return None
 
 
-class BlockLinear(nn.Module):
+class _BlockLinear(nn.Module):
     """A linear layer whose weight is codes of 4 bits.
 
     Args:
@@ -172,7 +172,7 @@ class BlockLinear(nn.Module):
             self.offsets_io = weight.per_block(weight.offsets, block).T.contiguous()
         self.bias = None if layer.bias is None else layer.quantize("bias", layer.bias).detach()
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, input: Tensor) -> Tensor:
         x = self.round(input)
         y: Tensor = onnx_matmul_4bit(x, self.codes, self.scales)
         if self.offsets_io is not None:

@@ -44,7 +44,7 @@ class MissingFormsError(ConfigError):
 
 
 @dataclass(frozen=True)
-class QdqGraph:
+class _QdqGraph:
     """Graph of QuantizeLinear and DequantizeLinear, ready to be exported.
 
     Attributes:
@@ -181,7 +181,7 @@ def integer_form(qdq: MaseGraph, node: fx.Node) -> str:
     return qdq.operator(node).onnx if is_layer else ""
 
 
-def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
+def qdq_graph(mg: MaseGraph, float_fallback: bool) -> _QdqGraph:
     """QDQ copy of a graph: every rounding is one that ONNX has.
 
     Args:
@@ -214,7 +214,7 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> QdqGraph:
         elif integer_form(qdq, node) == CONVOLUTION:
             bias = _integer_bias(layer.bias, layer.spec) or layer.spec.bias
             layer.spec = layer.spec.with_quantizers(bias=bias)
-    return QdqGraph(qdq, quantized, missing, unrounded)
+    return _QdqGraph(qdq, quantized, missing, unrounded)
 
 
 def _texts(planned: StandIns, operands: list[tuple[str, str]]) -> list[str]:

@@ -64,10 +64,10 @@ def check_emitted(folder: Path) -> list[Verification]:
             f"chop {KIND} that finished."
         )
     with shown_step("comparing hashes"):
-        check_files(folder, manifest)
+        _check_files(folder, manifest)
     with shown_step("computing the graph of integers"):
         mg = MaseGraph.from_checkpoint(folder / "model")
-        golden = check_golden(folder, mg)
+        golden = _check_golden(folder, mg)
     with scratch_folder("emit") as own:
         with shown_step("emitting the circuit again"):
             design = _emitted_again(folder, mg, manifest)
@@ -225,7 +225,7 @@ def _planned(manifest: runs.Manifest, codes: Codes) -> list[Check]:
     return planned
 
 
-def check_files(folder: Path, manifest: runs.Manifest) -> None:
+def _check_files(folder: Path, manifest: runs.Manifest) -> None:
     """Compares all files with the manifest.
 
     Raises:
@@ -248,7 +248,7 @@ def check_files(folder: Path, manifest: runs.Manifest) -> None:
                 raise VerificationError(f"'{file}' is not in the manifest.")
 
 
-def check_golden(folder: Path, mg: MaseGraph) -> Golden:
+def _check_golden(folder: Path, mg: MaseGraph) -> Golden:
     """Computes the golden values again, of the inputs in the folder; returns them.
 
     Raises:

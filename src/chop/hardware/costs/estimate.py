@@ -125,13 +125,13 @@ def design_usage(made: Netlist, connections: Connections, family: Family = XC7) 
     """What a design takes: its components, and what stands between them."""
     total = Usage()
     for part in made.instances:
-        total = total.plus(part_usage(part, family))
+        total = total.plus(_part_usage(part, family))
     for link in connections.links:
         total = total.plus(module_usage(link.module, link.parameters, family))
     return Usage(round(total.lut), round(total.ff), total.dsp, total.bram)
 
 
-def part_usage(part: Instance, family: Family = XC7) -> Usage:
+def _part_usage(part: Instance, family: Family = XC7) -> Usage:
     """What a component takes, with its products and memories."""
     return plan_usage(part.module, part.plan, family)
 

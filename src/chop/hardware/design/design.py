@@ -85,7 +85,7 @@ def design_of(netlist: Netlist, top: str = TOP) -> Design:
             homes[name] = path
     for part in netlist.instances:
         for parameter, memory in part.plan.memories.items():
-            files[memory_path(part, parameter)] = memory.hex()
+            files[_memory_path(part, parameter)] = memory.hex()
     streams = tuple(connections.streams)
     return Design(top, tuple(ports), files, streams, netlist, connections)
 
@@ -108,7 +108,7 @@ def top_path(top: str) -> str:
     return f"rtl/{top}.sv"
 
 
-def memory_path(part: Instance, parameter: str) -> str:
+def _memory_path(part: Instance, parameter: str) -> str:
     """Path in the project of the contents of a memory."""
     return f"memory/{part.name}_{parameter.removesuffix('_FILE').lower()}.hex"
 
@@ -176,7 +176,7 @@ def _vector(targets: tuple[str, ...], kind: str) -> str:
 
 def _component(part: Instance) -> str:
     parameters = dict(part.plan.parameters)
-    parameters |= {name: FileIn(memory_path(part, name)) for name in part.plan.memories}
+    parameters |= {name: FileIn(_memory_path(part, name)) for name in part.plan.memories}
     pins = dict(CLOCKED)
     for k in range(len(part.inputs)):
         pins |= _pins("in", k, input_signal(part, k))

@@ -33,7 +33,7 @@ LEAST_SAMPLES = 2
 
 
 @dataclass(frozen=True)
-class FifoDepth:
+class _FifoDepth:
     """A FIFO of a design.
 
     Attributes:
@@ -71,7 +71,7 @@ class Verified:
 
     design: Design
     verification: Sequence[Verification]
-    fifos: Sequence[FifoDepth] = ()
+    fifos: Sequence[_FifoDepth] = ()
     reason: str = ""
 
 
@@ -118,7 +118,7 @@ def verify_shrunk(folder: Path, design: Design, codes: Codes, planned: Sequence[
 
 def _needed(
     folder: Path, design: Design, codes: Codes, full: Check, before: Verification
-) -> list[FifoDepth]:
+) -> list[_FifoDepth]:
     """FIFOs as deep as they have to be where samples come evenly at the interval.
 
     Args:
@@ -135,7 +135,7 @@ def _needed(
     found, of_half = (ran.fills for ran in run_checks(folder, paced, codes, [all_of_them, half]))
     depths = shrunk_depths(project, found, of_half)
     return [
-        FifoDepth(
+        _FifoDepth(
             fifo.name,
             fifo.bits,
             fifo.parameters["DEPTH"],

@@ -83,7 +83,7 @@ def _version(found: str) -> str:
 
 
 @cache
-def include_folder() -> Path:
+def _include_folder() -> Path:
     """Folder of the headers and sources of Verilator's runtime."""
     return Path(run_tool("verilator", "--getenv", "VERILATOR_ROOT").strip()) / "include"
 
@@ -107,7 +107,7 @@ def _compile(
     work: Path, compiler: str, flags: Sequence[str], optimization: str, target: Path
 ) -> None:
     """C++ to a shared library."""
-    include = include_folder()
+    include = _include_folder()
     flags = (*flags, f"-I{work}", f"-I{include}", f"-I{include / 'vltstd'}")
     files = sorted(work.glob("*.cpp"))
     once = [file for file in files if file.stem.endswith(("__Slow", "__Syms"))]
@@ -145,7 +145,7 @@ def _chunks(work: Path, name: str, files: Sequence[Path]) -> list[Path]:
 
 def _runtime(compiler: str, wave: bool) -> Path:
     """Verilator's runtime as an object file, compiled once."""
-    include = include_folder()
+    include = _include_folder()
     files = (*RUNTIME, *TRACED_RUNTIME) if wave else RUNTIME
     runtime = Sources(
         "verilator",

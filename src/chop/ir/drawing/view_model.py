@@ -99,7 +99,7 @@ class ViewModel:
 
 def box_item(key: str, leaves: Sequence[int], box: Box) -> Item:
     """A box as large as its words."""
-    widths = [len(box.title) * TITLE_WIDTH, *map(text_width, box.lines)]
+    widths = [len(box.title) * TITLE_WIDTH, *map(_text_width, box.lines)]
     height = LINE_HEIGHT * (1 + len(box.lines)) + MARGIN
     return Item(key, tuple(leaves), (), max(widths) + 2 * MARGIN, height)
 
@@ -240,7 +240,7 @@ class _Writer:
         key, class_name = ".".join(path), self._class_name(path, leaves[0])
         title = shorten(".".join(path[said:]))
         self.words[key] = Box(title, class_name, tooltip=f"{key} ({class_name})")
-        width = text_width(f"{title} {class_name}") + 2 * MARGIN
+        width = _text_width(f"{title} {class_name}") + 2 * MARGIN
         return Item(key, tuple(leaves), self.items(leaves, path), width)
 
     def _children(self, leaves: Sequence[int], level: int) -> int:
@@ -336,7 +336,7 @@ def _count(leaves: Sequence[int], quantized: frozenset[int]) -> list[str]:
 SIZE = re.compile(r"\w+(\[[^]]*\])?\.shape\[\d+\]")
 
 
-def text_width(text: str) -> float:
+def _text_width(text: str) -> float:
     """Width in pixels of a line in the small type, a little generous."""
     return len(text) * TEXT_WIDTH
 

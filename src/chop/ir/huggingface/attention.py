@@ -123,20 +123,20 @@ def register() -> None:
         AttentionMaskInterface.register(PREFIX + base, mask)
 
 
-def sdpa_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _sdpa_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Transformers' `sdpa` attention with the quantized products of `module`."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     return _quantized(module, sdpa_attention_forward, args, kwargs)
 
 
-def eager_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _eager_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The eager attention of the file of `module` with its quantized products."""
     home = sys.modules[type(module).__module__]
     return _quantized(module, home.eager_attention_forward, args, kwargs)
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"sdpa": sdpa_attention, "eager": eager_attention}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"sdpa": _sdpa_attention, "eager": _eager_attention}
 
 
 def _quantized(

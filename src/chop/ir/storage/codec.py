@@ -46,7 +46,7 @@ class NotPlainError(Exception):
     """A value has no plain form; the caller knows where it was found."""
 
 
-def function_name(function: Any) -> str:
+def _function_name(function: Any) -> str:
     """The reference of a function, a method of `Tensor` or a class that a graph calls.
 
     Raises:
@@ -158,7 +158,7 @@ class Encoder:
         if value is Ellipsis:
             return {"$ellipsis": True}
         if self._functions and callable(value) and not isinstance(value, nn.Module):
-            return {"$function": function_name(value)}
+            return {"$function": _function_name(value)}
         raise NotPlainError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 

@@ -184,7 +184,7 @@ def decode_tree(
             made[path] = _decode_module(record, made, allowed, decode)
             parent, _, name = path.rpartition(".")
             owner = made.get(parent)
-            if owner is None or not is_path_step(name):
+            if owner is None or not _is_path_step(name):
                 raise CheckpointError(f"the checkpoint has a module at the invalid path {path!r}.")
             children_of(owner)[name] = made[path]
         module = made[path]
@@ -272,7 +272,7 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
     )
     for kind, home in homes:
         for name, key in record.get(kind, {}).items():
-            if not is_path_step(name) or (key is not None and key not in tensors):
+            if not _is_path_step(name) or (key is not None and key not in tensors):
                 raise CheckpointError(f"module '{record['path']}': there is no tensor '{key}'.")
             home[name] = None if key is None else tensors[key]
     set_members(module, not_persistent=set(record.get("not_persistent", ())))
@@ -297,6 +297,6 @@ def _parametrize_again(module: Any) -> None:
     compute_parametrized(module, module.parametrizations)
 
 
-def is_path_step(name: str) -> bool:
+def _is_path_step(name: str) -> bool:
     """Whether a name is safe in a dotted path: torch.fx writes paths into the code it generates."""
     return bool(name) and name.isprintable() and not set(name) & set('"\\.')

@@ -51,7 +51,7 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     exactly. Else products are those of float32 numbers: of few rows of `x` with weights that are
     decoded on the way, of many with weights that are decoded a part at a time or, without vector
     instructions, first. Only where the CPU multiplies bfloat16 faster, it is allowed to, and its
-    numbers hold the codes exactly, many rows are rounded to it: see `rounds_to_bfloat16`.
+    numbers hold the codes exactly, many rows are rounded to it: see `_rounds_to_bfloat16`.
     """
     if not (_fit(x, packed.shape, bias) and is_large(packed.shape)):
         return None
@@ -73,12 +73,12 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     if y is None and _stays_half(x.dtype):
         return None
     if y is None:
-        multiply = _in_bfloat16 if is_float and rounds_to_bfloat16(reader.tables) else _in_float32
+        multiply = _in_bfloat16 if is_float and _rounds_to_bfloat16(reader.tables) else _in_float32
         y = multiply(reader, _rows(x_format(x)), packed, bias)
     return y if x.ndim == 2 else y.view(*x.shape[:-1], packed.shape[0])
 
 
-def rounds_to_bfloat16(tables: CodeTables) -> bool:
+def _rounds_to_bfloat16(tables: CodeTables) -> bool:
     """Whether products of many float32 rows with such codes are made in bfloat16.
 
     See `bfloat16_roundings` for what that costs. Other codes are multiplied as decoded numbers,
@@ -93,7 +93,9 @@ def _rows_by_codes(reader: Reader, dtype: torch.dtype, rows: int) -> int:
         return reader.few_rows
     if dtype == torch.float32:
         limit = reader.decoded_rows - 1 if reader.has_bfloat16 else FEW_BESIDE_ONEDNN
-        return min(reader.few_rows, limit) if rounds_to_bfloat16(reader.tables) else reader.few_rows
+        return (
+            min(reader.few_rows, limit) if _rounds_to_bfloat16(reader.tables) else reader.few_rows
+        )
     if not _stays_half(dtype) or not _decodes(reader, dtype):
         return reader.few_rows
     return min(reader.few_rows, _many_rows() - 1 if reader.has_bfloat16 else FEW_BESIDE_ONEDNN)
@@ -150,7 +152,7 @@ def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) 
         return rounded + _loop_bytes(reader, rows) + 4 * chunk * (outputs + columns)
     if _stays_half(x.dtype):
         return None
-    if is_float and rounds_to_bfloat16(reader.tables):
+    if is_float and _rounds_to_bfloat16(reader.tables):
         if reader.has_bfloat16 and rows < _many_rows():
             return rounded + _loop_bytes(reader, rows)
         is_widened = bias is not None or _has_row_factors(reader)

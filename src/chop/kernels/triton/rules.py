@@ -53,7 +53,7 @@ class FixedRule(NamedTuple):
     core: str = "fixed"
 
 
-class MinifloatRule(NamedTuple):
+class _MinifloatRule(NamedTuple):
     """A fraction of few bits.
 
     Attributes:
@@ -70,7 +70,7 @@ class MinifloatRule(NamedTuple):
     core: str = "minifloat"
 
 
-class LogRule(NamedTuple):
+class _LogRule(NamedTuple):
     """Powers of two.
 
     Attributes:
@@ -87,10 +87,10 @@ class LogRule(NamedTuple):
     core: str = "log"
 
 
-ElementRule = FixedRule | MinifloatRule | LogRule
+ElementRule = FixedRule | _MinifloatRule | _LogRule
 
 
-class ScaleRule(NamedTuple):
+class _ScaleRule(NamedTuple):
     """A power of two for a block.
 
     Attributes:
@@ -173,7 +173,7 @@ def element_rule(number_format: NumberFormat) -> ElementRule | None:
 
 
 @lru_cache(maxsize=4096)
-def scale_rule(number_format: NumberFormat) -> ScaleRule | None:
+def scale_rule(number_format: NumberFormat) -> _ScaleRule | None:
     """The rule of the scales of a fitted format's groups, or None."""
     layout = layout_of(number_format)
     if layout is None or type(layout.scaling) is not SharedExponent:
@@ -189,7 +189,7 @@ def scale_rule(number_format: NumberFormat) -> ScaleRule | None:
         and element.rounding != "floor"  # what vanishes would not go down
     )
     bias = 2**FRACTION_BITS - first_fraction(scaling.increment_threshold)
-    rule = ScaleRule(scaling.offset, bias, scaling.lowest, scaling.largest, scaling.has_nan)
+    rule = _ScaleRule(scaling.offset, bias, scaling.lowest, scaling.largest, scaling.has_nan)
     return rule if in_range else None
 
 
@@ -269,16 +269,16 @@ def _lowest_binade(element: Minifloat | Denormal) -> tuple[int, int]:
     return -element.bias - 1, element.mantissa_width - 1
 
 
-def _minifloat(element: Minifloat | Denormal) -> MinifloatRule | None:
+def _minifloat(element: Minifloat | Denormal) -> _MinifloatRule | None:
     lowest, mantissa_width = _lowest_binade(element)
     dropped = FRACTION_BITS - mantissa_width
     if dropped < 1 or lowest < SMALLEST_EXPONENT or lowest + dropped > BIAS:
         return None
     largest = min(element.largest, FLOAT32_MAX)
-    return MinifloatRule(dropped, 2.0**lowest, 2.0 ** (lowest + dropped), largest)
+    return _MinifloatRule(dropped, 2.0**lowest, 2.0 ** (lowest + dropped), largest)
 
 
-def _log(element: Log2) -> LogRule | None:
+def _log(element: Log2) -> _LogRule | None:
     lowest, highest = element.lowest_exponent + BIAS, element.largest_exponent + BIAS
     # Float32's subnormal numbers, whose exponent is not in their bits, must all be below.
     if lowest < 2 or lowest > 2 * BIAS:
@@ -287,7 +287,7 @@ def _log(element: Log2) -> LogRule | None:
     carry = first_fraction(math.sqrt(2) if in_log_domain else 1.5)
     halfway = (lowest - 1 << FRACTION_BITS) + (carry if in_log_domain else 0)
     zero_below = halfway if element.zero_code else 0
-    return LogRule(2**FRACTION_BITS - carry, lowest, min(highest, 2 * BIAS + 1), zero_below)
+    return _LogRule(2**FRACTION_BITS - carry, lowest, min(highest, 2 * BIAS + 1), zero_below)
 
 
 def _whole_codes(element: Fixed) -> CodeRule | None:

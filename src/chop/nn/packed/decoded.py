@@ -112,7 +112,7 @@ class DecodedTensor(Tensor):
             )
         _refuse_gradient(func, args, kwargs, first)
         before = [version_of(x._plain) for x in given]
-        result = func(*plain_in(args), **plain_in(kwargs))
+        result = func(*_plain_in(args), **_plain_in(kwargs))
         for x, version in zip(given, before, strict=True):
             if version_of(x._plain) != version or (x is first and func in _UNCOUNTED):
                 _written(x)
@@ -156,13 +156,13 @@ def plain(x: Any) -> Any:
     return x._plain if type(x) is DecodedTensor else x
 
 
-def plain_in(given: Any) -> Any:
+def _plain_in(given: Any) -> Any:
     """`plain` of what is in lists, tuples and dicts."""
     if isinstance(given, list | tuple):
         found = next(_decoded_in(given), None)
-        return given if found is None else type(given)([plain_in(x) for x in given])
+        return given if found is None else type(given)([_plain_in(x) for x in given])
     if isinstance(given, dict):
-        return {key: plain_in(x) for key, x in given.items()}
+        return {key: _plain_in(x) for key, x in given.items()}
     return plain(given)
 
 

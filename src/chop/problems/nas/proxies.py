@@ -140,7 +140,7 @@ def parameters(model: nn.Module, batch: Batch) -> float:
     return float(sum(parameter.numel() for parameter in model.parameters()))
 
 
-def grad_norm(model: nn.Module, batch: Batch) -> float:
+def _grad_norm(model: nn.Module, batch: Batch) -> float:
     """Sum over the parameters of the Euclidean norm of the loss's gradient.
 
     Source: Abdelfattah et al. 2021, arXiv:2101.08134, section 3.2.
@@ -204,7 +204,7 @@ def naswot(model: nn.Module, batch: Batch) -> float:
     return float(torch.linalg.slogdet(kernel_NN).logabsdet)
 
 
-def jacobian_covariance(model: nn.Module, batch: Batch) -> float:
+def _jacobian_covariance(model: nn.Module, batch: Batch) -> float:
     """-sum of log(v + k) + 1 / (v + k), v the eigenvalues of the correlation of input gradients.
 
     A row's gradient is that of the sum of its logits; k = 1e-5. Of texts it is taken at the
@@ -262,11 +262,11 @@ def zen(model: nn.Module, batch: Batch) -> float:
 
 PROXIES: dict[str, Proxy] = {
     "parameters": parameters,
-    "grad-norm": grad_norm,
+    "grad-norm": _grad_norm,
     "snip": snip,
     "synflow": synflow,
     "naswot": naswot,
-    "jacobian-covariance": jacobian_covariance,
+    "jacobian-covariance": _jacobian_covariance,
     "zen": zen,
 }
 """Every score by name. They change the model that they are given: see `zero_cost_score`."""

@@ -77,7 +77,7 @@ def awq(
 
     def choose(site: Site | ExpertSite, runs: Runs) -> Scales | None:
         if isinstance(site, Site):
-            return choose_scale(walk, site, runs, weights, weight, grid)
+            return _choose_scale(walk, site, runs, weights, weight, grid)
         scales, few = choose_for_experts(walk, site, runs, weights, (weight, grid), BATCHES)
         skipped.update({f"{site.down.name}[{number}]": why for number, why in few.items()})
         return scales
@@ -86,7 +86,7 @@ def awq(
     return found, skipped | undone
 
 
-def choose_scale(
+def _choose_scale(
     walk: Walk,
     site: Site,
     runs: Runs,

@@ -21,7 +21,7 @@ DAMPINGS = 16
 """How often the damping grows before a Hessian is given up; it has what is no number then."""
 
 
-class RoundingGrid(NamedTuple):
+class _RoundingGrid(NamedTuple):
     """A format's rounding of a weight, taken apart: scale (round(w / scale + zero) - zero).
 
     Attributes:
@@ -37,9 +37,9 @@ class RoundingGrid(NamedTuple):
     zero: Tensor
     fixed: Tensor
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> RoundingGrid:
+    def each(self, change: Callable[[Tensor], Tensor]) -> _RoundingGrid:
         """With the three tensors changed alike."""
-        return RoundingGrid(self.round, *(change(x) for x in self[1:]))
+        return _RoundingGrid(self.round, *(change(x) for x in self[1:]))
 
     def rounded(self, values: Tensor, column: int) -> Tensor:
         """Values in the place of a column of the weight, on its grid; columns are the first index.
@@ -68,8 +68,8 @@ class Solver:
     block_size: int = 128
     actorder: bool = False
 
-    def solve(self, weight: Tensor, hessian: Tensor, grid: RoundingGrid) -> Tensor:
-        """Rounds a matrix; see `ColumnRounder`.
+    def solve(self, weight: Tensor, hessian: Tensor, grid: _RoundingGrid) -> Tensor:
+        """Rounds a matrix; see `_ColumnRounder`.
 
         Args:
             weight: float64 (outputs, D).
@@ -79,7 +79,7 @@ class Solver:
         """
         return self.rounder(hessian)(weight, grid)
 
-    def rounder(self, hessian: Tensor) -> ColumnRounder:
+    def rounder(self, hessian: Tensor) -> _ColumnRounder:
         """What rounds any rows of a matrix whose inputs have this Hessian.
 
         It takes a float64 matrix of the Hessian's size, and nothing beside it.
@@ -89,11 +89,11 @@ class Solver:
             order = hessian.diagonal().argsort(descending=True)
         order = order.flip(0)
         factor = _factor(hessian, order, self.damp_percent)
-        return ColumnRounder(factor, order, self.block_size)
+        return _ColumnRounder(factor, order, self.block_size)
 
 
 @dataclass(frozen=True, eq=False)
-class ColumnRounder:
+class _ColumnRounder:
     """Rounds a matrix column by column; the columns that follow make up for each error.
 
     With L the lower Cholesky factor of H, columns in the order of L from the last to the first, and
@@ -112,7 +112,7 @@ class ColumnRounder:
     order: Tensor
     block_size: int
 
-    def __call__(self, weight: Tensor, grid: RoundingGrid) -> Tensor:
+    def __call__(self, weight: Tensor, grid: _RoundingGrid) -> Tensor:
         """Rounds rows of the matrix, float64 (rows, D), to a grid of the same shape."""
         # Columns as rows, which lie together in memory.
         rounded = weight[:, self.order].T.contiguous()
@@ -148,7 +148,7 @@ def _factor(hessian: Tensor, order: Tensor, damp_percent: float) -> Tensor:
     raise ConfigError(f"gptq: the Hessian of {len(hessian)} inputs is not positive definite.")
 
 
-def rounding_grid(number_format: NumberFormat, weight: Tensor) -> RoundingGrid:
+def rounding_grid(number_format: NumberFormat, weight: Tensor) -> _RoundingGrid:
     """The grid of a weight, of its shape. A format without shared scales has scale 1.
 
     The weights that scales follow, the largest of a group or the ends of its range, must keep their
@@ -162,9 +162,9 @@ def rounding_grid(number_format: NumberFormat, weight: Tensor) -> RoundingGrid:
     free = torch.full_like(weight, torch.nan)
     layout = number_format.layout()
     if layout is None or layout.scaling is None or layout.levels is not None:
-        return RoundingGrid(number_format.round, ones, zeros, free)
+        return _RoundingGrid(number_format.round, ones, zeros, free)
     if layout.element.threshold is not None:
-        return RoundingGrid(number_format.round, ones, zeros, free)
+        return _RoundingGrid(number_format.round, ones, zeros, free)
     groups = layout.split(weight)
     found = layout.scaling.measure(groups)
     scale, zero, is_anchor = (
@@ -177,4 +177,4 @@ def rounding_grid(number_format: NumberFormat, weight: Tensor) -> RoundingGrid:
     )
     rounded = (layout.element.round(weight / scale + zero) - zero) * scale
     fixed = torch.where(is_anchor, rounded, free)
-    return RoundingGrid(layout.element.round, scale, zero, fixed)
+    return _RoundingGrid(layout.element.round, scale, zero, fixed)

@@ -61,7 +61,7 @@ def layer_of_expert(layer: Any, number: int) -> QuantLinear:
     return made.train(layer.training)
 
 
-def counted_rows_of_experts(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
+def _counted_rows_of_experts(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     """Boolean (S,), False where a row is of a token that is padding; None where no mask tells.
 
     Args:
@@ -87,7 +87,7 @@ def counted_rows_of(
     mg: MaseGraph, node: fx.Node, x: Tensor, batch: Mapping[str, Any]
 ) -> Tensor | None:
     """`counted_rows` of what a node gives, layers of several experts included."""
-    counting = counted_rows_of_experts if has_experts(mg, node) else counted_rows
+    counting = _counted_rows_of_experts if has_experts(mg, node) else counted_rows
     return counting(node, x, batch)
 
 
@@ -112,7 +112,7 @@ def weighed_samples(
     Raises:
         ConfigError: a row that counts is not finite.
     """
-    counting = counted_rows_of_experts if has_experts else counted_rows
+    counting = _counted_rows_of_experts if has_experts else counted_rows
     for number, (x, batch) in enumerate(zip(values, batches, strict=True)):
         counted = counting(source, x, batch)
         check_finite(x, counted, batch, number, measured)

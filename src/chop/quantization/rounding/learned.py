@@ -81,7 +81,7 @@ def learn_rounding(
     Raises:
         ConfigError: a batch brings NaN or infinite values.
     """
-    layers, skipped = learnable_layers(mg)
+    layers, skipped = _learnable_layers(mg)
     if not layers:
         return {}, skipped
     with scratch_folder("rounding") as scratch:
@@ -111,7 +111,7 @@ class BlockLearning:
     """
 
     def __init__(self, walk: Walk, learning: Learning, parts: Sequence[Part] | None) -> None:
-        self._layers, self.skipped = learnable_layers(walk.mg)
+        self._layers, self.skipped = _learnable_layers(walk.mg)
         self._learning = learning
         compared = [*self._layers] if parts is None else _outputs(self._layers, parts)
         solved = self._layers if learning.solver is not None else ()
@@ -123,7 +123,7 @@ class BlockLearning:
         exact = block.exact
         if exact is None:
             return self._layer_by_layer(block)
-        part = as_far_as(self._layers, block.part) if block.is_last else block.part
+        part = _as_far_as(self._layers, block.part) if block.is_last else block.part
         if not any(node in self._layers for node in part.nodes):
             return Rounded()
         block = replace(block, part=part)
@@ -164,7 +164,7 @@ def check_learnable(mg: MaseGraph, parts: Sequence[Part]) -> None:
     Raises:
         NoBlocksError: a part gives nothing that can be compared.
     """
-    _outputs(learnable_layers(mg)[0], parts)
+    _outputs(_learnable_layers(mg)[0], parts)
 
 
 def _outputs(layers: Layers, parts: Sequence[Part]) -> list[fx.Node]:
@@ -174,7 +174,7 @@ def _outputs(layers: Layers, parts: Sequence[Part]) -> list[fx.Node]:
         NoBlocksError: one has nothing to be compared.
     """
     found: list[fx.Node] = []
-    for part in (*parts[:-1], as_far_as(layers, parts[-1])):
+    for part in (*parts[:-1], _as_far_as(layers, parts[-1])):
         if any(node in layers for node in part.nodes):
             own = outputs_of(part)
             if not own:
@@ -183,7 +183,7 @@ def _outputs(layers: Layers, parts: Sequence[Part]) -> list[fx.Node]:
     return found
 
 
-def learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
+def _learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
     """The layers whose roundings can be learned; why each other node's cannot."""
     layers, skipped = correctable_layers(mg)
     for node, layer in list(layers.items()):
@@ -201,7 +201,7 @@ def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Pat
         NoBlocksError: the graph cannot be cut, or a value between parts cannot be kept.
     """
     parts = parts_of(mg, block_paths(mg.model))
-    parts[-1] = as_far_as(layers, parts[-1])
+    parts[-1] = _as_far_as(layers, parts[-1])
     while not any(node in layers for node in parts[-1].nodes):
         parts.pop()
     with Walk(mg, [batch]).at_work():
@@ -213,7 +213,7 @@ def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Pat
     return parts
 
 
-def as_far_as(layers: Layers, part: Part) -> Part:
+def _as_far_as(layers: Layers, part: Part) -> Part:
     """The last part of a graph up to its last layer."""
     own = [place for place, node in enumerate(part.nodes) if node in layers]
     return replace(part, nodes=part.nodes[: own[-1] + 1] if own else ())
@@ -233,7 +233,7 @@ def learn_block(
         block: the part, its inputs from rounded predecessors.
         exact: the values that enter the float part.
         targets: those after it; None: they are computed when they are needed.
-        layers: from `learnable_layers`; those of other parts are passed over.
+        layers: from `_learnable_layers`; those of other parts are passed over.
         weights: of the rows of results, by node; rows of others count alike.
         learning: how.
     Returns: the error `before` and `after`; why experts are left alone, by name; and the values

@@ -138,7 +138,7 @@ class FloatBlock:
         return run_nodes(self.mg, self.part.nodes, batch, values, before=before)
 
 
-class WholeGraph(FloatBlock):
+class _WholeGraph(FloatBlock):
     """A graph as one part, whose values stay in memory for all batches."""
 
     def run(
@@ -273,7 +273,7 @@ class Walk:
             exact: those that enter it in the float model, which runs then.
         """
         is_last = number + 1 == len(self.parts)
-        made = WholeGraph if self.is_whole else FloatBlock
+        made = _WholeGraph if self.is_whole else FloatBlock
         new = functools.partial(made, self.mg, self.parts[number])
         targets = None
         if exact is not None and not is_last:

@@ -15,7 +15,7 @@ ROOM = 80.0
 
 
 @dataclass(frozen=True)
-class Arrow:
+class _Arrow:
     """An arrow to an end of the upright axis.
 
     Attributes:
@@ -68,7 +68,7 @@ def beyond_axis(marks: Sequence[Mark], y: Place, axis: Axis) -> list[bool]:
 
 def chart_arrows(
     series: Series, axis: Axis, x: Place, y: Place, others: list[float]
-) -> Iterator[Arrow]:
+) -> Iterator[_Arrow]:
     """An arrow for each mark beyond the axis; of a level of steps one, where the next level begins.
 
     Args:
@@ -84,4 +84,4 @@ def chart_arrows(
         others.append(at)
         is_below = abs(end - y.start) < abs(end - y.end)
         is_labeled = series.line != "none" and row < MOST_ARROWS
-        yield Arrow(mark, at, end, -8.0 if is_below else 8.0, row if is_labeled else None)
+        yield _Arrow(mark, at, end, -8.0 if is_below else 8.0, row if is_labeled else None)

@@ -139,7 +139,7 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     for series, color in zip(chart.series, family_places(chart.series), strict=True):
         yield from _series(series, color, chart, x, y)
         for arrow in chart_arrows(series, chart.y, x, y, arrows):
-            tip, shown = tip_text(series, arrow.mark, chart), number(arrow.mark.y, chart.y.percent)
+            tip, shown = _tip_text(series, arrow.mark, chart), number(arrow.mark.y, chart.y.percent)
             yield arrow.drawn(color_class(color), tip, shown, x.end)
 
 
@@ -178,7 +178,7 @@ def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) ->
         size = 4 if few else 1.5
         yield (
             f'<circle class="mark {kind}{" hollow" * series.dashed}" cx="{at:.1f}" '
-            f'cy="{height:.1f}" r="{size}" data-tip="{escape(tip_text(series, mark, chart))}"/>'
+            f'cy="{height:.1f}" r="{size}" data-tip="{escape(_tip_text(series, mark, chart))}"/>'
         )
 
 
@@ -189,7 +189,7 @@ def _way(points: Sequence[tuple[float, float]], line: str) -> str:
     return "".join(parts)
 
 
-def tip_text(series: Series, mark: Mark, chart: LineChart) -> str:
+def _tip_text(series: Series, mark: Mark, chart: LineChart) -> str:
     """Returns the text that appears when the pointer is on a mark."""
     interval = ""
     if mark.low is not None and mark.high is not None:

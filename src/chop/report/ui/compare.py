@@ -23,7 +23,7 @@ LONGEST_TEXT = 200
 
 
 @dataclass(frozen=True)
-class Fact:
+class _Fact:
     """A row of the comparison.
 
     Attributes:
@@ -51,8 +51,8 @@ class Comparison:
     """
 
     runs: tuple[FoundRun, ...]
-    facts: tuple[Fact, ...]
-    settings: tuple[Fact, ...]
+    facts: tuple[_Fact, ...]
+    settings: tuple[_Fact, ...]
     tiles: PageTable | None
     pictures: tuple[Picture, ...]
     notes: tuple[str, ...]
@@ -83,7 +83,7 @@ def compare(folder: RunsFolder, paths: Sequence[str]) -> Comparison | None:
     )
 
 
-def _facts(runs: Sequence[FoundRun]) -> list[Fact]:
+def _facts(runs: Sequence[FoundRun]) -> list[_Fact]:
     columns = zip(*map(list_cells, runs), strict=True)
     facts = []
     for cells in columns:
@@ -91,7 +91,7 @@ def _facts(runs: Sequence[FoundRun]) -> list[Fact]:
         texts = tuple(cell.title or cell.text for cell in cells)
         if any(texts):
             name = cells[0].column
-            facts.append(Fact(name, texts, _difference(runs, name, values)))
+            facts.append(_Fact(name, texts, _difference(runs, name, values)))
     return facts
 
 
@@ -155,14 +155,14 @@ def _drawn(
         return None, ()
 
 
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[Fact]:
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[_Fact]:
     """Settings that are not the same in all runs; folders of results always differ."""
     names = [name for name in dict.fromkeys(n for each in settings for n in each) if name != "out"]
     facts = []
     for name in names[:MOST_SETTINGS]:
         texts = tuple(_text(each.get(name)) for each in settings)
         if len(set(texts)) > 1:
-            facts.append(Fact(name, texts))
+            facts.append(_Fact(name, texts))
     return facts
 
 
