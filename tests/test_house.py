@@ -14,13 +14,13 @@ from tests.test_architecture import SOURCE, drawing, imported, module_of
 
 BOUNDS = {
     "subpackages": 36,
-    "imports between subpackages": 290,
-    "files": 1031,
-    "files at one level": 31,
-    "lines that are not blank": 119_000,
+    "imports between subpackages": 279,
+    "files": 1_047,
+    "files at one level": 30,
+    "lines that are not blank": 118_950,
     "functions per 1,000 lines of logic": 109,
-    "public functions and classes": 3_530,
-    "lines of the longest file": 476,
+    "public functions and classes": 3_450,
+    "lines of the longest file": 475,
 }
 SLACK = 0.02
 """Share of a bound by which a figure may lie below it."""

@@ -13,10 +13,12 @@ from chop import runs
 from chop.actions.compress.earlier_run import compressed_run
 from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
+from chop.bench.peak_memory import peak_bytes
 from chop.errors import CaptureError, ChopError, ConfigError
 from chop.models import read_config
 from chop.train import evaluate, read_label_column
 from chop.workloads.load import load_workload, workload_for
+from chop.workloads.probe import check_weights
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
@@ -127,6 +129,12 @@ def test_weights_that_are_nan_are_named_where_a_job_starts(net, layer, name, cou
     with pytest.raises(ConfigError, match=rf"have NaN: {layer}.{name} \({count} of \d+ numbers\)"):
         compress(config, Workload.of(net, (X, Y), (X, Y)))
     assert not [*tmp_path.iterdir()]
+
+
+def test_looking_for_nan_takes_less_memory_than_the_weights():
+    layer = nn.Linear(4096, 2048)
+    peak = peak_bytes(lambda: check_weights(layer), torch.device("cpu"))
+    assert peak is None or peak < layer.weight.nbytes
 
 
 def test_infinite_weights_and_small_floats_are_no_gaps(net, tmp_path):

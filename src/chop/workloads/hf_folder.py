@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.base.files import discard_older
+from chop.base.files import atomic_files, discard_older
 from chop.data.tokenizer import builtin_tokenizer, find_processor, get_tokenizer
 from chop.errors import ChopError, UnavailableError, WriteError
 from chop.ir.graph import MaseGraph
@@ -19,19 +19,50 @@ if TYPE_CHECKING:
 FOLDER = "model"
 
 
-def write_model_folder(mg: MaseGraph, config: WorkloadConfig, results: Path) -> str | None:
+MADE = f".{FOLDER}"
+"""Its name until it is whole."""
+
+
+def write_processor(mg: MaseGraph, config: WorkloadConfig, results: Path) -> str | None:
+    """Begins the folder with the tokenizer or processor that came with the model.
+
+    It may take as much memory as the packed weights, so that it is read before there are some.
+
+    Args:
+        mg: the graph of the model, which may not be packed yet.
+        config: names the model.
+        results: see `write_model_folder`.
+    Returns: reason why the model can have no folder. None if it can.
+    """
+    transformers: Any = sys.modules.get("transformers")
+    known = mg.model.record.config
+    if transformers is None or not isinstance(known, transformers.PreTrainedConfig):
+        return f"{mg.model.record.class_name} is no model of transformers"
+    try:
+        processor = _processor(config)
+        if processor is not None:
+            with atomic_files(results / MADE, "model") as fresh:
+                processor.save_pretrained(fresh)
+    except WriteError:
+        raise
+    except ChopError as error:
+        return str(error)
+    return None
+
+
+def write_model_folder(mg: MaseGraph, results: Path, reason: str | None) -> str | None:
     """Writes a model of transformers to the folder `model` of a run's results.
 
     Where the model cannot be written so, the folder of an earlier run's model goes.
 
     Args:
         mg: the graph of the model that is saved.
-        config: the tokenizer or processor of its model goes along.
         results: the folder that is put in place as one, see `chop.base.files.staged_files`.
+        reason: answer of `write_processor`, which comes first.
     Returns: reason why no folder is written. None if one is.
     """
-    made = results / f".{FOLDER}"
-    reason = _write(mg, config, made)
+    made = results / MADE
+    reason = reason or _write(mg, made)
     if reason is None:
         shutil.move(made, results / FOLDER)
     else:
@@ -40,14 +71,10 @@ def write_model_folder(mg: MaseGraph, config: WorkloadConfig, results: Path) -> 
     return reason
 
 
-def _write(mg: MaseGraph, config: WorkloadConfig, folder: Path) -> str | None:
-    """Writes the folder; or says why not."""
-    transformers: Any = sys.modules.get("transformers")
-    known = mg.model.record.config
-    if transformers is None or not isinstance(known, transformers.PreTrainedConfig):
-        return f"{mg.model.record.class_name} is no model of transformers"
+def _write(mg: MaseGraph, folder: Path) -> str | None:
+    """Writes the model into the folder; or says why not."""
     try:
-        write_folder(mg, config, folder)
+        write_folder(mg, None, folder)
     except WriteError:
         raise
     except ChopError as error:
@@ -56,17 +83,18 @@ def _write(mg: MaseGraph, config: WorkloadConfig, folder: Path) -> str | None:
 
 
 def write_folder(
-    mg: MaseGraph, config: WorkloadConfig, folder: Path, max_shard_size: str = "5GB"
+    mg: MaseGraph, config: WorkloadConfig | None, folder: Path, max_shard_size: str = "5GB"
 ) -> None:
     """Writes a model of transformers and the tokenizer or processor that came with it.
 
     Args:
         mg: the graph of the model.
-        config: names the model.
+        config: names the model. None: no tokenizer or processor is written.
         folder: where to.
         max_shard_size: of a file of weights, each of which is in memory while it is written.
     """
-    mg.save_pretrained(folder, _processor(config), max_shard_size)
+    processor = None if config is None else _processor(config)
+    mg.save_pretrained(folder, processor, max_shard_size)
 
 
 def _processor(config: WorkloadConfig) -> Any:

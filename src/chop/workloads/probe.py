@@ -34,7 +34,7 @@ def check_weights(model: nn.Module) -> None:
             continue
         if value.is_floating_point() or value.is_complex():
             wide = value.float() if value.element_size() == 1 else value  # 8-bit floats
-            count = int(wide.isnan().sum())
+            count = int(wide.isnan().count_nonzero())  # a sum widens every boolean
             found += [f"{name} ({count} of {value.numel()} numbers)"] if count else []
     if found:
         raise ConfigError(

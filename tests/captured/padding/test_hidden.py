@@ -1,6 +1,7 @@
 """Hidden elements: what padding makes of values of any layout counts in no statistic or scale."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -478,3 +479,15 @@ def test_hidden_indices_hide_what_they_choose_counted_from_the_end():
         first = hidden_elements(torch.randn(5, 4).index_select(0, ids))
     assert last.expand(4, 3).tolist() == [[False, False, True]] * 4
     assert first.expand(3, 4).T.tolist() == [[False, False, True]] * 4
+
+
+def test_masks_of_freed_values_are_dropped():
+    _, mask = tokens(size=64)
+    masks = []
+    with following(None, {"x": torch.ones(4, 64, 1024), "attention_mask": mask}) as shown:
+        x = shown["x"]
+        for _ in range(100):  # each has a mask of its own of 256 kB
+            x = x.flip(-1)
+            masks.append(weakref.ref(hidden_elements(x)))
+        assert torch.equal(hidden_elements(x), (mask == 0)[..., None].expand(x.shape))
+        assert sum(each() is not None for each in masks) <= 20

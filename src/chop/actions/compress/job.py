@@ -104,7 +104,7 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
     chosen = _smallest([*rounded, *trained], baseline, config.max_drop, metric)
     nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
     saved = chosen or (nearest if config.keep_best else None)
-    files = None if saved is None else save_model(saved, workload, config, output.results)
+    files = None if saved is None else save_model(baseline, saved, workload, config, output.results)
     report = report_of(candidates, files, measured, workload, config)
     closing = [] if chosen else [_nothing_within(nearest, baseline, config, metric)]
     if saved is not None:

@@ -19,6 +19,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.parameters import StoredParameter, stored_parameters
 from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
+from chop.private.torch_api import without_dispatch_modes
 from chop.report.charts.chart import Chart, Histogram, Histograms
 from chop.report.charts.graph import graph_chart
 from chop.report.format_legend import format_legend
@@ -162,12 +163,12 @@ def bits_of(mg: MaseGraph) -> dict[str, float]:
 
 
 def charts_of_model(
-    result: Mapping[str, Any], mg: MaseGraph, batch: Mapping[str, torch.Tensor]
+    rows: Sequence[Mapping[str, Any]], mg: MaseGraph, batch: Mapping[str, torch.Tensor]
 ) -> list[Chart]:
     """Histograms of weights and inputs above the values of their formats, and the graph.
 
     Args:
-        result: of the job, with its layers.
+        rows: how the weights of each layer fit their format.
         mg: the quantized graph, weights not packed.
         batch: rows that the inputs are of.
     """
@@ -180,12 +181,12 @@ def charts_of_model(
             "share clipped": row["share_saturated"],
             "relative squared error": row["weight_error"],
         }
-        for row in result["layers"]
+        for row in rows
     }
-    worst = sorted(result["layers"], key=lambda row: -row["weight_error"])[:MOST_PANELS]
+    worst = sorted(rows, key=lambda row: -row["weight_error"])[:MOST_PANELS]
     chosen = {row["layer"] for row in worst}
     # In the order of the model, as everywhere on the page.
-    layers = [row["layer"] for row in result["layers"] if row["layer"] in chosen]
+    layers = [row["layer"] for row in rows if row["layer"] in chosen]
     found = [_histograms_of(mg, layers), _input_histograms(mg, layers, batch)]
     return [*(each for each in found if each.panels), graph_chart(mg, numbers)]
 
@@ -234,14 +235,19 @@ def _input_histograms(
 
 @torch.inference_mode()
 def _read_by(
-    mg: MaseGraph, modules: Mapping[str, nn.Module], batch: Mapping[str, torch.Tensor]
+    mg: MaseGraph, modules: Mapping[str, QuantizedOperator], batch: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The first input of each module that is called, of its last call, rows of padding left out."""
+    """First rows of the first input of each module, of its last call, those of padding left out."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(layer: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].is_floating_point():
-            found[layer] = visible_rows(inputs[0].detach())
+            shown = visible_rows(inputs[0].detach())
+            with without_dispatch_modes():
+                # A copy, as a view would hold the memory of all rows until the end of the call.
+                found[layer] = _first_rows(
+                    shown, modules[layer].spec.number_format("data_in")
+                ).clone()
 
     hooks = [each.register_forward_pre_hook(partial(keep, n)) for n, each in modules.items()]
     try:
@@ -253,11 +259,16 @@ def _read_by(
     return {layer: found[layer] for layer in modules if layer in found}
 
 
+def _first_rows(x: torch.Tensor, number_format: NumberFormat) -> torch.Tensor:
+    """About `SAMPLED` numbers, in rows that are rounded by themselves."""
+    return x.split(parts_of_rows(number_format, x, SAMPLED))[0] if x.numel() else x
+
+
 def _counted(layer: str, weight: torch.Tensor, number_format: NumberFormat) -> Histogram | None:
     """The histogram of a tensor's first rows; None where all its numbers are one."""
     if weight.numel() == 0:
         return None
-    rows = weight.split(parts_of_rows(number_format, weight, SAMPLED))[0].float().cpu()
+    rows = _first_rows(weight, number_format).float().cpu()
     low, high = float(rows.min()), float(rows.max())
     if not math.isfinite(low) or not math.isfinite(high) or low == high:
         return None

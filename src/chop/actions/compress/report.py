@@ -18,7 +18,6 @@ from chop.actions.bench.latency import (
 from chop.actions.bench.ways import ONNXRUNTIME, WAYS, bench_command
 from chop.actions.compress.doubts import note_doubts
 from chop.actions.compress.page import (
-    charts_of_model,
     layer_table,
     legend_tables,
     outcome_of,
@@ -30,7 +29,7 @@ from chop.actions.compress.sensitivity import exact_weights, layer_sensitivities
 from chop.actions.compress.table import Candidate, curves_of, printed_row
 from chop.actions.next_steps import steps_after_compression
 from chop.quantization.packing import READ_DIRECTLY, explained
-from chop.quantization.summary import format_rows, layer_rows, operator_rows
+from chop.quantization.summary import format_rows, operator_rows
 from chop.report.charts.accuracy import accuracy_charts
 from chop.report.report import Block, Note, Report, figure
 from chop.statistics.intervals import LEVEL_TEXT
@@ -91,7 +90,7 @@ def report_of(
                 *([layer_table(result, chosen.graph)] if result["layers"] else []),
                 *legend_tables(config.formats, chosen.graph),
             ],
-            "charts": charts_of_model(result, chosen.graph, workload.example()),
+            "charts": saved.charts,
             "outcome": outcome_of(
                 chosen, candidates[0], result["saved_bytes"]["model.pt"], workload
             ),
@@ -153,7 +152,7 @@ def _about_saved(
     result |= {
         "saved": printed_row(chosen, workload.task.metric),
         "operators": [dataclasses.asdict(row) for row in operator_rows(chosen.graph)],
-        "layers": _layers(exact, chosen, result, workload, config),
+        "layers": _layers(exact, saved, result, workload, config),
         "formats": format_rows(chosen.graph),
         "float_bytes": exported_bytes(exact.graph),
         "saved_bytes": file_bytes(saved.folder),
@@ -192,14 +191,14 @@ def rounds_inputs(result: Mapping[str, Any]) -> bool:
 
 def _layers(
     exact: Candidate,
-    chosen: Candidate,
+    saved: Saved,
     result: dict[str, Any],
     workload: Workload,
     config: CompressConfig,
 ) -> list[dict[str, Any]]:
     """How each layer fits its format, and its sensitivity; what this is goes into the result."""
+    chosen, rows = saved.chosen, saved.layers
     weights = exact_weights(config.method, chosen.row.method, exact.graph)
-    rows = [dataclasses.asdict(row) for row in layer_rows(chosen.graph, weights)]
     worst = sorted(rows, key=lambda row: -row["weight_error"])
     counts = result["row_counts"]
     found = weights is not None and layer_sensitivities(

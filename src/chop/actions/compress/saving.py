@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from chop import passes
 from chop.actions.bench.ways import LARGEST_PEER, why_not
+from chop.actions.compress.page import charts_of_model
+from chop.actions.compress.sensitivity import exact_weights
 from chop.actions.compress.table import Candidate
 from chop.base.files import discard_older
 from chop.base.files.temporary import scratch_folder
 from chop.export.onnx.files import DATA
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import why_not_packable
+from chop.quantization.summary import layer_rows
+from chop.report.charts.chart import Chart
 from chop.report.report import announce, say
 from chop.studies.model import weight_bytes
-from chop.workloads.hf_folder import write_model_folder
+from chop.workloads.hf_folder import write_model_folder, write_processor
 from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -35,6 +40,8 @@ class Saved:
 
     Attributes:
         chosen: as it was measured.
+        layers: how the weights of each layer fit their format, a row for each.
+        charts: histograms and the graph, for the page.
         packed: the graph with weights as codes.
         packed_share: how many of its parameters are, 0 to 1.
         float_layers: the others: path, kind, elements and why they are float.
@@ -45,6 +52,8 @@ class Saved:
     """
 
     chosen: Candidate
+    layers: list[dict[str, Any]]
+    charts: list[Chart]
     packed: MaseGraph
     packed_share: float
     float_layers: list[dict[str, Any]]
@@ -55,27 +64,44 @@ class Saved:
 
 
 def save_model(
-    chosen: Candidate, workload: Workload, config: CompressConfig, folder: Path
+    exact: Candidate, chosen: Candidate, workload: Workload, config: CompressConfig, folder: Path
 ) -> Saved:
     """Writes a measured model and its picture.
 
     Args:
+        exact: the float model.
         chosen: the model.
-        workload: has the title of the run.
+        workload: has the title of the run, and rows for the charts of inputs.
         config: the settings.
         folder: for the files.
     Raises:
         WriteError: the disk is full or read-only.
     """
     announce(workload.title, "saving the model and measuring its speed")
+    weights = exact_weights(config.method, chosen.row.method, exact.graph)
+    layers = [dataclasses.asdict(row) for row in layer_rows(chosen.graph, weights)]
+    # The charts call the model and the tokenizer is read before packed weights lie beside them.
+    charts = charts_of_model(layers, chosen.graph, workload.example())
+    why_no_folder = write_processor(chosen.graph, config, folder)
     packed, share, float_layers = _packed(chosen.graph)
-    why_no_folder = write_model_folder(packed, config, folder)
+    why_no_folder = write_model_folder(packed, folder, why_no_folder)
     packed.export(folder / "model")
     onnx, why_no_onnx = _write_onnx(chosen.graph, folder / ONNX_FILE, config)
     names = (ONNX_FILE, f"{ONNX_FILE}{DATA}")
     discard_older(folder, *(name for name in names if not (folder / name).is_file()))
     packed.draw(folder / GRAPH_FILE)
-    return Saved(chosen, packed, share, float_layers, folder, why_no_folder, onnx, why_no_onnx)
+    return Saved(
+        chosen=chosen,
+        layers=layers,
+        charts=charts,
+        packed=packed,
+        packed_share=share,
+        float_layers=float_layers,
+        folder=folder,
+        why_no_folder=why_no_folder,
+        onnx=onnx,
+        why_no_onnx=why_no_onnx,
+    )
 
 
 def _packed(mg: MaseGraph) -> tuple[MaseGraph, float, list[dict[str, Any]]]:

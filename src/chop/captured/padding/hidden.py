@@ -11,9 +11,8 @@ Without a mask, or where it hides nothing, nothing is followed, and a run costs 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.captured.padding.geometry import fills_as_much, laid_out, tensor_geometry
 from chop.captured.padding.hidden_rules import Executed, rule_of
 from chop.captured.padding.masks import MASK_ENDINGS, hidden_inputs
 from chop.private.torch_api import (
@@ -38,6 +38,8 @@ from chop.private.torch_api import (
 _followed: ContextVar[HiddenElements | None] = ContextVar("followed", default=None)
 SWEEP = 512
 """Records of storages after which those of freed ones are looked for."""
+SWEPT_BYTES = 2**22
+"""Bytes of their masks, beyond twice those in use, after which the same is done."""
 
 
 @contextlib.contextmanager
@@ -172,7 +174,7 @@ class HiddenElements(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._records: dict[int, _Record] = {}
-        self._limit = SWEEP
+        self._limit, self._mask_bytes, self._most_bytes = SWEEP, 0, SWEPT_BYTES
         self._is_needed = False
 
     def seeded(
@@ -247,10 +249,16 @@ class HiddenElements(TorchDispatchMode):
             # A storage that is referred to keeps its identity.
             record = _Record(StorageWeakRef(x.untyped_storage()), x.element_size())
             self._records[key] = record
-            if len(self._records) > self._limit:
-                live = {k: n for k, n in self._records.items() if not n.storage.expired()}
-                self._records, self._limit = live, len(live) + SWEEP
+            if len(self._records) > self._limit or self._mask_bytes > self._most_bytes:
+                self._sweep()
         return record
+
+    def _sweep(self) -> None:
+        """Drops the records of storages that were freed, and with them their masks."""
+        self._records = {k: n for k, n in self._records.items() if not n.storage.expired()}
+        self._limit = len(self._records) + SWEEP
+        self._mask_bytes = sum(_mask_bytes(record) for record in self._records.values())
+        self._most_bytes = 2 * self._mask_bytes + SWEPT_BYTES
 
     def _hides(self, x: Tensor) -> bool:
         record = self._records.get(storage_id(x))
@@ -261,12 +269,13 @@ class HiddenElements(TorchDispatchMode):
         if record.flat is not None:
             self._write(x, hidden)
         else:
-            record.geometry = _geometry(x)
+            record.geometry = tensor_geometry(x)
             record.hidden = None if hidden is None else hidden.expand(x.shape)
+            self._mask_bytes += _mask_bytes(record)
 
     def _write(self, x: Tensor, hidden: Tensor | None) -> None:
         record = self._find_record(x)
-        if record.flat is None and (not record.geometry or _fills_as_much(record.geometry, x)):
+        if record.flat is None and (not record.geometry or fills_as_much(record.geometry, x)):
             self._set_hidden(x, hidden)
         elif self._hides(x) or hidden is not None:
             place = _on(self._flattened(x, record), x, record)
@@ -276,7 +285,7 @@ class HiddenElements(TorchDispatchMode):
         """Hidden elements of the memory, one for each element of a tensor or for smaller ones."""
         if record.flat is None:
             size, stride, offset, record.itemsize = record.geometry or (
-                *_geometry(x)[:3],
+                *tensor_geometry(x)[:3],
                 x.itemsize,
             )
             count = x.untyped_storage().nbytes() // record.itemsize
@@ -284,6 +293,7 @@ class HiddenElements(TorchDispatchMode):
             if record.hidden is not None:
                 record.flat.as_strided(size, stride, offset).copy_(record.hidden)
                 record.hidden = None
+            self._mask_bytes += count
         if x.itemsize < record.itemsize:  # as the parts of complex numbers
             record.flat = record.flat.repeat_interleave(record.itemsize // x.itemsize)
             record.itemsize = x.itemsize
@@ -298,10 +308,10 @@ class HiddenElements(TorchDispatchMode):
         record = self._records.get(storage_id(x)) if _has_storage(x) else None
         if record is None or (record.flat is None and record.hidden is None):
             return None
-        if record.flat is None and record.geometry == _geometry(x):
+        if record.flat is None and record.geometry == tensor_geometry(x):
             return record.hidden
-        if record.hidden is not None and _fills_as_much(record.geometry, x):
-            return _laid_out(record.hidden, record.geometry[1], x)
+        if record.hidden is not None and fills_as_much(record.geometry, x):
+            return laid_out(record.hidden, record.geometry[1], x)
         return _on(self._flattened(x, record), x, record)
 
     def _compact(self, x: Tensor) -> Tensor | None:
@@ -327,46 +337,9 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _geometry(x: Tensor) -> tuple[Any, ...]:
-    return x.size(), x.stride(), x.storage_offset(), x.itemsize
-
-
-def _fills_as_much(geometry: tuple[Any, ...], x: Tensor) -> bool:
-    """Returns whether a tensor of some geometry and another one fill the same part of a memory."""
-    size, stride, offset, itemsize = geometry
-    if (offset, itemsize, math.prod(size)) != (x.storage_offset(), x.itemsize, x.numel()):
-        return False
-    return geometry == _geometry(x) or (_is_dense(size, stride) and _is_dense(x.shape, x.stride()))
-
-
-def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Returns whether a tensor fills its memory in some order of its dimensions."""
-    step = 1
-    for dim in reversed(_memory_order(stride)):
-        if size[dim] != 1 and stride[dim] != step:
-            return False
-        step *= size[dim]
-    return True
-
-
-def _memory_order(stride: Sequence[int]) -> list[int]:
-    return sorted(range(len(stride)), key=stride.__getitem__, reverse=True)
-
-
-def _laid_out(hidden: Tensor, stride: Sequence[int], x: Tensor) -> Tensor:
-    """The hidden elements of a memory as they lie in a tensor, whole rows without copies."""
-    given, order = hidden.permute(_memory_order(stride)), _memory_order(x.stride())
-    shape, alike = [x.size(dim) for dim in order], 1
-    while given.dim() and (given.stride(-1) == 0 or given.size(-1) == 1):
-        alike *= given.size(-1)
-        given = given[..., 0]
-    whole = len(shape)
-    while whole and alike % shape[whole - 1] == 0:
-        whole -= 1
-        alike //= shape[whole]
-    rows = given.flatten().repeat_interleave(alike) if alike > 1 else given
-    placed = rows.reshape(shape[:whole] + [1] * (len(shape) - whole)).expand(shape)
-    return placed.permute(sorted(range(len(order)), key=order.__getitem__))
+def _mask_bytes(record: _Record) -> int:
+    masks = [mask for mask in (record.hidden, record.flat) if mask is not None]
+    return sum(mask.untyped_storage().nbytes() for mask in masks)
 
 
 def _on(flat: Tensor, x: Tensor, record: _Record) -> Tensor:
