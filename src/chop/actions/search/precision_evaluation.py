@@ -14,7 +14,7 @@ from chop.search.objective import constraints_of, objectives_of
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class SearchEvaluation:
     """Evaluation of a search's configurations, each by its label in the table.
 
     Attributes:
@@ -37,7 +37,9 @@ def shown_trials(result: Result) -> list[TrialRecord]:
     return result.front or result.ranked[:1]
 
 
-def evaluate_search(subject: PrecisionSubject, result: Result, test: HeldOutRows) -> Evaluation:
+def evaluate_search(
+    subject: PrecisionSubject, result: Result, test: HeldOutRows
+) -> SearchEvaluation:
     """Measures what was not measured, and compares the best with what needed no search.
 
     Args:
@@ -68,8 +70,10 @@ def evaluate_search(subject: PrecisionSubject, result: Result, test: HeldOutRows
             values[label] = known.get(space.key(chosen)) or found.measure(chosen, _ignore_report)
     baseline = _baseline(result, begin, values)
     if baseline is None:
-        return Evaluation(best, values, scores)
-    return Evaluation(best, values, scores, *test.compare(scores[best], scores[baseline], baseline))
+        return SearchEvaluation(best, values, scores)
+    return SearchEvaluation(
+        best, values, scores, *test.compare(scores[best], scores[baseline], baseline)
+    )
 
 
 def _ignore_report(step: int, value: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from chop.actions.next_steps import export_search_step, steps_after_search
 from chop.actions.search.job import BEST_FILE, best_model, where_model_is
-from chop.actions.search.precision_evaluation import Evaluation, evaluate_search, shown_trials
+from chop.actions.search.precision_evaluation import SearchEvaluation, evaluate_search, shown_trials
 from chop.actions.search.precision_figures import page_tables, precision_figures
 from chop.actions.search.precision_recipe import (
     RECIPE_FILE,
@@ -81,7 +81,7 @@ def report(subject: PrecisionSubject, result: Result) -> Report[Result]:
 
 
 def _table(
-    subject: PrecisionSubject, result: Result, evaluation: Evaluation, test: HeldOutRows
+    subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation, test: HeldOutRows
 ) -> MeasuredTable:
     """The table of the search beside what needs none, with its note."""
     workload, metric = subject.workload, subject.workload.task.metric
@@ -107,7 +107,7 @@ def _table(
 
 
 def _best(
-    subject: PrecisionSubject, result: Result, evaluation: Evaluation, test_rows: int
+    subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation, test_rows: int
 ) -> dict[str, Any]:
     """Content of `best.json`."""
     best, held_out = result.best, evaluation.scores[evaluation.best]
@@ -128,7 +128,7 @@ def _best(
 
 
 def _closing(
-    subject: PrecisionSubject, result: Result, evaluation: Evaluation, test: HeldOutRows
+    subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation, test: HeldOutRows
 ) -> str:
     """The line about the best."""
     config, workload, best = subject.config, subject.workload, result.best
@@ -154,7 +154,7 @@ def _nearest(result: Result) -> str:
     return f"no configuration keeps within the budgets; {beyond}"
 
 
-def _tile(subject: PrecisionSubject, evaluation: Evaluation, test: HeldOutRows) -> Tile:
+def _tile(subject: PrecisionSubject, evaluation: SearchEvaluation, test: HeldOutRows) -> Tile:
     """The best's score on the test rows, for the page."""
     workload, metric = subject.workload, subject.workload.task.metric
     score = evaluation.scores[evaluation.best]
@@ -165,7 +165,7 @@ def _tile(subject: PrecisionSubject, evaluation: Evaluation, test: HeldOutRows) 
     return Tile(f"{metric.name} of the best{interval}", cell, about)
 
 
-def _outcome(subject: PrecisionSubject, result: Result, evaluation: Evaluation) -> Outcome:
+def _outcome(subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation) -> Outcome:
     """The best's numbers, for the list of runs."""
     metric, best = subject.workload.task.metric, result.best
     assert best is not None
