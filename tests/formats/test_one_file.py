@@ -245,6 +245,12 @@ def test_rounding_that_codes_and_kernels_rely_on_is_not_replaced():
     assert "ceiling" not in REGISTRY
 
 
+def test_a_range_that_bounds_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"'ranges' bounds no field. .*Annotated\[int, Range\("):
+        type("Bounded", (Integer,), {"name": "bounded", "ranges": {"width": (1, 4)}})
+    assert "bounded" not in REGISTRY
+
+
 def test_nothing_is_left_of_it():
     assert not set(FILES) & set(REGISTRY)
     with pytest.raises(ConfigError, match="unknown number format 'squares'"):

@@ -67,6 +67,11 @@ class NumberFormat(Quantizer):
                 "which codes and kernels rely on: derive it from NumberFormat, or give it an "
                 "element of its own."
             )
+        if "ranges" in vars(cls):
+            raise ConfigError(
+                f"number format {cls.__name__}: 'ranges' bounds no field. Give the type of each "
+                "field its own: width: Annotated[int, Range(1, 24)], of chop.config."
+            )
         for name in TAKING_TENSORS & vars(cls).keys():
             setattr(cls, name, checking(vars(cls)[name]))
         for name in (cls.name, *cls.aliases) if "name" in vars(cls) else ():
