@@ -160,7 +160,7 @@ def _commonest(alike: Sequence[Part]) -> Part:
 
 
 def measure(part: Part, device: str, journal: Journal) -> dict[str, Any]:
-    """What `chop.hardware.costs.place.place` says of a part between registers."""
+    """Result of `chop.hardware.costs.place.place` for a part between registers."""
     router = DEVICES[device].router
     assert router is not None
     with tempfile.TemporaryDirectory() as name:

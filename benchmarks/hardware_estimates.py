@@ -1,4 +1,4 @@
-"""What `chop.hardware.costs.estimate` says of a design, beside what Yosys counts.
+"""Estimates of `chop.hardware.costs.estimate` for designs, beside the counts of Yosys.
 
 Each design is emitted with two folds and synthesized for ECP5 (`synth_ecp5`, whole; registers that
 placement moves into multipliers and memories are not counted) and for 7-series devices

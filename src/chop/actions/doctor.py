@@ -22,7 +22,7 @@ EXTRAS = {
     "timm": "models of timm and torchvision",
     "dashboard": "looking at searches in a browser",
 }
-"""What each optional part is for, beside those of export targets; tests need others."""
+"""Uses of the optional parts, beside those of export targets; tests need others."""
 CACHE, CLEANED = "cache folder", "removed"
 OK, MISSING, OPTIONAL, WRONG = "ok", "missing", "not installed (optional)", "wrong"
 

@@ -106,7 +106,7 @@ def is_compiled_wrapper(module: nn.Module) -> bool:
 
 
 def plain_call(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-    """How to call a module without the code that `torch.compile` has made of it."""
+    """Returns a call of a module without the code that `torch.compile` has made of it."""
     if is_compiled_wrapper(module):
         return lambda wrapper, *args, **kwargs: wrapped_by_compile(wrapper)(*args, **kwargs)
     if vars(module).get(COMPILED) is not None:

@@ -51,7 +51,7 @@ REWRITES: Mapping[str, str] = MappingProxyType(
         "topk": RETURN.format(name="topk"),
     }
 )
-"""What to write in the place of an operator, by its name in the operator table."""
+"""Rewrites of operators without a circuit, by their names in the operator table."""
 FOLD_CONVOLUTION = (
     "fold batch norms into the convolutions before them by conv_bn_fusion_transform_pass, before "
     "they are quantized"
@@ -81,7 +81,7 @@ class Refusal:
 
 
 def ways_out(mg: MaseGraph, refused: Sequence[Refusal]) -> list[str]:
-    """What to change so that a graph has an integer form, each change once."""
+    """Changes that give a graph an integer form, each change once."""
     found = dict.fromkeys(way for refusal in refused for way in _ways(mg, refusal))
     # The general one ends the sentence.
     return [way for way in found if way != REST] + [REST] * (REST in found)

@@ -47,7 +47,7 @@ JOB_MODULES = {
 
 
 class Subject(Protocol):
-    """What a search is about: its model and rows, loaded once for search, report and circuit."""
+    """Subject of a search: its model and rows, loaded once for search, report and circuit."""
 
     @property
     def search(self) -> Search:

@@ -100,7 +100,7 @@ def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
 
 
 def _formats_table(result: Result) -> Table:
-    """What was chosen for every layer, and the circuit, of the front, a column each, for a page."""
+    """Table of the formats of every layer and of the circuit: a column for each of the front."""
     shown = shown_trials(result)
     rows = [
         {"choice": name, **{f"trial {trial.number}": trial.config[name] for trial in shown}}

@@ -23,7 +23,7 @@ from chop.actions.search.precision_recipe import (
 )
 from chop.actions.search.precision_rows import fitting
 from chop.actions.search.precision_subject import PrecisionSubject
-from chop.actions.search.precision_table import judged_note, judged_row, note_of, table_row
+from chop.actions.search.precision_table import judged_note, judged_row, table_note, table_row
 from chop.actions.search.settings import PrecisionConfig
 from chop.base.files import write_json
 from chop.errors import ConfigError
@@ -92,7 +92,7 @@ def _table(
         for label, values in evaluation.values.items()
     ]
     count = len(test.held_out)
-    note = note_of(
+    note = table_note(
         subject.split.about,
         count,
         workload.count_test(count),

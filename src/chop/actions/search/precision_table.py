@@ -77,7 +77,7 @@ def judged_note(about: str, has_rows: bool, compared: str) -> str:
     return f"{about} {kind if has_rows else single} {compared}".strip()
 
 
-def note_of(
+def table_note(
     searched: str,
     count: int,
     tested: str,

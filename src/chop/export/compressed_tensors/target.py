@@ -131,7 +131,7 @@ def _is_fp8(weight: CodedWeight) -> bool:
 
 
 def scheme_with_inputs(weight: CodedWeight, inputs: Quantizer, dtype: torch.dtype) -> Scheme | str:
-    """How the library stores the weight of a layer that rounds its inputs, or why it cannot."""
+    """Returns how the library stores the weight of a layer that rounds inputs, or the reason."""
     found, element = inputs_of(inputs), weight.element
     if isinstance(found, str):
         return found

@@ -24,7 +24,7 @@ MOST_NAMES = 8
 
 @dataclass(frozen=True)
 class Read:
-    """What a folder or file holds.
+    """Contents of a folder or file.
 
     Attributes:
         config: as `config.json` has it.
@@ -67,7 +67,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Reader:
-    """How the folders or files of a tool are read.
+    """Row of the table: reads the folders or files of a tool.
 
     Attributes:
         name: `quant_method` of its folders.
@@ -88,7 +88,7 @@ def read_coded(
     optional: Sequence[str],
     stored: Callable[[str, Mapping[str, Tensor], Any], Stored],
 ) -> Read:
-    """What a folder holds whose coded modules each have tensors of their own.
+    """Contents of a folder in which each coded module has tensors of its own.
 
     Args:
         folder: local, of safetensors.

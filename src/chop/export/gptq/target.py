@@ -68,7 +68,7 @@ class Scheme:
 
 
 def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
-    """How a weight is stored, or why it cannot be."""
+    """Returns how a weight is stored, or the reason that it cannot be."""
     element = weight.element
     if not isinstance(element, Fixed) or element.code != "twos_complement":
         return "GPTQ has no layout for its elements and scales"

@@ -137,7 +137,7 @@ def _part_usage(part: Instance, family: Family = XC7) -> Usage:
 
 
 def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
-    """What an instance of a module takes, with its products and memories."""
+    """Resources of an instance of a module, with its products and memories."""
     total = _products(plan.resources, family)
     has_multipliers = total.dsp > 0
     for name, memory in plan.memories.items():

@@ -33,7 +33,7 @@ from chop.hardware.costs.logic_parts import (
 
 
 def logic_of(module: str, parameters: Parameters) -> Logic:
-    """What an instance takes; one without a formula has a register at its output."""
+    """Resources of an instance; one without a formula has a register at its output."""
     formula = FORMULAS.get(module)
     if formula is None:
         bits = parameters.get("LANES", 1) * parameters.get("OUT_W", 8)

@@ -35,14 +35,14 @@ _CALLED: Mapping[str, tuple[Callable[..., Any], ...]] = {
 """What the attention functions call."""
 
 _IN_TORCH = ("scaled_dot_product_attention", "matmul", "softmax", "mul")
-"""What `chop.captured.layers.attention.attend` calls of the operators that have formats."""
+"""Calls of `chop.captured.layers.attention.attend` to operators that have formats."""
 
 Products = Mapping[str, Sequence[nn.Module | None]]
 """By operator, the quantized call or None for each call of the forward, in order."""
 
 
 def why_not_attention(cls: type[nn.Module] | None, operators: Sequence[str]) -> str | None:
-    """Why a module's quantized products cannot go through the registry; None if they can."""
+    """Returns why a module's quantized products cannot go through the registry; None: they can."""
     if cls is not None and issubclass(cls, ProjectedAttention):
         known: tuple[str, ...] = _IN_TORCH
     elif cls is None or not cls.__module__.startswith("transformers."):

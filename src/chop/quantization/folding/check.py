@@ -92,7 +92,7 @@ class FoldCheck:
         divisor: Callable[[Mapping[fx.Node, Any]], Tensor],
         count: int,
     ) -> str | None:
-        """Why a fold is not one: which reader computes something else; None if none does.
+        """Returns which reader computes something else after a fold; None if none does.
 
         Args:
             site: the site, all of whose nodes have been noted.

@@ -35,13 +35,13 @@ class Scales(Protocol):
 
     @property
     def told(self) -> Mapping[str, dict[str, Any]]:
-        """What a report has of them, by the path of what is divided."""
+        """Entries of the report, by the path of the divided source."""
 
     def divisor(self, given: Mapping[fx.Node, Any]) -> Tensor:
-        """What the site's value is divided by, from what its region reads."""
+        """Divisors of the site's value, computed from the inputs of its region."""
 
     def changes(self, mg: MaseGraph) -> list[Change]:
-        """What a fold of them changes."""
+        """Parameters that a fold changes."""
 
     def fold(self, walk: Walk) -> None:
         """Folds them, now and whenever the tensors are read."""

@@ -168,7 +168,7 @@ def check_learnable(mg: MaseGraph, parts: Sequence[Part]) -> None:
 
 
 def _outputs(layers: Layers, parts: Sequence[Part]) -> list[fx.Node]:
-    """What is compared of the parts that have layers.
+    """Outputs to compare, of the parts that have layers.
 
     Raises:
         NoBlocksError: one has nothing to be compared.

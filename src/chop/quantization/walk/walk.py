@@ -48,7 +48,7 @@ Stage = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Rounded:
-    """What came of a part.
+    """Result of rounding a part.
 
     Attributes:
         told: by the method, as JSON has it.
@@ -164,7 +164,7 @@ def _visit(node: fx.Node, runs: Runs, visit: Visit | None, note: Note | None) ->
 
 
 def _before(note: Note | None, batch: int, but: Collection[fx.Node]) -> Before:
-    """What shows a batch's nodes to `note`, but those that are shown before they are visited."""
+    """Returns a visitor that shows a batch's nodes to `note`, unless they were shown before."""
     if note is None:
         return lambda *_: None
     return lambda node, values: None if node in but else note(batch, node, values)

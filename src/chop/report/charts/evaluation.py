@@ -9,7 +9,7 @@ from chop.report.charts.chart import Axis, Bar, BarChart, LineChart, Mark, Serie
 from chop.statistics.intervals import LEVEL_TEXT, interval_of_estimate
 
 POINTS = 500
-"""Of the curve of divergences at most."""
+"""Most points of the curve of divergences."""
 Score = tuple[float, float | None]
 """A share and its standard error."""
 

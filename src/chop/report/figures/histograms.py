@@ -28,7 +28,7 @@ STRIPS = 0.45
 LONGEST_TITLE = 34
 GRAY = "0.7"
 LEAST_COUNT = 0.5
-"""Where the bars begin, so that one of a single number is seen."""
+"""Lower end of the bars: a bar of a single number is seen."""
 
 
 def histogram_figure(chart: Histograms) -> Figure:

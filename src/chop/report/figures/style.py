@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Entry = tuple["Artist", str]
-"""What a legend names, and its label."""
+"""Artist that a legend names, and its label."""
 WIDTH, HEIGHT = 6.4, 4.0
 """Inches of a figure of one panel, without its legend."""
 DOTS_PER_INCH = 160

@@ -106,7 +106,7 @@ def _listener(port: int) -> socket.socket:
         listener.listen()
     except (OSError, OverflowError) as error:
         listener.close()
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or "expected 0 to 65535"
         raise ConfigError(f"port {port}: {reason}; --port 0 takes a free one.") from None
     return listener
 
