@@ -10,7 +10,8 @@ PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 OTHERS = tuple(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))
 """Pages without code for readers, whose links are checked too."""
 
-RESULTS = ROOT / "benchmarks/RESULTS.md"
+RESULTS = (ROOT / "benchmarks/RESULTS.md", *sorted((ROOT / "benchmarks/results").glob("*.md")))
+"""The page of measurements, and one page for each topic."""
 IN_BLOCKS = r"^(?: {4})?chop [^#\n]*"
 IN_SENTENCES = r"`(?:chop demo|chop(?: [a-z][\w-]*)*(?: (?:--|\S*/)[^`]*))`"
 

@@ -84,7 +84,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
 def test_links_lead_to_files_and_headings():
     broken = [
         (name_of(page), str(file), anchor)
-        for page in (*PAGES, *OTHERS, RESULTS)
+        for page in (*PAGES, *OTHERS, *RESULTS)
         for file, anchor in links(page)
         if not file.exists() or (anchor and anchor not in anchors(file))
     ]

@@ -145,7 +145,7 @@ def test_exit_codes_are_those_that_the_help_tells():
 
 
 def test_commands_of_the_results_have_the_options_that_they_show():
-    text = re.sub(r"\\\n\s*", "", RESULTS.read_text())
+    text = re.sub(r"\\\n\s*", "", "\n".join(page.read_text() for page in RESULTS))
     lines = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)).splitlines()
     commands = [re.sub(r"\s+[(\[].*$", "", line) for line in lines]
     ours = [line.removeprefix("chop ") for line in commands if line.startswith("chop ")]

@@ -21,8 +21,12 @@ OTHERS = (
     "CONTRIBUTING.md",
     "LICENSE",
     "SECURITY.md",
-    "benchmarks/RESULTS.md",
 )
+RESULTS = "benchmarks/RESULTS.md"
+MEASUREMENTS = tuple(
+    str(path.relative_to(ROOT)) for path in sorted((ROOT / "benchmarks/results").glob("*.md"))
+)
+"""A page for each topic, which the page of results lists."""
 ENTRY = re.compile(r"^- \[[^]]+\]\(([^)#]+\.md)\)", re.MULTILINE)
 LISTED = (f"{commands.FOLDER}/", f"{api.FOLDER}/", f"{notebooks.FOLDER}/")
 """Folders of generated pages that a page lists. In the contents at the side, which every page has,
@@ -58,6 +62,7 @@ def pages(reports: Mapping[str, str] | None = None) -> dict[str, str]:
     made[course.PAGE] += (
         f"\n{_toctree([path for path in made if path.startswith(f'{course.FOLDER}/')])}"
     )
+    made[RESULTS] = f"{(ROOT / RESULTS).read_text()}\n{_toctree([*MEASUREMENTS])}"
     made["index.md"] = _home((ROOT / HOME).read_text(), made[INDEX])
     return made
 
@@ -135,6 +140,6 @@ def stage(
 
 
 def _files() -> Iterator[Path]:
-    yield from (ROOT / name for name in OTHERS)
+    yield from (ROOT / name for name in (*OTHERS, *MEASUREMENTS))
     for pattern in ("*.md", "*.svg"):
         yield from sorted((ROOT / "docs").rglob(pattern))
