@@ -53,7 +53,7 @@ def call(mg: MaseGraph, inputs: Mapping[str, Any]) -> Callable[[], object]:
     return torch.inference_mode()(lambda: model(**inputs))
 
 
-def row_of(mg: MaseGraph, name: str, inputs: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def get_row(mg: MaseGraph, name: str, inputs: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """The ratio of each setting, and of the plain forward to itself."""
     variants = [Variant("plain", call(mg, inputs)), Variant("control", call(mg, inputs))]
     for setting, activation in SETTINGS.items():
@@ -81,7 +81,7 @@ def main() -> None:
     bert = MaseGraph(BertForSequenceClassification(BERT_TINY).eval(), dummy_in=tokens(2))
     vit = MaseGraph(ViTForImageClassification(VIT_TINY).eval(), dummy_in=pictures(2))
     rows = [
-        row_of(mg, f"{name}, batch {batch}", make(batch), options.seconds)
+        get_row(mg, f"{name}, batch {batch}", make(batch), options.seconds)
         for mg, name, make, batches in (
             (bert, f"BERT-tiny, {SEQUENCE} tokens", tokens, (1, 8, 32)),
             (vit, "ViT-tiny, 197 tokens", pictures, (1, 8)),

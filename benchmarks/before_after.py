@@ -176,10 +176,10 @@ def compare(
         with both(before, after) as trees:
             for measured in left:
                 measure(measured, trees, rounds)
-                print("  ".join(row_of(measured, limit).values()), flush=True)
+                print("  ".join(get_row(measured, limit).values()), flush=True)
 
 
-def row_of(measured: Measured, limit: float) -> dict[str, str]:
+def get_row(measured: Measured, limit: float) -> dict[str, str]:
     """Of the table."""
     ratio, has_any = measured.ratio, bool(measured.before)
     median = [
@@ -227,7 +227,7 @@ def write(out: Path, found: Sequence[Measured], about: dict[str, Any], limit: fl
     cases = [{**asdict(m), "ratio": asdict(m.ratio)} for m in found]
     document = {**about, "limit": limit, "cases": cases}
     write_text(out.with_suffix(".json"), json.dumps(document, indent=1) + "\n")
-    tables = (summary(found, limit), [row_of(measured, limit) for measured in found])
+    tables = (summary(found, limit), [get_row(measured, limit) for measured in found])
     write_text(out.with_suffix(".md"), "\n\n".join(map(markdown_table, tables)) + "\n")
 
 

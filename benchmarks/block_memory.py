@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace, shape: str, layers: int) -> None:
     time.sleep(60)  # the other thread ends the process
 
 
-def row_of(args: argparse.Namespace, shape: str) -> dict[str, str]:
+def get_row(args: argparse.Namespace, shape: str) -> dict[str, str]:
     """One line of the table, measured by a new process."""
     sizes = SHAPES[shape]
     layers = args.layers or sizes["num_hidden_layers"]
@@ -176,7 +176,7 @@ def main() -> None:
     if args.step is not None:
         measure(args, args.step, args.layers or SHAPES[args.step]["num_hidden_layers"])
         return
-    table = markdown_table([row_of(args, shape) for shape in args.shapes.split(",")])
+    table = markdown_table([get_row(args, shape) for shape in args.shapes.split(",")])
     write_text(args.out.with_suffix(".md"), table)
     print(table)
 

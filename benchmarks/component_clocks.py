@@ -30,7 +30,7 @@ from torch import nn
 from chop.base.files import make_folder, write_text
 from chop.base.files.documents import parse_json
 from chop.base.tables import markdown_table
-from chop.hardware.check.project import Project, sources_of
+from chop.hardware.check.project import Project, list_sources
 from chop.hardware.costs.devices import DEVICES, ECP5
 from chop.hardware.costs.estimate import Usage, module_usage
 from chop.hardware.costs.place import place, tool_versions
@@ -112,7 +112,7 @@ def main() -> None:
     journal, rows = Journal(given.out / "journal.jsonl"), []
     for part in commonest(parts()):
         if part.module in (given.components or [part.module]):
-            rows.append(row_of(part, measure(part, given.device, journal)))
+            rows.append(get_row(part, measure(part, given.device, journal)))
             print(rows[-1], flush=True)
             write_text(given.out / "table.md", markdown_table(rows) + "\n")
 
@@ -175,11 +175,11 @@ def measure(part: Part, device: str, journal: Journal) -> dict[str, Any]:
 
 
 def _digest(folder: Path) -> str:
-    files = [*sources_of(folder), *sorted((folder / "memory").iterdir())]
+    files = [*list_sources(folder), *sorted((folder / "memory").iterdir())]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def row_of(part: Part, placed: Mapping[str, Any]) -> dict[str, Any]:
+def get_row(part: Part, placed: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the table."""
     used, path = placed["utilization"], placed["critical_path"]
     shown = [f"{key} {part.parameters[key]}" for key in SHOWN if key in part.parameters]
@@ -227,7 +227,7 @@ class Pin:
 
 def pins(folder: Path) -> list[Pin]:
     """The ports of the instance in `probe.sv`, clock and reset left out, as Yosys elaborates it."""
-    paths = [Path(f"{PROBE}.sv"), *(path.relative_to(folder) for path in sources_of(folder))]
+    paths = [Path(f"{PROBE}.sv"), *(path.relative_to(folder) for path in list_sources(folder))]
     script = f"{read_command(paths)}; hierarchy -top {PROBE}; proc; write_json ports.json"
     run([tool_path("yosys"), "-q", "-p", script], folder, SECONDS).check_returncode()
     modules = parse_json((folder / "ports.json").read_bytes())["modules"]

@@ -129,7 +129,7 @@ def weight_sqnr_db(mg: MaseGraph) -> float:
     return 10 * math.log10(signal / noise) if noise else math.inf
 
 
-def row_of(
+def get_row(
     workload: Workload, number_format: NumberFormat, layers: str, seeds: int
 ) -> dict[str, Any]:
     """One line of the table."""
@@ -164,7 +164,7 @@ def main() -> None:
     rows = []
     chosen = [(fmt, layers) for fmt, layers in ROWS if re.match(args.only, fmt.label)]
     for number_format, layers in chosen:
-        rows.append(row_of(workload, number_format, layers, args.seeds))
+        rows.append(get_row(workload, number_format, layers, args.seeds))
         print(rows[-1], flush=True)
     print(markdown_table(rows))
 

@@ -77,7 +77,7 @@ def measure(args: argparse.Namespace) -> int | None:
     return peak_bytes(lambda: held.append(load_once(large / "model", call)), torch.device("cpu"))
 
 
-def row_of(args: argparse.Namespace, step: str) -> dict[str, str]:
+def get_row(args: argparse.Namespace, step: str) -> dict[str, str]:
     """One line of the table, measured by a new process."""
     command = [sys.executable, "-W", "ignore", *sys.argv, "--step", step]
     settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -111,7 +111,7 @@ def main() -> None:
     if args.step is not None:
         print(measure(args))
         return
-    table = markdown_table([row_of(args, step) for step in LIMITS])
+    table = markdown_table([get_row(args, step) for step in LIMITS])
     write_text(args.out.with_suffix(".md"), table)
     print(table)
 

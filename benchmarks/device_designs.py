@@ -72,12 +72,12 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for name in given.models:
-        rows.append(row_of(name, given.samples, given.seeds, given.out / name))
+        rows.append(get_row(name, given.samples, given.seeds, given.out / name))
         print(rows[-1], flush=True)
         write_text(given.out / "table.md", markdown_table(rows) + "\n")
 
 
-def row_of(name: str, samples: int, seeds: int, out: Path) -> dict[str, Any]:
+def get_row(name: str, samples: int, seeds: int, out: Path) -> dict[str, Any]:
     """A line of the table."""
     config = EmitConfig(
         model="vit" if name == "encoder" else name,

@@ -145,7 +145,7 @@ class Runs(nn.Module):
         return first(self.run(inputs))
 
 
-def rows_of(
+def get_rows(
     name: str, workload: Workload, text: str, seconds: float
 ) -> tuple[list[dict[str, str]], dict[str, str]]:
     """The rows of the table of times, and the one of the table of answers."""
@@ -209,7 +209,7 @@ def main() -> None:
     for name in args.models:
         workload = MODELS[name](args)
         for text in args.formats if workload is not None else ():
-            timed, answered = rows_of(name, workload, text, args.seconds)
+            timed, answered = get_rows(name, workload, text, args.seconds)
             times += timed
             answers.append(answered)
     print_table(f"Times as fast as float, one thread, {processor_name()}", times)

@@ -89,7 +89,7 @@ def ways_of(
     yield Variant("kernels, cached weights", prepare=with_cache)
 
 
-def row_of(
+def get_row(
     mg: MaseGraph, number_format: NumberFormat, inputs: Inputs, options: argparse.Namespace
 ) -> dict[str, str]:
     """Per way: milliseconds, and how many times the float forward beside it."""
@@ -163,7 +163,7 @@ def main() -> None:
     for number_format in FORMATS:
         if options.only not in number_format.label:
             continue
-        row = row_of(mg, number_format, inputs, options)
+        row = get_row(mg, number_format, inputs, options)
         if options.profile:
             share = rounding_share(quantized(mg, number_format), inputs)
             row["of it rounding inputs"] = f"{share:.0%}"

@@ -39,7 +39,7 @@ def ratios(ways: Mapping[str, Way], x: Tensor, seconds: float) -> dict[str, floa
     return {name: 1 / found[name].ratio.median for name in ways}
 
 
-def row_of(
+def get_row(
     number_format: NumberFormat, x: Tensor, seconds: float, reference: bool
 ) -> dict[str, str]:
     """The ways of a format."""
@@ -88,7 +88,7 @@ def main() -> None:
     print(f"{options.size} x {options.size} float32, {options.threads} threads; C++ kernels:")
     print(f"{library().detail}\n")
     chosen = [number_format for number_format in FORMATS if options.only in number_format.label]
-    rows = [row_of(fmt, x, options.seconds, options.reference) for fmt in chosen]
+    rows = [get_row(fmt, x, options.seconds, options.reference) for fmt in chosen]
     print(markdown_table(rows))
     if options.peers:
         compared = [peer for peer in peers(x) if options.only in peer[1].label]

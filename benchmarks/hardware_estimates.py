@@ -32,7 +32,7 @@ from chop.actions.emit.lower_settings import LoweringConfig
 from chop.base.files import write_text
 from chop.base.tables import markdown_table
 from chop.formats import Binary, Integer, MXInt, QuantSpec, Ternary
-from chop.hardware.check.project import project_of, write_design
+from chop.hardware.check.project import describe_project, write_design
 from chop.hardware.costs.devices import ECP5, RESOURCES, XC7
 from chop.hardware.costs.estimate import design_usage
 from chop.hardware.costs.synth import TOTAL, synthesize
@@ -210,7 +210,7 @@ def main() -> None:
             design = emit(mg, fold)
             for family in given.families:
                 counted = count(design, family, journal)
-                rows.append(row_of(name, fold, design, family, counted))
+                rows.append(get_row(name, fold, design, family, counted))
                 print(rows[-1], flush=True)
                 write_text(given.out / "table.md", markdown_table(rows) + "\n")
 
@@ -263,7 +263,7 @@ def _count_ecp5(folder: Path) -> dict[str, int]:
 
 def _count_xc7(design: Design, folder: Path, family: str) -> dict[str, int]:
     has_multipliers = FAMILIES[family].has_multipliers
-    return taken(synthesize(folder, project_of(design), SECONDS, has_multipliers))
+    return taken(synthesize(folder, describe_project(design), SECONDS, has_multipliers))
 
 
 def taken(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -277,7 +277,7 @@ def taken(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     }
 
 
-def row_of(
+def get_row(
     name: str, fold: int, design: Design, family: str, counted: Mapping[str, int]
 ) -> dict[str, Any]:
     """A line of the table; what is beyond its bar is marked."""

@@ -125,7 +125,7 @@ class Subject:
     def layers(self) -> dict[str, nn.Module]:
         """Every other linear layer, by path."""
         nodes = (node for node in self.mg.nodes if self.mg.operator(node).name == "linear")
-        found = {str(node.target): self.mg.module_of(node) for node in nodes}
+        found = {str(node.target): self.mg.get_module(node) for node in nodes}
         return {path: part for path, part in found.items() if path not in self.head}
 
     @cached_property

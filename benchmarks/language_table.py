@@ -204,7 +204,7 @@ def seconds_of_user() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 
-def line_of(case: Case | None, told: dict[str, Any], yardstick: float | None) -> dict[str, str]:
+def get_line(case: Case | None, told: dict[str, Any], yardstick: float | None) -> dict[str, str]:
     """A line of the table; None: the float model's."""
     tokens, loss, divergence = (
         torch.tensor(told[name], dtype=torch.float64) for name in ("tokens", "loss", "divergence")
@@ -233,15 +233,15 @@ def line_of(case: Case | None, told: dict[str, Any], yardstick: float | None) ->
 
 def table(args: argparse.Namespace, journal: Journal, exact: dict[str, Any]) -> str:
     """What is known of all cases, by bits and by divergence."""
-    known = {case: journal.find(settings_of(args, case)) for case in cases()}
+    known = {case: journal.find(get_settings(args, case)) for case in cases()}
     found = {case: told for case, told in known.items() if told is not None}
     times = {case.bits: told["seconds"] for case, told in found.items() if case.method == YARDSTICK}
     order = sorted(found, key=lambda x: (-x.bits, sum(found[x]["divergence"])))
-    lines = [line_of(case, found[case], times.get(case.bits)) for case in order]
-    return markdown_table([line_of(None, exact, None), *lines])
+    lines = [get_line(case, found[case], times.get(case.bits)) for case in order]
+    return markdown_table([get_line(None, exact, None), *lines])
 
 
-def settings_of(args: argparse.Namespace, case: Case | None) -> dict[str, Any]:
+def get_settings(args: argparse.Namespace, case: Case | None) -> dict[str, Any]:
     """All that a line depends on."""
     names = ("model", "data", "blocks", "tokens", "judge")
     if case is not None:
@@ -270,11 +270,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     journal, subject = Journal(args.out / "journal.jsonl"), Subject(args)
-    exact = journal.find(settings_of(args, None))
+    exact = journal.find(get_settings(args, None))
     if exact is None:
-        exact = journal.add(settings_of(args, None), subject.judge(subject.model))
+        exact = journal.add(get_settings(args, None), subject.judge(subject.model))
     for case in cases():
-        key, peer = settings_of(args, case), ROUNDING_PEERS.get(case.method)
+        key, peer = get_settings(args, case), ROUNDING_PEERS.get(case.method)
         if re.search(args.only, str(case)) is None:
             continue
         if peer is not None and peer.missing:
@@ -283,7 +283,7 @@ def main() -> None:
             model, seconds = subject.rounded(case)
             gc.collect()
             told = journal.add(key, {"seconds": seconds, **subject.judge(model)})
-            print(line_of(case, told, None), f"{seconds:.0f} s", flush=True)
+            print(get_line(case, told, None), f"{seconds:.0f} s", flush=True)
             write_text(args.out / "table.md", table(args, journal, exact))
     print(table(args, journal, exact))
 

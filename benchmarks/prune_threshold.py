@@ -36,7 +36,7 @@ WAYS: dict[str, Way] = {
 }
 
 
-def seconds_of(way: Way, scores: Sequence[Tensor], count: int) -> float:
+def get_seconds(way: Way, scores: Sequence[Tensor], count: int) -> float:
     """Wall time of one call; checks what it gives."""
     start = time.perf_counter()
     masks = way(scores, count)
@@ -63,7 +63,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(options.repeat):
         for name, way in WAYS.items():
-            times[name].append(seconds_of(way, scores, count))
+            times[name].append(get_seconds(way, scores, count))
     rows = [
         {
             "way": name,

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import optuna
 import torch
-from search_problems import PROBLEMS, Problem, chain, code_of, space_of
+from search_problems import PROBLEMS, Problem, chain, get_code, space_of
 from search_tables import architecture_table, landscape_table, precision_tables
 
 from chop.base.files import write_text
@@ -171,7 +171,7 @@ def _suggestions(space: Any, sampler: str) -> list[float]:
         trial = study.ask()
         config = space.suggest(trial, row.spelling)
         spent.append(time.process_time() - begin)
-        study.tell(trial, value(code_of(space, config)))
+        study.tell(trial, value(get_code(space, config)))
     return spent
 
 

@@ -99,7 +99,7 @@ def space_of(counts: Sequence[int], costs: Array | None = None, **more: Any) -> 
     return SearchSpace(tuple(choices), **more)
 
 
-def code_of(space: SearchSpace, config: Config) -> Codes:
+def get_code(space: SearchSpace, config: Config) -> Codes:
     """The places of the options taken, (D,)."""
     return np.array([choice.options[config[choice.name]] for choice in space.choices])
 
@@ -114,7 +114,7 @@ def _maximized(
     """A score to maximize; gains count from the mean of random configurations, or from `start`."""
 
     def truth(config: Config) -> float:
-        return float(value(code_of(space, config)))
+        return float(value(get_code(space, config)))
 
     if start is None:
         draw = np.random.default_rng(0)
@@ -241,7 +241,7 @@ def noisy(seed: int, count: int = 10, options: int = 5) -> Problem:
     size = NOISE * float(np.std([value(code) for code in codes]))
 
     def measure(config: Config, report: Any) -> dict[str, float]:
-        code = code_of(space, config)
+        code = get_code(space, config)
         noise = np.random.default_rng([7, seed, *code.tolist()]).normal()
         return {"score": float(value(code) + size * noise)}
 
@@ -270,7 +270,7 @@ def budget_44(seed: int, count: int = 44, budget: float = 4.0) -> Problem:
     assert best is not None
 
     def measure(config: Config, report: Any) -> dict[str, float]:
-        code = code_of(space, config)
+        code = get_code(space, config)
         return {"accuracy": accuracy(code), "bits": float(bits[rows, code].sum())}
 
     goals = (Goal("accuracy"), Constraint("bits", budget))
@@ -295,7 +295,7 @@ def two_goals(seed: int, count: int = 10) -> Problem:
     rows = np.arange(count)
 
     def measure(config: Config, report: Any) -> dict[str, float]:
-        code = code_of(space, config)
+        code = get_code(space, config)
         return {"loss": float(losses[rows, code].sum()), "bits": float(bits[rows, code].sum())}
 
     points = np.array([[0.0, 0.0]])

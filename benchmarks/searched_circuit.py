@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hardware_estimates import FAMILIES, count, row_of
+from hardware_estimates import FAMILIES, count, get_row
 
 from chop import runs
 from chop.actions.search.precision_subject import PrecisionSubject
@@ -42,9 +42,9 @@ def main() -> None:
     found = read_json(given.study / "best.json")["choices"]
     journal, rows = Journal(given.out / "journal.jsonl"), []
     for name, chosen in (("found", found), (given.uniform, problem.uniform(given.uniform))):
-        fold = problem.fold_of(chosen)
+        fold = problem.max_fold(chosen)
         design = emit(problem.circuit.integers(problem.formats(chosen)), fold)
-        rows.append(row_of(name, fold, design, FAMILY, count(design, FAMILY, journal)))
+        rows.append(get_row(name, fold, design, FAMILY, count(design, FAMILY, journal)))
         print(rows[-1], flush=True)
         write_text(given.out / "table.md", markdown_table(rows) + "\n")
 

@@ -258,7 +258,7 @@ def preload() -> None:
         examine({"model": model_type})
 
 
-def rows_of(models: list[str], jobs: int, timeout: float) -> Iterator[dict[str, Any]]:
+def get_rows(models: list[str], jobs: int, timeout: float) -> Iterator[dict[str, Any]]:
     """The rows of some architectures as they come, computed by `jobs` processes at a time."""
     preload()
     context = multiprocessing.get_context("fork")
@@ -359,7 +359,7 @@ def main() -> None:
     known = {row["model"] for row in rows}
     models = [name for name in options.only or architectures() if name not in known]
     with path.open("a" if options.resume else "w") as file:
-        for row in rows_of(models[: options.limit], options.jobs, options.timeout):
+        for row in get_rows(models[: options.limit], options.jobs, options.timeout):
             rows.append(row)
             file.write(json.dumps(row, default=str) + "\n")
             file.flush()

@@ -123,7 +123,7 @@ def items(text: str) -> Iterator[Item]:
             yield Item(found["what"], found["command"], makes)
 
 
-def folder_of(command: str) -> str:
+def get_folder(command: str) -> str:
     """Name of a command's folder: its words without those that all have."""
     words = re.sub(r"examples/|\.py|^python |^chop ", "", command)
     return re.sub(r"[^\w]+", "-", words)
@@ -148,7 +148,7 @@ def run(
     for item in items(text):
         if chosen is not None and item.command not in chosen:
             continue
-        folder = out / folder_of(item.command)
+        folder = out / get_folder(item.command)
         if item.command not in folders:
             folder.mkdir(parents=True, exist_ok=True)
             execute(item.small(folder))

@@ -22,7 +22,7 @@ from pathlib import Path
 from chop.actions.search.job import find_job
 from chop.actions.search.settings import PrecisionConfig
 from chop.actions.search.several import run_several
-from chop.problems.mixed_precision.candidates import every_format, fields_of
+from chop.problems.mixed_precision.candidates import every_format, get_fields
 
 WIDTHS = (8, 16, 32)
 FRACTIONS = {"frac_width": (2, 4, 8)}
@@ -72,7 +72,7 @@ def main():
     often = {"trials": args.trials, "seeds": args.seeds}
     usual = [name for name in every_format() if name not in SLOW]
     names = args.formats.split(",") if args.formats else usual
-    known = set().union(*map(fields_of, names))
+    known = set().union(*map(get_fields, names))
     ranges = {field: values for field, values in EVERY.items() if field in known}
     formats = {"formats": tuple(names), "per_format": True, "ranges": ranges}
     parts = {

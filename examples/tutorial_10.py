@@ -112,7 +112,7 @@ def learned(mg, text, batches):
     return passes.learned_rounding_transform_pass(quantized(mg, text), settings)[0]
 
 
-def row_of(name, mg, rows):
+def get_row(name, mg, rows):
     """A row of the table: bits of a weight, and perplexity."""
     bits = passes.calculate_avg_bits_mg_analysis_pass(mg)[1]["w_avg_bit"]
     lost = evaluate(mg.model, rows, task="causal-lm")
@@ -157,7 +157,7 @@ def main():
     ]
     for text in args.formats.split(","):
         small = quantized(mg, text)
-        table.append(row_of(text, small, rows))
+        table.append(get_row(text, small, rows))
     names = ("input_ids", "attention_mask")
     texts = data["train"].select_columns([*names])
     batches = [
@@ -168,7 +168,7 @@ def main():
         "down_proj in mxint8": quantized(mg, args.coarse, **RECIPE),
         "learned rounding": learned(mg, args.coarse, batches),
     }
-    table += [row_of(f"{args.coarse}, {name}", graph, rows) for name, graph in more.items()]
+    table += [get_row(f"{args.coarse}, {name}", graph, rows) for name, graph in more.items()]
     print_table("Perplexity (lower is better)", table)
 
     packed, _ = passes.pack_transform_pass(small, {"silent": True})

@@ -8,8 +8,8 @@ import torch
 import transformers
 from torch import nn
 
-from chop.captured.layers.experts import FusedExperts, matrices_of
-from chop.private.modules import children_of
+from chop.captured.layers.experts import FusedExperts, matrices_by_parameter
+from chop.private.modules import own_children
 
 TEXT = {
     "vocab_size": 64,
@@ -68,12 +68,12 @@ def text(rows: int = 2, length: int = 7) -> torch.Tensor:
 
 def fused_in(model: nn.Module) -> dict[str, nn.Module]:
     """By path, the fused experts of a model."""
-    return {path: x for path, x in model.named_modules() if matrices_of(x)}
+    return {path: x for path, x in model.named_modules() if matrices_by_parameter(x)}
 
 
 def with_layers(model: Any) -> Any:
     """The model, changed: with layers in the place of its fused experts."""
     for path, module in fused_in(model).items():
         owner, _, name = path.rpartition(".")
-        children_of(model.get_submodule(owner))[name] = FusedExperts.around(module, {})
+        own_children(model.get_submodule(owner))[name] = FusedExperts.around(module, {})
     return model

@@ -16,7 +16,7 @@ IN_BLOCKS = r"^(?: {4})?chop [^#\n]*"
 IN_SENTENCES = r"`(?:chop demo|chop(?: [a-z][\w-]*)*(?: (?:--|\S*/)[^`]*))`"
 
 
-def name_of(page):
+def get_name(page):
     """`guide/bench` of `docs/guide/bench.md`."""
     return str(page.relative_to(ROOT).with_suffix("")).removeprefix("docs/")
 

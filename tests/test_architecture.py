@@ -71,12 +71,12 @@ def test_module_docstrings_open_with_the_fields_keyword():
 
 def test_files_form_no_circles():
     """Imports inside functions count, and those for type checkers."""
-    paths = {module_of(path): path for path in SOURCE.rglob("*.py")}
+    paths = {get_module(path): path for path in SOURCE.rglob("*.py")}
     graph = {name: set(imported(path, paths)) - {name} for name, path in paths.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
-def module_of(path):
+def get_module(path):
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -128,4 +128,4 @@ def test_all_of_the_page_is_made(command, tmp_path):
     folders = RUNNER.run(text, tmp_path, by_programs, needed)
     page = "\n".join(RUNNER.with_figures(text, folders, tmp_path))
     pictures = [n for i in ITEMS if i.command == command for n in i.makes if n.endswith("svg")]
-    assert not pictures or f"]({RUNNER.folder_of(command)}/" in page
+    assert not pictures or f"]({RUNNER.get_folder(command)}/" in page

@@ -14,8 +14,8 @@ from tests.pages import (
     RESULTS,
     ROOT,
     anchors,
+    get_name,
     links,
-    name_of,
     prose_of,
     python_of,
 )
@@ -45,9 +45,9 @@ TIMES = "guide/bench"
 MADE = {"guide/search": "runs/mine/search.db", "guide/python": "bert.svg"}
 """Page -> a file that its code makes."""
 WITH_CODE = [
-    pytest.param(page, marks=NEEDS.get(name_of(page), ()), id=name_of(page))
+    pytest.param(page, marks=NEEDS.get(get_name(page), ()), id=get_name(page))
     for page in PAGES
-    if python_of(page) and name_of(page) != TIMES
+    if python_of(page) and get_name(page) != TIMES
 ]
 
 
@@ -60,7 +60,7 @@ def labels(svg):
 @pytest.mark.sampled(4)
 def test_the_code_of_a_page_runs(page, tmp_path):
     """In a process of its own: formats, passes and operators are registered in it."""
-    code, name = python_of(page), name_of(page)
+    code, name = python_of(page), get_name(page)
     program = tmp_path / f"{page.stem.replace('-', '_')}.py"
     program.write_text(f"{PREAMBLE.format(folder=str(tmp_path))}{code}")
     done = programs.run(program)
@@ -83,7 +83,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
 
 def test_links_lead_to_files_and_headings():
     broken = [
-        (name_of(page), str(file), anchor)
+        (get_name(page), str(file), anchor)
         for page in (*PAGES, *OTHERS, *RESULTS)
         for file, anchor in links(page)
         if not file.exists() or (anchor and anchor not in anchors(file))
@@ -100,7 +100,7 @@ def test_the_files_that_pages_name_exist():
 
 def test_the_index_has_every_page_with_a_sentence():
     listed = {file for file, _ in links(INDEX)}
-    assert [name_of(page) for page in PAGES if page not in {INDEX, *listed}] == []
+    assert [get_name(page) for page in PAGES if page not in {INDEX, *listed}] == []
     entries = re.findall(r"^- \[[^]]+\]\([^)]+\)(.*(?:\n  .*)*)", INDEX.read_text(), re.M)
     assert len(entries) == len(listed) - 1  # the README is named above the lists
     assert all(text.startswith(": ") and text.endswith(".") for text in entries)
@@ -115,7 +115,7 @@ def test_the_readme_has_the_two_commands():
     assert all(f"make {target}" in README.read_text() for target in ("demo", "test"))
 
 
-@pytest.mark.parametrize("page", [README, INDEX], ids=name_of)
+@pytest.mark.parametrize("page", [README, INDEX], ids=get_name)
 def test_sentences_are_short(page):
     text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", prose_of(page))
     parts = re.split(r"(?<=[.!?:])\s|\n\n|\n- ", text)

@@ -12,7 +12,7 @@ from chop.base.plugins import GROUPS
 from chop.cli.app import INTERRUPTED, TERMINATED, app
 from tests.actions.evaluate.test_tasks import CHOICE
 from tests.cli.test_shown_commands import parse, words_of
-from tests.pages import PAGES, RESULTS, ROOT, name_of
+from tests.pages import PAGES, RESULTS, ROOT, get_name
 
 BLOCK = re.compile(
     r"^```(?P<kind>\w*)\n(?P<fenced>.*?)^```$|(?P<indented>(?:^ {4}[^\n]*\n|^\n(?= {4}))+)",
@@ -66,7 +66,7 @@ def others():
     for page in PAGES:
         for kind, text in blocks(page):
             if kind != "python" and not all(map(runs_or_sets_up, text.splitlines())):
-                yield name_of(page), text
+                yield get_name(page), text
 
 
 def block(page, beginning):
@@ -154,12 +154,12 @@ def test_commands_of_the_results_have_the_options_that_they_show():
     for line in ours:
         parse(*words_of(line))
     for script, arguments in scripts:
-        source = source_of(ROOT / script)
+        source = get_source(ROOT / script)
         options = [word for word in shlex.split(arguments, comments=True) if word.startswith("--")]
         assert [word for word in options if f'"{word}"' not in source] == [], script
 
 
-def source_of(script):
+def get_source(script):
     """A script with the modules beside it that it imports."""
     text = script.read_text()
     beside = [

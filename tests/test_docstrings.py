@@ -111,7 +111,7 @@ def public():
     return found
 
 
-def module_of(path):
+def get_module(path):
     """The module of a source file."""
     return ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
 
@@ -137,7 +137,7 @@ def test_args_say_more_than_names_and_types():
     found = [
         f"{module}.{name}"
         for path in sorted(SOURCES.rglob("*.py"))
-        for module in [module_of(path)]
+        for module in [get_module(path)]
         for name in repetitions(path.read_text(encoding="utf-8"))
         if (module, name.partition(".")[0]) not in owners
     ]

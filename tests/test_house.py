@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from tests.test_architecture import SOURCE, drawing, imported, module_of
+from tests.test_architecture import SOURCE, drawing, get_module, imported
 
 BOUNDS = {
     "subpackages": 36,
@@ -80,7 +80,7 @@ def lines_of_logic(tree, text):
 
 def arrows(trees):
     """The pairs of subpackages of which a file of the first imports one of the second."""
-    paths = {module_of(path): path for path in trees}
+    paths = {get_module(path): path for path in trees}
     pairs = {
         (name.split(".")[1], target.split(".")[1])
         for name, path in paths.items()

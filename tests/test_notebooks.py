@@ -84,7 +84,7 @@ def test_a_search_shows_its_best_trials():
     assert "<table>" not in Result((Goal("accuracy"),), ())._repr_html_()
 
 
-def trials_of(count):
+def list_trials(count):
     found = [
         TrialRecord(n, "measured", {f"layer.{i}": "4.auto" for i in range(50)}, str(n), {"y": n})
         for n in range(count)
@@ -94,12 +94,12 @@ def trials_of(count):
 
 @pytest.mark.parametrize(("count", "told"), [(0, "0 trials: none"), (1, "1 trial: 1 measured")])
 def test_a_search_prints_how_its_trials_ended(count, told):
-    assert str(trials_of(count)).splitlines()[0].strip() == told
+    assert str(list_trials(count)).splitlines()[0].strip() == told
 
 
 def test_a_long_search_prints_its_best_trials_alone(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    told = str(trials_of(40))
+    told = str(list_trials(40))
     rows = [line.split("│")[1].strip() for line in told.splitlines() if line.startswith("│")]
     assert [row for row in rows if row] == [str(n) for n in range(39, 29, -1)]
     assert "40 trials: 40 measured" in told and "TrialRecord" not in told
@@ -112,7 +112,7 @@ def test_a_table_escapes_what_others_wrote():
     assert html_table([]) == ""
 
 
-def report_of(result, **named):
+def build_report(result, **named):
     blocks = [
         Heading("Formats"),
         Table("net on data", [{"format": "8.auto", "bits": Cell.of(8.0, ".2f")}]),
@@ -127,7 +127,7 @@ def report_of(result, **named):
 def test_a_jobs_result_is_shown_as_its_report(result, tmp_path):
     figures = {"accuracy.svg": None, "gone.svg": None, "accuracy.png": None}
     (tmp_path / "accuracy.svg").write_text(f"{PROLOGUE}<svg xmlns='{SPACE}'/>")
-    shown = with_display(report_of(result, figures=figures), tmp_path)
+    shown = with_display(build_report(result, figures=figures), tmp_path)
     assert shown == result and isinstance(shown, type(result))
     assert json.loads(json.dumps(shown)) == result
     page = ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")
@@ -137,14 +137,14 @@ def test_a_jobs_result_is_shown_as_its_report(result, tmp_path):
 
 
 def test_a_folder_has_no_say_over_the_terminal(tmp_path):
-    told = str(with_display(report_of([]), tmp_path / "a\x1b[2J"))
+    told = str(with_display(build_report([]), tmp_path / "a\x1b[2J"))
     assert told.endswith(r"a\x1b[2J/report.html") and "\x1b" not in told
 
 
 def test_a_search_by_a_job_is_shown_as_its_report(tmp_path):
-    found = trials_of(40)
+    found = list_trials(40)
     best = found.best
-    shown = with_display(report_of(found), tmp_path)
+    shown = with_display(build_report(found), tmp_path)
     assert shown == found and type(shown) is Result and shown.best is best
     assert as_json(shown) == as_json(found) and repr(found) != repr(shown) == str(shown)
     assert str(shown).splitlines()[0] == "saved."
@@ -177,14 +177,14 @@ def test_a_result_without_a_job_prints_as_python_prints_it():
 
 @pytest.mark.parametrize("result", [None, 4, "text", (1, 2)])
 def test_other_results_stay_as_they_are(result, tmp_path):
-    assert with_display(report_of(result), tmp_path) is result
+    assert with_display(build_report(result), tmp_path) is result
 
 
 @pytest.mark.parametrize("result", [{"saved": None, "rows": [1]}, [{"width": 4}]])
 @pytest.mark.parametrize("count", [0, 10, 11, 13])
 def test_a_printed_result_is_its_outcome_in_short(result, count, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    report = report_of(result)
+    report = build_report(result)
     tables = [Table("empty", []), Table("net\x1b[2J", [{"format": f"{i}.x"} for i in range(count)])]
     report = replace(report, documents={"table.md": tables}, closing=["saved\x1b[2J.", "more"])
     shown = with_display(report, tmp_path)

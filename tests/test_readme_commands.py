@@ -25,7 +25,7 @@ from chop.data.tokenizer import get_tokenizer
 from chop.train import load_trained
 from tests import programs
 from tests.cli import test_shown_commands as shown
-from tests.pages import PAGES, ROOT, command_lines, name_of, python_of
+from tests.pages import PAGES, ROOT, command_lines, get_name, python_of
 from tests.test_docs_blocks import block
 
 ELSEWHERE = {
@@ -84,7 +84,7 @@ def lines_to_run():
         for title, lines in command_lines(page).items():
             here = [line for line in lines if not any(part in line for part in ELSEWHERE)]
             if here:
-                yield f"{name_of(page)}: {title}", here
+                yield f"{get_name(page)}: {title}", here
 
 
 def without_repetitions(sections):
@@ -273,7 +273,7 @@ def test_a_section_is_left_out_that_says_what_others_say():
     assert every == {line for lines in COMMANDS.values() for line in lines}
 
 
-def out_of(line):
+def get_out_folder(line):
     """The folder that a command line writes."""
     name, words = shown.words_of(line.removeprefix("chop "))
     return str(shown.parse(name, words).params.get("out"))
@@ -284,7 +284,7 @@ def test_what_command_lines_read_is_made_before(section):
     made = {*NEEDED}
     for line in COMMANDS[section]:
         if line != "chop --help":
-            written = out_of(line)
+            written = get_out_folder(line)
             paths = {word for word in line.split() if word.startswith(("./", "runs/"))} - {written}
             assert [
                 path for path in paths if not made & {path, *map(str, Path(path).parents)}

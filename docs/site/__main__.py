@@ -79,7 +79,9 @@ def build(out: Path, with_runs: bool = True, progress: Progress | None = None) -
 
 
 def _notebooks() -> dict[str, execute.Notebook]:
-    return {notebooks.name_of(script): notebooks.notebook(script) for script in notebooks.scripts()}
+    return {
+        notebooks.get_name(script): notebooks.notebook(script) for script in notebooks.scripts()
+    }
 
 
 def _announce(progress: Progress, out: Path, made: Mapping[str, execute.Notebook]) -> None:

@@ -33,10 +33,10 @@ def _below(group: Any, context: Any, words: tuple[str, ...]) -> Iterator[tuple[s
 
 def pages() -> dict[str, str]:
     """A page for each command."""
-    return {path_of(name): page(name, *both) for name, both in commands().items()}
+    return {settings_path(name): page(name, *both) for name, both in commands().items()}
 
 
-def path_of(name: str) -> str:
+def settings_path(name: str) -> str:
     """The path of a command's page."""
     return f"{FOLDER}/{name.replace(' ', '-')}.md"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from docs.site.markdown import code
 from docs.site.notebooks import described
-from docs.site.notebooks import name_of as name_of_notebook
+from docs.site.notebooks import get_name as name_of_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "docs/course.md"
@@ -32,7 +32,7 @@ def sections(text: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def name_of(title: str) -> str:
+def get_name(title: str) -> str:
     """`lab-4-software` of `Lab 4, software: what is fast`."""
     return re.sub(r"\W+", "-", title.partition(":")[0].lower())
 
@@ -42,7 +42,7 @@ def pages() -> dict[str, str]:
     text = (ROOT / PAGE).read_text()
     found = sections(text)
     differ = found.pop(DIFFER)
-    made = {f"{FOLDER}/{name_of(title)}.md": title for title in found}
+    made = {f"{FOLDER}/{get_name(title)}.md": title for title in found}
     links = [f"- [{title}]({path.removeprefix('docs/')})" for path, title in made.items()]
     start = text[: text.index("\n## ")].strip()
     parts = [start, "## Tutorials and labs", "\n".join(links), f"## {DIFFER}", differ.strip()]
@@ -87,4 +87,4 @@ def _script(script: str) -> Iterator[str]:
 def page_of_scripts() -> dict[str, str]:
     """The name of the page that a script's rows are on, by script."""
     found = sections((ROOT / PAGE).read_text())
-    return {s: name_of(title) for title, text in found.items() for s in SCRIPT.findall(text)}
+    return {s: get_name(title) for title, text in found.items() for s in SCRIPT.findall(text)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from chop.base.installed import __version__
 from docs.site.markdown import code
-from docs.site.notebooks import FOLDER, name_of, notebook, scripts
+from docs.site.notebooks import FOLDER, get_name, notebook, scripts
 
 Notebook = dict[str, Any]
 LONGEST_OUTPUT = 30
@@ -34,7 +34,7 @@ def pages(of: Mapping[str, str], executed: Mapping[str, Notebook]) -> dict[str, 
     """
     made: dict[str, str | bytes] = {}
     for script in scripts():
-        name = name_of(script)
+        name = get_name(script)
         found = executed.get(name) or notebook(script)
         made[f"{FOLDER}/{name}.ipynb"] = json.dumps(found, indent=1)
         figures: dict[str, str | bytes] = {}
@@ -48,7 +48,7 @@ def pages(of: Mapping[str, str], executed: Mapping[str, Notebook]) -> dict[str, 
 def _made(script: str, page: str, found: Notebook) -> str:
     about = found["metadata"].get("chop")
     ran = RAN.format(version=__version__, **about) if about else NOT_RUN
-    return MADE.format(script=script, page=page, name=name_of(script), ran=ran)
+    return MADE.format(script=script, page=page, name=get_name(script), ran=ran)
 
 
 def _parts(cell: dict[str, Any], name: str, figures: dict[str, str | bytes]) -> Iterator[str]:

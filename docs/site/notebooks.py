@@ -35,7 +35,7 @@ def scripts() -> list[str]:
     return list(dict.fromkeys(found[1] for found in words if found[0] == "python"))
 
 
-def name_of(script: str) -> str:
+def get_name(script: str) -> str:
     """`lab_1` of `examples/lab_1.py`."""
     return Path(script).stem
 
@@ -51,7 +51,7 @@ def notebook(script: str) -> dict[str, Any]:
 
     Source: nbformat 4.5.
     """
-    out = f"runs/{name_of(script)}"
+    out = f"runs/{get_name(script)}"
     words = shlex.split(SMALL[f"python {script}"].replace("{out}", out))
     source = (ROOT / script).read_text()
     if source.count(TAKEN) != 1:

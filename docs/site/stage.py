@@ -77,7 +77,7 @@ def _index(text: str) -> str:
 def _with_commands() -> str:
     text = (ROOT / "docs/guide/commands.md").read_text()
     links = (
-        f"- [`chop {name}`](../{commands.path_of(name).removeprefix(DOCS)})"
+        f"- [`chop {name}`](../{commands.settings_path(name).removeprefix(DOCS)})"
         for name in sorted(commands.commands())
     )
     listed = "\n".join(links)

@@ -19,7 +19,7 @@ class Settings:
     matmul_precision: str | None = None
 
 
-def report_of(config, workload, output):
+def build_report(config, workload, output):
     """A report with every kind of part; `output.results` has a file before it is written."""
     (output.results / "early.txt").write_text("early")
     table = Table("counts", [{"what": "numbers", "count": Cell.of(config.count, ",")}])
@@ -45,7 +45,7 @@ def failing(error):
 
 def test_a_report_is_printed_and_written_once(tmp_path, capsys):
     config = Settings(tmp_path)
-    assert run_job(Job("count", report_of, load_nothing), config) == {"count": 12345}
+    assert run_job(Job("count", build_report, load_nothing), config) == {"count": 12345}
     told = capsys.readouterr().out
     assert told.count("12,345") == told.count("below the table") == 1
     assert told.index("12,345") < told.index("below") < told.index("terminal alone")
@@ -67,7 +67,7 @@ def test_a_report_is_printed_and_written_once(tmp_path, capsys):
 @pytest.mark.parametrize("error", [ConfigError("no"), KeyboardInterrupt()], ids=type)
 def test_a_job_that_ends_early_leaves_the_earlier_results(error, tmp_path):
     config = Settings(tmp_path)
-    run_job(Job("count", report_of, load_nothing), config)
+    run_job(Job("count", build_report, load_nothing), config)
     before = (tmp_path / "table.md").read_text()
     with pytest.raises(type(error)) as found:
         run_job(Job("count", failing(error), load_nothing), config)
@@ -80,7 +80,7 @@ def test_a_job_that_ends_early_leaves_the_earlier_results(error, tmp_path):
 
 def test_a_folder_in_the_place_of_out_has_the_results(tmp_path):
     folder = tmp_path / "later"
-    run_job(Job("count", report_of, load_nothing), Settings(tmp_path / "out"), folder=folder)
+    run_job(Job("count", build_report, load_nothing), Settings(tmp_path / "out"), folder=folder)
     assert (folder / "table.md").exists() and not (tmp_path / "out").exists()
     assert read_manifest(folder).settings["out"] == str(tmp_path / "out")
 

@@ -42,13 +42,13 @@ def parsed(line):
     return parse(name, words).params
 
 
-def result_of(**values):
+def get_result(**values):
     return {"saved": {}, "why_no_folder": "", "onnx": None, **values}
 
 
 @pytest.mark.parametrize("out", FOLDERS, ids=str)
 def test_commands_parse_and_name_the_folder(out):
-    steps = steps_after_compression(result_of(), out, "Net", "model.onnx")
+    steps = steps_after_compression(get_result(), out, "Net", "model.onnx")
     export, bench, evaluate = map(parsed, commands(steps))
     assert str(out) == str(export["model"]) == str(bench["compressed"]) == str(evaluate["model"])
     blocks = parsed(*commands(steps_after_blocks(out, "Net")))
@@ -64,7 +64,7 @@ def test_commands_parse_and_name_the_folder(out):
 
 @pytest.mark.parametrize("out", FOLDERS, ids=str)
 def test_lines_of_python_compile_and_name_the_folder(out):
-    found = result_of(onnx={"session_config": {"session.x": "1"}})
+    found = get_result(onnx={"session_config": {"session.x": "1"}})
     steps = steps_after_compression(found, out, "Net", "model.onnx")
     code = [step.code for step in steps if "import" in step.code]
     assert len(code) == 3
@@ -91,7 +91,7 @@ def test_a_sweep_of_a_programs_own_model_has_no_command():
 
 
 def test_without_a_model_the_command_keeps_the_nearest(monkeypatch):
-    nothing = result_of(saved=None)
+    nothing = get_result(saved=None)
     monkeypatch.setattr("sys.argv", ["/venv/bin/chop", "compress", "--out", "a b"])
     (step,) = steps_after_compression(nothing, Path("a b"), "Net", "")
     assert step.code == "chop compress --out 'a b' --keep-best"

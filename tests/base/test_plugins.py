@@ -194,7 +194,7 @@ def test_packages_of_one_namespace(monkeypatch):
         "acme.passes.odd": "acme-passes",
         "acme": "acme-formats",
     }.items():
-        assert plugins.package_of(type("Thing", (), {"__module__": module})) == f"{package} 1"
+        assert plugins.get_package(type("Thing", (), {"__module__": module})) == f"{package} 1"
 
 
 def test_the_cell_of_a_notebook_runs_twice(install):
@@ -314,14 +314,14 @@ COMPONENT = """
 
 
 def test_a_circuit_of_a_package(install):
-    from chop.hardware.design.components import COMPONENTS, component_of
+    from chop.hardware.design.components import COMPONENTS, get_component
 
     install("mypkg", "0.3", COMPONENT, {"components": {"IntegerOdd": "mypkg:ROW"}})
     import mypkg
 
-    assert component_of(mypkg.IntegerOdd) is mypkg.ROW
-    assert component_of(type("IntegerOdd", (), {})) is None
-    assert component_of(int) is None
+    assert get_component(mypkg.IntegerOdd) is mypkg.ROW
+    assert get_component(type("IntegerOdd", (), {})) is None
+    assert get_component(int) is None
     del COMPONENTS["IntegerOdd"]
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from chop.actions.compress.table import Candidate, Row, about_operators, table_of, terminal_table
+from chop.actions.compress.table import Candidate, Row, about_operators, build_table, terminal_table
 from chop.base.tables import markdown_table, print_table, text_table
 from chop.report.report import show
 from chop.statistics.intervals import wilson_of_share
@@ -22,7 +22,7 @@ CANDIDATES = [
     for row in ROWS
     for scores in ([("validation", row.validation), ("test", row.test)],)
 ]
-COMPRESSED = table_of(CANDIDATES, CLASSIFICATION.metric)
+COMPRESSED = build_table(CANDIDATES, CLASSIFICATION.metric)
 SPEED = [
     {
         "model": name,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from chop.bench.outputs import copied, largest_difference, tensors_of
+from chop.bench.outputs import copied, largest_difference, list_tensors
 from chop.errors import ConfigError
 
 NAN, INF = math.nan, math.inf
@@ -17,8 +17,8 @@ def difference(ours, expected):
 def test_tensors_are_found_in_whatever_models_return():
     hidden = (torch.ones(1), torch.zeros(2))
     output = SequenceClassifierOutput(logits=torch.ones(3), hidden_states=hidden)
-    assert [x.numel() for x in tensors_of(output)] == [3, 1, 2]
-    assert list(tensors_of([None, "text", 3, {"a": ()}])) == []
+    assert [x.numel() for x in list_tensors(output)] == [3, 1, 2]
+    assert list(list_tensors([None, "text", 3, {"a": ()}])) == []
 
 
 @pytest.mark.parametrize(

@@ -166,12 +166,12 @@ def test_answers_about_code_live_as_long_as_it_does():
     asked = []
 
     @weakly_cached
-    def name_of(cls: type, end: str = "") -> str:
+    def get_name(cls: type, end: str = "") -> str:
         asked.append(end)
         return cls.__name__ + end
 
     made = type("Made", (), {})
-    assert [name_of(made), name_of(made), name_of(made, "s")] == ["Made", "Made", "Mades"]
+    assert [get_name(made), get_name(made), get_name(made, "s")] == ["Made", "Made", "Mades"]
     assert asked == ["", "s"]
     gone = weakref.ref(made)
     del made

@@ -91,7 +91,7 @@ def test_passes_and_checkpoints_work_on_such_a_model(name, tmp_path) -> None:
     small, info = passes.quantize_transform_pass(mg, config)
     assert info["quantized"] == 2
     assert small.model.state_dict().keys() == model.state_dict().keys()
-    assert small.module_of(small.nodes[2]) is small.model.get_submodule(f"{name}.0")
+    assert small.get_module(small.nodes[2]) is small.model.get_submodule(f"{name}.0")
     small.export(tmp_path / "named")
     again = MaseGraph.from_checkpoint(tmp_path / "named")
     assert torch.equal(again.model(x), small.model(x))

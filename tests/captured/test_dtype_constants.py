@@ -13,7 +13,7 @@ from chop import MaseGraph, passes
 from chop.capture.inputs import dummy_inputs
 from chop.capture.tracer import capture
 from chop.captured.module import CapturedModule
-from chop.ir.graph import metadata_of
+from chop.ir.graph import node_metadata
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float64]
 
@@ -151,7 +151,7 @@ def test_metadata_and_passes_see_the_new_dtype() -> None:
     mg.model.bfloat16()
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    results = {n.name: metadata_of(n).common.results for n in mg.nodes if n.op == "call_method"}
+    results = {n.name: node_metadata(n).common.results for n in mg.nodes if n.op == "call_method"}
     assert {info["data_out_0"].torch_dtype for name, info in results.items() if "to" in name} == {
         torch.float32,
         torch.bfloat16,

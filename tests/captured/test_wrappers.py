@@ -86,7 +86,7 @@ def test_compiled_by_torchscript_a_model_is_refused_and_a_layer_is_a_node(compil
     config = {"config": {"name": "integer", "width": 8, "frac_width": 4}}
     small, info = passes.quantize_transform_pass(mg, {"by": "type", "linear": config})
     assert info["quantized"] == 1
-    assert torch.equal(small.model(x), inner(small.module_of(small.nodes[1])(x)))
+    assert torch.equal(small.model(x), inner(small.get_module(small.nodes[1])(x)))
 
 
 def test_functions_are_refused_with_the_way_out() -> None:

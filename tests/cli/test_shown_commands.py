@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from tests.cli.test_adapter import COMMANDS, LEAVES
-from tests.pages import PAGES, name_of
+from tests.pages import PAGES, get_name
 
 
 def shown_on(page):
@@ -43,7 +43,7 @@ def parse(name, words):
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=get_name)
 def test_commands_take_the_options_that_a_page_shows(page, monkeypatch):
     monkeypatch.setenv("CHOP_STORAGE", "postgresql://chop@db/chop")
     for name, words in filter(None, map(words_of, shown_on(page))):

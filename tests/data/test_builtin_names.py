@@ -36,11 +36,11 @@ def folder(tmp_path, monkeypatch):
 
 
 def put(name, text):
-    (path := folder_of(name)).mkdir()
+    (path := get_folder(name)).mkdir()
     (path / "train.csv").write_text(text)
 
 
-def folder_of(name):
+def get_folder(name):
     from pathlib import Path
 
     return Path(name)
@@ -69,14 +69,14 @@ def test_the_prefix_means_the_built_in_one():
 
 
 def test_a_file_wins_and_an_empty_folder_names_the_way():
-    folder_of("toy").mkdir()
+    get_folder("toy").mkdir()
     with pytest.raises(ConfigError, match=r"'toy' .*The built-in one is builtin:toy"):
         load_dataset("toy")
-    folder_of("reviews").write_text(ROWS)
+    get_folder("reviews").write_text(ROWS)
     with pytest.raises(ConfigError, match=r"file 'reviews': .*The built-in one is builtin:reviews"):
         load_dataset("reviews")
-    folder_of("digits").mkdir()
-    (folder_of("digits") / "manifest.json").write_text("{}")  # the output of a run
+    get_folder("digits").mkdir()
+    (get_folder("digits") / "manifest.json").write_text("{}")  # the output of a run
     assert builtin_dataset("digits") == "digits"
 
 
@@ -100,7 +100,7 @@ def test_a_folder_wins_over_a_model_of_its_name(caplog):
 
 def test_a_folder_without_a_model_leaves_the_built_in_one(caplog):
     caplog.set_level(logging.WARNING, "chop.data")
-    folder_of("mlp").mkdir()
+    get_folder("mlp").mkdir()
     assert isinstance(load_model("mlp"), nn.Module) and builtin_model("mlp") == "mlp"
     assert "model 'mlp' is the built-in one: './mlp' on disk holds no model" in caplog.text
 
@@ -113,7 +113,7 @@ def test_a_folder_wins_over_a_tokenizer_of_its_name():
 
 
 def test_a_job_says_which_one_it_has(capsys):
-    (folder_of("net.py")).write_text(NET)
+    (get_folder("net.py")).write_text(NET)
     put("digits", NUMBERS)
     found = load_workload(WorkloadConfig(model="net.py:Net", dataset="digits"))
     assert found.test.columns["x"].shape == (4, 2)

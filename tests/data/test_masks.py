@@ -33,7 +33,7 @@ def write(folder, names, size=(6, 8), count=5, mask_end="png"):
     return pixels, masks
 
 
-def rows_of(data):
+def get_rows(data):
     data = with_pixels(data, describe_dataset("own", data))
     return {name: read_rows(split) for name, split in data.items()}
 
@@ -57,7 +57,7 @@ def test_folders_of_pictures_and_masks(tmp_path, layout):
     data = load_dataset(tmp_path / "shapes")
     assert has_masks(data) and picture_column(data) == "image"
     assert {*data} == {"train", "test", *layout}
-    rows = rows_of(data)
+    rows = get_rows(data)
     assert rows["train"].task.name == "segmentation"
     if len(layout) > 1:
         assert torch.equal(rows["test"].labels, torch.tensor(masks.astype(np.int64)))
@@ -88,13 +88,13 @@ def test_tables_with_a_column_of_masks(tmp_path, names):
     table = Dataset.from_dict(columns, features)
     DatasetDict(train=table, test=table).save_to_disk(tmp_path / "saved")
     for given in (tmp_path / "saved", DatasetDict(train=table, test=table)):
-        rows = rows_of(load_dataset(given))
+        rows = get_rows(load_dataset(given))
         assert torch.equal(rows["test"].labels, torch.tensor(masks.astype(np.int64)))
     other = Features({"a": Image(), "b": Image()})
     table = Dataset.from_dict(dict(zip("ab", columns.values(), strict=True)), other)
     with pytest.raises(ConfigError, match="no column 'labels' or 'label'.*--label-column"):
         load_dataset(DatasetDict(train=table, test=table))
-    rows = rows_of(load_dataset(DatasetDict(train=table, test=table), label="b"))
+    rows = get_rows(load_dataset(DatasetDict(train=table, test=table), label="b"))
     assert torch.equal(rows["test"].labels, torch.tensor(masks.astype(np.int64)))
 
 
@@ -111,7 +111,7 @@ def test_modes_of_masks(tmp_path, mode):
     assert picture.mode == mode
     for i in range(5):
         picture.save(tmp_path / "masks" / f"{i}.png")
-    rows = rows_of(load_dataset(tmp_path))
+    rows = get_rows(load_dataset(tmp_path))
     assert torch.equal(rows["train"].labels[0], torch.eye(6, 8).long())
 
 
@@ -139,11 +139,11 @@ def test_what_is_wrong_is_one_sentence(tmp_path):
     write(tmp_path / "c", ("images", "masks"))
     save(tmp_path / "c/masks/2.png", drawn(1)[0][0])
     with pytest.raises(ConfigError, match=r"2\.png' has colors \(RGB\): expected one number for"):
-        rows_of(load_dataset(tmp_path / "c"))
+        get_rows(load_dataset(tmp_path / "c"))
     write(tmp_path / "d", ("images", "masks"))
     save(tmp_path / "d/masks/2.png", np.zeros((4, 4), np.uint8))
     with pytest.raises(ConfigError, match="has 4 x 4 pixels and its picture 8 x 6: expected"):
-        rows_of(load_dataset(tmp_path / "d"))
+        get_rows(load_dataset(tmp_path / "d"))
     write(tmp_path / "e", ("images", "masks"))
     save(tmp_path / "e/images/2.bmp", drawn(1)[0][0])
     with pytest.raises(ConfigError, match="have one name: expected one picture of each"):
@@ -151,7 +151,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path):
     write(tmp_path / "f", ("images", "masks"))
     (tmp_path / "f/masks/2.png").write_bytes(b"no picture")
     with pytest.raises(ConfigError, match=r"2\.png' cannot be read: its bytes are of no known"):
-        rows_of(load_dataset(tmp_path / "f"))
+        get_rows(load_dataset(tmp_path / "f"))
 
 
 def test_pictures_that_are_in_no_split_are_told(tmp_path):

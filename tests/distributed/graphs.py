@@ -52,7 +52,7 @@ MODELS: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
-def inputs_of(name: str, batch: int, length: int) -> dict[str, Tensor]:
+def list_inputs(name: str, batch: int, length: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(batch * 100 + length)
     if name.startswith("vit"):
         return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=generator)}
@@ -69,7 +69,7 @@ def graph_of(name: str) -> MaseGraph:
 
     torch.manual_seed(0)
     model = MODELS[name](transformers).eval()
-    return MaseGraph(model, hf_input_names=list(inputs_of(name, 3, 7)))
+    return MaseGraph(model, hf_input_names=list(list_inputs(name, 3, 7)))
 
 
 def quantized(name: str, number_format: dict[str, Any]) -> MaseGraph:

@@ -19,7 +19,7 @@ from chop.errors import PlanError
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity.activation import PruneActivation
 from tests.distributed import cluster
-from tests.distributed.graphs import MODELS, graph_of, inputs_of, quantized
+from tests.distributed.graphs import MODELS, graph_of, list_inputs, quantized
 
 INTEGER = {"name": "integer", "width": 8, "frac_width": 4}
 MXINT = {"name": "mxint", "width": 8, "block_size": 8}
@@ -69,7 +69,7 @@ def compare(case: Case, mesh: Any, folder: Path) -> tuple[float, float]:
     mg = MaseGraph.from_checkpoint(folder / file)
     mg.model.eval()
     sizes = EVEN if plan == "data" else SIZES
-    inputs = [inputs_of(file, batch, length) for batch, length in sizes]
+    inputs = [list_inputs(file, batch, length) for batch, length in sizes]
     with torch.no_grad():
         expected = [mg.model(**given)["logits"] for given in inputs]
         whole = local_bytes(mg.model)
@@ -95,9 +95,9 @@ def compressed(name: str, kind: str) -> MaseGraph:
         return passes.pack_transform_pass(quantized(name, MXINT), {"silent": True})[0]
     mg = quantized(name, LEARNED if kind == "frozen" else KINDS[kind])
     # Scales that are learned start from a batch.
-    mg = passes.calibrate_transform_pass(mg, {"batches": [inputs_of(name, *SIZES[0])]})[0]
+    mg = passes.calibrate_transform_pass(mg, {"batches": [list_inputs(name, *SIZES[0])]})[0]
     for node in mg.nodes if kind == "frozen" else ():
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if isinstance(module, QuantizedOperator):
             mg.replace(node, module.freeze_scales())
     return mg

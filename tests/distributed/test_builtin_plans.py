@@ -16,7 +16,7 @@ from chop.distributed.apply import shard_graph
 from chop.distributed.builtin_plans import PLANS, megatron_plan, replicate_plan, rows_plan
 from chop.errors import PlanError
 from tests.distributed import cluster
-from tests.distributed.graphs import MODELS, graph_of, inputs_of
+from tests.distributed.graphs import MODELS, graph_of, list_inputs
 
 ATTENTION = {"q_proj": "S0", "k_proj": "S0", "v_proj": "S0"}
 SELF = {f"self.{name}": "S0" for name in ("query", "key", "value")}
@@ -96,7 +96,7 @@ def sent_by(folder: str) -> dict[str, dict[str, int]]:
         mg = MaseGraph.from_checkpoint(f"{folder}/{model}")
         shard_graph(mg, PLANS["megatron"](mg, (2,)), mesh)
         with torch.no_grad(), Collectives() as collectives:
-            mg.model(**inputs_of(model, 3, 7))
+            mg.model(**list_inputs(model, 3, 7))
         found[model] = dict(collectives.counts)
     return found
 

@@ -246,15 +246,15 @@ def test_rows_that_change_one_another_stay_together(tmp_path):
 
 
 def test_a_file_that_computes_something_else_is_not_written(monkeypatch, tmp_path):
-    proto_of = qonnx.proto_of
+    build_proto = qonnx.build_proto
 
     def changed(*arguments):
-        proto = proto_of(*arguments)
+        proto = build_proto(*arguments)
         (relu,) = [node for node in proto.graph.node if node.op_type == "Relu"]
         relu.op_type = "Abs"
         return proto
 
-    monkeypatch.setattr(qonnx, "proto_of", changed)
+    monkeypatch.setattr(qonnx, "build_proto", changed)
     mg, _ = quantized("8.4", "8.6")
     with pytest.raises(VerificationError, match="onnxruntime computes another 'output'"):
         qonnx.write(mg, tmp_path / "file.onnx")

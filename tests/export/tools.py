@@ -28,17 +28,17 @@ def linear_layers(model):
     }
 
 
-def write_folder(folder, settings, parts_of, kind="Llama", dtype=torch.float32):
+def write_folder(folder, settings, get_parts, kind="Llama", dtype=torch.float32):
     """A decoder whose linear layers are coded, and the layers' values by path.
 
-    `parts_of` makes of a generator and a layer's sizes (inputs, outputs) its tensors and its
+    `get_parts` makes of a generator and a layer's sizes (inputs, outputs) its tensors and its
     values, (inputs, outputs).
     """
     model = decoder(kind, dtype=dtype)
     model.save_pretrained(folder)
     tensors, values, draw = load_file(folder / "model.safetensors"), {}, np.random.default_rng(0)
     for path, layer in linear_layers(model).items():
-        parts, dense = parts_of(draw, layer.in_features, layer.out_features)
+        parts, dense = get_parts(draw, layer.in_features, layer.out_features)
         del tensors[f"{path}.weight"]
         tensors |= {f"{path}.{end}": torch.from_numpy(x) for end, x in parts.items()}
         values[path] = torch.from_numpy(np.ascontiguousarray(dense.T.astype(np.float32)))
@@ -62,7 +62,7 @@ def dense_logits(values, ids, kind="Llama"):
 def gptq_parts(bits, group, symmetric=True, added=1, scale_dtype=np.float16):
     """Of GPTQModel: codes packed along inputs, zero points along outputs and less `added`."""
 
-    def parts_of(draw, inputs, outputs):
+    def get_parts(draw, inputs, outputs):
         size = inputs if group == -1 else group
         groups = -(-inputs // size)
         codes = draw.integers(0, 2**bits, (inputs, outputs))
@@ -79,7 +79,7 @@ def gptq_parts(bits, group, symmetric=True, added=1, scale_dtype=np.float16):
             "g_idx": order.astype(np.int32),
         }, dense
 
-    return parts_of
+    return get_parts
 
 
 def gptq_settings(bits, group, **changes):
@@ -106,7 +106,7 @@ def awq_words(codes):
 
 
 def awq_parts(group, symmetric=False, scale_dtype=np.float16, coarse=False):
-    def parts_of(draw, inputs, outputs):
+    def get_parts(draw, inputs, outputs):
         groups = -(-inputs // group)
         codes = draw.integers(0, 16, (inputs, outputs))
         scales = (draw.random((groups, outputs)) * 0.01 + 1e-3).astype(scale_dtype)
@@ -118,7 +118,7 @@ def awq_parts(group, symmetric=False, scale_dtype=np.float16, coarse=False):
         parts = {"qweight": awq_words(codes), "qzeros": awq_words(zeros), "scales": scales}
         return parts, dense
 
-    return parts_of
+    return get_parts
 
 
 def awq_settings(group, **changes):

@@ -135,9 +135,9 @@ EXAMPLES = {
 }
 
 
-def examples_of(kind):
+def list_examples(kind):
     """Those above; of a format that is not named there, what its search space suggests."""
-    return EXAMPLES.get(kind.name) or format_page.examples_of(kind)
+    return EXAMPLES.get(kind.name) or format_page.list_examples(kind)
 
 
-ALL = [fmt for kind in formats() for fmt in examples_of(kind)]
+ALL = [fmt for kind in formats() for fmt in list_examples(kind)]

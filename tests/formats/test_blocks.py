@@ -25,7 +25,7 @@ from tests.subcases import subcases
 NAN, INF = float("nan"), float("inf")
 
 
-def rows_of(size, count=400, seed=0):
+def get_rows(size, count=400, seed=0):
     """(count, size) float32 over many magnitudes, zeros and powers of two among them."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, size, generator=generator)
@@ -53,7 +53,7 @@ MX = {
 @pytest.mark.sampled(1)
 def test_microscaling_equals_gfloat(name):
     info, fmt = MX[name]
-    x = rows_of(32)[1:]
+    x = get_rows(32)[1:]
     assert fmt.block_size == info.k
     theirs = [
         gfloat.quantize_block(info, row, gfloat.compute_scale_amax) for row in x.double().numpy()
@@ -75,7 +75,7 @@ def many_blocks():
     """(blocks, 32): every finite bfloat16 in order and shuffled, and 128,000 random float32."""
     finite = ALL_BFLOAT16[ALL_BFLOAT16.isfinite()]
     shuffled = finite[torch.randperm(finite.numel(), generator=torch.Generator().manual_seed(0))]
-    return torch.cat([finite.view(-1, 32), shuffled.view(-1, 32), rows_of(32, 4000)])
+    return torch.cat([finite.view(-1, 32), shuffled.view(-1, 32), get_rows(32, 4000)])
 
 
 ELEMENTS = {
@@ -162,7 +162,7 @@ def test_scale_modes():
     assert ceil.tolist() == [4.0, 1.0, 0.5, -0.5]
     assert even.tolist() == [4.0, 1.0, 0.5, -0.5]
     for fmt in (MXFP(8, 4, "ceil"), MXFP(6, 2, "ceil")):
-        assert not fmt.saturates(rows_of(32)[1:]).any()
+        assert not fmt.saturates(get_rows(32)[1:]).any()
     assert MXFP(8, 4).saturates(torch.tensor([500.0, 1.0])).tolist() == [True, False]
     assert MXFP(8, 4).round(torch.tensor([500.0, 256.0])).tolist() == [448.0, 256.0]
 
@@ -172,7 +172,7 @@ def some_magnitudes(size):
     chosen = ALL_BFLOAT16[(ALL_BFLOAT16.abs() >= 2**-20) & (ALL_BFLOAT16.abs() < 2**20)]
     random = torch.randn(100_000 // size * size, generator=torch.Generator().manual_seed(1))
     shuffled = chosen[torch.randperm(chosen.numel(), generator=torch.Generator().manual_seed(0))]
-    small = rows_of(size, 64)[2:] * 1e-3
+    small = get_rows(size, 64)[2:] * 1e-3
     small = small / small.abs().amax(1, keepdim=True) * torch.linspace(0.01, 3, 62)[:, None]
     return [chosen.view(-1, size), shuffled.view(-1, size), random.view(-1, size), small]
 
@@ -195,7 +195,7 @@ def test_nvfp4_is_its_definition():
 
 @pytest.mark.parametrize("width, exponent_width, bias", [(8, 8, 127), (4, 8, 127), (6, 4, 7)])
 def test_block_fp_is_its_definition(width, exponent_width, bias):
-    x = rows_of(16) if exponent_width == 8 else rows_of(16) % 100
+    x = get_rows(16) if exponent_width == 8 else get_rows(16) % 100
     places = 2 ** (width - 1)
     y = BlockFP(width, exponent_width, bias).round(x)
     for row, rounded in zip(x.double().tolist(), y.double().tolist(), strict=True):
@@ -213,7 +213,7 @@ def test_block_fp_is_its_definition(width, exponent_width, bias):
 
 def test_block_minifloat_is_its_definition():
     fmt = BlockMinifloat(8, 4, 8)
-    x = rows_of(16)[1:]
+    x = get_rows(16)[1:]
     y = fmt.round(x)
     for row, rounded in zip(x.double(), y.double(), strict=True):
         bias = 15 - (math.frexp(row.abs().max().item())[1] - 1)
@@ -228,7 +228,7 @@ def test_block_minifloat_is_its_definition():
 
 def test_block_log_is_its_definition():
     fmt = BlockLog(4, 8)
-    x = rows_of(16)[1:]
+    x = get_rows(16)[1:]
     y = fmt.round(x)
     top = x.double().abs().amax(1, keepdim=True).log2().ceil()
     wanted = x.double().abs().log2().round().clamp(max=top.expand(x.shape)).maximum(top - 7)

@@ -6,7 +6,7 @@ import torch
 from chop.errors import ConfigError
 from chop.formats import BlockFP, MXInt, formats
 from chop.testing import formats as checks
-from tests.formats.examples import ALL, EXAMPLES, examples_of
+from tests.formats.examples import ALL, EXAMPLES, list_examples
 from tests.subcases import subcases
 
 
@@ -42,7 +42,7 @@ def test_every_check_is_asked_of_most_formats():
 
 @subcases("kind", formats(), ids=lambda kind: kind.name)
 def test_the_search_space_holds_valid_settings(kind):
-    checks.search_space_holds_valid_settings(examples_of(kind)[0])
+    checks.search_space_holds_valid_settings(list_examples(kind)[0])
 
 
 def test_a_huge_block_size_or_a_wrong_one_is_refused():

@@ -10,7 +10,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
-from chop.export.onnx.grids import grid_of
+from chop.export.onnx.grids import get_grid
 from chop.formats import REGISTRY, NumberFormat, QuantSpec, from_key, reference
 from chop.formats.elements import Element
 from chop.formats.groups import Blocks, Whole
@@ -114,7 +114,7 @@ class RowPercent(NumberFormat):
 KINDS = (BlockNF4, RowPercent)
 for _kind in KINDS:
     del REGISTRY[_kind.name]
-CACHES = (plan.layout_of, plan.plan_of, fixed_tables, rules.element_rule)
+CACHES = (plan.get_layout, plan.get_plan, fixed_tables, rules.element_rule)
 
 
 def every_kind(kept=None):
@@ -182,7 +182,7 @@ def test_without_a_row_the_reference_rounds_it(kind):
             assert not KERNELS["cpu"].run(x, fmt, out) and (out == 77).all()
             assert same(fake_quantize(x, fmt), fmt.round(x))
     assert rules.element_rule(fmt) is None and rules.code_rule(fmt) is None
-    assert int8.whole_rule(fmt) is None and grid_of(fmt, torch.ones(3, 4)) is None
+    assert int8.whole_rule(fmt) is None and get_grid(fmt, torch.ones(3, 4)) is None
 
 
 @every_kind()
@@ -235,7 +235,7 @@ def test_by_its_rows_every_backend_takes_it(rows, tmp_path):
     assert rules.element_rule(fmt).high == 100
     assert int8.whole_rule(fmt) == int8.WholeRule(-100, 100, 0.0, by_row=True)
     weight = torch.randn(6, 9)
-    grid = grid_of(fmt, weight)
+    grid = get_grid(fmt, weight)
     assert (grid.low, grid.high, grid.scale.shape) == (-100, 100, (6,))
     codes = (weight / grid.scale[:, None]).round()
     torch.testing.assert_close(codes * grid.scale[:, None], fmt.round(weight))

@@ -18,7 +18,7 @@ from chop.nn.quantized import QuantConv2d, QuantLinear, modules
 from chop.nn.quantized.modules import conv2d, linear
 from chop.report.format_page import PAGE, PICTURES, pages
 from chop.testing import formats as checks
-from tests.formats.examples import examples_of
+from tests.formats.examples import list_examples
 from tests.passes.conftest import Net, with_metadata
 
 SQUARES = '''
@@ -163,7 +163,7 @@ def test_the_registry_and_configs(kind):
         parse_format(kind.name + "s")
     flat = {"name": kind.name, "data_in_width": 8, "weight_width": 4, "bias_width": 6}
     assert QuantSpec.parse(flat) == QuantSpec(kind(width=8), kind(width=4), kind(width=6))
-    checks.search_space_holds_valid_settings(examples_of(kind)[0])
+    checks.search_space_holds_valid_settings(list_examples(kind)[0])
 
 
 @pytest.mark.sampled(1)
@@ -228,7 +228,7 @@ def test_a_packed_layer(kind):
 @pytest.mark.sampled(1)
 def test_the_page_of_the_docs(kind):
     made = pages()
-    (example,) = examples_of(kind)
+    (example,) = list_examples(kind)
     assert f"| `{example.label}` | " in made[PAGE] and f"## `{kind.name}`" in made[PAGE]
     assert "- `width`: bits per element" in made[PAGE] and "Source: made up." in made[PAGE]
     assert made[f"{PICTURES}/{kind.name}.svg"].startswith("<svg")

@@ -112,7 +112,7 @@ def test_functions_in_a_module_that_is_skipped_stay_float(graph):
     rules = {"silu": rule, "mul": rule, "linear": rule}
     mg, _ = passes.quantize_transform_pass(graph, {**rules, "skip": "self_attn"})
     inside = [m for n in mg.nodes if "self_attn" in str(n.meta.get("nn_module_stack", ""))
-              if isinstance(m := mg.module_of(n), QuantizedOperator)]  # fmt: skip
+              if isinstance(m := mg.get_module(n), QuantizedOperator)]  # fmt: skip
     assert not inside and any("mlp" in path for path in texts(mg.model))
 
 

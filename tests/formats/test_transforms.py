@@ -11,10 +11,10 @@ from chop.formats import Integer, MXInt, QuantSpec, ScaleInteger, Ternary, forma
 from chop.nn.fused.linear_activation import LinearActivation
 from chop.nn.packed.operators import PackedLinear
 from chop.nn.quantized import QuantLinear
-from tests.formats.examples import examples_of
+from tests.formats.examples import list_examples
 from tests.subcases import subcases
 
-EXAMPLES = [fmt for kind in formats() for fmt in examples_of(kind)[:3] if fmt.is_deterministic]
+EXAMPLES = [fmt for kind in formats() for fmt in list_examples(kind)[:3] if fmt.is_deterministic]
 
 
 @pytest.fixture(params=["identity", "clip"])

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from chop.hardware.check import profiles as stalls
 from chop.hardware.check.emitted import write_circuit
-from chop.hardware.check.project import project_of
-from chop.hardware.check.vectors import codes_of
+from chop.hardware.check.project import describe_project
+from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Check, check_sources, run_check
 from chop.hardware.design.design import Design
 from chop.hardware.design.emit import emit
@@ -48,8 +48,8 @@ def check_graph(integer, batch, fold, folder, simulator="icarus") -> tuple[Desig
     Returns: the circuit, and the output.
     """
     design = emit(integer, fold=fold)
-    project, golden = project_of(design), golden_values(integer, batch)
-    codes = codes_of(project, golden)
+    project, golden = describe_project(design), golden_values(integer, batch)
+    codes = get_codes(project, golden)
     write_circuit(design, codes, folder)
     check_sources(folder, project)
     (outputs,) = (value for name, value in golden.items() if name.startswith("outputs."))

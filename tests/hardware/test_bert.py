@@ -10,8 +10,8 @@ from chop.actions.emit.settings import EmitConfig
 from chop.errors import ConfigError
 from chop.hardware.check.emitted import write_circuit
 from chop.hardware.check.profiles import PROFILES
-from chop.hardware.check.project import project_of
-from chop.hardware.check.vectors import codes_of
+from chop.hardware.check.project import describe_project
+from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Check, check_sources, checks, run_check
 from chop.hardware.design.emit import emit as emit_design
 from chop.hardware.design.indices import index_edge
@@ -50,7 +50,10 @@ def test_a_whole_bert_of_one_layer_equals_the_integer_graph(tmp_path):
     mg, batch = lowered()
     design = emit_design(mg, fold=96)
     assert [port.name for port in design.ports if port.is_input] == list(batch)
-    project, codes = project_of(design), codes_of(project_of(design), golden_values(mg, batch))
+    project, codes = (
+        describe_project(design),
+        get_codes(describe_project(design), golden_values(mg, batch)),
+    )
     write_circuit(design, codes, tmp_path)
     check_sources(tmp_path, project)
     for profile in PROFILES:
@@ -66,7 +69,10 @@ def test_the_latency_of_a_slow_design_is_planned(tmp_path):
     """The plan lets a sample come in an interval, the simulation as fast as it is taken."""
     mg, batch = lowered()
     design = emit_design(mg, fold=500)
-    project, codes = project_of(design), codes_of(project_of(design), golden_values(mg, batch))
+    project, codes = (
+        describe_project(design),
+        get_codes(describe_project(design), golden_values(mg, batch)),
+    )
     write_circuit(design, codes, tmp_path)
     measured = run_check(tmp_path, project, codes, Check("icarus", PROFILES[0], 1, 1)).cycles
     planned = design.connections.schedule.latency(design.netlist)

@@ -9,8 +9,8 @@ from chop.actions.emit.job import emit
 from chop.actions.emit.settings import EmitConfig
 from chop.hardware.check.emitted import write_circuit
 from chop.hardware.check.profiles import PROFILES
-from chop.hardware.check.project import project_of
-from chop.hardware.check.vectors import codes_of
+from chop.hardware.check.project import describe_project
+from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Check, check_sources, run_check
 from chop.hardware.design.emit import emit as emit_design
 from chop.integer.golden import golden_values
@@ -40,7 +40,10 @@ def test_a_whole_decoder_of_one_layer_equals_the_integer_graph(tmp_path):
     design = emit_design(mg, fold=48)
     modules = {part.module for part in design.netlist.instances}
     assert modules > {"chop_masked_softmax", "chop_layer_norm", "chop_copies", "chop_negate"}
-    project, codes = project_of(design), codes_of(project_of(design), golden_values(mg, batch))
+    project, codes = (
+        describe_project(design),
+        get_codes(describe_project(design), golden_values(mg, batch)),
+    )
     write_circuit(design, codes, tmp_path)
     check_sources(tmp_path, project)
     for profile in PROFILES:

@@ -55,7 +55,7 @@ def test_every_logit_of_every_digit_is_equal(model, trained):
 
 def test_between_encoder_and_decoder_there_are_only_integers():
     _, integer, _, _ = lowered("cnn")
-    kinds = [type(integer.module_of(node)) for node in integer.nodes if node.op == "call_module"]
+    kinds = [type(integer.get_module(node)) for node in integer.nodes if node.op == "call_module"]
     assert (kinds[0], kinds[-1]) == (Encode, Decode)
     assert all(issubclass(kind, IntegerOperator) or kind is nn.Flatten for kind in kinds[:-1])
     assert not any(isinstance(module, QuantizedOperator) for module in integer.modules.values())

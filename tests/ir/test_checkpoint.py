@@ -80,7 +80,7 @@ def test_quantized_modules_calls_and_attention_survive(tmp_path: Path, save_form
     spec = QuantSpec(Integer(8, 4), Integer(6, 5), Integer(8, 4), Integer(10, 5), "clip")
     for node in mg.nodes:
         if node.target == "encode":
-            mg.replace(node, QuantLinear.from_float(mg.module_of(node), spec))
+            mg.replace(node, QuantLinear.from_float(mg.get_module(node), spec))
         if node.target is F.gelu:
             mg.replace(node, QuantCall(F.gelu, {"input": "data_in"}, spec))
         if node.target is F.scaled_dot_product_attention:

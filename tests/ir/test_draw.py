@@ -185,7 +185,7 @@ def test_quantized_and_folded_modules_are_changed_ones(tmp_path: Path) -> None:
     mg = stack()
     other = mg.copy()
     node = other.node("cells_0_up")
-    twin = QuantLinear.from_float(other.module_of(node), QuantSpec(weight=Integer(8, 4)))
+    twin = QuantLinear.from_float(other.get_module(node), QuantSpec(weight=Integer(8, 4)))
     other.replace(node, twin)
     unfolded = texts(mg.draw(tmp_path / "a", compare=other).read_text())
     assert "~ up" in unfolded and sum(text.startswith("~ ") for text in unfolded) == 1
@@ -202,7 +202,7 @@ def test_formats_are_shown_and_what_stays_float_is_dashed() -> None:
     spec = QuantSpec(Integer(8, 4), Integer(6, 5), Integer(8, 4))
     for node in mg.nodes:
         if str(node.target).endswith("up"):
-            mg.replace(node, QuantLinear.from_float(mg.module_of(node), spec))
+            mg.replace(node, QuantLinear.from_float(mg.get_module(node), spec))
         if node.target is torch.relu:
             mg.replace(node, QuantCall(torch.relu, {"input": "data_in"}, spec))
     svg = to_svg(mg.model)

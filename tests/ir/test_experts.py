@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from chop import ChopConfig, MaseGraph, passes
-from chop.captured.layers.experts import matrices_of
+from chop.captured.layers.experts import matrices_by_parameter
 from chop.errors import ConfigError
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedOperator
@@ -37,7 +37,7 @@ def rounded(model: Any) -> Any:
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.data = number_format.round(module.weight)
-        for name in matrices_of(module):
+        for name in matrices_by_parameter(module):
             x = getattr(module, name)
             along_inputs = x.mT.contiguous() if module.is_transposed else x
             y = number_format.round(along_inputs)
@@ -117,9 +117,9 @@ def test_no_implementation_changes_a_packed_model(implementation: str, tmp_path:
 def test_a_choice_of_layers_takes_both_matrices_or_none(tmp_path: Path) -> None:
     mixture("Mixtral").save_pretrained(tmp_path)
     floats = load(tmp_path, quantization_config=ChopConfig("mxint4", skip=["mlp.experts"]))
-    assert len(matrices_of(floats.model.layers[0].mlp.experts)) == 2
+    assert len(matrices_by_parameter(floats.model.layers[0].mlp.experts)) == 2
     floats = load(tmp_path, quantization_config=ChopConfig("mxint4", operators="linear"))
-    assert len(matrices_of(floats.model.layers[0].mlp.experts)) == 2
+    assert len(matrices_by_parameter(floats.model.layers[0].mlp.experts)) == 2
     only = load(tmp_path, quantization_config=ChopConfig("mxint4", operators="expert_linear"))
     assert sum(isinstance(x, PackedOperator) for x in only.modules()) == 2
     with pytest.raises(ConfigError, match=r"one of the two layers of the experts '.*mlp\.experts'"):

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from chop.distributed.planning.work import flops_of
+from chop.distributed.planning.work import count_flops
 from chop.ir import MaseGraph
 from chop.ir.flops import FlopCounts
 from chop.passes import add_common_metadata_analysis_pass
@@ -190,11 +190,11 @@ def test_planner_and_costs_count_the_same() -> None:
             return values[n]
 
     Run(mg.model).run(x)
-    total = sum(flops_of(mg, node, values, [x]) for node in mg.nodes)
+    total = sum(count_flops(mg, node, values, [x]) for node in mg.nodes)
     assert total == counted_by_torch(model, x)
     (product,) = (node for node in mg.nodes if node.target is torch.baddbmm)
     given = [values[source] for source in product.all_input_nodes]
-    assert flops_of(mg, product, given, [values[product]]) == 2 * 3 * 1 * 6 * 4
+    assert count_flops(mg, product, given, [values[product]]) == 2 * 3 * 1 * 6 * 4
     add_common_metadata_analysis_pass(mg)
     layers = Layers(mg, [{"x": x}])
     assert layers.by_name["out"].macs == 4 * 4

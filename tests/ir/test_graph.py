@@ -38,8 +38,8 @@ def test_the_graph_and_the_model_are_one(mg):
         "output",
     ]
     assert mg.modules["first"] is mg.model.first
-    assert mg.module_of(mg.node("second")) is mg.model.second
-    assert mg.module_of(mg.node("relu")) is None
+    assert mg.get_module(mg.node("second")) is mg.model.second
+    assert mg.get_module(mg.node("relu")) is None
     assert mg.operator(mg.node("relu")).name == "relu"
     assert "Net, 6 nodes" in repr(mg)
 

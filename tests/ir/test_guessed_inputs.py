@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from chop import MaseGraph, passes
 from chop.capture.inputs import dummy_inputs
 from chop.errors import CaptureError, GraphError, GuardError
-from chop.ir.graph import metadata_of
+from chop.ir.graph import node_metadata
 from chop.passes.analysis.add_common_metadata import _warn_guessed
 
 
@@ -97,7 +97,7 @@ def test_metadata_makes_the_graph_from_its_example(model, inputs) -> None:
     assert torch.equal(mg.model(**inputs), model(**inputs))
     for node in mg.nodes:
         if node.op == "placeholder":
-            shape = metadata_of(node).common.results["data_out_0"].shape
+            shape = node_metadata(node).common.results["data_out_0"].shape
             assert tuple(shape) == tuple(inputs[node.target].shape)
     assert [step.name for step in mg.provenance] == [
         "init_metadata_analysis_pass",
@@ -325,4 +325,4 @@ def test_models_on_the_meta_device_are_raised_on_it(name) -> None:
     assert all(parameter.is_meta for parameter in mg.model.parameters())
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    assert all(metadata_of(node).common.mase_op for node in mg.nodes)
+    assert all(node_metadata(node).common.mase_op for node in mg.nodes)

@@ -24,7 +24,7 @@ def coded_folder(folder, method):
     return folder
 
 
-def settings_of(model):
+def get_settings(model):
     found = model.generation_config.to_dict()
     return {key: found.get(key) for key in SETTINGS}
 
@@ -34,24 +34,24 @@ def settings_of(model):
 def test_stop_tokens_of_a_coded_folder_are_read_and_written(method, tmp_path):
     folder = coded_folder(tmp_path / "coded", method)
     model = load_model(folder)
-    assert settings_of(model) == SETTINGS
+    assert get_settings(model) == SETTINGS
     assert model.name_or_path == model.config.name_or_path == str(folder)
     model.save_pretrained(tmp_path / "again")
-    assert settings_of(load_model(tmp_path / "again")) == SETTINGS
+    assert get_settings(load_model(tmp_path / "again")) == SETTINGS
     written = GenerationConfig.from_pretrained(tmp_path / "again")
     assert written.eos_token_id == [2, 7, 9] and written.top_p == 0.8
 
 
 def test_they_stay_in_checkpoints_and_in_folders_of_other_tools(tmp_path):
     mg = MaseGraph(load_model(coded_folder(tmp_path / "coded", "compressed-tensors")))
-    assert settings_of(mg.to_module()) == SETTINGS
+    assert get_settings(mg.to_module()) == SETTINGS
     mg.export(tmp_path / "graph")
     restored = MaseGraph.from_checkpoint(tmp_path / "graph")
-    assert settings_of(restored.to_module()) == SETTINGS
+    assert get_settings(restored.to_module()) == SETTINGS
     settings = {"to": "compressed-tensors", "path": str(tmp_path / "written")}
     passes.export_interface_pass(restored, settings)
     again = load_model(tmp_path / "written")
-    assert settings_of(again) == SETTINGS
+    assert get_settings(again) == SETTINGS
     ids = torch.arange(4)[None]
     expected = load_model(tmp_path / "coded")(ids).logits
     assert torch.equal(again(ids).logits, expected)

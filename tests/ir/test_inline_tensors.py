@@ -13,7 +13,7 @@ from chop.ir.storage import checkpoint, tensor_store
 from chop.ir.storage.tensor_store import TensorStore, pack_inline, restore, unpack_inline
 
 
-def table_of(tensors):
+def build_table(tensors):
     store = TensorStore()
     for name, tensor in tensors.items():
         store.add(name, tensor)
@@ -27,7 +27,7 @@ def test_tensors_come_back_whatever_room_is_left(monkeypatch):
     texts = pack_inline(tensors)
     sizes = [len(texts[name]) for name in masks]
     assert sizes[0] < 100 < 10**4 < sizes[-1]  # no room is left for the last ones
-    table = table_of(tensors)
+    table = build_table(tensors)
     found = restore(table, unpack_inline(texts, table))
     assert all(
         torch.equal(found[name], x) and found[name].dtype == x.dtype for name, x in tensors.items()

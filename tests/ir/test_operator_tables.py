@@ -82,18 +82,18 @@ def named(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
                 yield node.lineno, OPS.keys() & set(words)
 
 
-def called(tree: ast.AST, names_of: Callable[[], dict]) -> Iterator[tuple[int, set[str]]]:
+def called(tree: ast.AST, list_names: Callable[[], dict]) -> Iterator[tuple[int, set[str]]]:
     """Operators whose functions or classes stand in one collection."""
     for line, items in collections(tree):
         names = [x for x in items if isinstance(x, ast.Attribute | ast.Name)]
         if len(names) > 1:
-            yield line, {row for x in names if (row := operator_of(x, names_of()))}
+            yield line, {row for x in names if (row := operator_of(x, list_names()))}
 
 
-def value_of(item: ast.expr, namespace: dict) -> object:
+def get_value(item: ast.expr, namespace: dict) -> object:
     """What an expression is where the file's globals are `namespace`; names without `eval`."""
     if isinstance(item, ast.Attribute):
-        return getattr(value_of(item.value, namespace), item.attr)
+        return getattr(get_value(item.value, namespace), item.attr)
     if isinstance(item, ast.Name) and item.id in namespace:
         return namespace[item.id]
     return eval(ast.unparse(item), dict(namespace))
@@ -101,17 +101,17 @@ def value_of(item: ast.expr, namespace: dict) -> object:
 
 def operator_of(item: ast.expr, namespace: dict) -> str | None:
     try:
-        return CALLS.get(value_of(item, namespace))
+        return CALLS.get(get_value(item, namespace))
     except (AttributeError, NameError):  # of a function's own variables
         return None
     except TypeError:  # a list or a dict is no operator
         return None
 
 
-def tables(source: str, names_of: Callable[[], dict]) -> list[str]:
-    """What lists two operators or more, with its line; `names_of()` are the file's globals."""
+def tables(source: str, list_names: Callable[[], dict]) -> list[str]:
+    """What lists two operators or more, with its line; `list_names()` are the file's globals."""
     tree = ast.parse(source)
-    found = [*named(tree), *called(tree, names_of)]
+    found = [*named(tree), *called(tree, list_names)]
     return [f"line {line}: {', '.join(sorted(names))}" for line, names in found if len(names) > 1]
 
 

@@ -13,7 +13,7 @@ import chop
 from chop.errors import ConfigError
 from chop.formats import Float, parse_format, parse_format_string
 from chop.ir.huggingface.quantized_cache import QuantizedCache
-from chop.ir.huggingface.token_store import StoreRule, TokenStore, block_of
+from chop.ir.huggingface.token_store import StoreRule, TokenStore, get_block
 from chop.kernels.hadamard import hadamard_reference
 
 SIZES = {
@@ -77,12 +77,12 @@ def decoder(kind, dtype=torch.float32, **settings):
     return model
 
 
-def rule_of(text, per, **settings):
+def get_rule(text, per, **settings):
     number_format = parse_format_string(text)
-    return StoreRule(number_format, per, block=block_of(number_format, per), **settings)
+    return StoreRule(number_format, per, block=get_block(number_format, per), **settings)
 
 
-def blocks_of(tokens, rule):
+def pack_blocks(tokens, rule):
     """Blocks of one text each, as they are encoded, in order."""
     for text in tokens:
         for block in text.split(rule.block, -2):
@@ -91,7 +91,7 @@ def blocks_of(tokens, rule):
 
 def rounded(tokens, rule):
     """Whole blocks of tokens (B, H, T, D), rounded by the format's reference."""
-    exact = [rule.number_format.round(x.float().contiguous()) for x in blocks_of(tokens, rule)]
+    exact = [rule.number_format.round(x.float().contiguous()) for x in pack_blocks(tokens, rule)]
     turned = [x.transpose(-1, -2) if rule.per == "channel" else x for x in exact]
     count = tokens.size(-2) // rule.block
     texts = [torch.cat(turned[i : i + count], -2) for i in range(0, len(turned), count)]
@@ -179,7 +179,7 @@ def test_a_format_that_changes_nothing_gives_the_logits_of_a_float_cache(kind):
 @pytest.mark.parametrize("per", ["channel", "token"])
 @pytest.mark.sampled(24)
 def test_every_format_stores_what_it_rounds_in_as_many_bits_as_it_says(text, per):
-    rule = rule_of(text, per, residual_length=3, sink_length=2)
+    rule = get_rule(text, per, residual_length=3, sink_length=2)
     tokens = torch.randn(2, 3, 2 * rule.block + 22, 10, generator=torch.Generator().manual_seed(1))
     store, coded = TokenStore(rule), 0
     for part in tokens.split([1, 8, tokens.size(2) - 42, 1, 32], 2):
@@ -203,7 +203,7 @@ def test_every_format_stores_what_it_rounds_in_as_many_bits_as_it_says(text, per
 @pytest.mark.parametrize("size", [64, 80, 5])
 @pytest.mark.parametrize("per", ["channel", "token"])
 def test_rotated_keys_are_rounded_between_two_transforms(per, size):
-    rule = rule_of("group_integer:width=4", per, residual_length=0, is_rotated=True)
+    rule = get_rule("group_integer:width=4", per, residual_length=0, is_rotated=True)
     tokens = torch.randn(2, 3, 64, size, generator=torch.Generator().manual_seed(1))
     tokens[..., 1] += 30  # a channel that stands out
     store = TokenStore(rule)
@@ -257,7 +257,7 @@ def test_halves_are_rounded_as_float32_numbers(dtype):
 
 
 def test_the_largest_halves_stay_finite():
-    rule = rule_of("mxint4", "token", residual_length=0)
+    rule = get_rule("mxint4", "token", residual_length=0)
     store = TokenStore(rule)
     store.append(torch.full((1, 1, 32, 32), 65504.0, dtype=torch.float16))
     assert store.codes is not None and store.tokens().isfinite().all()

@@ -8,7 +8,7 @@ from chop.ir.metadata import MaseMetadata, TensorInfo
 from chop.ir.rows import counted_rows
 
 
-def value_of(*names):
+def get_value(*names):
     """A node that is computed from inputs of these names."""
     graph = fx.Graph()
     return graph.call_function(torch.cat, ([graph.placeholder(name) for name in names],))
@@ -58,7 +58,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_rows_that_count(case):
     masks, names, shape, expected = CASES[case]
-    found = counted_rows(value_of(*names), torch.zeros(*shape, 4), masks)
+    found = counted_rows(get_value(*names), torch.zeros(*shape, 4), masks)
     if expected is None:
         assert found is None
     else:

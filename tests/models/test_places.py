@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from chop.base import hub
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.models import load_model, read_config
-from chop.models.places import place_of
+from chop.models.places import get_place
 from chop.nn.packed import PackedOperator
 from tests.export.decoders import decoder
 from tests.export.gguf import gguf_bytes
@@ -70,7 +70,7 @@ def test_folders_of_other_tools_are_found_by_name(kind, cache, tmp_path):
 def test_files_of_gguf_are_found_by_name(cache):
     plain = gguf_bytes.llama().content()
     folder = cached(cache, "org/one-GGUF", {"model-q8.gguf": plain, "README.md": b"x"})
-    assert place_of("org/one-GGUF") == folder / "model-q8.gguf"
+    assert get_place("org/one-GGUF") == folder / "model-q8.gguf"
     model = load_model("org/one-GGUF")
     assert isinstance(model.lm_head, PackedOperator)
     assert read_config("org/one-GGUF").model_type == "llama"
@@ -98,7 +98,7 @@ def test_paths_are_taken_as_they_are(cache, tmp_path, monkeypatch):
     (tmp_path / "org" / "model").mkdir(parents=True)
     cached(cache, "org/model", {"a.gguf": b""})
     for name in ("org/model", str(tmp_path), "../up/and.gguf", "file.py:Net", "/a/b", "a/b/c"):
-        assert str(place_of(name)) == name
+        assert str(get_place(name)) == name
 
 
 def with_layers(folder, there, said):

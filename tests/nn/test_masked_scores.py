@@ -165,7 +165,7 @@ def test_ranges_of_training_follow_visible_scores(fill):
     x = drawn(KEYS, KEYS)
     module = q.QuantSoftmax(dim=-1, config=QuantSpec(data_in=Integer(8, "auto"))).train()
     module(x.masked_fill(LATER, fill))
-    assert module.format_of("data_in") == Integer(8, "auto").fitted(x[~LATER])
+    assert module.operand_format("data_in") == Integer(8, "auto").fitted(x[~LATER])
     evaluated = copy.deepcopy(module).eval()
     assert evaluated(x.masked_fill(LATER, fill)).isfinite().all()
 

@@ -22,18 +22,18 @@ def layer():
 
 
 def fraction(layer):
-    return layer.format_of("data_in").frac_width
+    return layer.operand_format("data_in").frac_width
 
 
 def test_the_fit_is_to_the_largest_training_tensor_so_far(layer):
     x = torch.randn(32, 6)
-    assert layer.format_of("data_in") == AUTO
+    assert layer.operand_format("data_in") == AUTO
     layer(x)
-    assert layer.format_of("data_in") == AUTO.fitted(x)
+    assert layer.operand_format("data_in") == AUTO.fitted(x)
     layer(x / 64)
-    assert layer.format_of("data_in") == AUTO.fitted(x)
+    assert layer.operand_format("data_in") == AUTO.fitted(x)
     layer(x * 64)
-    assert layer.format_of("data_in") == AUTO.fitted(x * 64) != AUTO.fitted(x)
+    assert layer.operand_format("data_in") == AUTO.fitted(x * 64) != AUTO.fitted(x)
 
 
 def test_what_is_computed_is_what_a_calibrated_layer_computes(layer):
@@ -54,7 +54,7 @@ def test_evaluation_keeps_the_fit_and_without_training_there_is_none(layer):
     assert not layer.running
     layer.train()(x)
     layer.eval()(x * 64)
-    assert layer.format_of("data_in") == AUTO.fitted(x)
+    assert layer.operand_format("data_in") == AUTO.fitted(x)
 
 
 @pytest.mark.parametrize("rule", ["auto", "minmax", "percentile"])
@@ -78,7 +78,7 @@ def test_what_is_not_finite_does_not_count(layer, odd):
     broken[0, 0] = odd
     layer(broken)
     layer(torch.full((2, 6), odd))
-    assert layer.format_of("data_in") == AUTO.fitted(x)
+    assert layer.operand_format("data_in") == AUTO.fitted(x)
 
 
 def test_zeros_and_empty_tensors_say_nothing(layer):
@@ -91,10 +91,10 @@ def test_another_format_starts_anew(layer):
     x = torch.randn(32, 6)
     layer(x)
     other = layer.with_spec(QuantSpec(data_in=Integer(4, "auto"))).train()
-    assert other.format_of("data_in") == Integer(4, "auto")
+    assert other.operand_format("data_in") == Integer(4, "auto")
     other(x / 8)
-    assert other.format_of("data_in") == Integer(4, "auto").fitted(x / 8)
-    assert layer.format_of("data_in") == AUTO.fitted(x)
+    assert other.operand_format("data_in") == Integer(4, "auto").fitted(x / 8)
+    assert layer.operand_format("data_in") == AUTO.fitted(x)
 
 
 def test_a_weight_that_was_not_fitted_follows_too():
@@ -102,11 +102,11 @@ def test_a_weight_that_was_not_fitted_follows_too():
     x = torch.randn(3, 6)
     layer(x)
     before = layer.weight.detach().clone()
-    assert layer.format_of("weight") == AUTO.fitted(before)
+    assert layer.operand_format("weight") == AUTO.fitted(before)
     with torch.no_grad():
         layer.weight *= 100
     layer(x)
-    assert layer.format_of("weight") == AUTO.fitted(before * 100)
+    assert layer.operand_format("weight") == AUTO.fitted(before * 100)
 
 
 def test_calls_of_functions_have_one_format_per_operand():
@@ -114,7 +114,7 @@ def test_calls_of_functions_have_one_format_per_operand():
     small, large = torch.randn(8) / 64, torch.randn(8)
     call(small, large)
     call(small, large)
-    assert call.format_of("data_in") == AUTO.fitted(large)
+    assert call.operand_format("data_in") == AUTO.fitted(large)
 
 
 def test_a_compiled_layer_uses_what_is_known(layer):
@@ -142,7 +142,7 @@ def test_copies_keep_the_range_and_go_on_from_it(layer, way):
     again = way(layer)
     assert again.running == known
     again(x * 64)
-    assert again.format_of("data_in") == AUTO.fitted(x * 64)
+    assert again.operand_format("data_in") == AUTO.fitted(x * 64)
 
 
 def test_a_quantizer_that_waits_is_fitted_whatever_it_is(layer):
@@ -168,6 +168,6 @@ def test_a_quantizer_that_waits_is_fitted_whatever_it_is(layer):
     layer = layer.with_spec(QuantSpec(data_in=waiting)).train()
     layer(torch.full((2, 6), 0.5))
     assert layer.running["data_in"].waiting is waiting
-    assert layer.format_of("data_in").limit == 0.5
+    assert layer.operand_format("data_in").limit == 0.5
     bounded = layer.eval()(torch.full((2, 6), 7.0))
     assert torch.equal(bounded, layer(torch.full((2, 6), 0.5)))

@@ -210,18 +210,18 @@ def test_an_outlier_is_forgotten_after_a_window(rule):
 
     for _ in range(5):
         step()
-    before = layer.format_of("data_in")
+    before = layer.operand_format("data_in")
     outlier = step()
     outlier[0, 0] = 1e4
     layer(outlier)
-    assert layer.format_of("data_in") == waiting.fitted(outlier)
+    assert layer.operand_format("data_in") == waiting.fitted(outlier)
     for _ in range(WINDOW):
-        assert layer.format_of("data_in").frac_width < 0
+        assert layer.operand_format("data_in").frac_width < 0
         step()
-    assert abs(layer.format_of("data_in").frac_width - before.frac_width) <= 1
+    assert abs(layer.operand_format("data_in").frac_width - before.frac_width) <= 1
     for _ in range(WINDOW):
         x = step(1e-3)
-    assert abs(layer.format_of("data_in").frac_width - waiting.fitted(x).frac_width) <= 1
+    assert abs(layer.operand_format("data_in").frac_width - waiting.fitted(x).frac_width) <= 1
 
 
 def test_a_range_belongs_to_its_format():
@@ -234,7 +234,7 @@ def test_a_range_belongs_to_its_format():
     layer.spec = layer.spec.with_quantizers(data_in=Integer(3, "auto"))
     assert list(layer.running) == ["data_out"]
     layer(X)
-    assert layer.format_of("data_in") == Integer(3, "auto").fitted(X)
+    assert layer.operand_format("data_in") == Integer(3, "auto").fitted(X)
 
 
 def test_attributes_of_earlier_versions_are_read():
@@ -251,7 +251,7 @@ def test_attributes_of_earlier_versions_are_read():
     for stored in ((waiting, 3.0, fitted), RunningMaximum(waiting, 3.0, fitted)):
         layer.__setstate__({**vars(layer), "_buffers": {}, "running": {"data_in": stored}})
         assert layer.running == {"data_in": RunningMaximum(waiting, 3.0, fitted)}
-        assert layer.format_of("data_in") == fitted
+        assert layer.operand_format("data_in") == fitted
 
 
 @pytest.mark.long

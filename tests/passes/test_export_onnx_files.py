@@ -69,11 +69,13 @@ ENDS = {
 }
 
 
-def tensors_of(answer):
+def list_tensors(answer):
     if isinstance(answer, Tensor):
         return [answer]
     parts = answer.values() if isinstance(answer, dict) else answer
-    return [] if isinstance(answer, str | int | None) else [t for x in parts for t in tensors_of(x)]
+    return (
+        [] if isinstance(answer, str | int | None) else [t for x in parts for t in list_tensors(x)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_outputs_are_those_of_the_output_node(name, tmp_path):
     answer = model(x)
     if isinstance(answer, ModelOutput):
         answer = {key: value for key, value in answer.items() if key != "loss"}
-    expected = tensors_of(answer)
+    expected = list_tensors(answer)
     assert len(got) == len(expected) + ("q" in info["outputs"])
     for ours, theirs in zip(got, expected, strict=False):
         torch.testing.assert_close(torch.from_numpy(ours), theirs.detach(), atol=1e-6, rtol=1e-5)
@@ -236,17 +238,17 @@ def test_files_that_do_not_compute_the_graph_are_refused(model, shape, reason, t
 def test_a_file_that_differs_beyond_rounding_is_refused(monkeypatch, tmp_path):
     """A factor of 1.02 is found, also where 8-bit roundings change results by more."""
     mg = quantized(raised(get_model("mlp")), {"linear": {"data_in": Integer(4, 1)}})
-    proto_of = export.proto_of
+    build_proto = export.build_proto
 
     def changed(*arguments):
-        proto = proto_of(*arguments)
+        proto = build_proto(*arguments)
         for each in proto.graph.initializer:
             if each.name == "fc2.bias":
                 values = onnx.numpy_helper.to_array(each) * 1.02 + 0.01
                 each.CopyFrom(onnx.numpy_helper.from_array(values.astype("float32"), each.name))
         return proto
 
-    monkeypatch.setattr(export, "proto_of", changed)
+    monkeypatch.setattr(export, "build_proto", changed)
     with pytest.raises(VerificationError, match="computes another 'logits'.* rounding explains"):
         passes.export_onnx_interface_pass(mg, {"path": tmp_path / "changed"})
     assert list(tmp_path.iterdir()) == []

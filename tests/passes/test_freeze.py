@@ -170,7 +170,7 @@ def test_layers_with_one_weight_and_other_masks_are_kept_apart():
         frozen, _ = passes.freeze_transform_pass(mg)
         assert torch.equal(frozen.model(x), expected)
     assert (frozen.modules["0"].weight == 0).any() and (frozen.modules["1"].weight != 0).all()
-    calls = [frozen.module_of(node) for node in frozen.nodes if node.op == "call_module"]
+    calls = [frozen.get_module(node) for node in frozen.nodes if node.op == "call_module"]
     assert len(calls) == 3 and calls[1] is calls[2]
 
 

@@ -159,7 +159,7 @@ def config_of(function):
     return typing.get_type_hints(inspect.unwrap(function))["config"]
 
 
-def fields_of(config):
+def get_fields(config):
     return [f for f in dataclasses.fields(config) if f.metadata.get("is_setting", True)]
 
 
@@ -208,7 +208,7 @@ def test_the_help_has_every_setting_with_type_and_default(name):
     config = config_of(run)
     hints, texts = typing.get_type_hints(config), entries(config)
     arguments = " ".join(split_section(run.__doc__, "Args")[1].split())
-    for f in fields_of(config):
+    for f in get_fields(config):
         given = f.default if f.default is not dataclasses.MISSING else None
         if f.default_factory is not dataclasses.MISSING:
             given = f.default_factory()
@@ -216,7 +216,7 @@ def test_the_help_has_every_setting_with_type_and_default(name):
         default = "required" if is_required else f"default {given!r}"
         line = f"{f.name} ({type_text(hints[f.name])}, {default}): {texts[f.name]}"
         assert line in arguments
-    assert ("nothing to set" in arguments) == (not fields_of(config))
+    assert ("nothing to set" in arguments) == (not get_fields(config))
 
 
 @pytest.mark.parametrize("name", sorted(ON_MODULES))

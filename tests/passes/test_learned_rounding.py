@@ -269,9 +269,9 @@ def mixed(name, **layers):
 
 def layers_of_experts(mg):
     return {
-        str(node.target): (node.name, mg.module_of(node))
+        str(node.target): (node.name, mg.get_module(node))
         for node in mg.nodes
-        if isinstance(mg.module_of(node), QuantExpertLinear)
+        if isinstance(mg.get_module(node), QuantExpertLinear)
     }
 
 

@@ -9,7 +9,7 @@ from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
 from chop.formats import Integer
 from chop.models import load_model
-from chop.nn.lora import LoraLinear, adapters_of
+from chop.nn.lora import LoraLinear, list_adapters
 from chop.nn.quantized import QuantLinear
 from chop.train import fit
 
@@ -20,7 +20,7 @@ MASE = {"rank": 6, "alpha": 1.0, "dropout": 0.5}
 def trained(mg, settings=MASE):
     """The graph with adapters that are no longer zero."""
     mg, _ = passes.insert_lora_adapter_transform_pass(mg, settings)
-    for layer in adapters_of(mg.model).values():
+    for layer in list_adapters(mg.model).values():
         nn.init.normal_(layer.lora_B.weight, std=0.2)
     return mg
 
@@ -38,7 +38,7 @@ def test_insertion_changes_no_output_and_the_callers_graph_stays(bert_graph, ber
     expected = logits(bert_graph, bert_inputs)
     adapted, info = passes.insert_lora_adapter_transform_pass(bert_graph, pass_args=MASE)
     assert torch.equal(logits(adapted, bert_inputs), expected)
-    assert not adapters_of(bert_graph.model) and trainable(bert_graph) == frozen
+    assert not list_adapters(bert_graph.model) and trainable(bert_graph) == frozen
     new = set(adapted.model.state_dict()) - keys
     assert keys < set(adapted.model.state_dict()) and len(new) == 2 * info["inserted"] == 28
     assert "bert.pooler.dense.lora_A.weight" in new
@@ -73,7 +73,7 @@ def test_parameters_of_the_courses_bert_tiny():
         is_bias = name.endswith("bias") and "LayerNorm" not in name
         parameter.requires_grad_("embeddings" not in name and not is_bias)
     # Its weights are one module deeper than ours, which counts them once more.
-    deeper = sum(layer.weight.numel() for layer in adapters_of(adapted.model).values())
+    deeper = sum(layer.weight.numel() for layer in list_adapters(adapted.model).values())
     assert (before, sum_of_rows(adapted.model) + deeper) == (14_480_258, 3_169_816)
     assert round(14_480_258 / 3_169_816, 1) == 4.6
 
@@ -90,7 +90,7 @@ def test_what_was_trainable_is_so_again_after_fusing(bert_graph, bert_inputs):
     assert type(fused.modules["classifier"]) is nn.Linear
     torch.testing.assert_close(logits(fused, bert_inputs), expected, atol=1e-5, rtol=0)
     assert (logits(fused, bert_inputs) - logits(bert_graph, bert_inputs)).abs().max() > 1e-3
-    assert len(adapters_of(adapted.model)) == 14, "the caller's graph keeps its adapters"
+    assert len(list_adapters(adapted.model)) == 14, "the caller's graph keeps its adapters"
 
 
 QUERIES = {f"bert.encoder.layer.{i}.attention.self.query" for i in (0, 1)}
@@ -113,9 +113,9 @@ def test_targets(bert_graph, entries, expected):
         bert_graph, {"target_modules": entries}
     )
     expected = expected or {"bert.encoder.layer.0.attention.self.query", "classifier"}
-    assert set(adapters_of(adapted.model)) == expected
+    assert set(list_adapters(adapted.model)) == expected
     assert info["inserted"] == 2
-    assert [row["layer"] for row in info["layers"]] == list(adapters_of(adapted.model))
+    assert [row["layer"] for row in info["layers"]] == list(list_adapters(adapted.model))
 
 
 def test_what_else_may_train(bert_graph):
@@ -123,7 +123,7 @@ def test_what_else_may_train(bert_graph):
     adapted, info = passes.insert_lora_adapter_transform_pass(bert_graph, settings)
     whole = {f"{m}.{p}" for m in ("classifier", "bert.pooler.dense") for p in ("weight", "bias")}
     assert whole == {name for name in trainable(adapted) if "lora" not in name}
-    assert info["inserted"] == 6 and "bert.pooler.dense" not in adapters_of(adapted.model)
+    assert info["inserted"] == 6 and "bert.pooler.dense" not in list_adapters(adapted.model)
     for train_bias, count in (("lora_only", 2), ("all", 19)):
         settings = {"target_modules": "query", "bias": train_bias}
         adapted, _ = passes.insert_lora_adapter_transform_pass(bert_graph, settings)
@@ -155,7 +155,7 @@ def test_mistakes_are_named(bert_graph, settings, message):
     message = message.replace("(", r"\(")
     with pytest.raises(ConfigError, match=message):
         passes.insert_lora_adapter_transform_pass(bert_graph, settings)
-    assert not adapters_of(bert_graph.model)
+    assert not list_adapters(bert_graph.model)
 
 
 def test_adapters_do_not_nest_and_must_be_there_to_fuse(bert_graph):
@@ -170,7 +170,7 @@ def test_quantized_before_or_after_is_the_same(bert_graph, bert_inputs):
     bert_graph.model.eval()
     after = trained(bert_graph)
     quantized, info = passes.quantize_transform_pass(after, INT8)
-    assert info == {"quantized": 14} and len(adapters_of(quantized.model)) == 14
+    assert info == {"quantized": 14} and len(list_adapters(quantized.model)) == 14
     before, _ = passes.quantize_transform_pass(bert_graph, INT8)
     before, _ = passes.insert_lora_adapter_transform_pass(before, MASE)
     before.model.load_state_dict(after.model.state_dict())
@@ -196,10 +196,10 @@ def test_pruned_layers_stay_pruned(bert_graph, bert_inputs, pruned_first):
     else:
         mg, _ = passes.prune_transform_pass(trained(bert_graph), HALF)
     expected = logits(mg, bert_inputs)
-    assert len(adapters_of(mg.model)) == 14
+    assert len(list_adapters(mg.model)) == 14
     fused, _ = passes.fuse_lora_weights_transform_pass(mg)
     torch.testing.assert_close(logits(fused, bert_inputs), expected, atol=1e-5, rtol=0)
-    for path, layer in adapters_of(mg.model).items():
+    for path, layer in list_adapters(mg.model).items():
         assert torch.equal(fused.modules[path].weight_mask, layer.weight_mask)
         assert (fused.modules[path].effective("weight") == 0).float().mean() >= 0.49
 
@@ -225,7 +225,7 @@ def test_a_layer_that_is_called_twice_has_one_adapter():
     mg = trained(MaseGraph(Twice(), dummy_in={"x": torch.randn(2, 4)}), {"rank": 2})
     x = torch.randn(3, 4)
     fc = mg.modules["fc"]
-    assert list(adapters_of(mg.model)) == ["fc"]
+    assert list(list_adapters(mg.model)) == ["fc"]
     torch.testing.assert_close(mg.model(x), fc(fc(x).relu()))
 
 

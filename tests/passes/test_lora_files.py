@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 
 from chop import MaseGraph, passes
 from chop.errors import CheckpointError, ConfigError, GraphError
-from chop.nn.lora import adapters_of
+from chop.nn.lora import list_adapters
 
 peft = pytest.importorskip("peft")
 
@@ -95,7 +95,7 @@ def test_peft_reads_what_we_write(build, settings, tmp_path):
     expected = logits(mg.model)
     assert (expected - logits(model)).abs().max() > 0.05
     same, info = passes.save_lora_adapter_interface_pass(mg, tmp_path / "adapter")
-    assert same is mg and info["layers"] == len(adapters_of(mg.model))
+    assert same is mg and info["layers"] == len(list_adapters(mg.model))
     files = {file.name for file in (tmp_path / "adapter").iterdir()}
     assert files == {"adapter_model.safetensors", "adapter_config.json"}
 
@@ -159,7 +159,7 @@ def test_adapters_that_are_there_are_replaced(tmp_path):
     other, _ = passes.insert_lora_adapter_transform_pass(mg, {"rank": 5, "alpha": 3})
     again, _ = passes.load_lora_adapter_interface_pass(other, tmp_path)
     assert torch.equal(logits(again.model), logits(first.model))
-    assert {layer.rank for layer in adapters_of(other.model).values()} == {5}
+    assert {layer.rank for layer in list_adapters(other.model).values()} == {5}
     plain, _ = passes.fuse_lora_weights_transform_pass(again)
     assert all(parameter.requires_grad for parameter in plain.model.parameters())
 
@@ -189,7 +189,7 @@ def test_a_list_of_targets_says_no_more_than_it_should(tmp_path):
     net, x = Net(), torch.randn(3, 4)
     mg = MaseGraph(net, dummy_in={"x": x})
     mg, _ = passes.insert_lora_adapter_transform_pass(mg, {"target_modules": "fc$|^fc"})
-    assert list(adapters_of(mg.model)) == ["fc"]
+    assert list(list_adapters(mg.model)) == ["fc"]
     disturb(mg.model)
     passes.save_lora_adapter_interface_pass(mg, tmp_path)
     expected = mg.model(x)

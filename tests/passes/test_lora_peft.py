@@ -21,7 +21,7 @@ from transformers import (
 
 from chop import MaseGraph, passes
 from chop.errors import CheckpointError, GraphError
-from chop.nn.lora import adapters_of
+from chop.nn.lora import list_adapters
 
 from .test_lora_files import DEPRECATED, SIZES, disturb, inputs, logits
 
@@ -273,7 +273,7 @@ def test_all_linear_is_what_it_is_for_peft(build, tmp_path):
         if isinstance(module, peft.tuners.lora.LoraLayer)
     }
     mg = inserted(build, {"target_modules": "all-linear"})
-    assert set(adapters_of(mg.model)) == layers
+    assert set(list_adapters(mg.model)) == layers
     expected = logits(mg.model)
     merged = read_by_peft(build, written(mg, tmp_path / "adapter")).merge_and_unload()
     assert_close(merged, expected)
@@ -283,11 +283,11 @@ def test_the_output_layer_is_known_of_a_graph_that_was_read(tmp_path):
     raised(llama).export(tmp_path / "graph")
     mg = MaseGraph.from_checkpoint(tmp_path / "graph")
     mg, info = passes.insert_lora_adapter_transform_pass(mg, {"target_modules": "all-linear"})
-    assert info["inserted"] == 14 and "lm_head" not in adapters_of(mg.model)
+    assert info["inserted"] == 14 and "lm_head" not in list_adapters(mg.model)
     named, _ = passes.insert_lora_adapter_transform_pass(
         raised(llama), {"target_modules": ["lm_head"]}
     )
-    assert list(adapters_of(named.model)) == ["lm_head"]
+    assert list(list_adapters(named.model)) == ["lm_head"]
     with pytest.warns(UserWarning, match="'lm_head' is that of 'model.embed_tokens' too: peft"):
         passes.save_lora_adapter_interface_pass(named, tmp_path / "adapter")
 

@@ -135,7 +135,7 @@ def test_metadata_knows_its_node_graph_model_and_module(net_graph, tmp_path, way
         for node in mg.fx_graph.nodes:
             metadata = node.meta["mase"]
             assert metadata.node is node and metadata.graph is mg.fx_graph
-            assert metadata.model is mg.model and metadata.module is mg.module_of(node)
+            assert metadata.model is mg.model and metadata.module is mg.get_module(node)
             assert set(metadata) == {"common", "software", "hardware"}
     weights = {n.name for n in net_graph.nodes if hasattr(n.meta["mase"].module, "weight")}
     assert weights == {"conv", "bn", "fc1", "fc2"}

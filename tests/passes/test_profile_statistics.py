@@ -24,7 +24,7 @@ def profile(mg, **settings):
     return passes.profile_statistics_analysis_pass(mg, {"quiet": True, **settings})
 
 
-def inputs_of(mg, path, data):
+def list_inputs(mg, path, data):
     seen = []
     hook = mg.modules[path].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_by_type_measures_what_really_flows(net_graph, capsys):
     found = software["args"]["weight"]["stat"]["variance_precise"]
     np.testing.assert_allclose(found["variance"], weight.var(ddof=1))
     assert "variance_precise" in software["args"]["bias"]["stat"]
-    x = inputs_of(mg, "fc1", data)
+    x = list_inputs(mg, "fc1", data)
     found = software["args"]["data_in_0"]["stat"]["range_quantile"]
     np.testing.assert_allclose([found["min"], found["max"]], np.quantile(x, [0.03, 0.97]))
     assert found["count"] == x.size == 4 * 8 * 4
@@ -75,7 +75,7 @@ def test_by_name_keeps_channels_apart(net_graph):
         activation_statistics=per_channel,
         input_generator=data,
     )
-    x = inputs_of(mg, "bn", data)
+    x = list_inputs(mg, "bn", data)
     found = info["statistics"]["bn"]["args"]["data_in_0"]
     assert np.array_equal(found["range_min_max"]["min"], x.min((0, 2, 3)))
     assert np.array_equal(found["range_min_max"]["max"], x.max((0, 2, 3)))

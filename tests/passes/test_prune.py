@@ -8,7 +8,7 @@ from torch.nn.utils import prune as oracle
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.nn.quantized import QuantLinear
-from chop.nn.sparsity import PruneActivation, masked_of, sparsity_of
+from chop.nn.sparsity import PruneActivation, get_masked, get_sparsity
 from tests.subcases import subcases
 
 
@@ -25,7 +25,7 @@ def prune(mg, batches=None, activation=None, include=None, exclude=(), **weight)
 
 
 def masks(mg):
-    found = {name: masked_of(module) for name, module in mg.modules.items()}
+    found = {name: get_masked(module) for name, module in mg.modules.items()}
     return {name: hidden for name, hidden in found.items() if hidden is not None}
 
 
@@ -242,7 +242,7 @@ def test_a_parametrized_weight_is_masked_as_it_is_and_keeps_its_rows():
 def test_float_layers_keep_their_state_and_carry_the_mask(net_graph):
     pruned, _ = prune(net_graph, sparsity=0.5, include=["fc1"])
     layer = pruned.modules["fc1"]
-    assert type(layer) is QuantLinear and sparsity_of(layer) == 0.5
+    assert type(layer) is QuantLinear and get_sparsity(layer) == 0.5
     added = set(pruned.model.state_dict()) - set(net_graph.model.state_dict())
     assert added == {"fc1.weight_mask", "fc1.weight_orig"}
     assert set(net_graph.model.state_dict()) <= set(pruned.model.state_dict())

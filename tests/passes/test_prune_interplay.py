@@ -15,7 +15,7 @@ from chop.base.notices import forget_notices
 from chop.formats import Integer
 from chop.ir.drawing.draw import to_svg
 from chop.nn.quantized import QuantizedOperator, QuantLinear
-from chop.nn.sparsity import PruneActivation, masked_of, sparsity_of
+from chop.nn.sparsity import PruneActivation, get_masked, get_sparsity
 from chop.quantization.summary import layer_rows
 
 SHARE = 0.6
@@ -70,7 +70,7 @@ def test_outputs_and_sparsity_survive_round_trips(net_graph, order, trip, tmp_pa
     again = ROUND_TRIPS[trip](mg, tmp_path)
     inputs = x()
     assert torch.equal(again.model(inputs), mg.model(inputs))
-    shares = [sparsity_of(again.modules[name]) for name in ("conv", "fc1", "fc2")]
+    shares = [get_sparsity(again.modules[name]) for name in ("conv", "fc1", "fc2")]
     assert shares == pytest.approx([SHARE] * 3, abs=0.02)
     assert again.modules["fc1"].pruned_by["method"] == "l1-norm"
     assert sum(isinstance(m, PruneActivation) for m in again.modules.values()) == 3
@@ -80,7 +80,7 @@ def test_sparsity_is_exact_on_a_larger_layer(bert_graph, tmp_path):
     mg, info = passes.prune_transform_pass(bert_graph, {"weight": PRUNE["weight"]})
     linear = {"by": "type", "linear": {"config": INTEGER}}
     mg = exported(passes.quantize_transform_pass(mg, linear)[0], tmp_path)
-    hidden = [masked_of(m) for m in mg.modules.values() if masked_of(m) is not None]
+    hidden = [get_masked(m) for m in mg.modules.values() if get_masked(m) is not None]
     share = sum(int(h.sum()) for h in hidden) / sum(h.numel() for h in hidden)
     assert share == pytest.approx(info["sparsity"], abs=1e-9) == pytest.approx(SHARE, abs=1e-3)
 
@@ -106,7 +106,7 @@ OPTIMIZERS = {
 def test_training_never_shows_a_hidden_weight(net_graph, order, optimizer):
     mg = ORDERS[order](net_graph)
     mg.model.train()
-    before = {name: masked_of(m) for name, m in mg.modules.items() if masked_of(m) is not None}
+    before = {name: get_masked(m) for name, m in mg.modules.items() if get_masked(m) is not None}
     weights = {name: mg.modules[name].weight.detach().clone() for name in before}
     step = OPTIMIZERS[optimizer](mg.model.parameters())
     for _ in range(4):
@@ -117,7 +117,7 @@ def test_training_never_shows_a_hidden_weight(net_graph, order, optimizer):
     expected = mg.model.eval()(inputs)
     for name, hidden in before.items():
         layer = mg.modules[name]
-        assert torch.equal(masked_of(layer), hidden)
+        assert torch.equal(get_masked(layer), hidden)
         assert (layer.weight[~hidden] != weights[name][~hidden]).any()
         with torch.no_grad():
             layer.weight[hidden] = 1e6

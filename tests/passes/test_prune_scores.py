@@ -7,7 +7,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
-from chop.nn.sparsity import masked_of
+from chop.nn.sparsity import get_masked
 
 
 class Classifier(nn.Module):
@@ -41,7 +41,7 @@ def batches():
 def prune(mg, batches, **weight):
     config = {"weight": {"sparsity": 0.4, **weight}, "batches": batches}
     pruned, _ = passes.prune_transform_pass(mg, config)
-    return {name: masked_of(module) for name, module in pruned.modules.items()}
+    return {name: get_masked(module) for name, module in pruned.modules.items()}
 
 
 def lowest(scores, share=0.4):
@@ -125,9 +125,9 @@ def test_frozen_weights_and_modes_do_not_matter(mg, batches):
     config = {"weight": {"sparsity": 0.4, "method": "snip"}, "batches": batches}
     after, _ = passes.prune_transform_pass(before, config)
     hidden = prune(mg, batches, method="snip")
-    assert torch.equal(masked_of(after.modules["fc"]), hidden["fc"])
+    assert torch.equal(get_masked(after.modules["fc"]), hidden["fc"])
     assert not after.modules["fc"].weight.requires_grad and after.modules["drop"].training
-    assert torch.equal(masked_of(after.modules["conv"]), hidden["conv"])
+    assert torch.equal(get_masked(after.modules["conv"]), hidden["conv"])
 
 
 @pytest.mark.parametrize("method", ["movement", "snip", "wanda"])
@@ -136,7 +136,7 @@ def test_old_masks_stay(mg, batches, method):
     config = {"weight": {"sparsity": 0.4, "method": method}, "batches": batches}
     after, _ = passes.prune_transform_pass(before, config)
     for name in ("conv", "fc"):
-        old, new = masked_of(before.modules[name]), masked_of(after.modules[name])
+        old, new = get_masked(before.modules[name]), get_masked(after.modules[name])
         assert (new & old).sum() == old.sum()
         assert new.sum() - old.sum() == round(0.4 * int((~old).sum()))
 

@@ -10,7 +10,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.formats import QuantSpec
 from chop.nn.quantized import QuantLinear
-from chop.nn.sparsity import attach_mask, detach_mask, masked_of
+from chop.nn.sparsity import attach_mask, detach_mask, get_masked
 from chop.train import GradualPruning
 
 LAYERS = ("conv", "fc1", "fc2")
@@ -24,8 +24,8 @@ def prune(mg, **weight):
 def assert_zeros_shown(mg):
     for name in LAYERS:
         layer, state = mg.modules[name], mg.model.state_dict()
-        assert masked_of(layer).any() and (layer.weight[masked_of(layer)] == 0).all()
-        assert (state[f"{name}.weight"][masked_of(layer)] == 0).all()
+        assert get_masked(layer).any() and (layer.weight[get_masked(layer)] == 0).all()
+        assert (state[f"{name}.weight"][get_masked(layer)] == 0).all()
         assert dict(mg.model.named_parameters())[f"{name}.weight"] is layer.weight
 
 
@@ -176,7 +176,7 @@ def test_layers_that_share_a_weight_keep_one_full_weight():
 
 
 def only_pruned(mg):
-    return next(module for module in mg.modules.values() if masked_of(module) is not None)
+    return next(module for module in mg.modules.values() if get_masked(module) is not None)
 
 
 def test_a_folded_norm_rescales_what_is_hidden():

@@ -49,7 +49,7 @@ def test_calibration_takes_the_place_of_what_training_has_shown(net_graph):
     mg, info = passes.calibrate_transform_pass(mg, {"batches": [{"x": x}]})
     assert info["fitted"] == 2
     layer = mg.modules["fc1"]
-    assert layer.spec.data_in.is_fitted and layer.format_of("data_in") is layer.spec.data_in
+    assert layer.spec.data_in.is_fitted and layer.operand_format("data_in") is layer.spec.data_in
     assert layer.spec.data_in.is_fitted and not layer.running
     assert layer.state_dict().keys() == {"weight", "bias"}
 
@@ -57,7 +57,7 @@ def test_calibration_takes_the_place_of_what_training_has_shown(net_graph):
 def test_what_only_runs_has_the_fits_of_training_in_its_formats(net_graph):
     mg, x = trained_graph(net_graph), 10 * torch.randn(4, 1, 6, 7)
     mg.model.eval()
-    fitted = mg.modules["fc1"].format_of("data_in")
+    fitted = mg.modules["fc1"].operand_format("data_in")
     expected = mg.model(x)
     layer = mg.modules["fc1"].with_spec(MXINT)
     for twin in (layer, pack(layer)):
@@ -93,7 +93,7 @@ def test_folders_of_transformers_have_the_fits_of_training(
         mg.to_module().save_pretrained(tmp_path)
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     layer = again.get_submodule("classifier")
-    assert layer.spec.data_in == mg.modules["classifier"].format_of("data_in")
+    assert layer.spec.data_in == mg.modules["classifier"].operand_format("data_in")
     assert layer.spec.data_in.is_fitted == is_trained
     inputs = {**bert_inputs, "input_ids": bert_inputs["input_ids"].flip(-1)}
     with torch.no_grad():

@@ -109,7 +109,7 @@ def test_the_names_that_a_fence_needs_are_there(name):
         if root in homes and getattr(homes[root], "__name__", "").startswith("torch"):
             operator.attrgetter(rest)(homes[root])
             own.update(rest.split("."))
-    missing = private_names_of(tree) - own - known_names() - fields_of(tree)
+    missing = private_names_of(tree) - own - known_names() - get_fields(tree)
     assert not {x for x in missing if not resolves(x, homes)}
 
 
@@ -124,7 +124,7 @@ def resolves(name: str, homes: dict[str, Any]) -> bool:
     return any(hasattr(home, name) for home in homes.values())
 
 
-def fields_of(tree: ast.AST) -> set[str]:
+def get_fields(tree: ast.AST) -> set[str]:
     """Attributes that classes of a fence give themselves."""
     stores = [x for x in ast.walk(tree) if isinstance(x, ast.Attribute | ast.AnnAssign)]
     attributes = [x for x in stores if isinstance(x, ast.Attribute)]
@@ -149,7 +149,7 @@ def test_instances_have_the_fields_that_are_read():
     assert mode.cache_enabled is True
     assert {"replacements", "deferred_runtime_asserts", "backed_var_to_val"} <= set(dir(env))
     size = env.create_unbacked_symint()
-    assert symbolic_shapes.expression_of(size).is_Symbol
+    assert symbolic_shapes.get_expression(size).is_Symbol
     assert size.node.shape_env is env and size.node.pytype is int
 
 

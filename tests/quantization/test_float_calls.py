@@ -54,7 +54,7 @@ def test_a_graph_and_the_model_that_it_gives_back_compute_the_same():
     with pytest.warns(AdjustedWarning, match="somewhere: 1 call stays float"):
         assert leave_calls_of_forwards(mg, "somewhere") == ("linear",)
     assert leave_calls_of_forwards(mg, "somewhere") == ()
-    assert mg.module_of(mg.node("linear")).spec.is_float
+    assert mg.get_module(mg.node("linear")).spec.is_float
     assert torch.equal(mg.to_module()(text()).logits, mg.model(text())["logits"])
 
 
@@ -79,4 +79,4 @@ def test_a_scaled_embedding_is_rounded_once_before_data_is_known(tied):
     table, head = small.get_input_embeddings().weight, small.get_output_embeddings()
     assert (table is head.weight) is tied
     assert not torch.equal(table, model.get_input_embeddings().weight)
-    assert torch.equal(head.format_of("weight")(table), table) is tied
+    assert torch.equal(head.operand_format("weight")(table), table) is tied

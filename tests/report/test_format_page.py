@@ -18,7 +18,7 @@ from chop.formats.layout import Layout
 from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
 from chop.formats.scaled import ElementFormat
-from chop.report.format_page import PAGE, PICTURES, examples_of, measure, pages, write
+from chop.report.format_page import PAGE, PICTURES, list_examples, measure, pages, write
 from chop.report.grid_picture import LINE_HEIGHT, grid_picture
 from chop.report.layout_text import describe_layout
 from tests.formats.composed import PowerOfFour
@@ -47,7 +47,7 @@ def test_every_format_has_its_definition_and_a_picture(made):
         for part in ("Values:", "Rounding", "aturation:", "Special values", "Source"):
             assert part in section.replace("\n", " "), (kind.name, part)
         rows = re.findall(r"^\| `.*", section, re.MULTILINE)
-        assert len(rows) == len(examples_of(kind)) and all(row.count("|") == 8 for row in rows)
+        assert len(rows) == len(list_examples(kind)) and all(row.count("|") == 8 for row in rows)
         settings = re.findall(r"^- `(\w+)(?: = .+?)?`: .", section, re.MULTILINE)
         assert settings == [field.name for field in dataclasses.fields(kind)]
         assert ">>>" not in section
@@ -145,14 +145,14 @@ def test_a_new_format_gets_a_section_from_its_class_alone(tmp_path):
             def element(self):
                 return Fixed(self.width, 1, "twos_complement")
 
-        assert examples_of(Halves) == [Halves(4)]
+        assert list_examples(Halves) == [Halves(4)]
         write(tmp_path)
         assert "| `halves(width=4)` | 4 | -3.5 to 3.5 | 0.5 |" in (tmp_path / PAGE).read_text()
         assert "- `width`: bits." in (tmp_path / PAGE).read_text()
         assert (tmp_path / PICTURES / "halves.svg").exists()
         Halves.search_space = {}
         with pytest.raises(ConfigError, match="halves: its search space has no values of 'width'"):
-            examples_of(Halves)
+            list_examples(Halves)
     finally:
         REGISTRY.pop("halves", None)
-    assert math.isnan(measure(next(iter(examples_of(REGISTRY["binary"])))).smallest_step)
+    assert math.isnan(measure(next(iter(list_examples(REGISTRY["binary"])))).smallest_step)

@@ -11,7 +11,7 @@ import pytest
 
 from chop.base.files import documents, reading, writers
 from chop.errors import CheckpointError, WriteError
-from chop.runs import Journal, has_numbers, key_of, start
+from chop.runs import Journal, compute_key, has_numbers, start
 from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
 
 FORK = multiprocessing.get_context("fork")
@@ -32,7 +32,7 @@ def test_a_result_is_found_by_the_content_of_its_settings(tmp_path):
         assert each.find(settings(5)) is None
         with pytest.raises(KeyError):
             each.get(settings(5))
-    assert key_of(reordered) == key_of(settings(4)) != key_of(settings(5))
+    assert compute_key(reordered) == compute_key(settings(4)) != compute_key(settings(5))
 
 
 def test_a_run_that_finds_all_points_has_the_file_among_its_artifacts(tmp_path):

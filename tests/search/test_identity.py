@@ -15,7 +15,7 @@ from torch import nn
 
 from chop.formats import Integer
 from chop.problems.nas.architecture import SQUARE_LAYERS
-from chop.search.identity import identity_of
+from chop.search.identity import get_identity
 
 
 class Color(Enum):
@@ -86,36 +86,36 @@ DIFFERENT = {
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_other_values_have_another_identity(name):
     first, second = DIFFERENT[name]
-    assert identity_of(first) == identity_of(first) != identity_of(second)
-    assert identity_of([first, first]) != identity_of([first, second])
+    assert get_identity(first) == get_identity(first) != get_identity(second)
+    assert get_identity([first, first]) != get_identity([first, second])
 
 
 def test_what_was_asked_of_an_object_changes_nothing():
     asked = Plain(1)
-    assert asked.derived == 2 and identity_of(asked) == identity_of(Plain(1))
+    assert asked.derived == 2 and get_identity(asked) == get_identity(Plain(1))
     used = Integer(8, 4)
     used(torch.randn(3))
-    assert identity_of(used) == identity_of(Integer(8, 4))
+    assert get_identity(used) == get_identity(Integer(8, 4))
     one = (1, 2)
-    assert identity_of([one, one]) == identity_of([(1, 2), tuple(range(1, 3))])
+    assert get_identity([one, one]) == get_identity([(1, 2), tuple(range(1, 3))])
 
 
 def test_a_lambda_may_move():
-    assert identity_of(lambda x: x + 1) == identity_of((lambda: lambda x: x + 1)())
-    assert identity_of(closing_over(1)) == identity_of(closing_over(1))
+    assert get_identity(lambda x: x + 1) == get_identity((lambda: lambda x: x + 1)())
+    assert get_identity(closing_over(1)) == get_identity(closing_over(1))
 
 
 def test_any_value_has_an_identity():
-    assert identity_of(Itself()) == identity_of(Itself())
-    assert identity_of(math.nan) == identity_of(float("nan"))
-    assert identity_of(iter([])) and identity_of(n for n in ()) and identity_of(math)
-    assert len(identity_of(torch.zeros(10_000))) <= 200
+    assert get_identity(Itself()) == get_identity(Itself())
+    assert get_identity(math.nan) == get_identity(float("nan"))
+    assert get_identity(iter([])) and get_identity(n for n in ()) and get_identity(math)
+    assert len(get_identity(torch.zeros(10_000))) <= 200
 
 
 PROGRAM = """
 from chop.problems.nas.architecture import SQUARE_LAYERS
-from chop.search.identity import identity_of
-found = [identity_of(value) for value in ({"b", "a", "c"}, 1.5, max, lambda x: x + 1)]
+from chop.search.identity import get_identity
+found = [get_identity(value) for value in ({"b", "a", "c"}, 1.5, max, lambda x: x + 1)]
 """
 
 
@@ -132,17 +132,19 @@ def test_it_is_the_same_in_another_process():
 def test_builtins_have_their_module_and_strange_values_have_an_identity():
     import cmath
 
-    assert identity_of(math.sqrt) != identity_of(cmath.sqrt)
+    assert get_identity(math.sqrt) != get_identity(cmath.sqrt)
 
     def unassigned():
         return late
 
-    assert identity_of(unassigned) == identity_of(unassigned)
+    assert get_identity(unassigned) == get_identity(unassigned)
     late = 1
-    assert identity_of(torch.empty(2, device="meta")) != identity_of(torch.empty(3, device="meta"))
+    assert get_identity(torch.empty(2, device="meta")) != get_identity(
+        torch.empty(3, device="meta")
+    )
 
 
 def test_names_in_studies_are_older_than_the_places_of_functions():
     """Written by a version whose problems were no package of their own."""
     known = r'["builtins.function", "chop.nas.architecture.linear"]'
-    assert identity_of(SQUARE_LAYERS["Linear"]) == known
+    assert get_identity(SQUARE_LAYERS["Linear"]) == known

@@ -18,7 +18,7 @@ from torch import nn
 import chop
 from chop.search import Choice, Goal, SearchSpace, optuna_study
 from chop.search.ledger import Row
-from chop.search.optuna_study import OPTUNA_VERSIONS, InMemoryStudy, params_of
+from chop.search.optuna_study import OPTUNA_VERSIONS, InMemoryStudy, trial_params
 
 SOURCE = Path(chop.__file__).parent
 PRIVATE = {
@@ -79,7 +79,7 @@ def test_a_study_has_its_trials_cached():
     study = optuna.create_study()
     study.enqueue_trial({"x": 0.5})
     (waiting,) = study._get_trials(deepcopy=False, use_cache=True)
-    assert waiting.params == {} and params_of(waiting) == {"x": 0.5}
+    assert waiting.params == {} and trial_params(waiting) == {"x": 0.5}
     assert study._get_trials(deepcopy=False, use_cache=True)[0] is waiting
 
 
@@ -131,13 +131,13 @@ def test_rows_have_constraints_by_name_and_samplers_what_they_read(named):
     excess = {"bits at most": 0.5, "ms at most": -1.0}
     study.constrain(trial, excess)
     frozen = study.study.tell(trial, 3.0)
-    assert optuna_study.excess_of(frozen) == excess
-    document = optuna_study.document_of(frozen, {"x": "2"})
+    assert optuna_study.get_excess(frozen) == excess
+    document = optuna_study.build_document(frozen, {"x": "2"})
     kept = {name for name in document["attrs"] if name.startswith("constraints")}
     assert kept == {"constraints:bits at most", "constraints:ms at most"}
     other.follow([Row(0, "key", "measured", "me", 1, 0, json.dumps(document))])
     (followed,) = other.study.get_trials(deepcopy=False)
-    assert optuna_study.excess_of(followed) == excess
+    assert optuna_study.get_excess(followed) == excess
     listed = followed.system_attrs.get("constraints")
     assert listed == (None if named else [0.5, -1.0])
     assert ("constraints_func" in optuna_study.constraint_settings()) is not named

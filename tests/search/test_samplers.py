@@ -248,7 +248,7 @@ def test_what_is_kept_between_trials_changes_no_proposal():
     def forgotten(kept):
         def measure(config, report):
             if not kept:
-                history.coding_of.cache_clear()
+                history.get_coding.cache_clear()
                 surrogate._settings.cache_clear()
             return _measure(space)(config, report)
 

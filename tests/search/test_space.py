@@ -11,10 +11,10 @@ from chop.errors import ConfigError
 from chop.search import Choice, Constraint, Goal, SearchSpace
 from chop.search.objective import (
     check_values,
-    constraints_of,
     goals_from_json,
     goals_to_json,
-    objectives_of,
+    select_constraints,
+    select_objectives,
 )
 
 HEADS = Choice("heads", {"2": 2, "3": 3, "4": 4})
@@ -125,8 +125,8 @@ def test_wrong_configurations_are_named(space, config, message):
         (lambda: SearchSpace((HEADS, HEADS)), "two choices are called 'heads'"),
         (lambda: Goal("accuracy", "maximise"), "did you mean 'maximize'"),
         (lambda: Constraint("bits", float("nan")), "expected a number"),
-        (lambda: objectives_of((Constraint("bits", 4),)), "without a budget"),
-        (lambda: objectives_of((Goal("bits"), Goal("bits"))), "share a name"),
+        (lambda: select_objectives((Constraint("bits", 4),)), "without a budget"),
+        (lambda: select_objectives((Goal("bits"), Goal("bits"))), "share a name"),
         (lambda: check_values({"acc": 1.0}, (Goal("accuracy"),)), "no 'accuracy'"),
         (lambda: check_values({"a": float("nan")}, (Goal("a"),)), "NaN for 'a'"),
     ],
@@ -149,7 +149,7 @@ def test_goals_know_their_side():
     assert Constraint("accuracy", 0.9, "maximize").excess(0.95) == pytest.approx(-0.05)
     assert (Goal("accuracy").loss(0.5), Goal("bits", "minimize").loss(3.0)) == (-0.5, 3.0)
     goals = (Goal("accuracy"), Constraint("bits", 4), Constraint("accuracy", 0.9, "maximize"))
-    assert objectives_of(goals) == goals[:1] and constraints_of(goals) == goals[1:]
+    assert select_objectives(goals) == goals[:1] and select_constraints(goals) == goals[1:]
     stored = [
         ["accuracy", "maximize", None],
         ["bits", "minimize", 4],

@@ -21,7 +21,7 @@ def notebook_of(*sources):
     return {"cells": [program(source) for source in sources], "metadata": {}}
 
 
-def outputs_of(*sources):
+def list_outputs(*sources):
     found, problem = execute.run("here", notebook_of(*sources))
     assert problem == ""
     return [cell["outputs"] for cell in found["cells"]]
@@ -29,7 +29,7 @@ def outputs_of(*sources):
 
 def run_in_a_process(script):
     with ProcessPoolExecutor(1, programs.FORKS, max_tasks_per_child=1) as pool:
-        name = notebooks.name_of(script)
+        name = notebooks.get_name(script)
         run = pool.submit(execute.run, name, notebooks.notebook(script))
         found, problem = run.result(SECONDS)
     assert problem == ""
@@ -67,7 +67,7 @@ def test_cells_are_the_script(script):
     expected = without_options([*others, *main_of(source).body[1:]])
     assert len(expected) > 10 and without_options(made)[: len(expected)] == expected
     options = [cell for cell in cells if "parse_args" in cell]
-    assert len(options) == 1 and f"runs/{notebooks.name_of(script)}" in options[0]
+    assert len(options) == 1 and f"runs/{notebooks.get_name(script)}" in options[0]
 
 
 def test_comments_stay_above_what_they_speak_of():
@@ -91,7 +91,7 @@ def test_cells_print_and_show_in_order():
     shown = (
         "class Shown:\n    def _repr_svg_(self):\n        return '<svg/>'\n    _repr_html_ = None"
     )
-    first, last, both, none = outputs_of(
+    first, last, both, none = list_outputs(
         f"print(1)\n{shown}", "Shown()", "print(2)\ndisplay(b'')\nprint(3)", "value = 4"
     )
     assert first == [{"output_type": "stream", "name": "stdout", "text": "1\n"}]
@@ -99,12 +99,12 @@ def test_cells_print_and_show_in_order():
     assert "text/html" not in last[0]["data"]
     assert [each["output_type"] for each in both] == ["stream", "display_data", "stream"]
     assert both[1]["data"] == {"text/plain": "b''"} and none == []
-    assert outputs_of('X = 1\n"""One."""', "print(X);", "X;") == [[], [*first], []]
+    assert list_outputs('X = 1\n"""One."""', "print(X);", "X;") == [[], [*first], []]
 
 
 def test_cells_share_a_main_that_pickle_finds():
     sources = ("class Net:\n    pass", "import pickle\nnet = pickle.loads(pickle.dumps(Net()))")
-    ((), (), (shown,)) = map(tuple, outputs_of(*sources, "__name__, type(net) is Net"))
+    ((), (), (shown,)) = map(tuple, list_outputs(*sources, "__name__, type(net) is Net"))
     assert shown["data"]["text/plain"] == "('__main__', True)"
 
 
@@ -186,7 +186,7 @@ def test_every_script_has_a_notebook_that_its_page_links():
     assert len(SCRIPTS) == 14
     made = course.pages()
     for script, page in course.page_of_scripts().items():
-        link = f"(notebooks/{notebooks.name_of(script)}.md)"
+        link = f"(notebooks/{notebooks.get_name(script)}.md)"
         assert link in made[f"{course.FOLDER}/{page}.md"]
     assert {*course.page_of_scripts()} == {*SCRIPTS}
 

@@ -71,7 +71,7 @@ def test_the_course_has_a_page_for_each_section(made):
     titles = [title for title in course.sections(text) if title != course.DIFFER]
     assert len(titles) == 15
     for title in titles:
-        page = made[f"{course.FOLDER}/{course.name_of(title)}.md"]
+        page = made[f"{course.FOLDER}/{course.get_name(title)}.md"]
         assert page.startswith(f"# {title}\n") and f"## {course.DIFFER}" in page
     lab = made[f"{course.FOLDER}/lab-1.md"]
     assert "](../images/sweep-prune.svg)" in lab and "examples/lab_1.py --quick" in lab

@@ -25,9 +25,9 @@ from chop.studies.weight_memory import (
     MemoryRow,
     demo_model,
     format_memory,
+    get_total,
     predicted,
     resident_by,
-    total_of,
 )
 
 HOW = {"seconds": 0.01, "threads": 1}
@@ -105,7 +105,7 @@ def test_the_formula_stands_with_its_numbers():
         "50.0% saved)",
     ]
     kinds = [KindRow("Linear weights", 32, 128, 33), KindRow("Embedding, float", 32, 128, 128)]
-    whole = total_of(kinds)
+    whole = get_total(kinds)
     assert (whole.elements, whole.float_bytes, whole.bytes) == (64, 256, 161)
     assert "50.0% of the bytes" in whole.kind and whole.formatted()["saved"] == "37.1%"
 

@@ -20,8 +20,8 @@ from chop.studies.generate import (
 from chop.studies.generation_peers import (
     CompiledDecoder,
     TorchDecoder,
+    build_peers,
     decode_call,
-    peers_of,
     prefill_call,
     saved_bytes,
 )
@@ -70,7 +70,7 @@ def test_packed_weights_are_in_a_model_of_the_same_class(model):
 
 
 def test_peers_answer_alike_and_missing_ones_say_why(model):
-    found, missing = peers_of(model)
+    found, missing = build_peers(model)
     names = [contender.name for contender in found]
     assert names[:2] == ["bfloat16", "quantize_dynamic"]
     assert ("torchao" in missing) == (len(names) == 2)

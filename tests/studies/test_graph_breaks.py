@@ -26,7 +26,7 @@ class Counts(nn.Module):
         return x * times if len(x) != 7 else x
 
 
-def line_of(text):
+def get_line(text):
     return next(number for number, line in enumerate(LINES, 1) if line.endswith(text))
 
 
@@ -34,7 +34,7 @@ def test_breaks_are_found_with_their_lines():
     found = compilations(Decides(), [{"x": torch.ones(2, 3)}])
     assert found.graphs == 3
     assert [Path(place.file).name for place in found.breaks] == ["test_graph_breaks.py"] * 2
-    assert [p.line for p in found.breaks] == [line_of("# first break"), line_of("# second break")]
+    assert [p.line for p in found.breaks] == [get_line("# first break"), get_line("# second break")]
     assert "item()" in found.breaks[0].reason and "\n" not in found.breaks[0].reason
 
 
@@ -45,7 +45,7 @@ def test_recompiles_are_found_with_the_call_and_the_guard():
     assert [each.call for each in found.recompiles] == [2, 4]
     assert "expected 2, actual 3" in found.recompiles[0].place.reason
     assert "7" in found.recompiles[1].place.reason
-    assert found.recompiles[0].place.line == line_of("def forward(self, x, times=1):")
+    assert found.recompiles[0].place.line == get_line("def forward(self, x, times=1):")
 
 
 def test_nothing_is_left_behind_and_models_compile_whole():

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from chop.errors import ConfigError
-from chop.studies.linear import Case, bench_linear, naive_linear_relu, variants_of
+from chop.studies.linear import Case, bench_linear, build_variants, naive_linear_relu
 from chop.studies.settings import BenchLinearConfig
 
 
@@ -12,7 +12,7 @@ def test_all_ways_agree_with_torch():
     layer, x = nn.Linear(64, 256).eval(), torch.randn(96, 64)
     expected = torch.relu(x.double() @ layer.weight.double().T + layer.bias.double())
     with torch.inference_mode():
-        for variant in variants_of(layer, x):
+        for variant in build_variants(layer, x):
             result = (variant.call or variant.prepare())()
             torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
     assert "activation" not in vars(layer)

@@ -10,10 +10,10 @@ from chop.statistics.intervals import wilson
 from chop.train import TASKS, Metric
 from chop.train.intervals import (
     Score,
+    compute_interval,
     constant_score,
     format_cell,
     format_interval,
-    interval_of,
 )
 
 CLASSES, NUMBERS, TOKENS = (
@@ -50,7 +50,7 @@ def test_the_interval_holds_the_value_and_shrinks_with_rows(metric):
     widths = []
     for count in (50, 800):
         predictions, labels = answers(metric, count)
-        low, high = interval_of(metric, predictions, labels)
+        low, high = compute_interval(metric, predictions, labels)
         assert low < metric.score(predictions, labels) < high
         widths.append(high - low)
     assert 2 < widths[0] / widths[1] < 8  # the root of 16 is 4
@@ -63,7 +63,7 @@ def test_a_draw_without_a_number_has_no_interval():
         raise ValueError("one class")
 
     for score in (refuses, lambda p, y: math.nan):
-        assert interval_of(Metric("own", score), labels, labels) is None
+        assert compute_interval(Metric("own", score), labels, labels) is None
     score = Score(0.5, None, None, 6)
     assert score.format(CLASSES["accuracy"]) == score.format_cell(CLASSES["accuracy"]) == "50.00%"
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from chop.errors import ConfigError
 from chop.train import TASKS, Rows, evaluate, find_task, fit, predict, read_rows
 from chop.train.evaluator import Evaluator
-from chop.train.intervals import constant_score, interval_of
+from chop.train.intervals import compute_interval, constant_score
 
 NAMED = {"kind": "classification", "age": "regression"}
 
@@ -84,7 +84,7 @@ def test_metrics_are_those_of_scikit_learn(batch_size):
         found = evaluate(Net(), rows, task=NAMED, metric=name, batch_size=batch_size)
         assert found == pytest.approx(value, abs=1e-6), name
     metric, predictions, labels = predict(Net(), rows)
-    low, high = interval_of(metric, predictions, labels)
+    low, high = compute_interval(metric, predictions, labels)
     assert low < metric.score(predictions, labels) < high
     assert metric.parts(predictions, labels) == pytest.approx(
         {"kind_accuracy": accuracy, "age_r2": r2}, abs=1e-6

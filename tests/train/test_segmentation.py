@@ -11,7 +11,7 @@ from torch import nn
 from chop.errors import ConfigError
 from chop.train import TASKS, evaluate, fit, predict
 from chop.train.evaluator import Evaluator
-from chop.train.intervals import constant_score, interval_of
+from chop.train.intervals import compute_interval, constant_score
 
 TASK = TASKS["segmentation"]
 SCORES = {
@@ -160,7 +160,7 @@ def test_intervals_draw_pictures_and_constants_are_the_commonest_class():
     x, y = pictures(shares=[1.0, 5.0, 1.0, 1.0])
     metric, predictions, expected = predict(Fixed(), (x, y))
     assert len(predictions) == len(expected) == len(y)
-    low, high = interval_of(metric, predictions, expected)
+    low, high = compute_interval(metric, predictions, expected)
     assert low < metric.score(predictions, expected) < high
     real, _ = counted(x, y)
     wanted = oracle.jaccard_score(real, real * 0 + 1, average="macro")

@@ -34,7 +34,7 @@ from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
 from chop.train import Metric, Rows, Task
 from chop.train.calibration import calibrated, example_inputs
-from chop.train.dtypes import in_dtype_of
+from chop.train.dtypes import cast_inputs
 from chop.train.unlabeled import read_inputs
 from chop.workloads.probe import check_forward
 from chop.workloads.workload import Workload
@@ -97,7 +97,7 @@ def quantize(
     check_operators(names)
     if calibration_rows < 1:
         raise ConfigError(f"calibration_rows: got {calibration_rows}, expected 1 or more.")
-    rows = _rows_of(model, with_label_column(data, label_column))
+    rows = _get_rows(model, with_label_column(data, label_column))
     dummy_in = None if rows is None else example_inputs(model, rows)
     mg, _ = passes.init_metadata_analysis_pass(MaseGraph(model, dummy_in=dummy_in))
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
@@ -139,7 +139,7 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
     check_is_module(model, "chop.save")
     if not any(isinstance(x, QuantizedOperator | PackedOperator) for x in model.modules()):
         raise ConfigError("chop.save: expected a quantized model: call chop.quantize first.")
-    rows = _rows_of(model, data)
+    rows = _get_rows(model, data)
     example = captured_inputs(model) if rows is None else example_inputs(model, rows)
     packed, info = passes.pack_transform_pass(MaseGraph(model, dummy_in=example), {"silent": True})
     path = Path(path).expanduser()
@@ -148,12 +148,12 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
     return {"files": files, **{n: info[n] for n in ("packed_share", "bytes", "float_bytes")}}
 
 
-def _rows_of(model: nn.Module, data: Any) -> Rows | None:
+def _get_rows(model: nn.Module, data: Any) -> Rows | None:
     """Rows for a model, in its dtype; None of none."""
     if data is None:
         return None
     check_is_unwrapped(model, "chop.quantize with data")
-    return in_dtype_of(model, {"": read_inputs(model, data)})[""]
+    return cast_inputs(model, {"": read_inputs(model, data)})[""]
 
 
 @dataclass(frozen=True)

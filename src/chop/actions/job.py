@@ -43,13 +43,13 @@ def _nothing_is_kept(config: Any) -> str:
     return f"no results were written to {config.out}/; the same command starts again."
 
 
-def out_of(config: Any) -> Path:
+def get_out_folder(config: Any) -> Path:
     """The output folder of most jobs."""
     out: Path = config.out
     return out
 
 
-def settings_of(config: Any, workload: Any) -> Any:
+def get_settings(config: Any, workload: Any) -> Any:
     """Settings for the manifest; the model is the workload's, where there is one."""
     return settings_with(config, workload) if isinstance(workload, Workload) else config
 
@@ -71,8 +71,8 @@ class Job(Generic[C, W, R]):
     run: Callable[[C, W, Output], Report[R]]
     load: Callable[[C, Workload | None], W]
     kept: Callable[[C], str] = _nothing_is_kept
-    settings: Callable[[C, W], Any] = settings_of
-    folder: Callable[[C], Path] = out_of
+    settings: Callable[[C, W], Any] = get_settings
+    folder: Callable[[C], Path] = get_out_folder
 
 
 def run_job(

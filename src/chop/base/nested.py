@@ -72,7 +72,7 @@ def has_fields(value: Any) -> bool:
     return is_object and not isinstance(value, Mapping | tuple | list)
 
 
-def field_of(value: Any, name: str) -> Any:
+def read_field(value: Any, name: str) -> Any:
     """A field of a dataclass that is an input, or of a namespace in its place.
 
     Not `getattr`: a file names the field, and no method or property may be read by it.
@@ -80,7 +80,7 @@ def field_of(value: Any, name: str) -> Any:
     Raises:
         GuardError: there is no such field.
 
-    >>> field_of(SimpleNamespace(scale=2.0), "scale")
+    >>> read_field(SimpleNamespace(scale=2.0), "scale")
     2.0
     """
     if isinstance(value, SimpleNamespace):
@@ -95,7 +95,7 @@ def field_of(value: Any, name: str) -> Any:
 
 def child_getter(value: Any) -> Callable[..., Any]:
     """The function that takes a part out of such a value."""
-    return field_of if has_fields(value) else operator.getitem
+    return read_field if has_fields(value) else operator.getitem
 
 
 def child_name(value: Any, name: str, key: Any) -> str:

@@ -56,7 +56,7 @@ def warn_once(
         warnings.warn(bounded(message), category, stacklevel=2)
 
 
-def warn_once_of(
+def warn_once_about(
     subjects: Iterable[object], message: str, category: type[Warning], about: str
 ) -> None:
     """Warns unless something about one of the subjects was said before; other models are warned.

@@ -61,8 +61,8 @@ def trust_named(settings: Any) -> AbstractContextManager[None]:
     Args:
         settings: settings of a command line or a program, nested.
     """
-    named = {identity_of(name) for name in code_names(settings)}
-    return _trusting(lambda name: identity_of(name) in named)
+    named = {get_identity(name) for name in code_names(settings)}
+    return _trusting(lambda name: get_identity(name) in named)
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def _trusting(is_named: Callable[[str], bool]) -> Iterator[None]:
         _is_trusted.reset(token)
 
 
-def identity_of(name: str) -> str:
+def get_identity(name: str) -> str:
     """Normalizes the path in the name of a code file."""
     match = OF_FILE.fullmatch(name)
     if match is None or name.startswith(TIMM):

@@ -13,14 +13,14 @@ from chop.base.nested import tree_tensors
 from chop.errors import ConfigError
 
 
-def tensors_of(output: Any) -> Iterator[Tensor]:
+def list_tensors(output: Any) -> Iterator[Tensor]:
     """All tensors of a tensor, or of nested sequences and mappings, in order."""
     return tree_tensors(output, fields=False)
 
 
 def copied(output: Any) -> list[Tensor]:
     """Tensors of an output that later calls leave as they are."""
-    return [x.detach().clone() for x in tensors_of(output)]
+    return [x.detach().clone() for x in list_tensors(output)]
 
 
 def largest_difference(ours: list[Tensor], expected: list[Tensor], name: str) -> float | None:

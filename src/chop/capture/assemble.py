@@ -18,12 +18,12 @@ from chop.capture.fallback import (
     same_class_modules,
 )
 from chop.capture.recording.recorder import Recorder
-from chop.captured.dtype_constants import dtype_constants_of
+from chop.captured.dtype_constants import list_dtype_constants
 from chop.captured.guards.ignored_arguments import plain_defaults, takes_any_keyword
 from chop.captured.guards.input_guards import contiguous
 from chop.captured.huggingface.generation import generation_settings
 from chop.captured.module import CapturedModule
-from chop.captured.module_tree import add_extras, class_of, mirror, qualified_class
+from chop.captured.module_tree import add_extras, get_class, mirror, qualified_class
 from chop.captured.original import node_digests
 from chop.captured.record import CaptureRecord
 from chop.captured.specs import FieldsSpec, LeafReport, TensorSpec
@@ -40,14 +40,14 @@ def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
         eliminate_autocast(graph, recorder.values)
     eliminate_dead_code(graph, fallback.model, recording.extras)
     _describe_nodes(graph, recorder)
-    captured = CapturedModule(class_of(fallback.model).__name__)
+    captured = CapturedModule(get_class(fallback.model).__name__)
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     mirror(fallback.model, captured, fallback.leaves, called)
     add_extras(captured, recording.extras, recorder.constants)
     share_gradient_hooks(fallback.model, captured)
     _fill_record(captured.record, fallback, recording)
     if fallback.probes and recording.eval_only is None:
-        captured.record.follows_dtype = dtype_constants_of(graph)
+        captured.record.follows_dtype = list_dtype_constants(graph)
     captured.record.node_digests = node_digests(graph)
     captured.graph = graph
     return captured

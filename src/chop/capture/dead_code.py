@@ -40,7 +40,7 @@ def eliminate_grad_modes(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None
     def needs_grad(node: fx.Node) -> bool:
         inputs = [values.get(source) for source in node.all_input_nodes]
         required = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
-        follows = _is_floating(values.get(node)) and _reads_one_of(node, follow_inputs)
+        follows = _is_floating(values.get(node)) and _reads_any(node, follow_inputs)
         return required or follows
 
     eliminate_regions(graph, SET_GRAD_ENABLED, needs_grad)
@@ -58,12 +58,12 @@ def _differentiable_in_inputs(graph: fx.Graph, values: Mapping[fx.Node, Any]) ->
             enabled = begun.get(node.args[0], True)
         elif not _is_floating(values.get(node)) or _is_detached(node):
             continue
-        elif node.op == "placeholder" or (enabled and _reads_one_of(node, dead)):
+        elif node.op == "placeholder" or (enabled and _reads_any(node, dead)):
             dead.add(node)
     return dead
 
 
-def _reads_one_of(node: fx.Node, nodes: set[fx.Node]) -> bool:
+def _reads_any(node: fx.Node, nodes: set[fx.Node]) -> bool:
     return any(source in nodes for source in node.all_input_nodes)
 
 

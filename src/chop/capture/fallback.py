@@ -182,7 +182,7 @@ class Fallback:
                 raise
             first = stop.graph_breaks[0]
         else:
-            recorder.sizes.add_guards_of(in_train.sizes)
+            recorder.sizes.get_add_guards(in_train.sizes)
             return Recording(recorder, extras, (recorder.graph, in_train.graph))
         if self.strict:
             raise CaptureError(_break_message(self.model, first)) from first.error

@@ -13,7 +13,7 @@ from chop.capture.merge_modes import (
     AddedModules,
     Pair,
     StructureDiffersError,
-    owner_of,
+    get_owner,
     switch,
     walk,
 )
@@ -246,7 +246,7 @@ def _split_regions(pairs: Mapping[fx.Node, fx.Node]) -> Iterator[fx.Node]:
 def _key(node: fx.Node) -> Any:
     if node.op == "output":
         return node.op
-    return node.op, node.target, node.meta.get("source"), owner_of(node)
+    return node.op, node.target, node.meta.get("source"), get_owner(node)
 
 
 def _is_same(ours: Any, theirs: Any) -> bool:

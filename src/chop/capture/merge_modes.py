@@ -15,10 +15,10 @@ from chop.captured.dtype_constants import (
     AmbiguousDtypeError,
     DtypeProbe,
     MissingCast,
+    get_source,
     insert_casts,
     is_cast,
     replaced,
-    source_of,
 )
 from chop.captured.runtime import ByMode
 from chop.captured.state.values import same_content
@@ -74,7 +74,7 @@ class ModesDifferError(Exception):
         self.where = where
 
 
-def owner_of(node: fx.Node) -> str:
+def get_owner(node: fx.Node) -> str:
     """The path of the innermost module whose Python made a node."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or {"": None}
     return next(reversed(stack))
@@ -142,7 +142,7 @@ def _without_dtypes(aligned: list[Pair], probe: DtypeProbe) -> list[Pair]:
             raise AmbiguousDtypeError
         pairs.append((node, twin, by_mode))
         notes.append(
-            (node, [(place, what, probe.dtype_of(a)) for what, place, a, _ in found if what])
+            (node, [(place, what, probe.constant_dtype(a)) for what, place, a, _ in found if what])
         )
     for node, entries in notes:
         if entries:
@@ -186,7 +186,7 @@ def _align(
         return pairs, list(casts.values())
     stop = ours[min(len(twins), len(ours) - 1)]
     # Modules with the same calls may still differ in which results these read.
-    paths = _differing_modules(graph, training) or {owner_of(stop)}
+    paths = _differing_modules(graph, training) or {get_owner(stop)}
     raise ModesDifferError(paths, stop.meta.get("source", "the end of the model"))
 
 
@@ -199,7 +199,7 @@ def _calls_by_owner(graph: fx.Graph) -> dict[str, list[Any]]:
     calls: dict[str, list[Any]] = {}
     for node in graph.nodes:
         if "source" in node.meta:
-            calls.setdefault(owner_of(node), []).append((node.op, node.target))
+            calls.setdefault(get_owner(node), []).append((node.op, node.target))
     return calls
 
 
@@ -223,7 +223,7 @@ def _dropout_module(
         _switch_constants(graph, node, differences, extras)
         return
     module = _DROPOUTS[node.target](theirs["p"], theirs["inplace"])  # type: ignore[index]
-    path = extras.add(owner_of(node), "functional_dropout", module)
+    path = extras.add(get_owner(node), "functional_dropout", module)
     with graph.inserting_before(node):
         call = graph.call_module(path, (ours["input"],))
     call.meta.update(node.meta)
@@ -235,7 +235,7 @@ def _switch_constants(
     graph: fx.Graph, node: fx.Node, differences: list[Difference], extras: AddedModules
 ) -> None:
     for place, when_eval, when_training in differences:
-        path = extras.add(owner_of(node), "by_mode", ByMode(when_training, when_eval))
+        path = extras.add(get_owner(node), "by_mode", ByMode(when_training, when_eval))
         with graph.inserting_before(node):
             switch = graph.call_module(path)
         switch.meta.update(node.meta)
@@ -254,7 +254,7 @@ def _differences(
         return None
 
     def is_same(ours: Any, theirs: Any) -> bool:
-        if not isinstance(ours, fx.Node) or twins.get(ours) is not source_of(theirs, casts):
+        if not isinstance(ours, fx.Node) or twins.get(ours) is not get_source(theirs, casts):
             raise StructureDiffersError
         return theirs not in casts
 

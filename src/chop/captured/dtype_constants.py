@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from chop.base.nested import tree_map
 from chop.captured.record import CaptureRecord
 from chop.captured.specs import cast_floats
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import own_buffers, own_parameters
 from chop.private.torch_api import tree_leaves
 
 # Models treat half precision specially; not every operator has it.
@@ -68,7 +68,7 @@ class DtypeProbe:
                 return limit
         return None
 
-    def dtype_of(self, constant: Any) -> torch.dtype:
+    def constant_dtype(self, constant: Any) -> torch.dtype:
         """The dtype that a constant is, or is a limit of."""
         if isinstance(constant, torch.dtype):
             return constant
@@ -100,7 +100,7 @@ class DtypeProbe:
         made: dict[int, Tensor] = {}
         with contextlib.ExitStack() as changes:
             for module in model.modules():
-                for members in (parameters_of(module), buffers_of(module)):
+                for members in (own_parameters(module), own_buffers(module)):
                     for name, tensor in members.items():
                         if not _is_plain_float(tensor):
                             continue
@@ -171,7 +171,7 @@ def _cast_dtype(node: fx.Node) -> torch.dtype | None:
     return arguments[0] if single and isinstance(arguments[0], torch.dtype) else None
 
 
-def source_of(node: Any, casts: Mapping[fx.Node, MissingCast]) -> Any:
+def get_source(node: Any, casts: Mapping[fx.Node, MissingCast]) -> Any:
     """The node whose result missing casts hand on."""
     while node in casts:
         node = node.args[0]
@@ -198,7 +198,7 @@ def insert_casts(
         UnclearError: a cast would change something; the graph is as before.
     """
     missing = {cast.twin: cast for cast in casts}
-    sources = [values.get(ours[source_of(cast.twin, missing)]) for cast in casts]
+    sources = [values.get(ours[get_source(cast.twin, missing)]) for cast in casts]
     if casts and (len(probe.own) > 1 or {getattr(x, "dtype", None) for x in sources} != probe.own):
         raise AmbiguousDtypeError
     for cast, value in zip(casts, sources, strict=True):
@@ -218,7 +218,7 @@ def insert_casts(
 # --- constants that follow -----------------------------------------------------------------------
 
 
-def dtype_constants_of(graph: fx.Graph) -> dict[str, Any]:
+def list_dtype_constants(graph: fx.Graph) -> dict[str, Any]:
     """By node, `(place, what, dtype)` of each constant that follows: plain data, for a record."""
     found: dict[str, Any] = {}
     for node in graph.nodes:
@@ -234,7 +234,7 @@ def _recast_constants(
 
     Args:
         graph: the graph; it is changed.
-        constants: from `dtype_constants_of`. A node that a pass changed or removed is skipped.
+        constants: from `list_dtype_constants`. A node that a pass changed or removed is skipped.
         cast: the dtype that tensors of a dtype get.
     Returns: the same with the new dtypes.
     """

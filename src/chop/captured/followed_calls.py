@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from chop.base.notices import AdjustedWarning, warn_once_of
+from chop.base.notices import AdjustedWarning, warn_once_about
 from chop.captured.padding.hidden import following, is_followed_call
 from chop.captured.padding.masks import MASK_ENDINGS
 from chop.private.modules import forward_pre_hooks
@@ -61,7 +61,7 @@ def _enter(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if torch.compiler.is_compiling():
-        warn_of_compiled(model)
+        warn_about_compiled(model)
         return None
     _leave_interrupted()
     # A signature takes as long to read as a small layer to run.
@@ -103,7 +103,7 @@ def _callers() -> Iterator[FrameType]:
 
 
 @constant_when_compiled
-def warn_of_compiled(model: nn.Module) -> bool:
+def warn_about_compiled(model: nn.Module) -> bool:
     """Warns where compiled training would fit formats to padding; runs once per compilation.
 
     Returns: True, a constant for the compiler.
@@ -113,7 +113,7 @@ def warn_of_compiled(model: nn.Module) -> bool:
     if model.training and any(name.endswith(MASK_ENDINGS) for name in names):
         waits = (path for path, x in model.named_modules() if getattr(x, "fits_each_tensor", False))
         if (path := next(waits, None)) is not None:
-            warn_once_of(
+            warn_once_about(
                 [model],
                 f"torch.compile: '{path}' has a format with a field to derive and no range yet, so "
                 "that it is fitted to each whole tensor, padding included; calibrate the model, or "

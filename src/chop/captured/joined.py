@@ -34,14 +34,14 @@ def join_in_state_dicts(module: nn.Module, joined: Joined) -> None:
     before_load_state_dict(module, functools.partial(_loaded, dict(joined)))
 
 
-def joined_of(module: nn.Module) -> Joined:
+def joined_names(module: nn.Module) -> Joined:
     """What a module's state dicts join; empty for most."""
     found: Joined = vars(module).get(KEY, {})
     return found
 
 
 def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    joined = joined_of(module)
+    joined = joined_names(module)
     if not all(prefix + part in state for parts in joined.values() for part in parts):
         return
     # In the order of the module that has them as one: its own tensors are before its children's.

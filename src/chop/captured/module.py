@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from chop.captured.call_arguments import call_arguments
 from chop.captured.dtype_constants import float_dtypes, follow_cast
-from chop.captured.followed_calls import warn_of_compiled
+from chop.captured.followed_calls import warn_about_compiled
 from chop.captured.guards.input_guards import check_input_guards
 from chop.captured.guards.shape_guards import (
     MAX_LENGTH,
@@ -37,7 +37,7 @@ from chop.captured.state import outer_values
 from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import PythonState
 from chop.errors import GuardError
-from chop.private.modules import buffers_of
+from chop.private.modules import own_buffers
 from chop.private.torch_api import source_lives_with
 
 _NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
@@ -79,7 +79,7 @@ class CapturedModule(fx.GraphModule):
         args, accepted = call_arguments(self.record, args, kwargs)
         # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
         if torch.compiler.is_compiling() and self._code:
-            warn_of_compiled(self)
+            warn_about_compiled(self)
             return super().__call__(*args, **accepted)
         if self.training and self.record.eval_only is not None:
             raise GuardError(f"captured for eval() only: {self.record.eval_only}")
@@ -127,7 +127,7 @@ class CapturedModule(fx.GraphModule):
             CaptureError: the graph takes no cache; the message says why.
         """
         original = vars(self).get(KEY)
-        cls = original and original.class_of("")
+        cls = original and original.get_class("")
         return generator(self, self.record, cls).generate(*args, **kwargs)
 
     def train(self, mode: bool = True) -> CapturedModule:
@@ -265,7 +265,7 @@ class CapturedModule(fx.GraphModule):
             AttributeError: there is none.
         """
         path, _, name = target.rpartition(".")
-        found = buffers_of(self.get_submodule(path)).get(name)
+        found = own_buffers(self.get_submodule(path)).get(name)
         return super().get_buffer(target) if found is None else found
 
     def recompile(self) -> Any:

@@ -7,11 +7,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from chop.captured.joined import join_in_state_dicts, joined_of
+from chop.captured.joined import join_in_state_dicts, joined_names
 from chop.captured.leaves import LeafRule
 from chop.captured.overrides import has_hooks
 from chop.errors import CaptureError, GraphError
-from chop.private.modules import buffers_of, children_of, members_of, not_persistent, parameters_of
+from chop.private.modules import (
+    not_persistent,
+    own_buffers,
+    own_children,
+    own_members,
+    own_parameters,
+)
 from chop.private.torch_api import BATCH_NORMS, DROPOUTS
 
 
@@ -55,7 +61,7 @@ _FIELDS: dict[type[nn.Module], int] = {
 def changed_scopes(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules below one whose calls are part of the graph, and that got hooks or attributes."""
     modules = []
-    for name, child in children_of(module).items():
+    for name, child in own_children(module).items():
         if child is not None and type(child) in _FIELDS:
             if len(vars(child)) > _FIELDS[type(child)] or has_hooks(child):
                 modules.append((name, child))
@@ -68,7 +74,7 @@ def _empty_twin(module: nn.Module) -> nn.Module:
     for container in _CONTAINERS:
         if type(module) is container:
             return container()
-    return Scope(class_of(module).__name__)
+    return Scope(get_class(module).__name__)
 
 
 def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collection[str]) -> None:
@@ -82,7 +88,7 @@ def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collecti
     """
     twins: dict[int, nn.Module] = {id(model): root}
 
-    def twin_of(module: nn.Module, path: str) -> nn.Module:
+    def get_twin(module: nn.Module, path: str) -> nn.Module:
         if id(module) not in twins:
             if path in called or leaves.is_leaf(module, path):
                 twins[id(module)] = module
@@ -95,13 +101,13 @@ def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collecti
         twin.training = source.training
         # A member may be called as an attribute that the twin has and its source has not, `graph`
         # for example, so members are put where torch looks for them, past the checks of names.
-        parameters_of(twin).update(parameters_of(source))
-        buffers_of(twin).update(buffers_of(source))
+        own_parameters(twin).update(own_parameters(source))
+        own_buffers(twin).update(own_buffers(source))
         not_persistent(twin).update(not_persistent(source))
-        for name, child in children_of(source).items():
+        for name, child in own_children(source).items():
             child_path = f"{path}.{name}" if path else name
-            children_of(twin)[name] = None if child is None else twin_of(child, child_path)
-        if joined := joined_of(source):
+            own_children(twin)[name] = None if child is None else get_twin(child, child_path)
+        if joined := joined_names(source):
             join_in_state_dicts(twin, joined)
 
     fill(model, root, "")
@@ -114,7 +120,7 @@ def check_names(model: nn.Module) -> None:
         CaptureError: a parameter, buffer or child is called as an attribute of its own class.
     """
     for path, module in model.named_modules():
-        for members in members_of(module):
+        for members in own_members(module):
             for name, value in members.items():
                 found = getattr(module, name, None)
                 if value is not None and not isinstance(found, nn.Module | Tensor):
@@ -141,7 +147,7 @@ def computed_tensors(module: nn.Module) -> dict[int, Any]:
 
 def member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
     """The parameter, buffer or child of that name, whatever attributes the module has."""
-    for members in members_of(module):
+    for members in own_members(module):
         if name in members:
             found: Tensor | nn.Module | None = members[name]
             return found
@@ -163,7 +169,7 @@ def member_paths(model: nn.Module) -> set[str]:
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
-        for members in members_of(module)
+        for members in own_members(module)
         # Those of a compiled module are no dicts: they only have items.
         for name, _ in members.items()
     }
@@ -199,11 +205,11 @@ def _has_an_effect(module: nn.Module) -> bool:
 
 def qualified_class(module: nn.Module) -> str:
     """`module.Class` of an object's class."""
-    cls = class_of(module)
+    cls = get_class(module)
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def class_of(value: object) -> type:
+def get_class(value: object) -> type:
     """The class of an object, or of the one that it stands in for during a capture."""
     cls: type = getattr(value, "__dict__", {}).get(STANDS_FOR, type(value))
     return cls

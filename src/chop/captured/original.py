@@ -27,10 +27,10 @@ from chop.private.modules import (
     COMPILED,
     MEMBERS,
     NOT_PERSISTENT,
-    buffers_of,
-    children_of,
     not_persistent,
-    parameters_of,
+    own_buffers,
+    own_children,
+    own_parameters,
     set_members,
 )
 
@@ -56,7 +56,7 @@ class _Scope:
     buffers: frozenset[str]
 
 
-def sources_of(model: nn.Module) -> tuple[object, ...]:
+def list_sources(model: nn.Module) -> tuple[object, ...]:
     """What tells a model from others of its class: itself, or what copies of its capture share.
 
     Args:
@@ -94,7 +94,7 @@ class Original:
                     where = f"module '{path}'" if path else "the model"
                     self.failure = self.failure or f"{where} cannot be copied: {reason}"
                 self._scopes[path] = _Scope(
-                    type(module), plain, tuple(children_of(module)), frozenset(buffers_of(module))
+                    type(module), plain, tuple(own_children(module)), frozenset(own_buffers(module))
                 )
 
     @property
@@ -137,7 +137,7 @@ class Original:
             f"{path}.{child}".lstrip(".")
             for path, scope in self._scopes.items()
             for child in scope.children
-            if path in scopes and child not in children_of(scopes[path])
+            if path in scopes and child not in own_children(scopes[path])
         }
         if differing:
             raise GraphError(
@@ -145,7 +145,7 @@ class Original:
                 "`like` needs the class and the settings of the model that was captured."
             )
 
-    def class_of(self, path: str) -> type[nn.Module] | None:
+    def get_class(self, path: str) -> type[nn.Module] | None:
         """The class of a module that the capture looked into; None for other paths."""
         return self._scopes[path].cls if path in self._scopes else None
 
@@ -170,7 +170,7 @@ def is_scope(captured: nn.Module, path: str) -> bool:
     """Whether a capture has looked into the module at a path."""
     found: nn.Module | None = captured
     for step in path.split("."):
-        found = children_of(found).get(step) if found is not None else None
+        found = own_children(found).get(step) if found is not None else None
         if not isinstance(found, Scope) and type(found) not in _CONTAINERS:
             return False
     return True
@@ -191,11 +191,11 @@ def _fill(
     vars(new).update(_copied(scope.attributes, memo, path))
     vars(new)["training"] = captured.training
     # A capture adds modules of its own, such as the dropout that a function was.
-    inner = children_of(captured)
+    inner = own_children(captured)
     set_members(
         new,
-        dict(parameters_of(captured)),
-        {n: x for n, x in buffers_of(captured).items() if n in scope.buffers},
+        dict(own_parameters(captured)),
+        {n: x for n, x in own_buffers(captured).items() if n in scope.buffers},
         {n: _copied(inner[n], memo, f"{path}.{n}") for n in scope.children},
         set(not_persistent(captured)) & scope.buffers,
     )

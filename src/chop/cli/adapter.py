@@ -22,7 +22,7 @@ from chop.base.docstrings import entries, split_section
 from chop.base.plugins import import_plugin
 from chop.cli.command import COMMON, FIGURES, IMPORTS, RUN_FOLDER, TRUST_CODE, Command
 from chop.cli.execute import execute
-from chop.cli.names import completions, group_of, with_lists
+from chop.cli.names import completions, find_group, with_lists
 from chop.cli.values import is_list, is_mapping, members
 from chop.config import MORE, Range
 
@@ -225,7 +225,7 @@ def _options(command: Command) -> Iterator[inspect.Parameter]:
             settings["metavar"] = _form(hint, choices)
         if choices:
             settings["autocompletion"] = choices.copy
-        elif group := group_of(name, settings.get("metavar", "")):
+        elif group := find_group(name, settings.get("metavar", "")):
             settings["autocompletion"] = completions(group)
         if annotation is Path:
             settings["parser"] = _path

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from chop.base.plugins import GROUPS
-from chop.cli.names import choices_text, from_packages, group_of
+from chop.cli.names import choices_text, find_group, from_packages
 
 LONGEST = 60
 """Lines of a page at 80 columns."""
@@ -318,7 +318,7 @@ def styled(text: str) -> Text:
 
 
 def _group(parameter: Any) -> str | None:
-    return group_of(str(parameter.name), str(parameter.metavar or ""))
+    return find_group(str(parameter.name), str(parameter.metavar or ""))
 
 
 def _panel(parameter: Any) -> str | None:

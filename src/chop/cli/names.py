@@ -59,7 +59,7 @@ LIST = re.compile(r"^\{(\w+)\}$", re.MULTILINE)
 """Paragraph of a help text that stands for the rows of a group."""
 
 
-def group_of(option: str, form: str) -> str | None:
+def find_group(option: str, form: str) -> str | None:
     """Returns the group whose names an option takes; None: it takes others.
 
     Args:

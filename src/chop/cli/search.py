@@ -101,13 +101,13 @@ def _job(name: str) -> Any:
 
     def run(config: Any) -> Any:
         from chop.actions.search.job import find_job, run_search
-        from chop.actions.search.several import folder_of, is_several, run_several
+        from chop.actions.search.several import get_folder, is_several, run_several
 
         job = find_job(name)
         if not is_several(job, config):
             return _found(run_search(job, config))
         rows = run_several(job, config)
-        typer.echo(f"{folder_of(config) / 'best-so-far.svg'}")
+        typer.echo(f"{get_folder(config) / 'best-so-far.svg'}")
         return rows
 
     return run

@@ -84,7 +84,7 @@ class Home:
         return any(real.is_relative_to(folder) for folder in self.folders)
 
 
-def home_of(folder: Path, what: str, *caches: Path) -> Home:
+def get_home(folder: Path, what: str, *caches: Path) -> Home:
     """The home of a local folder; that of a snapshot in the hub's cache has its blobs too."""
     real = folder.resolve()
     blobs = real.parents[1] / "blobs" if len(real.parents) > 1 else real
@@ -188,7 +188,7 @@ def data_files(builder: DatasetBuilder) -> list[str]:
     return [str(file) for files in found.values() for file in files]
 
 
-def reader_of(builder: DatasetBuilder) -> str:
+def get_reader(builder: DatasetBuilder) -> str:
     """The name of the reader that a builder of `datasets` is."""
     return type(builder).__module__.rpartition(".")[2]
 
@@ -199,7 +199,7 @@ def check_builder(builder: DatasetBuilder, home: Home) -> None:
     Raises:
         ConfigError: a file outside the folder, a URL, or files of a kind that name others.
     """
-    reader = reader_of(builder)
+    reader = get_reader(builder)
     if reader not in READERS:
         raise ConfigError(
             f"{home.what} holds files for the reader '{reader}': expected tables or pictures."

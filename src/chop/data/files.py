@@ -11,7 +11,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.base.files.library_errors import library_errors, reason_of
+from chop.base.files.library_errors import get_reason, library_errors
 from chop.base.files.reading import require_file
 from chop.base.hub import cache_folder
 from chop.data.confined import (
@@ -20,8 +20,8 @@ from chop.data.confined import (
     check_pictures,
     check_saved,
     data_files,
-    home_of,
-    reader_of,
+    get_home,
+    get_reader,
 )
 from chop.data.masks import read_masks
 from chop.data.null_rows import check_rows
@@ -90,7 +90,7 @@ def read_file(path: Path) -> DatasetDict:
             **settings,
         )
     found = prepared(builder, reading)
-    check_pictures(found, home_of(path.parent, what))
+    check_pictures(found, get_home(path.parent, what))
     return _checked(found, what)
 
 
@@ -109,19 +109,19 @@ def prepared(
     if not Path(builder.cache_dir).exists():  # else nothing is read again
         files = data_files(builder)
         check_unpacked(files)
-        check_rows(files, are_all_json=reader_of(builder) == "json")
-    manager = _manager_of(builder)
+        check_rows(files, are_all_json=get_reader(builder) == "json")
+    manager = _get_manager(builder)
     with reading():
         builder.download_and_prepare(dl_manager=manager)
         splits: DatasetDict = builder.as_dataset()
     return splits
 
 
-def _manager_of(builder: DatasetBuilder) -> DownloadManager | None:
+def _get_manager(builder: DatasetBuilder) -> DownloadManager | None:
     """Returns a download manager that checks rows of JSON files of the hub, if there are any."""
     import datasets
 
-    if reader_of(builder) != "json" or all(map(os.path.exists, data_files(builder))):
+    if get_reader(builder) != "json" or all(map(os.path.exists, data_files(builder))):
         return None
 
     class Checking(datasets.DownloadManager):  # type: ignore[misc]
@@ -209,7 +209,7 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
 def _read_files(folder: Path, what: str) -> DatasetDict:
     import datasets
 
-    home, cache = home_of(folder, what), cache_folder() / "datasets"
+    home, cache = get_home(folder, what), cache_folder() / "datasets"
     masks = read_masks(folder, home)
     if masks is not None:
         return masks
@@ -221,7 +221,7 @@ def _read_files(folder: Path, what: str) -> DatasetDict:
     check_builder(builder, home)
     found = prepared(builder, reading)
     if any(Path(file).suffix.lower() in ARCHIVES for file in data_files(builder)):
-        home = home_of(folder, what, cache / "downloads")  # where archives are unpacked
+        home = get_home(folder, what, cache / "downloads")  # where archives are unpacked
     check_pictures(found, home)
     return found
 
@@ -230,7 +230,7 @@ def _read_saved(folder: Path, what: str) -> DatasetDict:
     """The splits that `save_to_disk` wrote."""
     import datasets
 
-    home = home_of(folder, what)
+    home = get_home(folder, what)
     check_saved(folder, home)
     with _reading(folder):
         found = datasets.load_from_disk(folder)
@@ -300,7 +300,7 @@ def _reason(error: BaseException) -> str:
         where = f"'{Path(file[1]).name}'" if file else "one of them"
         listed = differing[1] if differing else "other columns"
         return f"its files have different columns: in {where} are {listed}; give all the same."
-    return reason_of(error.__cause__ or error)
+    return get_reason(error.__cause__ or error)
 
 
 def _chain(error: BaseException | None) -> Any:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chop.base.files.library_errors import library_errors, reason_of
+from chop.base.files.library_errors import get_reason, library_errors
 from chop.base.hub import hub_is_reachable, offline_errors
 from chop.base.notices import assume
 from chop.data.bars import without_bars
@@ -242,7 +242,7 @@ def _hub_errors(name: str) -> Iterator[None]:
     except ChopError:
         raise
     except DatasetGenerationError as error:
-        raise ConfigError(f"data set '{name}' cannot be read: {reason_of(error)}.") from error
+        raise ConfigError(f"data set '{name}' cannot be read: {get_reason(error)}.") from error
     except (OSError, ValueError) as error:
         reach = "" if hub_is_reachable() else " (the hub cannot be reached)"
         raise UnavailableError(

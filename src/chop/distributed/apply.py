@@ -20,11 +20,11 @@ from chop.distributed.source import TensorSource
 from chop.distributed.strategies import has_cut_scales, register_strategies
 from chop.errors import PlanError
 from chop.formats import NumberFormat, QuantSpec
-from chop.formats.lsq import with_scales_of
+from chop.formats.lsq import with_scales_for
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity.activation import PruneActivation
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import own_buffers, own_parameters
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -141,7 +141,7 @@ def _local_part(
 def _put(model: nn.Module, path: str, tensor: Tensor) -> None:
     parent, _, name = path.rpartition(".")
     module = model.get_submodule(parent) if parent else model
-    members = parameters_of(module) if name in parameters_of(module) else buffers_of(module)
+    members = own_parameters(module) if name in own_parameters(module) else own_buffers(module)
     members[name] = tensor  # type: ignore[assignment]
 
 
@@ -177,7 +177,7 @@ def with_cut_scales(
             f"'{name}': its format has a scale for each of {shape[0]} channels, which are not cut "
             "into equal parts; expected a number that the processes divide."
         )
-    changed: dict[str, Any] = {operand: with_scales_of(number_format, rows)}
+    changed: dict[str, Any] = {operand: with_scales_for(number_format, rows)}
     return dataclasses.replace(spec, **changed)
 
 
@@ -290,7 +290,7 @@ def _has_tensors(mg: MaseGraph, node: fx.Node) -> bool:
     """Whether a node reads parameters or buffers of its own."""
     if node.op == "get_attr":
         return True
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     return module is not None and bool(named_tensors(module))
 
 

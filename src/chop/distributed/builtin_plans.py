@@ -12,7 +12,7 @@ from chop.base.reach import reached
 from chop.captured.specs import TensorSpec
 from chop.distributed.placements import REPLICATED, sharded
 from chop.distributed.plan import Placements, ShardingPlan, format_mesh, named_tensors, parse_mesh
-from chop.distributed.products import Product, placements, products_of
+from chop.distributed.products import Product, list_products, placements
 from chop.errors import PlanError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
@@ -31,7 +31,7 @@ def rows_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
     A matrix that does not divide, or whose format does not allow the cut, is replicated.
     """
     plan = _Draft(mesh, "rows")
-    for product in products_of(mg):
+    for product in list_products(mg):
         if product.columns(mesh[-1]):
             plan.gathered(product)
     return plan.finished(mg)
@@ -51,7 +51,7 @@ def megatron_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
     plan, count = _Draft(mesh, "megatron"), mesh[-1]
-    by_node = {product.node: product for product in products_of(mg)}
+    by_node = {product.node: product for product in list_products(mg)}
     taken: set[fx.Node] = set()
     for last in by_node.values():
         if last.node in taken:
@@ -180,7 +180,7 @@ def _partners(
             if node in taken:
                 return []
             found.append(by_node[node])
-        row, module = mg.operator(node), mg.module_of(node)
+        row, module = mg.operator(node), mg.get_module(node)
         stops = row.kind is Kind.NORM or (row.weight is not None and node not in by_node)
         if stops and module is not None:
             return []

@@ -41,7 +41,7 @@ def chunk_groups(model: nn.Module) -> Groups:
     return sorted({(m.size(d), m.get_local_rank(d)) for m in meshes for d in range(m.ndim)})
 
 
-def local_of(found: Tensor) -> Tensor:
+def get_local(found: Tensor) -> Tensor:
     """The tensor of this process; partial sums are added up first, by all."""
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -53,7 +53,7 @@ def local_of(found: Tensor) -> Tensor:
     return found.to_local()
 
 
-def piece_of(whole: Tensor, found: Tensor, groups: Groups) -> _Piece | None:
+def get_piece(whole: Tensor, found: Tensor, groups: Groups) -> _Piece | None:
     """What `found` should be, by its own layout; None where no layout gives its shape.
 
     Args:

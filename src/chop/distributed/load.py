@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.joined import joined_of
+from chop.captured.joined import joined_names
 from chop.captured.layers.expert_linear import stacked_shape, stacks_transposed
 from chop.distributed.plan import named_tensors
 from chop.distributed.weight_files import (
@@ -209,7 +209,7 @@ def _joined_names(model: nn.Module) -> dict[str, str]:
     return {
         f"{path}.{name}".lstrip("."): f"{path}.{parts[0]}".lstrip(".")
         for path, module in model.named_modules()
-        for name, parts in joined_of(module).items()
+        for name, parts in joined_names(module).items()
         if len(parts) == 1
     }
 

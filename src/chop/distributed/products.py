@@ -19,7 +19,7 @@ from chop.nn.packed.state import BUFFER_NAMES
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import MASK_BUFFERS
 from chop.nn.quantized.state import SCALE_NAMES
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ def placements(dims: Mapping[str, int], mesh: tuple[int, ...]) -> dict[str, Plac
     return {path: (*others, sharded(dim)) for path, dim in dims.items()}
 
 
-def products_of(mg: MaseGraph) -> list[Product]:
+def list_products(mg: MaseGraph) -> list[Product]:
     """The matrix products by a parameter, in the order of the graph.
 
     Convolutions and experts are left out: each process has all of them.
     """
-    return [found for node in mg.nodes if (found := _product_of(mg, node)) is not None]
+    return [found for node in mg.nodes if (found := _get_product(mg, node)) is not None]
 
 
-def _product_of(mg: MaseGraph, node: fx.Node) -> Product | None:
+def _get_product(mg: MaseGraph, node: fx.Node) -> Product | None:
     """What a node multiplies by a parameter; None where it does not."""
-    row, module = mg.operator(node), mg.module_of(node)
+    row, module = mg.operator(node), mg.get_module(node)
     if module is None:
         return _function(mg, node)
     weight = row.weight
@@ -156,7 +156,7 @@ def _bias_can_be_cut(module: Any, outputs: int) -> bool:
 
 
 def _scale_count(module: nn.Module) -> int:
-    scales = parameters_of(module).get(SCALE_NAMES["weight"])
+    scales = own_parameters(module).get(SCALE_NAMES["weight"])
     return 0 if scales is None else scales.numel()
 
 

@@ -27,7 +27,7 @@ def use_mesh(mesh: DeviceMesh) -> None:
     _MESHES[tuple(mesh.shape)] = mesh
 
 
-def _mesh_of(shape: Sequence[int]) -> DeviceMesh:
+def _get_mesh(shape: Sequence[int]) -> DeviceMesh:
     """The mesh of a shape.
 
     Raises:
@@ -60,7 +60,7 @@ def replicate(value: Any, mesh: tuple[int, ...]) -> Any:
         if not isinstance(x, Tensor) or isinstance(x, DTensor):
             return x
         everywhere = as_torch((REPLICATED,) * len(mesh))
-        return DTensor.from_local(x, _mesh_of(mesh), everywhere, run_check=False)
+        return DTensor.from_local(x, _get_mesh(mesh), everywhere, run_check=False)
 
     if torch.is_inference_mode_enabled():
         raise PlanError(

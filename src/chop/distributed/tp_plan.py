@@ -90,7 +90,7 @@ class _Layers:
         texts = {path: placements[axis] for path, placements in plan.parameters.items()}
         found = cls()
         for node in mg.nodes:
-            module = mg.module_of(node)
+            module = mg.get_module(node)
             # What stands in for a layer of transformers has the weight the other way round.
             if isinstance(module, nn.Linear) and not stores_transposed(module):
                 found._add_linear(node, module, texts, _is_gathered(node, plan, axis))

@@ -19,10 +19,10 @@ from chop.formats import NumberFormat, Quantizer, QuantSpec, parse_format_string
 from chop.formats.elements import Element
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
-from chop.ir.layers import Layer, layers_of
+from chop.ir.layers import Layer, list_layers
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.quantization.packing import Selection, pack_layers
 
 FLOAT = "float"
@@ -126,7 +126,7 @@ def describe(spec: QuantSpec | None) -> str:
 
 def _by_path(mg: MaseGraph) -> dict[str, Layer]:
     """The quantized modules that a graph calls, at each of their paths."""
-    layers = layers_of(mg, lambda _, module: isinstance(module, QuantizedOperator))
+    layers = list_layers(mg, lambda _, module: isinstance(module, QuantizedOperator))
     called = {id(layer.module): layer for layer in layers}
     named = mg.model.named_modules(remove_duplicate=False)
     return {path: called[id(module)] for path, module in named if id(module) in called}
@@ -159,8 +159,8 @@ class _Weights:
             return module
         twin = module.unpack()
         if original is not None:
-            own = parameters_of(original)
-            parameters_of(twin).update({name: own[name] for name in module.packed_shapes})
+            own = own_parameters(original)
+            own_parameters(twin).update({name: own[name] for name in module.packed_shapes})
         return twin
 
     def _original(self, layer: Layer) -> nn.Module | None:
@@ -172,7 +172,7 @@ class _Weights:
             found = self.source.model.get_submodule(layer.path)
         except AttributeError:
             return None
-        own = parameters_of(found)
+        own = own_parameters(found)
         shapes = module.packed_shapes.items()
         is_whole = all((x := own.get(name)) is not None and x.shape == s for name, s in shapes)
         return None if isinstance(found, PackedOperator) or not is_whole else found
@@ -188,7 +188,7 @@ def _options(
     spec = QuantSpec(own.data_in, own.weight, own.bias, own.data_out)
     plain = spec.keeping("weight", "bias")
     plain = plain.with_quantizers(data_out=QuantSpec().data_out)
-    has_weight = isinstance(module, PackedOperator) or "weight" in parameters_of(module)
+    has_weight = isinstance(module, PackedOperator) or "weight" in own_parameters(module)
     if has_weight:
         if plain != spec and not plain.is_float:
             yield plain

@@ -40,20 +40,20 @@ class FolderKind:
     Attributes:
         method: its name in `quantization_config`.
         held: a sentence on what it holds, for errors.
-        scheme_of: a weight and the model's dtype -> how it is stored, or why it cannot be. A scheme
+        get_scheme: a weight and the dtype of the model -> how it is stored, or why not. A scheme
             has a `format` to tell, and `tensors`: weight and dtype -> tensors by the end of their
             names.
         settings: a model and schemes by path -> `quantization_config`.
         notes: schemes by path and the model -> what a reader would not expect.
         refused: schemes by path -> modules whose schemes do not go together, and why.
-        scheme_with_inputs: `scheme_of` for layers that round their inputs: a weight, the format of
+        scheme_with_inputs: `get_scheme` for layers that round their inputs: a weight, the format of
             inputs, and the model's dtype. None: inputs are floats.
         takes_blocks: a scale may be of a block of several rows.
     """
 
     method: str
     held: str
-    scheme_of: Callable[[CodedWeight, torch.dtype], Any]
+    get_scheme: Callable[[CodedWeight, torch.dtype], Any]
     settings: Callable[[nn.Module, Mapping[str, Any]], dict[str, Any]]
     notes: Callable[[Mapping[str, Any], Any], list[str]]
     refused: Callable[[Mapping[str, Any]], dict[str, str]] = lambda schemes: {}
@@ -169,9 +169,9 @@ def _stored(
     weight = coded_weight(layer, blocks=kind.takes_blocks)
     if isinstance(weight, str):
         return weight
-    inputs = layer.format_of("data_in")
+    inputs = layer.operand_format("data_in")
     if kind.scheme_with_inputs is None or inputs.is_identity:
-        scheme = kind.scheme_of(weight, dtype)
+        scheme = kind.get_scheme(weight, dtype)
     else:
         scheme = kind.scheme_with_inputs(weight, inputs, dtype)
     return scheme if isinstance(scheme, str) else (weight, scheme)

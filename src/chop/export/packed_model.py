@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.layers.experts import expert_layer, matrices_of
+from chop.captured.layers.experts import expert_layer, matrices_by_parameter
 from chop.errors import ConfigError
 from chop.export.graphs.flat import output_tensors
 from chop.export.refusals import weight_refusals
@@ -96,7 +96,7 @@ def _pack_tied(model: nn.Module) -> None:
             model.set_submodule(path, pack(module))
 
 
-def runner_of(model: nn.Module) -> Runner:
+def get_runner(model: nn.Module) -> Runner:
     """A model of transformers as what gives outputs by name."""
 
     @torch.no_grad()
@@ -106,7 +106,7 @@ def runner_of(model: nn.Module) -> Runner:
     return answers
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
+def get_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights of a model's layers by path, decoded where they are packed.
 
     Fused experts are the layers that they can be made of.
@@ -114,7 +114,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Any] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         found[path] = getattr(module, "weight", None)
-        for name, layer in matrices_of(module).items():
+        for name, layer in matrices_by_parameter(module).items():
             weight = module.get_parameter(name)
             found[f"{path}.{layer}"] = expert_layer(module, name, weight, {}).weight
     return {path: x.detach() for path, x in found.items() if isinstance(x, Tensor)}

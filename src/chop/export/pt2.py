@@ -25,7 +25,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.private.compile_api import compile_package, load_package, package_metadata
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.quantization.compilation import round_in_steps, takes_steps
 from chop.quantization.freezing import freeze_layers
 
@@ -224,7 +224,7 @@ def refusals(mg: MaseGraph) -> dict[str, str]:
 
 
 def _needing_chop(module: QuantizedOperator) -> Iterator[tuple[str, Quantizer]]:
-    parameters = parameters_of(module)
+    parameters = own_parameters(module)
     stored = module.packed_shapes if isinstance(module, PackedOperator) else {}
     for operand, quantizer in module.spec.items():
         is_stored = operand in stored or parameters.get(operand) is not None

@@ -17,12 +17,12 @@ from chop.base.installed import require
 from chop.errors import GuardError
 from chop.export.graphs.flat import FlatGraph, map_tensors, named_tensors
 from chop.export.onnx.check import check
-from chop.export.onnx.export import NEEDS, answer_of
+from chop.export.onnx.export import NEEDS, compute_outputs
 from chop.export.onnx.files import write_files
 from chop.export.onnx.plain import in_plain_operators
 from chop.export.onnx.quant import WHERE, quant_graph, refusals
 from chop.export.onnx.target import in_float32
-from chop.export.onnx.write import proto_of
+from chop.export.onnx.write import build_proto
 from chop.export.target import Runner, Target
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
@@ -52,7 +52,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     mg, notes = in_float32(mg)
     example, answer = _example_and_answer(mg)
     flat = FlatGraph(quant_graph(mg), example, WHERE)
-    proto = proto_of(flat, None)
+    proto = build_proto(flat, None)
 
     def check_plain(weights: Path | None) -> None:
         plain, smooth = (in_plain_operators(proto, rounds) for rounds in (True, False))
@@ -66,11 +66,11 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 def _example_and_answer(mg: MaseGraph) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Example inputs and their outputs: the first row, if it has the same outputs alone."""
     example = example_inputs(mg.model)
-    answer = answer_of(mg, example)
+    answer = compute_outputs(mg, example)
     if all(x.dim() for x in named_tensors(example).values()):
         row = map_tensors(lambda x: x[:1], example)
         with suppress(GuardError):
-            alone = answer_of(mg, row)
+            alone = compute_outputs(mg, row)
             if _are_alike(alone, answer):
                 return row, alone
     return example, answer

@@ -45,7 +45,7 @@ def _reason(module: QuantizedOperator, why_float: str, rounds_inputs: bool) -> s
     packed_linear = isinstance(module, PackedOperator) and isinstance(module, nn.Linear)
     allowed = ["data_in"] if rounds_inputs and packed_linear else []
     for name, what in {"data_in": "inputs", "data_out": "results"}.items():
-        quantizer = module.format_of(name)
+        quantizer = module.operand_format(name)
         if not quantizer.is_identity and name not in allowed:
             return f"it rounds its {what} to {quantizer.label}"
     if not isinstance(module, PackedOperator) and not module.spec.is_float:

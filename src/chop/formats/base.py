@@ -24,9 +24,9 @@ from chop.base.plugins import (
     PROGRAM,
     PluginError,
     Registry,
+    get_package,
     missing,
     other_version,
-    package_of,
 )
 from chop.config import check_fields, parse
 from chop.errors import ConfigError, did_you_mean
@@ -227,11 +227,11 @@ class NumberFormat(Quantizer):
         shown = [
             f"{name}={_shortened(value)}"
             for name, value in values.items()
-            if name == "width" or value != self.default_of(name)
+            if name == "width" or value != self.get_default(name)
         ]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
-    def default_of(self, field: str) -> Any:
+    def get_default(self, field: str) -> Any:
         """What a field is when it is left out and the others are as here, or `MISSING`."""
         return type(self).__dataclass_fields__[field].default  # type: ignore[attr-defined]
 
@@ -328,7 +328,7 @@ def stored_settings(number_format: NumberFormat) -> dict[str, Any]:
         number_format: any format; of one of chop's own no package is named.
     """
     settings = json.loads(number_format.key)
-    package = package_of(type(number_format))
+    package = get_package(type(number_format))
     return settings if package in (OWN, PROGRAM) else {**settings, PACKAGE: package}
 
 

@@ -82,7 +82,7 @@ def format_string(number_format: NumberFormat) -> str:
     given = {
         field.name: getattr(number_format, field.name)
         for field in fields
-        if getattr(number_format, field.name) != number_format.default_of(field.name)
+        if getattr(number_format, field.name) != number_format.get_default(field.name)
     }
     if isinstance(number_format, Integer) and given.keys() == {"width", "frac_width"}:
         return f"{number_format.width}.{number_format.frac_width}"

@@ -55,7 +55,7 @@ class LearnableFormat(NumberFormat):
         return dataclasses.replace(self, scales=None)  # type: ignore[type-var]
 
 
-def with_scales_of(number_format: NumberFormat, channels: slice) -> NumberFormat:
+def with_scales_for(number_format: NumberFormat, channels: slice) -> NumberFormat:
     """A format that brings a scale per channel along, with those of some channels.
 
     Raises:

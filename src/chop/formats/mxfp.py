@@ -64,16 +64,16 @@ class MXFP(BlockFormat):
         check_float_widths("mxfp", self.width, self._exponent_width)
         object.__setattr__(self, "exponent_width", self._exponent_width)
 
-    def default_of(self, field: str) -> Any:
+    def get_default(self, field: str) -> Any:
         """That of `exponent_width` follows the width."""
         if field == "exponent_width":
             return STANDARD.get(self.width, 4)
-        return super().default_of(field)
+        return super().get_default(field)
 
     @property
     def _exponent_width(self) -> int:
         given = self.exponent_width
-        return self.default_of("exponent_width") if given is None else given
+        return self.get_default("exponent_width") if given is None else given
 
     @property
     def element(self) -> Minifloat:

@@ -108,9 +108,9 @@ class QuantSpec:
             for operand, x in keys.nested.items()
         }
         for operand in (*operands, "data_out") if kind is not None else ():
-            if operand in specified or not keys.speak_of(operand, get_format(kind)):
+            if operand in specified or not keys.has_format(operand, get_format(kind)):
                 continue
-            values = read_fields(get_format(kind), keys.fields_of(operand))
+            values = read_fields(get_format(kind), keys.get_fields(operand))
             _require_all(get_format(kind), values, operand, where)
             specified[operand] = parse_format({"name": kind, **values}, f"{where}.{operand}")
         spec = cls(**specified, gradient=settings.get("gradient") or "identity")
@@ -243,11 +243,11 @@ class _Keys:
     module_wide: dict[str, Any] = dataclasses.field(default_factory=dict)
     nested: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def fields_of(self, operand: str) -> dict[str, Any]:
+    def get_fields(self, operand: str) -> dict[str, Any]:
         """The fields of an operand's format."""
         return {**self.module_wide, **self.shared, **self.chosen[operand]}
 
-    def speak_of(self, operand: str, kind: type[NumberFormat]) -> bool:
+    def has_format(self, operand: str, kind: type[NumberFormat]) -> bool:
         """Whether an operand of the operator is to have a format."""
         if operand == "data_out" or self.chosen[operand]:
             return bool(self.chosen[operand])

@@ -15,10 +15,10 @@ from chop.fusion.matching import (
     SURE_TO_HIDE,
     argument,
     check_free,
+    get_result,
     is_cast,
     is_number,
     operation,
-    result_of,
 )
 from chop.ir.graph import MaseGraph
 from chop.ir.graph.rewrite import Match, NotRewritableError
@@ -140,7 +140,7 @@ def _is_product(mg: MaseGraph, node: fx.Node) -> bool:
 
 
 def _drops_single_weights(mg: MaseGraph, node: fx.Node) -> bool:
-    return isinstance(mg.module_of(node), nn.Dropout) or node.target in (F.dropout, torch.dropout)
+    return isinstance(mg.get_module(node), nn.Dropout) or node.target in (F.dropout, torch.dropout)
 
 
 def _passes_weights(mg: MaseGraph, node: fx.Node) -> bool:
@@ -230,8 +230,8 @@ def _leads_to_a_product(mg: MaseGraph, node: Any) -> bool:
 
 
 def _check_softmax(mg: MaseGraph, node: fx.Node) -> None:
-    module = mg.module_of(node)
-    rank = len(result_of(node).shape)
+    module = mg.get_module(node)
+    rank = len(get_result(node).shape)
     dim = module.dim if isinstance(module, nn.Softmax) else argument(node, 1, "dim")
     if dim not in (-1, rank - 1):
         raise NotRewritableError("its softmax is not over the last axis")
@@ -247,7 +247,7 @@ def _operand(product: fx.Node, position: int) -> fx.Node:
 
 
 def _check_operands(found: Attention) -> None:
-    query, key, value = (result_of(node) for node in (found.query, found.key, found.value))
+    query, key, value = (get_result(node) for node in (found.query, found.key, found.value))
     if len(query.shape) not in (3, 4):
         raise NotRewritableError(f"its queries have {len(query.shape)} axes, not 3 or 4")
     if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
@@ -257,9 +257,9 @@ def _check_operands(found: Attention) -> None:
 
 
 def _check_masks(mg: MaseGraph, found: Attention, product: fx.Node) -> None:
-    scores = result_of(product).shape
+    scores = get_result(product).shape
     for mask in found.masks:
-        info = result_of(mask.node)
+        info = get_result(mask.node)
         if not _broadcasts(info.shape, scores):
             raise NotRewritableError(
                 f"mask '{mask.node.name}' does not have the shape of the scores"
@@ -268,7 +268,7 @@ def _check_masks(mg: MaseGraph, found: Attention, product: fx.Node) -> None:
             raise NotRewritableError(f"mask '{mask.node.name}' has dtype {info.torch_dtype}")
     if len(found.masks) == 1 and scores[-1] == scores[-2]:
         mask = found.masks[0]
-        if result_of(mask.node).shape[-2:] == scores[-2:] and _is_causal(mg, mask):
+        if get_result(mask.node).shape[-2:] == scores[-2:] and _is_causal(mg, mask):
             found.is_causal = True
 
 

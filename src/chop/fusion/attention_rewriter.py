@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from chop.captured.runtime import ByMode
 from chop.fusion.attention import Attention, Mask, match_attention
-from chop.fusion.matching import argument, erase_calls, operation, result_of
+from chop.fusion.matching import argument, erase_calls, get_result, operation
 from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph
 from chop.ir.graph.rewrite import rewrite
@@ -41,7 +41,7 @@ class _Rewriter:
         self.results: dict[fx.Node, Any] = {
             node: torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
             for node in mg.nodes
-            if (info := result_of(node)).torch_dtype is not None
+            if (info := get_result(node)).torch_dtype is not None
         }
 
     def rewrite(self) -> None:
@@ -82,7 +82,7 @@ class _Rewriter:
     def _key(self) -> fx.Node:
         """The keys as (..., K, D)."""
         node = self.found.key
-        rank = len(result_of(node).shape)
+        rank = len(get_result(node).shape)
         dims: Any = node.args[1:]
         is_swap = operation(self.mg, node) == "transpose" and not node.kwargs
         if is_swap and {dim % rank for dim in dims} == {rank - 2, rank - 1}:
@@ -91,7 +91,7 @@ class _Rewriter:
 
     def _scale(self) -> float | None:
         """None for the kernel's own 1 / sqrt(D)."""
-        usual = 1 / math.sqrt(result_of(self.found.query).shape[-1])
+        usual = 1 / math.sqrt(get_result(self.found.query).shape[-1])
         return None if math.isclose(self.found.scale, usual, rel_tol=1e-7) else self.found.scale
 
     def _mask(self) -> fx.Node | None:
@@ -104,8 +104,8 @@ class _Rewriter:
         numbers: Any = 0.0
         for mask in reversed(masks):
             numbers = self._added_mask(mask, numbers)
-        dtype = result_of(self.found.query).torch_dtype
-        is_it = result_of(numbers).torch_dtype == dtype
+        dtype = get_result(self.found.query).torch_dtype
+        is_it = get_result(numbers).torch_dtype == dtype
         return numbers if is_it else self._new(torch.Tensor.to, numbers, dtype)
 
     def _kept(self, mask: Mask) -> fx.Node:
@@ -126,7 +126,7 @@ class _Rewriter:
         node = self.found.dropout
         if node is None:
             return 0.0
-        module = self.mg.module_of(node)
+        module = self.mg.get_module(node)
         if module is None:
             is_on = argument(node, 2, "training", True)
             return argument(node, 1, "p", 0.5) if is_on else 0.0

@@ -20,7 +20,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import FULL, stored_weights
 from chop.nn.quantized.state import SCALE_NAMES
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.private.torch_api import BatchNorm, Convolution
 
 FracWidth = Literal["keep", "minmax", "mse", "percentile"]
@@ -49,7 +49,7 @@ def fold_batch_norms(mg: MaseGraph, frac_width: FracWidth) -> tuple[list[str], d
 
 def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
     """Why a norm cannot be folded; None if it can."""
-    norm = mg.module_of(node)
+    norm = mg.get_module(node)
     if not isinstance(norm, BatchNorm):
         return "it is a function call, not a module"
     if norm.running_mean is None or norm.running_var is None:
@@ -57,7 +57,7 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
     if len(node.all_input_nodes) != 1:
         return "it has several inputs"
     before = node.all_input_nodes[0]
-    convolution = mg.module_of(before)
+    convolution = mg.get_module(before)
     row = mg.operator(before)
     if convolution is None or not (row.is_product and row.spatial):
         return "what it reads is no convolution module"
@@ -79,8 +79,8 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
 
 
 def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
-    before, norm = node.all_input_nodes[0], mg.module_of(node)
-    convolution = mg.module_of(before)
+    before, norm = node.all_input_nodes[0], mg.get_module(node)
+    convolution = mg.get_module(before)
     assert isinstance(norm, BatchNorm) and isinstance(convolution, Convolution)
     _fold(convolution, norm)
     mg.erase(node)
@@ -90,7 +90,7 @@ def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
     )
     if isinstance(convolution, QuantizedOperator):
         spec = _merged(_rescaled(convolution, norm), norm, frac_width)
-        _warn_of_saturation(str(before.target), convolution, spec)
+        _warn_about_saturation(str(before.target), convolution, spec)
         mg.replace(before, convolution.with_spec(spec))
     _update_metadata(mg, before)
 
@@ -148,7 +148,7 @@ def _rescaled(convolution: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
     weight: Any = convolution.weight
     factors, name = _factors(norm).abs().float(), SCALE_NAMES["weight"]
     is_by_output = not convolution.transposed and len(factors) > 1
-    learned, spec = parameters_of(convolution).get(name), convolution.spec
+    learned, spec = own_parameters(convolution).get(name), convolution.spec
     if learned is not None and is_by_output and learned.numel() == len(factors):
         scaled = learned.detach() * factors.to(learned.device)
         setattr(convolution, name, nn.Parameter(scaled, learned.requires_grad))
@@ -174,7 +174,7 @@ def _merged(spec: QuantSpec, norm: nn.Module, frac_width: FracWidth) -> QuantSpe
     )
 
 
-def _warn_of_saturation(path: str, convolution: Convolution, spec: QuantSpec) -> None:
+def _warn_about_saturation(path: str, convolution: Convolution, spec: QuantSpec) -> None:
     """Warns where folding has moved a parameter out of the range of its integers."""
     for name in ("weight", "bias"):
         fmt, value = getattr(spec, name), getattr(convolution, name)
@@ -200,7 +200,7 @@ def _waiting(quantizer: Quantizer, rule: Any) -> Quantizer:
 def _update_metadata(mg: MaseGraph, node: fx.Node) -> None:
     if "mase" not in node.meta or not node.meta["mase"].common.mase_op:
         return
-    convolution: Any = mg.module_of(node)
+    convolution: Any = mg.get_module(node)
     node.meta["mase"].common.args["bias"] = TensorInfo.of(convolution.bias)
     if isinstance(convolution, QuantizedOperator):
         record_formats(node, convolution)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx, nn
 
-from chop.fusion.matching import SURE_TO_HIDE, argument, is_number, operation, result_of
+from chop.fusion.matching import SURE_TO_HIDE, argument, get_result, is_number, operation
 from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 
@@ -54,7 +54,7 @@ def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
     keeps_values = mg.operator(node).layout in ("view", "cast") or name == "bool"
     if keeps_values or (name == "ne" and other == 0):
         # A view that cuts the rows otherwise moves the diagonal.
-        same_rows = result_of(node).shape[-2:] == result_of(source).shape[-2:]
+        same_rows = get_result(node).shape[-2:] == get_result(source).shape[-2:]
         return triangle(mg, source) if same_rows else None
     diagonal = argument(node, 1, "diagonal", 0)
     if name == "tril" and diagonal == 0 and _is_square(mg, source, "ones"):
@@ -62,7 +62,7 @@ def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
     if name == "triu" and diagonal == 1 and _is_square(mg, source, "ones"):
         return "upper"
     if name in ("getitem", "get_attr"):
-        return _triangle_of(_sliced_buffer(mg, node))
+        return _get_triangle(_sliced_buffer(mg, node))
     return None
 
 
@@ -93,7 +93,7 @@ def _sliced_buffer(mg: MaseGraph, node: Any) -> Tensor | None:
     return square if square.size(0) == square.size(1) else None
 
 
-def _triangle_of(square: Tensor | None) -> Triangle | None:
+def _get_triangle(square: Tensor | None) -> Triangle | None:
     if square is None:
         return None
     ones = torch.ones_like(square, dtype=torch.bool)

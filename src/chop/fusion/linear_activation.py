@@ -6,7 +6,7 @@ from torch import fx, nn
 
 from chop.captured.overrides import has_hooks
 from chop.fusion.matching import erase_calls, operation
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.graph.rewrite import Match, NotRewritableError, rewrite
 from chop.ir.ownership import Ownership
 from chop.nn.fused import ACTIVATIONS, LinearActivation
@@ -37,7 +37,7 @@ def _activation(mg: MaseGraph, node: fx.Node) -> str:
     """Which of `ACTIVATIONS` a node computes; "" if none."""
     name = operation(mg, node)
     if name == "gelu":
-        how = getattr(mg.module_of(node), "approximate", node.kwargs.get("approximate", "none"))
+        how = getattr(mg.get_module(node), "approximate", node.kwargs.get("approximate", "none"))
         name = "gelu" if how == "none" else f"gelu_{how}"
     return name if name in ACTIVATIONS and len(node.all_input_nodes) == 1 else ""
 
@@ -45,7 +45,7 @@ def _activation(mg: MaseGraph, node: fx.Node) -> str:
 def _why_infeasible(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Ownership) -> str | None:
     """Why a layer and its activation stay apart; None if they need not."""
     modules = [
-        module for module in (mg.module_of(linear), mg.module_of(node)) if module is not None
+        module for module in (mg.get_module(linear), mg.get_module(node)) if module is not None
     ]
     if any(isinstance(module, QuantizedOperator) for module in modules):
         return "it, or its activation, is quantized or pruned"
@@ -60,10 +60,10 @@ def _why_infeasible(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Owners
 
 
 def _fuse(mg: MaseGraph, linear: fx.Node, node: fx.Node, activation: str) -> None:
-    layer = mg.module_of(linear)
+    layer = mg.get_module(linear)
     assert isinstance(layer, nn.Linear)
     mg.replace(linear, LinearActivation.from_linear(layer, activation))
     node.replace_all_uses_with(linear)
     erase_calls(mg, [node])
-    common, row = metadata_of(linear).common, mg.operator(linear)
+    common, row = node_metadata(linear).common, mg.operator(linear)
     common.mase_op, common.mase_type = row.name, row.mase_type

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from chop.captured.overrides import has_hooks
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.graph.rewrite import NotRewritableError
 from chop.ir.metadata import TensorInfo
 from chop.nn.quantized import QuantizedOperator
@@ -22,9 +22,9 @@ def operation(mg: MaseGraph, node: Any) -> str:
     return mg.operator(node).name if isinstance(node, fx.Node) else ""
 
 
-def result_of(node: fx.Node) -> TensorInfo:
+def get_result(node: fx.Node) -> TensorInfo:
     """Shape and dtype of what a node returns, with the example inputs."""
-    return metadata_of(node).common.results.get("data_out_0", TensorInfo())
+    return node_metadata(node).common.results.get("data_out_0", TensorInfo())
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
@@ -40,12 +40,12 @@ def is_number(value: Any) -> bool:
 def is_cast(mg: MaseGraph, node: Any) -> bool:
     """True for a change of dtype that gives a tensor of reals."""
     is_cast = isinstance(node, fx.Node) and mg.operator(node).layout == "cast"
-    return is_cast and result_of(node).is_floating
+    return is_cast and get_result(node).is_floating
 
 
 def check_free(mg: MaseGraph, node: fx.Node) -> None:
     """Raises NotRewritableError where what a node calls has to stay as it is."""
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
         raise NotRewritableError(f"'{node.name}' is quantized")
     if module is not None and has_hooks(module):

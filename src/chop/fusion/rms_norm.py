@@ -8,12 +8,12 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, fx, nn
 
-from chop.fusion.matching import argument, erase_calls, is_cast, is_number, operation, result_of
+from chop.fusion.matching import argument, erase_calls, get_result, is_cast, is_number, operation
 from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph
 from chop.ir.graph.rewrite import Match, NotRewritableError, rewrite
 from chop.ir.metadata import MaseMetadata
-from chop.private.modules import children_of, members_of, parameters_of
+from chop.private.modules import own_children, own_members, own_parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,15 +113,15 @@ def _why_infeasible(mg: MaseGraph, found: _WrittenNorm) -> str | None:
     """Why a norm stays written out; None if it need not."""
     path, _, name = str(found.weight.target).rpartition(".")
     owner: nn.Module = mg.model.get_submodule(path)
-    weight = parameters_of(owner).get(name)
+    weight = own_parameters(owner).get(name)
     if weight is None:
         return "its weight is no parameter"
-    dtypes = {result_of(node).torch_dtype for node in _steps(found.end, found.read)}
+    dtypes = {get_result(node).torch_dtype for node in _steps(found.end, found.read)}
     if len(dtypes | {weight.dtype}) > 1:
         return "it computes in another dtype than that of what it reads"
-    if weight.dim() != 1 or result_of(found.read).shape[-1:] != tuple(weight.shape):
+    if weight.dim() != 1 or get_result(found.read).shape[-1:] != tuple(weight.shape):
         return "its weight has not one element for each feature"
-    if not path or children_of(owner) or [*_members(owner)] != ["weight"]:
+    if not path or own_children(owner) or [*_members(owner)] != ["weight"]:
         return "its weight is not alone in a module of its own"
     if _is_made(owner) and owner.eps != found.eps:
         return "its weight is that of a norm with another eps"
@@ -141,7 +141,7 @@ def _steps(node: fx.Node, read: fx.Node) -> set[fx.Node]:
 
 def _members(module: nn.Module) -> dict[str, Any]:
     """Parameters, buffers and modules of a module itself, by name."""
-    return {name: value for members in members_of(module) for name, value in members.items()}
+    return {name: value for members in own_members(module) for name, value in members.items()}
 
 
 def _fuse(mg: MaseGraph, found: _WrittenNorm) -> None:
@@ -152,7 +152,7 @@ def _fuse(mg: MaseGraph, found: _WrittenNorm) -> None:
         norm = nn.RMSNorm(weight.numel(), eps=found.eps, device="meta")
         norm.weight = weight
         parent, _, name = path.rpartition(".")
-        children_of(mg.model.get_submodule(parent))[name] = norm.train(owner.training)
+        own_children(mg.model.get_submodule(parent))[name] = norm.train(owner.training)
     with mg.fx_graph.inserting_before(found.end):
         fused = mg.fx_graph.call_module(path, (found.read,))
     fused.meta.update(found.end.meta)
@@ -165,7 +165,7 @@ def _fuse(mg: MaseGraph, found: _WrittenNorm) -> None:
 
 def _like(node: fx.Node) -> Tensor:
     """A tensor without data, as a node returns it."""
-    info = result_of(node)
+    info = get_result(node)
     return torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
 
 

@@ -37,7 +37,7 @@ def integer_form(mg: MaseGraph) -> MaseGraph:
 
 def is_integer(mg: MaseGraph) -> bool:
     """Whether the graph encodes inputs, or decodes results, of integers."""
-    return any(isinstance(mg.module_of(node), Encode | Decode) for node in mg.nodes)
+    return any(isinstance(mg.get_module(node), Encode | Decode) for node in mg.nodes)
 
 
 def example_batch(mg: MaseGraph, seed: int = SEED) -> dict[str, Tensor]:

@@ -12,11 +12,11 @@ from chop.captured.module_tree import Scope
 from chop.captured.specs import TensorSpec
 from chop.ir.graph import MaseGraph
 from chop.private.modules import (
-    buffers_of,
-    children_of,
     class_label,
-    members_of,
     not_persistent,
+    own_buffers,
+    own_children,
+    own_members,
 )
 
 KEPT_METADATA = ("nn_module_stack", "source")
@@ -54,7 +54,7 @@ class GraphBuilder:
         """The same call with other arguments: what `read` makes of the nodes in the old ones."""
         target = like.target
         if like.op == "call_module":
-            module = self._mg.module_of(like)
+            module = self._mg.get_module(like)
             assert module is not None
             target = self._add(like, module, "")
         args = fx.node.map_arg(like.args, read)
@@ -74,7 +74,7 @@ class GraphBuilder:
         """
         model: Any = self._mg.model
         names = {path: class_label(module) for path, module in model.named_modules()}
-        for members in members_of(model):
+        for members in own_members(model):
             members.clear()
         not_persistent(model).clear()
         for path, member in self._members.items():
@@ -82,9 +82,9 @@ class GraphBuilder:
             *scopes, name = path.split(".")
             for depth, scope in enumerate(scopes, 1):
                 inside = ".".join(scopes[:depth])
-                parent = children_of(parent).setdefault(scope, Scope(names.get(inside, "Module")))
+                parent = own_children(parent).setdefault(scope, Scope(names.get(inside, "Module")))
             home: dict[str, Any] = (
-                buffers_of(parent) if isinstance(member, Tensor) else children_of(parent)
+                own_buffers(parent) if isinstance(member, Tensor) else own_children(parent)
             )
             home[name] = member
         guards = [

@@ -53,7 +53,7 @@ def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
     Raises:
         ConfigError: the name of such an argument of a function is not known.
     """
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     inputs: list[fx.Node] = []
     operands: list[str | None] = []
     others: dict[str, Any] = {}
@@ -86,12 +86,12 @@ def _caller(node: fx.Node, target: Any, folded: Folded) -> Callable[..., Tensor]
     def run(*values: Tensor) -> Tensor:
         given = (value.clone() for value in values)  # the call may write into them
 
-        def value_of(read: fx.Node) -> Any:
+        def get_value(read: fx.Node) -> Any:
             value = folded.values[read]
             return next(given) if isinstance(value, Tensor) else value
 
-        args = fx.node.map_arg(node.args, value_of)
-        kwargs = fx.node.map_arg(_named(node), value_of)
+        args = fx.node.map_arg(node.args, get_value)
+        kwargs = fx.node.map_arg(_named(node), get_value)
         result: Tensor = target(*args, **kwargs)
         return result
 
@@ -106,7 +106,7 @@ def _named(node: fx.Node) -> dict[str, Any]:
 def _names(mg: MaseGraph, node: fx.Node) -> list[str]:
     """Names of the positional arguments; `arg_1` ... where no signature tells them."""
     unnamed = [f"{UNNAMED}{position}" for position in range(len(node.args))]
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     if module is not None and not isinstance(module, QuantCall):
         return unnamed
     known = list(module.arguments) if isinstance(module, QuantCall) else []

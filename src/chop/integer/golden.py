@@ -40,7 +40,7 @@ def golden_values(mg: MaseGraph, batch: Mapping[str, Any]) -> Golden:
     found: Golden = {f"inputs.{name}": x for name, x in inputs.items()}
 
     def visit(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         is_index = node.op == "placeholder" and isinstance(result, Tensor)
         if isinstance(module, Encode | EncodeBlocks):
             found[f"sent.{node.name}"] = result

@@ -22,9 +22,9 @@ from chop.nn.integer import (
     RequantizeBlocks,
     block_exponents,
 )
-from chop.nn.integer.edge import bits_of, shift_between
+from chop.nn.integer.edge import bit_width, shift_between
 from chop.nn.quantized import QuantizedOperator, leaf_operators
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 AnyGrid = Grid | BlockGrid
 WINDOW = 8
@@ -44,7 +44,7 @@ class Grids:
 
     def of(self, operator: QuantizedOperator, operand: str) -> AnyGrid | None:
         """The grid that an operator rounds an operand to; None if there is none."""
-        number_format: Any = operator.format_of(operand)
+        number_format: Any = operator.operand_format(operand)
         if number_format.is_identity:
             return None
         found = Grid.of(number_format)
@@ -82,7 +82,7 @@ def observed_grids(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Grids
     for step, spec in specs.items():
         for operand, number_format in spec.items():
             blocks = isinstance(number_format, NumberFormat) and BlockGrid.of(number_format, 0, 0)
-            if blocks and parameters_of(step).get(operand) is None:
+            if blocks and own_parameters(step).get(operand) is None:
                 observers[id(step), operand] = _Exponents(spec.number_format(operand))
                 step.spec = step.spec.with_quantizers(**{operand: observers[id(step), operand]})
     try:
@@ -118,7 +118,7 @@ def grid_text(grid: AnyGrid) -> str:
     ('s8f4', 'u8fm2', 'u2')
     """
     ends = grid.edge
-    width = bits_of(ends.low, ends.high) - (ends.low >= 0)
+    width = bit_width(ends.low, ends.high) - (ends.low >= 0)
     fraction = shift_between(1.0, grid.step)
     text = "" if fraction is None else f"f{fraction}".replace("-", "m")
     kind = "b" if isinstance(grid, BlockGrid) else "s" if ends.low < 0 else "u"

@@ -221,7 +221,7 @@ class GraphLowering:
     def _lower(self, node: fx.Node) -> Codes:
         if node not in self.folded.static and is_moved(self.mg, node, self.folded):
             return self._exact_move(node)
-        module = self.mg.module_of(node)
+        module = self.mg.get_module(node)
         if isinstance(module, QuantScaledDotProductAttention):
             return self._lower_attention(self, node, module)
         row, grid = self.mg.operator(node), self._data_out(node)
@@ -243,7 +243,7 @@ class GraphLowering:
         )
 
     def _data_out(self, node: fx.Node) -> AnyGrid | None:
-        module = self.mg.module_of(node)
+        module = self.mg.get_module(node)
         return self.grids.of(module, "data_out") if isinstance(module, QuantizedOperator) else None
 
     def _table(self, node: fx.Node, grid: Grid | None) -> Codes:
@@ -336,7 +336,10 @@ class GraphLowering:
 def _without_format(mg: MaseGraph, node: fx.Node) -> str:
     """Why a value has no codes, and the way out."""
     for reader in node.users:
-        row, is_float = mg.operator(reader), not isinstance(mg.module_of(reader), QuantizedOperator)
+        row, is_float = (
+            mg.operator(reader),
+            not isinstance(mg.get_module(reader), QuantizedOperator),
+        )
         if row.is_quantizable and is_float:
             return (
                 f"nothing that reads it has a format; quantize '{reader.name}' ({row.name}), with "

@@ -67,7 +67,7 @@ def proven_mask(mg: MaseGraph, node: fx.Node, folded: Folded) -> ProvenMask:
     Raises:
         ConfigError: it is another mask.
     """
-    sources = _inputs_of(node, folded)
+    sources = _list_inputs(node, folded)
     if not sources:
         kept = _kept(node, folded.values[node])
         return ProvenMask(None, _is_causal(node, kept))
@@ -89,7 +89,7 @@ def proven_mask(mg: MaseGraph, node: fx.Node, folded: Folded) -> ProvenMask:
     return ProvenMask(source, is_causal)
 
 
-def _inputs_of(node: fx.Node, folded: Folded) -> list[fx.Node]:
+def _list_inputs(node: fx.Node, folded: Folded) -> list[fx.Node]:
     """The inputs of the graph whose values reach a node, in the graph's order."""
     followed = _followed(node, folded)
     return [step for step in node.graph.nodes if step.op == "placeholder" and step in followed]

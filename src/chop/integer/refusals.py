@@ -52,7 +52,7 @@ def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[Refusal]:
 
 def _is_active_dropout(mg: MaseGraph, node: fx.Node) -> bool:
     """Whether a node drops values in any mode, by its own arguments."""
-    if mg.operator(node).kind is not Kind.DROPOUT or mg.module_of(node) is not None:
+    if mg.operator(node).kind is not Kind.DROPOUT or mg.get_module(node) is not None:
         return False
     given: dict[str, Any] = (
         dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
@@ -61,7 +61,7 @@ def _is_active_dropout(mg: MaseGraph, node: fx.Node) -> bool:
 
 
 def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iterator[str]:
-    row, module = mg.operator(node), mg.module_of(node)
+    row, module = mg.operator(node), mg.get_module(node)
     if not folded.is_float(node):
         yield f"{node.name} ({row.name} of whole numbers)"
         return
@@ -107,7 +107,7 @@ def _is_mask(node: fx.Node, folded: Folded) -> bool:
 
 def _of_operator(path: str, step: QuantizedOperator, grids: Grids) -> Iterator[str]:
     for operand in (*step.operands, "data_out"):
-        quantizer = step.format_of(operand)
+        quantizer = step.operand_format(operand)
         is_parameter = operand in PARAMETERS and not isinstance(step, QuantCall)
         if is_parameter and getattr(step, operand, None) is None:
             continue

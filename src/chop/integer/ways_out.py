@@ -89,7 +89,7 @@ def ways_out(mg: MaseGraph, refused: Sequence[Refusal]) -> list[str]:
 
 def _ways(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
     node = refusal.node
-    row, module = mg.operator(node), mg.module_of(node)
+    row, module = mg.operator(node), mg.get_module(node)
     if isinstance(module, LoraLinear):
         yield "merge adapters by fuse_lora_weights_transform_pass"
     elif "(dropout" in refusal.text:
@@ -116,7 +116,7 @@ def _ways(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
 def _way_of_norm(mg: MaseGraph, node: fx.Node) -> str:
     """The way out of a batch norm, by the layer that it reads."""
     read = node.all_input_nodes[0] if node.all_input_nodes else None
-    before = mg.module_of(read) if read is not None else None
+    before = mg.get_module(read) if read is not None else None
     if isinstance(before, Convolution):
         return FOLD_CONVOLUTION
     return FOLD_LINEAR if isinstance(before, nn.Linear) else SCALE_AND_SHIFT

@@ -56,13 +56,13 @@ def _is_new(mg: MaseGraph, node: fx.Node) -> bool:
     """Whether the result lies in memory of its own."""
     row = mg.operator(node)
     computes = row.integer is not None
-    computes |= isinstance(mg.module_of(node), QuantScaledDotProductAttention)
+    computes |= isinstance(mg.get_module(node), QuantScaledDotProductAttention)
     return row.joins(node) or computes
 
 
 def _targets(mg: MaseGraph, node: fx.Node) -> list[fx.Node]:
     """The inputs that a node writes into, at inference."""
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     if module is None or getattr(module, "inplace", False) is True:
         drops = module is not None and mg.operator(node).kind is Kind.DROPOUT
         return [] if drops else written_by(node)

@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 from chop.base.nested import tree_tensors
 from chop.captured.nodes.modes import mode_paths
 from chop.formats import Float, NumberFormat
-from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.metadata import CommonMetadata, TensorInfo, operand_of
+from chop.ir.graph import MaseGraph, node_metadata
+from chop.ir.metadata import CommonMetadata, TensorInfo, get_operand
 from chop.ir.ops import Operator
 from chop.ir.propagate import propagate
 from chop.nn.quantized import QuantizedOperator
@@ -33,7 +33,7 @@ def annotate(mg: MaseGraph, inputs: Mapping[str, Any], with_values: bool = False
 
     def note(node: fx.Node, result: Any) -> None:
         results[node] = result
-        metadata_of(node).common.update(common_metadata(mg, node, results, with_values))
+        node_metadata(node).common.update(common_metadata(mg, node, results, with_values))
 
     propagate(mg.model, inputs, note, with_values)
 
@@ -58,7 +58,7 @@ def common_metadata(
         f"data_out_{i}": TensorInfo.of(x, keep_values)
         for i, x in enumerate(tensors_in(results[node]))
     }
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     for name in PARAMETERS if module is not None else ():
         parameter = getattr(module, name, None)
         if isinstance(parameter, Tensor):
@@ -70,7 +70,7 @@ def common_metadata(
 
 def record_formats(node: fx.Node, module: nn.Module) -> None:
     """Notes in a node's metadata the formats of the module that it calls: floats of a plain one."""
-    common = metadata_of(node).common
+    common = node_metadata(node).common
     if isinstance(module, QuantizedOperator):
         _record_formats(common, module)
         return
@@ -82,7 +82,7 @@ def record_formats(node: fx.Node, module: nn.Module) -> None:
 def _record_formats(common: CommonMetadata, module: QuantizedOperator) -> None:
     for name, info in common.args.items():
         if isinstance(info, TensorInfo) and info.is_floating:
-            info.record_format(module.spec.number_format(operand_of(name, module)))
+            info.record_format(module.spec.number_format(get_operand(name, module)))
     for info in common.results.values():
         if info.is_floating:
             info.record_format(module.spec.number_format("data_out"))
@@ -92,12 +92,12 @@ def operand_formats(
     mg: MaseGraph, node: fx.Node
 ) -> Iterator[tuple[str, tuple[int, ...], int, NumberFormat]]:
     """Format of each real argument of a node: (name, shape, bits of its dtype, format)."""
-    module = mg.module_of(node)
-    for name, info in metadata_of(node).common.args.items():
+    module = mg.get_module(node)
+    for name, info in node_metadata(node).common.args.items():
         if isinstance(info, TensorInfo) and info.is_floating and info.torch_dtype is not None:
             found: NumberFormat = Float()
             if isinstance(module, QuantizedOperator):
-                found = module.spec.number_format(operand_of(name, module))
+                found = module.spec.number_format(get_operand(name, module))
             yield name, info.shape, info.torch_dtype.itemsize * 8, found
 
 

@@ -17,7 +17,7 @@ from chop.base.nested import tree_map, tree_tensors
 from chop.ir.ops import STANDARD_MODULES, Kind, Operator, module_of_node, of_called, of_node
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 _MAY_MULTIPLY = (Kind.PRODUCT, Kind.OTHER)
 _KEPT = 10_000
@@ -95,7 +95,7 @@ def _by_rule(row: Operator, module: nn.Module | None, given: Any, result: Any) -
     shapes = [tuple(x.shape) for x in tree_tensors(given)]
     if isinstance(module, PackedOperator):
         shapes.append(tuple(module.packed_shapes["weight"]))
-    elif module is not None and "weight" in parameters_of(module):
+    elif module is not None and "weight" in own_parameters(module):
         shapes.append(tuple(module.get_parameter("weight").shape))
     first = next(iter(tree_tensors(result)), None)
     assert row.flops is not None

@@ -15,7 +15,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Operator, Weight
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +51,11 @@ class Layer:
         return selector in names or any(re.fullmatch(selector, name) for name in names)
 
 
-def layers_of(mg: MaseGraph, wanted: Callable[[Operator, nn.Module], bool]) -> list[Layer]:
+def list_layers(mg: MaseGraph, wanted: Callable[[Operator, nn.Module], bool]) -> list[Layer]:
     """The modules that a graph calls, in its order, those that are wanted."""
     calls: dict[nn.Module, list[fx.Node]] = {}
     for node in mg.nodes:
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if module is not None and wanted(mg.operator(node), module):
             calls.setdefault(module, []).append(node)
     return [
@@ -85,9 +85,11 @@ def user_besides(mg: MaseGraph, tensor: object, modules: Sequence[nn.Module]) ->
     """
     known = {id(module) for module in modules}
     for node in mg.nodes:
-        called = mg.module_of(node)
+        called = mg.get_module(node)
         for module in called.modules() if called is not None else ():
-            if id(module) not in known and any(x is tensor for x in parameters_of(module).values()):
+            if id(module) not in known and any(
+                x is tensor for x in own_parameters(module).values()
+            ):
                 return f"the {type(module).__name__} '{node.target}'"
         follows = is_of_training(node) and not any(node in written_by(user) for user in node.users)
         is_read = node.op == "get_attr" and deepgetattr(mg.model, str(node.target)) is tensor

@@ -111,12 +111,12 @@ class CommonMetadata(Record):
     results: dict[str, TensorInfo] = dataclasses.field(default_factory=dict)
 
 
-def operand_of(argument: str, module: QuantizedOperator) -> str:
+def get_operand(argument: str, module: QuantizedOperator) -> str:
     """The operand of a quantized operator that an entry of `CommonMetadata.args` is.
 
     >>> from torch import nn
     >>> from chop.nn.quantized import QuantLinear
-    >>> operand_of("data_in_0", QuantLinear(2, 2))
+    >>> get_operand("data_in_0", QuantLinear(2, 2))
     'data_in'
     """
     if argument in ("weight", "bias"):
@@ -229,7 +229,7 @@ def attach(nodes: Iterable[fx.Node]) -> None:
             metadata._node = weakref.ref(node)
 
 
-def metadata_of(node: fx.Node) -> MaseMetadata:
+def node_metadata(node: fx.Node) -> MaseMetadata:
     """`node.meta["mase"]`.
 
     Raises:

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from chop.errors import GraphError, did_you_mean
 from chop.ir.dotted import deepgetattr
-from chop.ir.metadata import metadata_of
+from chop.ir.metadata import node_metadata
 
 
 class HasNodes(Protocol):
@@ -23,12 +23,12 @@ class HasNodes(Protocol):
 
 def get_mase_op(node: fx.Node) -> str:
     """The name of a node's operator, such as `linear`; needs the common metadata."""
-    return metadata_of(node).common.mase_op
+    return node_metadata(node).common.mase_op
 
 
 def get_mase_type(node: fx.Node) -> str:
     """The type of a node's operator, such as `module_related_func`; needs the common metadata."""
-    return metadata_of(node).common.mase_type
+    return node_metadata(node).common.mase_type
 
 
 def get_node_actual_target(node: fx.Node) -> Any:
@@ -49,13 +49,13 @@ def get_node_actual_target(node: fx.Node) -> Any:
     return deepgetattr(owner, str(node.target))
 
 
-def names_of(node: fx.Node) -> tuple[str, ...]:
+def list_names(node: fx.Node) -> tuple[str, ...]:
     """What a setting by name may call a node: its name, and the path or method that it calls.
 
     A function has no path: its text holds an address, which patterns would match by chance.
 
     >>> graph = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2))).graph
-    >>> [names_of(node) for node in graph.nodes if node.op == "call_module"]
+    >>> [list_names(node) for node in graph.nodes if node.op == "call_module"]
     [('_0', '0')]
     """
     return (node.name,) if callable(node.target) else (node.name, node.target)

@@ -21,7 +21,7 @@ class Ownership:
         self._uses: Counter[int] = Counter()
         for node in mg.nodes:
             # What a leaf holds, it may call: a module is used wherever one that has it is.
-            called = mg.module_of(node)
+            called = mg.get_module(node)
             self._uses.update(map(id, () if called is None else called.modules()))
             if node.op == "get_attr":
                 self._uses[id(self._owner(node))] += 1
@@ -36,7 +36,7 @@ class Ownership:
 
     def why_shared(self, node: fx.Node) -> str | None:
         """Why the parameters of a node's module are shared; None if they are its own."""
-        module = self._mg.module_of(node)
+        module = self._mg.get_module(node)
         if module is None:
             return "is a function call, not a module"
         if self._uses[id(module)] > 1:

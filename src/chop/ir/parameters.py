@@ -15,8 +15,8 @@ from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.nn.quantized.state import SCALE_NAMES
-from chop.nn.sparsity import masked_of
-from chop.private.modules import parameters_of
+from chop.nn.sparsity import get_masked
+from chop.private.modules import own_parameters
 
 FLOAT = Float()
 Use = tuple[Tensor, str, NumberFormat]
@@ -93,15 +93,15 @@ def stored_parameters(mg: MaseGraph) -> list[StoredParameter]:
     return _stored(mg.model, (use for node in nodes for use in _uses(mg, node)))
 
 
-def stored_parameters_of(module: nn.Module) -> list[StoredParameter]:
+def count_stored_parameters(module: nn.Module) -> list[StoredParameter]:
     """The same for a module that is no graph: every module below it is taken to be called."""
     return _stored(module, _uses_in(module))
 
 
 def masked_weights(mg: MaseGraph) -> dict[int, Tensor]:
     """Pruning masks, True where a weight is masked, by the id of the weight."""
-    owners = ((parameters_of(module).get("weight"), module) for module in mg.model.modules())
-    masks = ((weight, masked_of(module)) for weight, module in owners if weight is not None)
+    owners = ((own_parameters(module).get("weight"), module) for module in mg.model.modules())
+    masks = ((weight, get_masked(module)) for weight, module in owners if weight is not None)
     return {id(weight): masked for weight, masked in masks if masked is not None}
 
 
@@ -153,7 +153,7 @@ def _widest(name: str, parameter: Tensor, uses: list[tuple[str, NumberFormat]]) 
 
 def _uses(mg: MaseGraph, node: fx.Node) -> Iterator[Use]:
     """The parameters that a node takes, as what, and in which format."""
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     if isinstance(module, QuantCall):
         positions = zip(module.arguments, node.args, strict=False)
         for name, argument in [*positions, *node.kwargs.items()]:

@@ -13,7 +13,7 @@ from chop.errors import ConfigError, did_you_mean
 from chop.ir.annotate import argument_tensors, tensors_in
 from chop.ir.batches import observe_batches
 from chop.ir.graph import MaseGraph
-from chop.ir.nodes import names_of
+from chop.ir.nodes import list_names
 from chop.ir.rows import non_finite_rows
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
@@ -49,7 +49,7 @@ class Profile:
         Raises:
             ConfigError: it has none.
         """
-        module = self._mg.module_of(node)
+        module = self._mg.get_module(node)
         parameters: dict[str, Tensor] = {}
         if module is not None:
             parameters.update(module.named_parameters(recurse=False))
@@ -151,7 +151,7 @@ def nodes_named(mg: MaseGraph, by: str, wanted: Sequence[str], where: str) -> li
     """
 
     def names(node: fx.Node) -> tuple[str, ...]:
-        return (mg.operator(node).name,) if by == "type" else names_of(node)
+        return (mg.operator(node).name,) if by == "type" else list_names(node)
 
     known = {name for node in mg.nodes for name in names(node)}
     for name in wanted:

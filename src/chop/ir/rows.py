@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from chop.captured.padding.hidden import hidden_elements, is_followed
-from chop.captured.padding.masks import TARGET_SIDE, inputs_of, is_tokens_first, visible_tokens
+from chop.captured.padding.masks import TARGET_SIDE, is_tokens_first, list_inputs, visible_tokens
 from chop.errors import ConfigError
 from chop.ir.ops import of_node
 
@@ -56,7 +56,7 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
         elif shape in (mask.shape, (mask.numel(),)):
             found[name] = mask
     if len(found) > 1:
-        in_decoder = any(str(n.target).startswith(TARGET_SIDE) for n in inputs_of(node))
+        in_decoder = any(str(n.target).startswith(TARGET_SIDE) for n in list_inputs(node))
         of_side = [name for name in found if name.startswith(TARGET_SIDE) == in_decoder]
         found = {name: found[name] for name in of_side or found}
     kept_rows = next(iter(found.values()), None)

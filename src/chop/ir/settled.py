@@ -23,7 +23,7 @@ def settled_copy(mg: MaseGraph) -> MaseGraph:
     settled = mg.copy()
     settled.keep_evaluation("the program has the nodes of eval()")
     for node in settled.nodes:
-        module = settled.module_of(node)
+        module = settled.get_module(node)
         if isinstance(module, QuantizedOperator):
             settled.replace(node, module.unpack().freeze_scales())
     settled.model.cpu().eval()
@@ -35,7 +35,9 @@ def hooked_modules(mg: MaseGraph) -> dict[str, str]:
 
     A hook on all modules is one of the model.
     """
-    called = {str(node.target): mg.module_of(node) for node in mg.nodes if node.op == "call_module"}
+    called = {
+        str(node.target): mg.get_module(node) for node in mg.nodes if node.op == "call_module"
+    }
     found = {"": forward_hooks(mg.model)}
     for path, module in called.items():
         inside = () if module is None else module.modules()

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from chop.base.notices import warn_once, warn_once_of
-from chop.captured.layers.experts import matrices_of
+from chop.base.notices import warn_once, warn_once_about
+from chop.captured.layers.experts import matrices_by_parameter
 from chop.captured.module import CapturedModule
-from chop.captured.original import sources_of
+from chop.captured.original import list_sources
 from chop.errors import enumerate_names
 from chop.ir.ops import of_module, stand_in_for
 from chop.nn.quantized import QuantizedOperator
@@ -47,7 +47,7 @@ class Unreached:
     elements: int
 
 
-def unreached_matrices_of(model: nn.Module, is_left: Callable[[str], bool]) -> list[Unreached]:
+def list_unreached_matrices(model: nn.Module, is_left: Callable[[str], bool]) -> list[Unreached]:
     """The matrices of a model, which is no graph, that are in no module of the table.
 
     A tensor with one row, a position or a class token, is none.
@@ -99,7 +99,7 @@ def unreached_sentence(
     )
 
 
-def warn_of_share(model: nn.Module, text: str, where: str) -> None:
+def warn_about_share(model: nn.Module, text: str, where: str) -> None:
     """Warns once for each model and pass; copies of a graph, as trials make, are one model.
 
     Args:
@@ -108,11 +108,11 @@ def warn_of_share(model: nn.Module, text: str, where: str) -> None:
         text: of `unreached_sentence`.
         where: the pass.
     """
-    sources = sources_of(model)
+    sources = list_sources(model)
     if isinstance(model, CapturedModule) and model in sources:
         warn_once(text, UnreachedWarning)
     else:
-        warn_once_of(sources, text, UnreachedWarning, where)
+        warn_once_about(sources, text, UnreachedWarning, where)
 
 
 def _named(kind: str, group: list[Unreached]) -> str:
@@ -124,7 +124,7 @@ def is_of_table(module: nn.Module) -> bool:
     """Whether a module is a layer that a format can be given to, or can be made of such layers."""
     if isinstance(module, QuantizedOperator) or stand_in_for(module) is not None:
         return True
-    if matrices_of(module):
+    if matrices_by_parameter(module):
         return True
     return of_module(type(module)).quantized is not None
 

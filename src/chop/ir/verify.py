@@ -8,7 +8,7 @@ from chop.captured.module_tree import member_at
 from chop.captured.overrides import why_not_its_class
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
-from chop.ir.metadata import MaseMetadata, TensorInfo, operand_of
+from chop.ir.metadata import MaseMetadata, TensorInfo, get_operand
 from chop.nn.quantized import QuantizedOperator
 
 
@@ -60,14 +60,14 @@ def _verify_metadata(mg: MaseGraph, node: fx.Node) -> None:
         return
     operator = mg.operator(node)
     if common.mase_op != operator.name:
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         reason = None if module is None else why_not_its_class(module)
         what = f"calls '{operator.name}'{'' if reason is None else f': {reason}'}"
         raise GraphError(f"node '{node.name}' is noted as '{common.mase_op}' and {what}.")
     for name, info in common.results.items():
         if not isinstance(info, TensorInfo):
             raise GraphError(f"node '{node.name}': result '{name}' is no TensorInfo: {info!r}.")
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     if isinstance(module, QuantizedOperator):
         _verify_formats(node, module, common.args)
 
@@ -76,7 +76,7 @@ def _verify_formats(node: fx.Node, module: QuantizedOperator, args: dict[str, ob
     for name, info in args.items():
         if not (isinstance(info, TensorInfo) and info.is_floating):
             continue
-        operand = operand_of(name, module)
+        operand = get_operand(name, module)
         number_format = module.spec.number_format(operand)
         if info.type != number_format.name:
             raise GraphError(

@@ -18,7 +18,7 @@ from chop.formats.groups import ALL_COLUMNS, Groups, Lines
 from chop.formats.packing import TRITS_PER_BYTE, pack_bits, packed_bytes
 from chop.formats.reference import decode
 from chop.formats.scaling import Scaling, Unscaled
-from chop.kernels.plan import layout_of
+from chop.kernels.plan import get_layout
 
 # The enumerations of cpu/codes.h.
 TABLE, WHOLE, NATURAL, MAGNITUDE, MIRRORED, FLOAT, TRITS = range(7)
@@ -175,7 +175,7 @@ class CodeTables:
 
 def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables | None:
     """The tables of a tensor whose levels' factors are stored with it: a code is a sum of them."""
-    layout = layout_of(number_format)
+    layout = get_layout(number_format)
     if layout is None or layout.levels is None or not _has_plain_codes(layout.element):
         return None
     if layout.overflow == "infinity":  # which the loops bound
@@ -190,7 +190,7 @@ def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables 
 @lru_cache(maxsize=1024)
 def fixed_tables(number_format: NumberFormat) -> CodeTables | None:
     """The tables of a format whose codes have the same numbers in every tensor."""
-    layout = layout_of(number_format) if number_format.is_fitted else None
+    layout = get_layout(number_format) if number_format.is_fitted else None
     if layout is None or layout.levels is not None:
         return None
     if layout.overflow == "infinity" and layout.scaling is not None:  # which the loops bound

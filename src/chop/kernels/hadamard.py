@@ -69,7 +69,7 @@ def hadamard_matrix(order: int) -> Tensor:
         ConfigError: none of that order is known here.
     """
     matrix = torch.ones(1, 1, dtype=torch.float64)
-    for factor in _factors_of(order):
+    for factor in _factorize(order):
         matrix = torch.kron(matrix, _base_matrix(factor))
     return matrix
 
@@ -99,7 +99,7 @@ def hadamard_transform(x: Tensor, block: int) -> Tensor:
         >>> hadamard_transform(torch.tensor([3.0, 1.0, 1.0, 1.0]), 4)
         tensor([3., 1., 1., 1.])
     """
-    factors, features = _factors_of(block), x.shape[-1]
+    factors, features = _factorize(block), x.shape[-1]
     if features % block:
         raise ConfigError(f"hadamard: blocks of {block} do not divide {features} features.")
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -112,7 +112,7 @@ def hadamard_transform(x: Tensor, block: int) -> Tensor:
     return y.reshape(x.shape).to(x.dtype)
 
 
-def _factors_of(order: int) -> tuple[int, ...]:
+def _factorize(order: int) -> tuple[int, ...]:
     factors = hadamard_factors(order)
     if factors is None:
         raise ConfigError(

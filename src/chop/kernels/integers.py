@@ -9,7 +9,7 @@ from chop.formats.elements import Element, Fixed
 from chop.formats.layout import Layout
 from chop.formats.scaling import ConstantScale, FloatScale, Unscaled
 from chop.formats.statistic import Statistic
-from chop.kernels.plan import row_of
+from chop.kernels.plan import get_row
 
 WIDEST = 8
 
@@ -25,11 +25,11 @@ class Integers(NamedTuple):
     step: float
 
 
-def integers_of(layout: Layout | None) -> Integers | None:
+def get_integers(layout: Layout | None) -> Integers | None:
     """The integers that a layout's elements are; None where they are something else."""
     if layout is None or layout.levels is not None or layout.has_zero_points:
         return None
-    row: Integers | None = row_of(ELEMENTS, layout.element)
+    row: Integers | None = get_row(ELEMENTS, layout.element)
     return row
 
 

@@ -59,13 +59,13 @@ class LoopParameters(ctypes.Structure):
 
 
 @lru_cache(maxsize=4096)
-def layout_of(number_format: NumberFormat) -> Layout | None:
+def get_layout(number_format: NumberFormat) -> Layout | None:
     """`number_format.layout()`, remembered."""
     return number_format.layout()
 
 
 @lru_cache(maxsize=4096)
-def plan_of(
+def get_plan(
     number_format: NumberFormat, dtype: torch.dtype, scales_are_known: bool = False
 ) -> LoopParameters | None:
     """The plan, or None for what the loops do not know. Callers must not change it.
@@ -75,10 +75,10 @@ def plan_of(
         dtype: of the tensor.
         scales_are_known: scales come with the tensor, whatever the layout says.
     """
-    layout = layout_of(number_format)
+    layout = get_layout(number_format)
     if layout is None or layout.has_zero_points:
         return None
-    element = row_of(ELEMENTS, layout.element)
+    element = get_row(ELEMENTS, layout.element)
     if element is None:
         return None
     limit = torch.finfo(dtype).max if layout.overflow == "saturate" else math.inf
@@ -127,7 +127,7 @@ def _kept_range(element: Element, is_scaled: bool) -> tuple[float, float]:
     return last_kept(-1), last_kept(1)
 
 
-def row_of(table: Mapping[type, Callable[[Any], Any]], part: Any) -> Any:
+def get_row(table: Mapping[type, Callable[[Any], Any]], part: Any) -> Any:
     """What a table says of a part of a layout; None if it has no row for its class."""
     rule = table.get(type(part))
     return None if rule is None else rule(part)

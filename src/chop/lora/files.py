@@ -11,9 +11,9 @@ from torch import nn
 from chop.errors import CheckpointError, GraphError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.lora.in_full import are_tied_pairs, copy_in_full, is_inside, trained_in_full
-from chop.lora.layers import attach, linears_of
+from chop.lora.layers import attach, list_linears
 from chop.lora.peft_format import AdapterFile, LayerFile
-from chop.nn.lora import LoraLinear, adapters_of, freeze
+from chop.nn.lora import LoraLinear, freeze, list_adapters
 from chop.nn.transposed import stores_transposed
 
 
@@ -31,9 +31,9 @@ def apply_adapter(mg: MaseGraph, adapter: AdapterFile, folder: Path, where: str)
         CheckpointError: the file does not fit the model.
         GraphError: the graph has adapters on other layers than the file.
     """
-    linears = linears_of(mg)
+    linears = list_linears(mg)
     _check(mg, linears, adapter, folder, where)
-    if not adapters_of(mg.model):
+    if not list_adapters(mg.model):
         freeze(mg.model)
     attach(mg, {p: _layer(linears[p], file, adapter) for p, file in adapter.layers.items()})
     copy_in_full(mg, adapter)
@@ -45,7 +45,7 @@ def adapter_file(mg: MaseGraph, where: str) -> AdapterFile:
     Raises:
         GraphError: the graph has no adapter, or something trains that the format cannot hold.
     """
-    layers = adapters_of(mg.model)
+    layers = list_adapters(mg.model)
     if not layers:
         raise GraphError(
             f"{where}: the graph has no adapter; insert_lora_adapter_transform_pass(mg, {{...}}) "
@@ -100,7 +100,7 @@ def _check(
                 f"'{folder}': '{key}' has shape {tuple(value.shape)}, the model's has "
                 f"{tuple(state[key].shape)}."
             )
-    others = sorted(adapters_of(mg.model).keys() - adapter.layers.keys())
+    others = sorted(list_adapters(mg.model).keys() - adapter.layers.keys())
     if others:
         raise GraphError(
             f"{where}: the graph has an adapter on '{others[0]}' and '{folder}' has none for it; "

@@ -100,7 +100,7 @@ def are_tied_pairs(mg: MaseGraph, saved: Collection[str]) -> bool:
     return bool(shared) and are_pairs and getattr(config, "tie_word_embeddings", False)
 
 
-def warn_of_shared_weights(mg: MaseGraph, layers: Collection[str], where: str) -> None:
+def warn_about_shared_weights(mg: MaseGraph, layers: Collection[str], where: str) -> None:
     """Warns of adapted layers whose weight other modules have, which PEFT's merging changes too."""
     names = {f"{path}.weight" for path in layers}
     shared = [sorted(group) for _, group in _names_of_parameters(mg) if len(group) > 1]

@@ -10,9 +10,9 @@ from torch import nn
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import ParameterCount
 from chop.lora.layers import attach
-from chop.nn.lora import LoraLinear, adapters_of, freeze
-from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
-from chop.private.modules import parameters_of
+from chop.nn.lora import LoraLinear, freeze, list_adapters
+from chop.nn.quantized.computed import warn_about_plain_weights, why_computed
+from chop.private.modules import own_parameters
 
 WHERE = "insert_lora_adapter_transform_pass"
 
@@ -37,7 +37,9 @@ def insert_adapters(
     Returns: `inserted`, the number of layers; `trainable_before` and `trainable_after`, parameters;
         `layers`, rows of `layer`, `rank`, `before` and `after`.
     """
-    warn_of_plain_weights(WHERE, {path: why_computed(linear) for path, linear in targets.items()})
+    warn_about_plain_weights(
+        WHERE, {path: why_computed(linear) for path, linear in targets.items()}
+    )
     before = {path: ParameterCount.of(linear).trainable for path, linear in targets.items()}
     trainable_before = ParameterCount.of(mg.model).trainable
     freeze(mg.model)
@@ -45,7 +47,7 @@ def insert_adapters(
     _train_also(mg, saved, train_bias)
     rows = [
         {"layer": path, "rank": layer.rank, "before": before[path], "after": count.trainable}
-        for path, layer in adapters_of(mg.model).items()
+        for path, layer in list_adapters(mg.model).items()
         if (count := ParameterCount.of(layer))
     ]
     return {
@@ -61,8 +63,8 @@ def _train_also(mg: MaseGraph, saved: Iterable[str], train_bias: TrainBias) -> N
     for path in saved:
         for parameter in mg.model.get_submodule(path).parameters():
             parameter.requires_grad_(True)
-    owners = mg.model.modules() if train_bias == "all" else adapters_of(mg.model).values()
+    owners = mg.model.modules() if train_bias == "all" else list_adapters(mg.model).values()
     for module in owners if train_bias != "none" else ():
-        bias = parameters_of(module).get("bias")
+        bias = own_parameters(module).get("bias")
         if bias is not None:
             bias.requires_grad_(True)

@@ -9,9 +9,9 @@ from torch import fx, nn
 from chop.ir.graph import MaseGraph
 
 
-def linears_of(mg: MaseGraph) -> dict[str, nn.Linear]:
+def list_linears(mg: MaseGraph) -> dict[str, nn.Linear]:
     """The Linears that the graph calls, float or quantized, by path."""
-    called = {str(node.target): mg.module_of(node) for node in mg.nodes if _calls_linear(mg, node)}
+    called = {str(node.target): mg.get_module(node) for node in mg.nodes if _calls_linear(mg, node)}
     return {path: module for path, module in called.items() if isinstance(module, nn.Linear)}
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from chop.nn.packed import PackedOperator, pack, why_not_packable, write
 from chop.nn.quantized import QuantizedOperator
-from chop.private.modules import children_of
+from chop.private.modules import own_children
 from chop.private.peft_api import convolution_class, saved_layer_class
 
 _saved, _convolution = saved_layer_class(), convolution_class()
@@ -33,9 +33,9 @@ def _replaced(module: nn.Module, make: Any) -> nn.Module:
     if isinstance(module, QuantizedOperator):
         made: nn.Module = make(module)
         return made
-    for name, child in list(children_of(module).items()):
+    for name, child in list(own_children(module).items()):
         if child is not None:
-            children_of(module)[name] = _replaced(child, make)
+            own_children(module)[name] = _replaced(child, make)
     return module
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.graph import MaseGraph
 from chop.ir.huggingface.heads import output_layer_path
-from chop.lora.layers import linears_of
+from chop.lora.layers import list_linears
 
 ALL_LINEAR = "all-linear"
 Names = Mapping[str, Sequence[str]]
@@ -42,7 +42,7 @@ def adapted_linears(
     Raises:
         ConfigError: an entry matches none, or nothing is left to adapt.
     """
-    linears = linears_of(mg)
+    linears = list_linears(mg)
     if entries is None:
         entries = tuple(linears)
     elif entries == ALL_LINEAR:

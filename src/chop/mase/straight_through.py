@@ -22,17 +22,17 @@ __all__ = [
 
 def my_round(x: Tensor) -> Tensor:
     """To the nearest integer, ties to even; gradient 1."""
-    return _with_gradient_of(x, x.round())
+    return _replace_gradient(x, x.round())
 
 
 def my_floor(x: Tensor) -> Tensor:
     """To the integer below; gradient 1."""
-    return _with_gradient_of(x, x.floor())
+    return _replace_gradient(x, x.floor())
 
 
 def my_ceil(x: Tensor) -> Tensor:
     """To the integer above; gradient 1."""
-    return _with_gradient_of(x, x.ceil())
+    return _replace_gradient(x, x.ceil())
 
 
 def my_clamp(x: Tensor, min_value: float, max_value: float) -> Tensor:
@@ -59,7 +59,7 @@ class BinaryBipolar:
             threshold: one, or one for each element.
         """
         bits = torch.where(x >= threshold, 1.0, cls.low).to(x.dtype)
-        return _with_gradient_of(x.clamp(-1, 1), bits * cls.alpha(x.detach()))
+        return _replace_gradient(x.clamp(-1, 1), bits * cls.alpha(x.detach()))
 
     @staticmethod
     def alpha(x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class BinaryZeroScaled(BinaryZeroOne):
     alpha = staticmethod(_mean_magnitude)
 
 
-def _with_gradient_of(x: Tensor, y: Tensor) -> Tensor:
+def _replace_gradient(x: Tensor, y: Tensor) -> Tensor:
     """The values of `y` with the gradient of `x`, which may be infinite or NaN."""
     gradient = x - x.detach()
     return y.detach() + torch.where(torch.isfinite(gradient), gradient, 0.0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from chop.base.files.library_errors import is_of_library, library_errors, reason_of
+from chop.base.files.library_errors import get_reason, is_of_library, library_errors
 from chop.base.hub import hub_folder, hub_is_reachable
 from chop.base.installed import fitting_packages
 from chop.data.builtin_names import advice_of_builtin, tell_which
@@ -24,7 +24,7 @@ from chop.errors import (
     first_line,
 )
 from chop.export.foreign.loading import fresh_model
-from chop.export.foreign.readers import check_method, load, reader_of
+from chop.export.foreign.readers import check_method, get_reader, load
 from chop.export.gguf.header import gguf_file
 from chop.ir.huggingface.architecture import check_architectures, named_class
 from chop.ir.huggingface.config_file import (
@@ -36,7 +36,7 @@ from chop.ir.huggingface.generation_file import check_generation_config, read_ge
 from chop.ir.huggingface.unread import Unread
 from chop.models.builtin import BUILTIN_MODELS, builtin_model
 from chop.models.own import build_own, is_own
-from chop.models.places import place_of
+from chop.models.places import get_place
 from chop.models.stored_numbers import check_numbers
 from chop.private.transformers_api import failed_conversions, without_load_report
 from chop.runs import MANIFEST, read_manifest
@@ -126,12 +126,12 @@ def _build(name: str, num_labels: int | None) -> nn.Module:
 def _from_checkpoint(
     name: str, num_labels: int | None, task: str | None, pretrained: bool
 ) -> nn.Module:
-    place, wants_labels = place_of(name), num_labels is not None
+    place, wants_labels = get_place(name), num_labels is not None
     settings = {"num_labels": num_labels} if wants_labels else {}
-    choose = partial(model_class_of, task=task, wants_labels=wants_labels)
+    choose = partial(get_model_class, task=task, wants_labels=wants_labels)
     if pretrained and gguf_file(place) is not None:
         return load(place, choose, **settings)
-    is_coded = reader_of(place) is not None
+    is_coded = get_reader(place) is not None
     config = read_config(str(place) if is_coded else name, num_labels)
     model_class = choose(config)
     if not pretrained:
@@ -177,7 +177,7 @@ def _read_weights(
     except BaseException as error:
         if not is_of_library(error):
             raise
-        message = f"'{name}': transformers cannot build the model: {reason_of(error)}."
+        message = f"'{name}': transformers cannot build the model: {get_reason(error)}."
         raise ConfigError(message) from error
     notes = Unread.from_report(report).check(model, f"'{name}'", new_head)
     if getattr(model, "hf_quantizer", None) is None:
@@ -220,7 +220,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     """
     from transformers import AutoConfig
 
-    is_folder, place = Path(name).is_dir(), place_of(name)
+    is_folder, place = Path(name).is_dir(), get_place(name)
     if gguf_file(place) is not None:
         return _read_gguf_config(place, num_labels)
     if Path(name).is_file():
@@ -249,7 +249,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     except config_errors() as error:
         if not is_folder:
             raise _not_found(name, "a model") from error
-        message = f"folder '{name}' holds no model that is known: {reason_of(error)}."
+        message = f"folder '{name}' holds no model that is known: {get_reason(error)}."
         raise ConfigError(message) from error
     check_architectures(config, f"'{name}'")
     without_fetched_code(config, f"'{name}'")
@@ -275,7 +275,7 @@ def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:
     return UnavailableError(f"'{name}': {what} not found {where}{reach}; {ways}")
 
 
-def model_class_of(config: PreTrainedConfig, task: str | None, *, wants_labels: bool) -> Any:
+def get_model_class(config: PreTrainedConfig, task: str | None, *, wants_labels: bool) -> Any:
     """The class of transformers that makes the model: of its own, or an `AutoModel...`."""
     import transformers
 

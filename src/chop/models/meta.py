@@ -21,11 +21,11 @@ from chop.errors import CheckpointError, check_known
 from chop.export.foreign.readers import check_method
 from chop.ir.huggingface.generation_file import read_generation_config
 from chop.ir.huggingface.unread import Unread
-from chop.models.load import AUTO_CLASSES, model_class_of, read_config
+from chop.models.load import AUTO_CLASSES, get_model_class, read_config
 from chop.models.stored_numbers import check_numbers
-from chop.private.modules import buffers_of, not_persistent
+from chop.private.modules import not_persistent, own_buffers
 from chop.private.transformers_api import (
-    constructor_of,
+    get_constructor,
     may_be_unexpected,
 )
 
@@ -61,8 +61,8 @@ def meta_model(
         check_known(task, AUTO_CLASSES, "unknown task")
     config = read_config(str(folder), num_labels)
     check_method(config, f"'{folder}'")
-    model_class = model_class_of(config, task, wants_labels=num_labels is not None)
-    make = constructor_of(model_class)
+    model_class = get_model_class(config, task, wants_labels=num_labels is not None)
+    make = get_constructor(model_class)
     wanted = dtype or config.dtype or stored_dtype(folder)
     with (
         library_errors(folder, problem="makes no model"),
@@ -71,9 +71,9 @@ def meta_model(
     ):
         model: PreTrainedModel = make(config, dtype=wanted)
     for module in model.modules():
-        for name in buffers_of(module).keys() - not_persistent(module):
-            buffer = buffers_of(module)[name]
-            buffers_of(module)[name] = None if buffer is None else buffer.to("meta")
+        for name in own_buffers(module).keys() - not_persistent(module):
+            buffer = own_buffers(module)[name]
+            own_buffers(module)[name] = None if buffer is None else buffer.to("meta")
     read_generation_config(model, folder)
     model.eval()
     return model
@@ -146,7 +146,7 @@ class _FileNames:
         Raises:
             CheckpointError: the tensor is put together from several, no matrices of experts.
         """
-        new = self._conversions.name_of(name)
+        new = self._conversions.get_name(name)
         if self._conversions.is_converted(name) and self.place_of_expert(name) is None:
             raise CheckpointError(
                 f"'{new}' of {self._class} is put together from '{name}' and others, "
@@ -164,7 +164,7 @@ class _FileNames:
 
     def by_file(self, _: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
         """By name in a file, the model's."""
-        return {name: self._conversions.name_of(name) for name in names}
+        return {name: self._conversions.get_name(name) for name in names}
 
     def check_used(self, folder: str | Path) -> list[str]:
         """Sentences on tensors of a folder that belong to another head, see `Unread.check`.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chop.base.hub import hub_file, hub_folder
 from chop.errors import ConfigError, UnavailableError, enumerate_names
-from chop.export.foreign.readers import reader_of
+from chop.export.foreign.readers import get_reader
 from chop.export.gguf.header import SUFFIX
 from chop.ir.huggingface.config_file import CONFIG
 
@@ -18,7 +18,7 @@ FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.model")
 MOST_NAMES = 8
 
 
-def place_of(name: str) -> Path:
+def get_place(name: str) -> Path:
     """Where a model is: its path or name, or where the hub's cache has one of another tool.
 
     Args:
@@ -38,7 +38,7 @@ def place_of(name: str) -> Path:
             raise _unavailable(name, f"{file['repo']} {file['file']}")
         return found
     config = hub_file(name, CONFIG)
-    if config is not None and reader_of(config.parent) is not None:
+    if config is not None and get_reader(config.parent) is not None:
         return _coded_folder(name)
     return _gguf_in(name) or path
 

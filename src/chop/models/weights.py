@@ -66,7 +66,7 @@ def load_weights(model: nn.Module, path: str | Path, prefix: str = "") -> nn.Mod
     """
     own = model.state_dict()
     state = {name.removeprefix(prefix): x for name, x in _read_state(Path(path)).items()}
-    before = _prefix_of(own, state)
+    before = _get_prefix(own, state)
     state = {name.removeprefix(before): x for name, x in state.items()}
     differences = _differences(own, state)
     if differences:
@@ -88,7 +88,7 @@ def check_readable(path: str | Path) -> None:
         _read_state(path)
 
 
-def _prefix_of(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+def _get_prefix(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     """What is before every name of a model in a file; empty where some name has it not."""
     first = next(iter(own), "")
     ends = [name for name in state if name.endswith(f".{first}")] if first not in state else []

@@ -17,7 +17,7 @@ from chop.errors import ConfigError, GraphError
 from chop.formats import QuantSpec
 from chop.nn.quantized import QuantizedOperator, QuantLinear
 from chop.nn.quantized.state import COPIES
-from chop.private.modules import children_of, parameters_of, set_members
+from chop.private.modules import own_children, own_parameters, set_members
 
 ADAPTER_MODULES = ("lora_A", "lora_B", "lora_dropout")
 RECORD = "frozen_before_lora"
@@ -84,7 +84,7 @@ class LoraLinear(QuantLinear):
         """
         spec = linear.spec if isinstance(linear, QuantizedOperator) else QuantSpec()
         twin = cls.from_float(linear, spec)
-        set_members(twin, children=dict(children_of(twin)))
+        set_members(twin, children=dict(own_children(twin)))
         twin._add_adapter(rank, alpha, dropout, use_rslora)
         return twin
 
@@ -159,14 +159,14 @@ def check_adapter(rank: int, alpha: float, dropout: float, where: str = "LoraLin
         raise ConfigError(f"{where}: dropout is {dropout}, expected 0 or more and below 1.")
 
 
-def adapters_of(root: nn.Module) -> dict[str, LoraLinear]:
+def list_adapters(root: nn.Module) -> dict[str, LoraLinear]:
     """The layers with an adapter, by dotted path."""
     return {path: m for path, m in root.named_modules() if isinstance(m, LoraLinear)}
 
 
 def refuse_adapters(root: nn.Module, where: str) -> None:
     """Raises GraphError where a model has adapters, for passes that cannot keep them."""
-    present = list(adapters_of(root))
+    present = list(list_adapters(root))
     if present:
         raise GraphError(
             f"{where}: the graph has LoRA adapters ({len(present)}, one on '{present[0]}'); run "
@@ -176,7 +176,7 @@ def refuse_adapters(root: nn.Module, where: str) -> None:
 
 def freeze(root: nn.Module) -> None:
     """Freezes every parameter; each module notes which of its own were frozen already."""
-    owners = [(module, parameters_of(module)) for module in root.modules()]
+    owners = [(module, own_parameters(module)) for module in root.modules()]
     for module, parameters in owners:
         frozen = [n for n, p in parameters.items() if p is not None and not p.requires_grad]
         if parameters:
@@ -190,6 +190,6 @@ def unfreeze(root: nn.Module) -> None:
     for module in root.modules():
         if RECORD in vars(module):
             frozen = vars(module).pop(RECORD)
-            for name, parameter in parameters_of(module).items():
+            for name, parameter in own_parameters(module).items():
                 if parameter is not None:
                     parameter.requires_grad_(name not in frozen)

@@ -10,7 +10,7 @@ from chop.private.modules import (
     PARAMETERS,
     before_load_state_dict,
     copy_state_dict_hooks,
-    parameters_of,
+    own_parameters,
     set_members,
 )
 
@@ -38,7 +38,7 @@ class TransposedLinear(nn.Linear):
         nn.Module.__init__(twin)
         own = {name: x for name, x in vars(module).items() if name != PARAMETERS}
         weight: Any = module.weight
-        parameters = dict(parameters_of(module))
+        parameters = dict(own_parameters(module))
         parameters["weight"] = nn.Parameter(weight.detach().t(), weight.requires_grad)
         twin.__dict__.update(own)
         set_members(twin, parameters)

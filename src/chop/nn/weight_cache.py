@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from chop.private.torch_api import is_fake, version_of
+from chop.private.torch_api import is_fake, write_count
 
 KEPT_BYTES = 2**28
 """Of parameters whose rounded values are kept beside them."""
@@ -35,14 +35,14 @@ class _Source(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> _Source:
-        return cls(x, x.detach(), version_of(x), x.data_ptr(), x.shape, x.stride(), x.dtype)
+        return cls(x, x.detach(), write_count(x), x.data_ptr(), x.shape, x.stride(), x.dtype)
 
     def is_still(self, x: Tensor) -> bool:
         """Whether it is the same tensor with the same values."""
         return (
             x is self.tensor
             and not x.is_inference()
-            and version_of(x) == self.version
+            and write_count(x) == self.version
             and x.data_ptr() == self.address
             and x.shape == self.shape
             and x.stride() == self.strides
@@ -80,10 +80,10 @@ class _Kept:
 
 def _versions(result: Any) -> tuple[int, ...]:
     if isinstance(result, Tensor):
-        return (version_of(result),)
+        return (write_count(result),)
     if not isinstance(result, tuple):
         return ()
-    return tuple([version_of(x) for x in result if x is not None])
+    return tuple([write_count(x) for x in result if x is not None])
 
 
 @dataclass
@@ -191,7 +191,7 @@ def decoded_once(
     What cannot be seen, a write past autograd, happens to parameters that are trained, and codes
     are not.
     """
-    return _from(_shelf_of(owner), operand, sources, rule, make)
+    return _from(_get_shelf(owner), operand, sources, rule, make)
 
 
 def prepared_once(
@@ -213,7 +213,7 @@ def prepared_once(
         rule: what else it depends on; hashable.
         make: prepares it, without a gradient; what it gives is kept, None too.
     """
-    shelf = _shelf_of(owner)
+    shelf = _get_shelf(owner)
     found = shelf.find(name, rule)
     if found is not None and found.holds(sources):
         return found.result
@@ -225,7 +225,7 @@ def prepared_once(
     return result
 
 
-def _shelf_of(owner: nn.Module) -> _Shelf:
+def _get_shelf(owner: nn.Module) -> _Shelf:
     shelf = _decoded.get(owner)
     if shelf is None:
         shelf = _decoded[owner] = _Shelf(formats=1)
@@ -251,10 +251,10 @@ def kept_bytes(model: nn.Module) -> int:
     """
     shelves = [found for m in model.modules() for by in (_kept, _decoded) if (found := by.get(m))]
     entries = [each for s in shelves for results in s.results.values() for each in results.values()]
-    return sum(_bytes_of(entry.result) for entry in entries)
+    return sum(_count_bytes(entry.result) for entry in entries)
 
 
-def _bytes_of(result: Any) -> int:
+def _count_bytes(result: Any) -> int:
     """What a result takes beside the tensors that it was made of or that are kept themselves."""
     return result.nbytes if isinstance(result, Tensor) else getattr(result, "kept_bytes", 0)
 

@@ -16,7 +16,7 @@ from chop.passes import (
     pack_transform_pass,
     quantize_transform_pass,
 )
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 
 def pack_weights(
@@ -56,13 +56,13 @@ def _check_ties(mg: MaseGraph) -> None:
         id(x)
         for module in mg.model.modules()
         if not isinstance(module, QuantizedOperator)
-        for x in parameters_of(module).values()
+        for x in own_parameters(module).values()
     }
     tied = [
         path
         for path, module in mg.model.named_modules()
         if isinstance(module, QuantizedOperator)
-        and id(parameters_of(module).get("weight", 0)) in floats
+        and id(own_parameters(module).get("weight", 0)) in floats
     ]
     if tied:
         raise ConfigError(

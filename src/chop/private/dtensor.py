@@ -51,12 +51,12 @@ def register_rule(
     from torch.distributed.tensor._op_schema import OpStrategy, RuntimeSchemaInfo
     from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
 
-    def spec_of(x: Any) -> Any:
+    def get_spec(x: Any) -> Any:
         return x.strategies[0].output_spec if isinstance(x, OpStrategy) else x
 
     def strategy(schema: Any) -> Any:
-        given = [spec_of(x) for x in schema.args_schema]
-        named = {name: spec_of(x) for name, x in schema.kwargs_schema.items()}
+        given = [get_spec(x) for x in schema.args_schema]
+        named = {name: get_spec(x) for name, x in schema.kwargs_schema.items()}
 
         kept = [x.placements for x in named.values() if hasattr(x, "placements")]
 

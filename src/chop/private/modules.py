@@ -36,17 +36,17 @@ METHODS = ("forward", "_call_impl", "_conv_forward", "_output_padding", "_check_
 """The methods that a module computes with."""
 
 
-def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Own parameters of a module by name; the dict that it reads, which may be changed."""
     return module._parameters
 
 
-def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Own buffers of a module by name; the dict that it reads, which may be changed."""
     return module._buffers
 
 
-def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
     """Own submodules of a module by name; the dict that it reads, which may be changed."""
     return module._modules
 
@@ -56,7 +56,7 @@ def not_persistent(module: nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 
 
-def members_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def own_members(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Own parameters, buffers and submodules of a module by name."""
     return module._parameters, module._buffers, module._modules
 

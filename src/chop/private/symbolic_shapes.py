@@ -39,10 +39,10 @@ __all__ = [
     "ValueRanges",
     "bound_sympy",
     "enable_python_dispatcher",
-    "expression_of",
     "fake_with_symbols",
     "forget_shapes",
     "forgetting_traces",
+    "get_expression",
     "in_kernel_invocation_manager",
     "int_oo",
     "outside_fake_mode",
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 
-def expression_of(size: Any) -> Any:
+def get_expression(size: Any) -> Any:
     """The sympy expression of a symbolic number, before it is simplified."""
     return size.node._expr
 

@@ -54,6 +54,8 @@ __all__ = [
     "exit_autocast_region",
     "fills_its_memory",
     "forgetting_sources",
+    "get_schema",
+    "get_schemas",
     "global_forward_hooks",
     "gradient_hooks",
     "has_bfloat16_products",
@@ -69,15 +71,13 @@ __all__ = [
     "multiply_int8",
     "never_compiled",
     "python_of_script",
-    "schema_of",
-    "schemas_of",
     "set_target",
     "single_overload",
     "source_lives_with",
     "storage_id",
     "tree_leaves",
-    "version_of",
     "without_dispatch_modes",
+    "write_count",
     "writes_plain_code",
 ]
 
@@ -161,7 +161,7 @@ def storage_id(tensor: Tensor) -> int:
     return identity
 
 
-def version_of(tensor: Tensor) -> int:
+def write_count(tensor: Tensor) -> int:
     """How often autograd has seen a tensor's memory written.
 
     Raises:
@@ -175,12 +175,12 @@ def is_view(tensor: Tensor) -> bool:
     return tensor._is_view()
 
 
-def schema_of(overload: Any) -> Any:
+def get_schema(overload: Any) -> Any:
     """Arguments and results that an operator's overload declares; None for other functions."""
     return getattr(overload, "_schema", None)
 
 
-def schemas_of(operator: Any) -> list[Any]:
+def get_schemas(operator: Any) -> list[Any]:
     """Schemas of an operator's overloads."""
     if isinstance(operator, torch._ops.OpOverload):
         return [operator._schema]

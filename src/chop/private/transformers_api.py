@@ -70,7 +70,7 @@ def set_attention_name(config: Any, name: str) -> None:
     config._attn_implementation = name
 
 
-def constructor_of(model_class: Any) -> Callable[..., Any]:
+def get_constructor(model_class: Any) -> Callable[..., Any]:
     """What makes a model from a configuration: of an auto class, or of a class of models."""
     make: Callable[..., Any] = getattr(model_class, "from_config", None) or model_class._from_config
     return make

@@ -69,7 +69,7 @@ def _share_threshold(
     given = list(select_inputs(mg, batches, BATCHES))
 
     def note(number: int, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
-        if mg.module_of(node) in pruners:
+        if mg.get_module(node) in pruners:
             shown = zeroed(result)
             check_finite(shown, None, given[number], number, Measured(BATCHES, str(node.target)))
             magnitudes.append(visible(result).abs())
@@ -84,7 +84,7 @@ def _share_threshold(
 def _put_before(mg: MaseGraph, layer: Layer, node: fx.Node, pruner: PruneActivation) -> None:
     """Prunes a node's first input; a pruner that is there already is replaced."""
     source = node.all_input_nodes[0]
-    if isinstance(mg.module_of(source), PruneActivation):
+    if isinstance(mg.get_module(source), PruneActivation):
         pruner.train(layer.module.training)
         mg.replace(source, pruner)
         return

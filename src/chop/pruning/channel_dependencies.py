@@ -128,7 +128,7 @@ class ChannelTrace:
 
     def step(self, node: fx.Node, source: fx.Node, place: UnitDim) -> RuleResult:
         """Where a node takes the units that an input has at `place`."""
-        call = Call(node, self.mg.operator(node), self.mg.module_of(node), self.shapes)
+        call = Call(node, self.mg.operator(node), self.mg.get_module(node), self.shapes)
         if call.row.follow is None:
             raise call.mixing()
         return call.row.follow(call, source, place)
@@ -157,13 +157,13 @@ class ChannelTrace:
 
     def module(self, node: fx.Node) -> nn.Module:
         """The module that a node calls, if nothing else uses it or its parameters."""
-        module = self.mg.module_of(node)
+        module = self.mg.get_module(node)
         if module is None:
             raise BlockedError(f"'{node.name}' has its weight outside of a module")
         computed = why_computed(module)
         if computed is not None:
             raise BlockedError(f"the weight of '{node.target}' is computed by {computed}")
-        if sum(self.mg.module_of(other) is module for other in self.mg.nodes) > 1:
+        if sum(self.mg.get_module(other) is module for other in self.mg.nodes) > 1:
             raise BlockedError(f"'{node.target}' is called more than once")
         for parameter in module.parameters(recurse=False):
             user = user_besides(self.mg, parameter, [module])

@@ -9,7 +9,7 @@ from chop.captured.nodes.modes import is_of_training
 from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
-from chop.ir.layers import Layer, check_selector, layers_of, user_besides
+from chop.ir.layers import Layer, check_selector, list_layers, user_besides
 from chop.nn.quantized import QuantizedOperator
 
 Sparsity = float | Mapping[str, float]
@@ -17,7 +17,7 @@ Sparsity = float | Mapping[str, float]
 
 def prunable_layers(mg: MaseGraph) -> list[Layer]:
     """Every layer that can be pruned, in the order of the graph; embedding tables too."""
-    return layers_of(mg, lambda row, _: row.weight is not None and row.quantized is not None)
+    return list_layers(mg, lambda row, _: row.weight is not None and row.quantized is not None)
 
 
 def choose(

@@ -54,7 +54,7 @@ def gather_score_inputs(
     return score_inputs
 
 
-def scores_of(path: str, weight: Tensor, score: Score, score_inputs: ScoreInputs) -> Tensor:
+def compute_scores(path: str, weight: Tensor, score: Score, score_inputs: ScoreInputs) -> Tensor:
     """A score per weight, of its shape.
 
     Raises:

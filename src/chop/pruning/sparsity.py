@@ -15,8 +15,8 @@ from chop.ir.layers import Layer
 from chop.ir.parameters import masked_weights
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized.computed import PARAMETRIZATIONS, masked_parameter, with_plain_weights
-from chop.nn.sparsity import masked_of
-from chop.private.modules import parameters_of
+from chop.nn.sparsity import get_masked
+from chop.private.modules import own_parameters
 from chop.pruning.layers import prunable_layers
 
 
@@ -73,7 +73,7 @@ def _weights(mg: MaseGraph) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     for path, module in mg.model.named_modules():
         if PARAMETRIZATIONS in path.split("."):
             continue
-        for name, parameter in parameters_of(with_plain_weights(module)).items():
+        for name, parameter in own_parameters(with_plain_weights(module)).items():
             if parameter is None or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
@@ -85,7 +85,7 @@ def _weights(mg: MaseGraph) -> Iterator[tuple[str, Tensor, Tensor | None]]:
 def _packed_weights(mg: MaseGraph) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     for path, module in mg.model.named_modules():
         if isinstance(module, PackedOperator):
-            yield f"{path}.weight", module.weight, masked_of(module)
+            yield f"{path}.weight", module.weight, get_masked(module)
 
 
 def activation_zeros(
@@ -98,11 +98,11 @@ def activation_zeros(
         batches: from `select_inputs`.
     """
 
-    def result_of(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> Tensor | None:
+    def get_result(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> Tensor | None:
         is_real = isinstance(result, Tensor) and result.is_floating_point()
         return result if is_real and node.op.startswith("call_") else None
 
-    return _observed(mg, batches, result_of)
+    return _observed(mg, batches, get_result)
 
 
 def layer_zeros(
@@ -112,10 +112,10 @@ def layer_zeros(
     layers = [layer for layer in prunable_layers(mg) if layer.row.is_product]
     nodes = {node for layer in layers for node in layer.nodes}
 
-    def input_of(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> Tensor | None:
+    def find_input(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> Tensor | None:
         return values[node.all_input_nodes[0]] if node in nodes else None
 
-    inputs = _observed(mg, batches, input_of)
+    inputs = _observed(mg, batches, find_input)
     return {
         layer: (ZeroCount.of(layer.weight), total(inputs[node] for node in layer.nodes))
         for layer in layers

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from chop.base.reach import reached
 from chop.errors import ConfigError
 from chop.ir.annotate import annotate
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.graph.to_module import HEAD_COUNTS
 from chop.ir.layers import Layer
 from chop.ir.ops.dimensions import attention
@@ -23,7 +23,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Score, ScoreInputs, lowest, unit_scores
 from chop.pruning.channel_dependencies import ChannelTrace
 from chop.pruning.layers import choose, prunable_layers
-from chop.pruning.saliency import gather_score_inputs, scores_of
+from chop.pruning.saliency import compute_scores, gather_score_inputs
 from chop.pruning.settings import PruneConfig, WeightPruning
 
 
@@ -65,7 +65,7 @@ def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning
     scores = [_unit_scores(group, SCORES[settings.method], score_inputs) for group in groups]
     removed = _lowest_units(groups, scores, settings)
     before = _parameters(mg)
-    is_noted = all("mase" in n.meta and metadata_of(n).common.mase_op for n in mg.nodes)
+    is_noted = all("mase" in n.meta and node_metadata(n).common.mase_op for n in mg.nodes)
     noted = noted_inputs(mg.model)
     for group, gone in zip(groups, removed, strict=True):
         group.trace.apply((~gone).nonzero()[:, 0].cpu())
@@ -252,7 +252,7 @@ def _unit_scores(group: Group, score: Score, score_inputs: Mapping[str, ScoreInp
         module = source.module
         masked = isinstance(module, QuantizedOperator) and module.is_pruned
         weight = module.effective("weight") if masked else source.weight  # type: ignore[operator]
-        values = scores_of(source.path, weight, score, score_inputs[source.path])
+        values = compute_scores(source.path, weight, score, score_inputs[source.path])
         per_output = unit_scores(values, source.axes.outputs, score)
         total += per_output.view(group.trace.units, -1).mean(1).cpu()
     return total

@@ -13,7 +13,7 @@ from torch import Tensor
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import Layer
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
+from chop.nn.quantized.computed import warn_about_plain_weights, why_computed
 from chop.nn.quantized.masks import full_weight
 from chop.nn.sparsity import (
     SCORES,
@@ -22,12 +22,12 @@ from chop.nn.sparsity import (
     Scored,
     ScoreInputs,
     attach_mask,
+    get_masked,
+    get_sparsity,
     lowest_weights,
-    masked_of,
-    sparsity_of,
 )
 from chop.pruning.layers import as_maskable, choose, prunable_layers, with_sharers
-from chop.pruning.saliency import gather_score_inputs, scores_of
+from chop.pruning.saliency import compute_scores, gather_score_inputs
 from chop.pruning.settings import WHERE, PruneConfig, WeightPruning
 
 
@@ -58,7 +58,7 @@ class Target:
     @property
     def masked(self) -> Tensor:
         """Boolean, the weight's shape: True for what the mask of any of its layers hides."""
-        masks = [mask for module in self.modules if (mask := masked_of(module)) is not None]
+        masks = [mask for module in self.modules if (mask := get_masked(module)) is not None]
         none = torch.zeros(self.weight.shape, dtype=torch.bool, device=self.weight.device)
         return reduce(torch.logical_or, masks, none)
 
@@ -90,7 +90,7 @@ def take_targets(
     plain = {layer: as_maskable(mg, layer) for layer, reason in computed.items() if reason}
     layers = [plain.get(layer, layer) for layer in layers]
     chosen = {plain.get(layer, layer): share for layer, share in chosen.items()}
-    warn_of_plain_weights(WHERE, {layer.path: reason for layer, reason in computed.items()})
+    warn_about_plain_weights(WHERE, {layer.path: reason for layer, reason in computed.items()})
     granularity = Granularity.parse(settings.granularity)
     targets: list[Target] = []
     skipped: dict[str, str] = {}
@@ -133,7 +133,7 @@ def mask_lowest(
 
 def _scored(target: Target, score: Score, score_inputs: ScoreInputs) -> Scored:
     weight = target.modules[0].effective("weight")
-    values = scores_of(target.path, weight, score, score_inputs)
+    values = compute_scores(target.path, weight, score, score_inputs)
     return Scored(values, target.layers[0].axes.inputs, target.sparsity, target.masked)
 
 
@@ -145,5 +145,5 @@ def count_masked(targets: Sequence[Target]) -> dict[str, Any]:
         "sparsity": count / max(total, 1),
         "hidden": count,
         "weights": total,
-        "layers": {target.path: sparsity_of(target.modules[0]) for target in targets},
+        "layers": {target.path: get_sparsity(target.modules[0]) for target in targets},
     }

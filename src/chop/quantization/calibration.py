@@ -48,7 +48,7 @@ def sample_operands(
             for number, batch in enumerate(batches):
                 with following(model, batch) as inputs:
                     model(**inputs)
-                _warn_of_nan(observers, number)
+                _warn_about_nan(observers, number)
     finally:
         for name, step in steps.items():
             step.spec = specs[name]
@@ -58,7 +58,7 @@ def sample_operands(
     }
 
 
-def _warn_of_nan(observers: Mapping[str, Mapping[str, _Observer]], number: int) -> None:
+def _warn_about_nan(observers: Mapping[str, Mapping[str, _Observer]], number: int) -> None:
     """One warning of a batch with NaN, for the first operand that met it."""
     met = [
         (path, operand, observer.nan_row)

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from chop.formats import NumberFormat, from_key
 from chop.formats.elements import Fixed
 from chop.formats.layout import Layout
-from chop.kernels.plan import layout_of
+from chop.kernels.plan import get_layout
 from chop.private.compile_api import inductor_after
 
 EXACT_WIDTH = 24
@@ -48,7 +48,7 @@ def with_steps(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 
 def takes_steps(number_format: NumberFormat) -> bool:
     """Whether `round_in_steps` gives what a format does: whole steps of one power of two."""
-    layout = layout_of(number_format) if number_format.is_fitted else None
+    layout = get_layout(number_format) if number_format.is_fitted else None
     element = None if layout is None else layout.element
     return isinstance(layout, Layout) and isinstance(element, Fixed) and _is_plain(layout, element)
 
@@ -60,7 +60,7 @@ def round_in_steps(x: Tensor, key: str) -> Tensor:
         x: any shape, floating.
         key: of a format that `takes_steps`.
     """
-    layout = layout_of(from_key(key))
+    layout = get_layout(from_key(key))
     assert layout is not None and isinstance(layout.element, Fixed)
     element = layout.element
     real = x if x.dtype == torch.float64 else x.float()

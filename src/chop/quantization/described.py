@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from chop.bench.record import format_bytes
-from chop.ir.parameters import StoredParameter, stored_parameters_of, total_bits
+from chop.ir.parameters import StoredParameter, count_stored_parameters, total_bits
 
 Inputs = Mapping[str, Tensor]
 FRACTION = re.compile(r"(?<=\d)\.-?\d+$")
@@ -74,7 +74,7 @@ def describe(model: nn.Module) -> str:
     >>> describe(nn.Linear(2, 1))
     'not quantized: 3 parameters, 0.0 kB'
     """
-    stored = stored_parameters_of(model)
+    stored = count_stored_parameters(model)
     coded = [each for each in stored if _has_format(each)]
     count, held = sum(x.value.numel() for x in stored), sum(x.held_bytes for x in stored)
     if not coded:

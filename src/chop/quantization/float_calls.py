@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from chop.base.notices import AdjustedWarning, warn_once_of
-from chop.captured.original import sources_of
+from chop.base.notices import AdjustedWarning, warn_once_about
+from chop.captured.original import list_sources
 from chop.errors import GraphError
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
@@ -32,12 +32,12 @@ def leave_calls_of_forwards(mg: MaseGraph, where: str) -> tuple[str, ...]:
     quantized = [
         node
         for node in mg.nodes
-        if isinstance(x := mg.module_of(node), QuantizedOperator) and not x.spec.is_float
+        if isinstance(x := mg.get_module(node), QuantizedOperator) and not x.spec.is_float
     ]
     if not found or found.keys() >= set(quantized):
         return ()
     quantize_nodes(mg, dict.fromkeys(found, QuantSpec()))
-    warn_once_of(sources_of(mg.model), _sentence(found, where), AdjustedWarning, "float calls")
+    warn_once_about(list_sources(mg.model), _sentence(found, where), AdjustedWarning, "float calls")
     return tuple(node.name for node in found)
 
 

@@ -12,7 +12,7 @@ from chop.errors import ConfigError
 from chop.formats import NumberFormat
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
-from chop.ir.layers import layers_of
+from chop.ir.layers import list_layers
 from chop.kernels.cpu import int8
 from chop.kernels.cpu.reader import is_large
 from chop.nn.adoption import adopt
@@ -22,7 +22,7 @@ from chop.nn.quantized.base import float_class
 from chop.nn.quantized.computed import with_plain_weights
 from chop.nn.quantized.masks import MASK, MASK_BUFFERS
 from chop.nn.quantized.state import COPIES
-from chop.private.modules import buffers_of, parameters_of, set_members
+from chop.private.modules import own_buffers, own_parameters, set_members
 
 WHERE = "freeze_transform_pass"
 OPERATORS = frozenset(
@@ -64,7 +64,7 @@ def freeze_layers(
     """
     found: dict[str, list[str]] = {"frozen": [], "plain": [], "packed": [], "kept": []}
     known: Known = {}
-    layers = layers_of(mg, lambda _, module: isinstance(module, QuantizedOperator))
+    layers = list_layers(mg, lambda _, module: isinstance(module, QuantizedOperator))
     replaced = []
     for layer in layers:
         module = layer.module
@@ -106,7 +106,7 @@ def frozen(layer: QuantizedOperator, known: Known) -> nn.Module:
         ConfigError: a format of a parameter waits for data, or learned scales for a first batch.
     """
     names = _parameters(layer)
-    home = _operator_of(layer)
+    home = _get_operator(layer)
     if home is None or getattr(layer, "max_norm", None) is not None or _draws(layer, names):
         return layer
     plain = with_plain_weights(layer)
@@ -119,10 +119,10 @@ def frozen(layer: QuantizedOperator, known: Known) -> nn.Module:
                 "calibrate_transform_pass first."
             )
     new = {name: _rounded(plain, settled, name, known) for name in names}
-    buffers = {name: x for name, x in buffers_of(settled).items() if name not in MASK_BUFFERS}
+    buffers = {name: x for name, x in own_buffers(settled).items() if name not in MASK_BUFFERS}
     spec = settled.spec.keeping("data_in", "data_out")
     twin = adopt(float_class(home) if spec.is_float else type(settled), settled)
-    set_members(twin, {**parameters_of(settled), **new}, buffers)
+    set_members(twin, {**own_parameters(settled), **new}, buffers)
     if isinstance(twin, QuantizedOperator):
         twin.spec = spec
     else:
@@ -139,7 +139,7 @@ def _rounded(
     if isinstance(layer, PackedOperator) and name in layer.packed_shapes:
         sources = (layer.encoded(name).codes,)
     else:
-        sources = (parameters_of(layer)[name], buffers_of(layer).get(MASK))
+        sources = (own_parameters(layer)[name], own_buffers(layer).get(MASK))
     key = (*map(id, sources), name, settled.spec.number_format(name).key)
     if key not in known:
         values = getattr(settled, name)
@@ -159,7 +159,7 @@ def _draws(layer: QuantizedOperator, names: list[str]) -> bool:
     return any(getattr(layer.spec, name).cache_key is None for name in names)
 
 
-def _operator_of(layer: QuantizedOperator) -> type[QuantizedOperator] | None:
+def _get_operator(layer: QuantizedOperator) -> type[QuantizedOperator] | None:
     """The operator of chop whose forward a layer has; None for a forward of one's own."""
     unpacked = layer.operator if isinstance(layer, PackedOperator) else type(layer)
     home = next((base for base in unpacked.__mro__ if base in OPERATORS), None)
@@ -183,6 +183,6 @@ def multiplies_integers(layer: PackedLinear) -> bool:
 
 
 def _are_integers(layer: PackedLinear) -> bool:
-    x_format, weight_format = layer.format_of("data_in"), layer.spec.number_format("weight")
+    x_format, weight_format = layer.operand_format("data_in"), layer.spec.number_format("weight")
     shape = layer.packed_shapes["weight"]
     return isinstance(x_format, NumberFormat) and int8.takes(x_format, weight_format, shape)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.ops import Kind, Operator
 from chop.ir.ops import dimensions as d
 from chop.nn.quantized import QuantScaledDotProductAttention
@@ -68,7 +68,7 @@ def _decides(row: Operator, node: fx.Node) -> bool:
     """Returns whether a node makes booleans or integers of numbers, element by element."""
     if row.is_comparison or row.name in WITHOUT_ROW:
         return True
-    results = metadata_of(node).common.results.values() if row.layout == "cast" else ()
+    results = node_metadata(node).common.results.values() if row.layout == "cast" else ()
     return bool(results) and not any(info.is_floating for info in results)
 
 

@@ -17,10 +17,10 @@ from torch import fx
 
 from chop.base.reach import reached
 from chop.captured.nodes.targets import is_impure
-from chop.captured.nodes.writes import memory_of, views_of, written_by
+from chop.captured.nodes.writes import get_memory, get_views, written_by
 from chop.captured.padding.masks import MASKS_AHEAD
 from chop.captured.runtime import REGIONS, set_item
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.ops import Kind, Operator
 from chop.ir.ops import dimensions as d
 from chop.nn.quantized import QuantCall
@@ -79,7 +79,7 @@ class MasksAhead:
         Args:
             node: a product, or an operator that works element by element.
         """
-        readers = self._readers_of(node)
+        readers = self._list_readers(node)
         is_filled = node in self._of_activations and all(map(_fills, readers))
         is_masked = any(x.row.reads_scores and masks for masks, x in readers.items())
         if not (readers and (is_masked or is_filled)):
@@ -95,7 +95,7 @@ class MasksAhead:
             node: node with the scores, see `of`.
         Returns: None without such a reader.
         """
-        readers = self._readers_of(node) if node in self._scores else {}
+        readers = self._list_readers(node) if node in self._scores else {}
         whole = readers.get(())
         of_keys = self._rows[node].is_product_of_activations and not any(
             x.op == "get_attr" for x in node.all_input_nodes
@@ -109,7 +109,7 @@ class MasksAhead:
             return None, ""
         return first_mask(masked[0]), readers[()].name
 
-    def _readers_of(self, node: fx.Node) -> dict[Masks, Reader]:
+    def _list_readers(self, node: fx.Node) -> dict[Masks, Reader]:
         row = self._rows[node]
         if not (row.is_product_of_activations or _is_elementwise(row)):
             return {}
@@ -177,7 +177,7 @@ class MasksAhead:
     def _other_reader(self, write: fx.Node, aliases: Collection[fx.Node]) -> fx.Node | None:
         """A node that reads what has been written by another name of its memory."""
         known = {*aliases, write}
-        for later, names in self._reads_by_memory[memory_of(write)]:
+        for later, names in self._reads_by_memory[get_memory(write)]:
             if self._order[later] > self._order[write] and names.isdisjoint(known):
                 return later
         return None
@@ -188,7 +188,7 @@ class MasksAhead:
         found: dict[fx.Node, list[tuple[fx.Node, frozenset[fx.Node]]]] = defaultdict(list)
         for node in self._order:
             for x in node.all_input_nodes:
-                names = views_of(x)
+                names = get_views(x)
                 found[names[-1]].append((node, frozenset(names)))
         return found
 
@@ -219,7 +219,7 @@ class MasksAhead:
         """The mask that an operator applies to scores; None for other operators."""
         row = self._rows[user]
         if row.selector:
-            module = self._mg.module_of(user)
+            module = self._mg.get_module(user)
             own = module.arguments if isinstance(module, QuantCall) else row.call_arguments(user)
             found = _selected(own, row.selector, user, scores)
             # Scores that hide others by their size hide none that a token may not see.
@@ -263,7 +263,7 @@ def _written(user: fx.Node, scores: Collection[fx.Node]) -> tuple[str, fx.Node] 
     tensor, index, value = user.args
     if tensor not in scores or not isinstance(index, fx.Node) or not isinstance(value, int | float):
         return None
-    written, hidden = (metadata_of(x).common.results.get("data_out_0") for x in (user, index))
+    written, hidden = (node_metadata(x).common.results.get("data_out_0") for x in (user, index))
     if written is None or hidden is None or hidden.torch_dtype != torch.bool:
         return None
     return ("hidden", index) if len(hidden.shape) == len(written.shape) else None
@@ -384,6 +384,6 @@ def _binds(
         late: the nodes.
         place: position of each node in the graph.
     """
-    memory = [memory_of(x) for x in written_by(passed)]
+    memory = [get_memory(x) for x in written_by(passed)]
     is_read = any(x in late or place[x] < place[node] for x in memory)
     return is_read or passed.target in REGIONS

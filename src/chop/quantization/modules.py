@@ -15,8 +15,8 @@ from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
 from chop.ir.ops import Operator, of_module
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
-from chop.private.modules import children_of
+from chop.nn.quantized.computed import warn_about_plain_weights, why_computed
+from chop.private.modules import own_children
 from chop.quantization.selection import QuantizeConfig, check_its_class
 
 
@@ -56,7 +56,7 @@ def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Mod
         twins[module] = _twin(rows[module], base, spec, config.where)
     paths = {module: by_module[module][0] for module in twins}
     computed = {path: why_computed(module) for module, path in paths.items()}
-    warn_of_plain_weights("quantize_module_transform_pass", computed)
+    warn_about_plain_weights("quantize_module_transform_pass", computed)
     return _with_twins(result, twins), len(twins)
 
 
@@ -75,7 +75,7 @@ def _quantizable(module: nn.Module, path: str) -> Iterator[tuple[str, Operator, 
     if row.quantized is not None:
         yield path, row, module
     elif not isinstance(module, nn.MultiheadAttention | QuantizedOperator):
-        for name, child in children_of(module).items():
+        for name, child in own_children(module).items():
             if child is not None:
                 yield from _quantizable(child, f"{path}.{name}" if path else name)
 
@@ -92,9 +92,9 @@ def _twin(
 
 def _with_twins(root: nn.Module, twins: Mapping[nn.Module, QuantizedOperator]) -> nn.Module:
     for parent in list(root.modules()):
-        for name, child in children_of(parent).items():
+        for name, child in own_children(parent).items():
             if child is not None and child in twins:
-                children_of(parent)[name] = twins[child]
+                own_children(parent)[name] = twins[child]
         if isinstance(parent, nn.TransformerEncoderLayer):
             # In evaluation its fast path would read weights without calling their modules.
             parent.activation_relu_or_gelu = 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from chop.captured.layers.expert_linear import ExpertLinear
-from chop.captured.layers.experts import matrices_of
+from chop.captured.layers.experts import matrices_by_parameter
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import OPS, quantizable_operators
@@ -23,7 +23,9 @@ def relevant_operators(model: nn.Module, names: Sequence[str]) -> tuple[str, ...
 
     Journals of models without experts then hold whether or not these operators are named.
     """
-    has_experts = any(isinstance(x, ExpertLinear) or matrices_of(x) for x in model.modules())
+    has_experts = any(
+        isinstance(x, ExpertLinear) or matrices_by_parameter(x) for x in model.modules()
+    )
     return tuple(x for x in names if has_experts or not (w := OPS[x].weight) or not w.has_experts)
 
 

@@ -20,7 +20,7 @@ from chop.nn.quantized import (
     QuantizedOperator,
     QuantScores,
 )
-from chop.nn.quantized.computed import warn_of_plain_weights, why_computed
+from chop.nn.quantized.computed import warn_about_plain_weights, why_computed
 from chop.nn.quantized.replicas import keep_ranges_local
 from chop.quantization.masked_nodes import masked_nodes
 from chop.quantization.masks_ahead import MasksAhead, first_mask, hand_masks
@@ -31,7 +31,7 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
 
     Calls of one module share its twin.
     """
-    computed = {str(n.target): why_computed(mg.module_of(n)) for n in chosen}
+    computed = {str(n.target): why_computed(mg.get_module(n)) for n in chosen}
     twins: dict[str, QuantizedOperator] = {}
     masked, ahead = masked_nodes(mg), MasksAhead(mg)
     shared = {str(node.target) for node in masked if node.op == "call_module"}
@@ -49,7 +49,7 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
         twins[str(node.target)] = twin
         record_formats(node, twin)
     keep_ranges_local(mg.model)
-    warn_of_plain_weights("quantize_transform_pass", computed)
+    warn_about_plain_weights("quantize_transform_pass", computed)
 
 
 def _call_with_masks(mg: MaseGraph, node: fx.Node, twin: QuantCall, ahead: MasksAhead) -> QuantCall:
@@ -102,7 +102,7 @@ def _follows_data(spec: QuantSpec, operand: str) -> bool:
 
 def _quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:
     """The quantized module for what a node calls."""
-    row, module = mg.operator(node), mg.module_of(node)
+    row, module = mg.operator(node), mg.get_module(node)
     if isinstance(module, QuantizedOperator):
         return module.with_spec(spec)
     if module is not None and row.quantized is not None:

@@ -11,11 +11,11 @@ from chop.captured.nodes.modes import is_of_training
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
-from chop.ir.layers import Layer, check_selector, layers_of, user_besides
+from chop.ir.layers import Layer, check_selector, list_layers, user_besides
 from chop.ir.parameters import StoredParameter
 from chop.nn.packed import KnownCodes, PackedOperator, pack, why_not_packable
 from chop.nn.quantized import QuantizedOperator
-from chop.private.modules import class_label, parameters_of
+from chop.private.modules import class_label, own_parameters
 
 WHERE = "pack_transform_pass"
 READ_DIRECTLY = "the model reads directly"
@@ -105,7 +105,7 @@ def unpack_layers(mg: MaseGraph, selection: Selection) -> tuple[int, dict[str, s
         twin = layer.module.unpack()
         for name in layer.module.packed_shapes:
             codes = layer.module.encoded(name).codes
-            parameters_of(twin)[name] = shared.setdefault(id(codes), parameters_of(twin)[name])
+            own_parameters(twin)[name] = shared.setdefault(id(codes), own_parameters(twin)[name])
         mg.replace(layer.nodes[0], twin)
     if not packed:
         raise ConfigError(f"{WHERE}: there is nothing to unpack: no chosen layer is packed.")
@@ -124,7 +124,7 @@ def _why_not_packed(layer: Layer) -> str:
 def _freeze_scales(mg: MaseGraph) -> None:
     settled: list[QuantizedOperator] = []
     for node in mg.nodes:
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if isinstance(module, QuantizedOperator) and module.spec.lsq_operands:
             module = module.freeze_scales()
             mg.replace(node, module)
@@ -135,7 +135,7 @@ def _freeze_scales(mg: MaseGraph) -> None:
 
 def _layers(mg: MaseGraph) -> list[Layer]:
     """Every module with parameters of its own that a node calls, in the order of the graph."""
-    return layers_of(mg, lambda _, x: bool(parameters_of(x)) or isinstance(x, PackedOperator))
+    return list_layers(mg, lambda _, x: bool(own_parameters(x)) or isinstance(x, PackedOperator))
 
 
 def _choose(layers: Sequence[Layer], selection: Selection) -> list[Layer]:

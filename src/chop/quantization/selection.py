@@ -15,8 +15,8 @@ from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec, parse_format_string
 from chop.formats.recipe import PREFIX, Recipe, check_pattern, meant, nearest
-from chop.ir.graph import MaseGraph, metadata_of
-from chop.ir.nodes import names_of
+from chop.ir.graph import MaseGraph, node_metadata
+from chop.ir.nodes import list_names
 from chop.ir.ops import OPS, Operator, of_module
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.quantization.masked_nodes import mask_arithmetic
@@ -68,7 +68,7 @@ class QuantizeConfig:
         own = {key: entry for key, entry in found.items() if not _is_rule(entry)}
         recipe = Recipe.read(own.get("overrides"), own.get("skip"), where)
         entries = {key: entry for key, entry in settings.items() if key not in ("by", *own)}
-        rules = {key: _config_of(key, entry, where) for key, entry in entries.items()}
+        rules = {key: _get_config(key, entry, where) for key, entry in entries.items()}
         default = rules.pop("default", None)
         _check_patterns(rules, by, where)
         if isinstance(default, Mapping) and default.get("name") is None and len(default) <= 1:
@@ -88,12 +88,12 @@ class QuantizeConfig:
         """
         left = self._left(mg)
         exact = mask_arithmetic(mg) if self.by == "type" else set()
-        names = {node: names_of(node) for node in mg.nodes if _is_quantizable(mg, node)}
+        names = {node: list_names(node) for node in mg.nodes if _is_quantizable(mg, node)}
         places = {name for own in names.values() for name in own}
         keys = names
         if self.by == "type":
-            keys = {node: (_row_of(mg, node).name,) for node in names}
-        left_out = self._unnamed({n: x for n, x in keys.items() if _row_of(mg, n).is_opt_in}, keys)
+            keys = {node: (_get_row(mg, node).name,) for node in names}
+        left_out = self._unnamed({n: x for n, x in keys.items() if _get_row(mg, n).is_opt_in}, keys)
         ruled = self.choose({n: x for n, x in keys.items() if n not in left_out}, places)
         chosen = {
             node: _spec_for(mg, node, settings, where)
@@ -103,7 +103,7 @@ class QuantizeConfig:
         layers = {
             node: own
             for node, own in names.items()
-            if _row_of(mg, node).weight
+            if _get_row(mg, node).weight
             and left.isdisjoint(_places(node))
             and self.may_override(node, chosen)
         }
@@ -214,12 +214,12 @@ def _check_patterns(keys: Iterable[str], by: By, where: str) -> None:
 
 def _places(node: fx.Node) -> tuple[str, ...]:
     """The names of a node, and the path of the module whose forward calls it."""
-    return (*names_of(node), *list(node.meta.get("nn_module_stack", ()))[-1:])
+    return (*list_names(node), *list(node.meta.get("nn_module_stack", ()))[-1:])
 
 
 def _present_spec(mg: MaseGraph, node: fx.Node) -> QuantSpec:
     """The formats that what a node calls has by now."""
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     return module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
 
 
@@ -238,7 +238,7 @@ def _is_rule(entry: Any) -> bool:
     return isinstance(entry, Mapping) and set(entry) == {"config"}
 
 
-def _config_of(key: str, entry: Any, where: str) -> Settings:
+def _get_config(key: str, entry: Any, where: str) -> Settings:
     if _is_rule(entry):
         entry = entry["config"]
         if isinstance(entry, Mapping | QuantSpec):
@@ -253,16 +253,16 @@ def check_its_class(module: nn.Module, path: str, where: str) -> None:
         raise ConfigError(f"{where}: module '{path}' cannot be quantized: {reason}.")
 
 
-def _row_of(mg: MaseGraph, node: fx.Node) -> Operator:
+def _get_row(mg: MaseGraph, node: fx.Node) -> Operator:
     """The row of what a node calls; of a module, that of its class, whatever it computes."""
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     if module is None or isinstance(module, QuantizedOperator):
         return mg.operator(node)
     return of_module(type(module))
 
 
 def _spec_for(mg: MaseGraph, node: fx.Node, settings: Settings, where: str) -> QuantSpec:
-    row, module = mg.operator(node), mg.module_of(node)
+    row, module = mg.operator(node), mg.get_module(node)
     if module is not None:
         check_its_class(module, str(node.target), where)
     if row.twin is not None:
@@ -279,11 +279,11 @@ def _spec_for(mg: MaseGraph, node: fx.Node, settings: Settings, where: str) -> Q
 
 def _is_quantizable(mg: MaseGraph, node: fx.Node) -> bool:
     """True for calls of reals that have a twin; arithmetic on sizes and masks is left alone."""
-    row, module = _row_of(mg, node), mg.module_of(node)
+    row, module = _get_row(mg, node), mg.get_module(node)
     if node.op == "call_module":
         has_twin = row.quantized is not None or isinstance(module, QuantizedOperator)
     else:
         is_call = node.op in ("call_function", "call_method")
         has_twin = is_call and bool(row.arguments or row.twin)
-    results = metadata_of(node).common.results.values()
+    results = node_metadata(node).common.results.values()
     return has_twin and bool(results) and all(info.is_floating for info in results)

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from chop.formats import Integer, NumberFormat, QuantSpec, format_string
 from chop.ir.annotate import operand_formats
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.parameters import StoredParameter, masked_weights, stored_parameters
 from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
@@ -50,8 +50,8 @@ def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
     groups: dict[tuple[str, str], list[fx.Node]] = {}
     for node in mg.nodes:
         operator = mg.operator(node)
-        results = metadata_of(node).common.results.values()
-        module = mg.module_of(node)
+        results = node_metadata(node).common.results.values()
+        module = mg.get_module(node)
         is_listed = operator.is_quantizable or isinstance(module, QuantizedOperator)
         if is_listed and all(info.is_floating for info in results):
             spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
@@ -133,7 +133,7 @@ def format_rows(mg: MaseGraph) -> list[dict[str, str]]:
     """
     found = {}
     for node in mg.nodes:
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if isinstance(module, QuantizedOperator) and not module.spec.is_float:
             chosen = ((name, fmt) for name, fmt in module.spec.items() if not fmt.is_identity)
             found[str(node.target)] = {

@@ -12,14 +12,14 @@ from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.ir.parameters import stored_parameters
-from chop.ir.unreached import Unreached, by_owner, is_of_table, unreached_sentence, warn_of_share
+from chop.ir.unreached import Unreached, by_owner, is_of_table, unreached_sentence, warn_about_share
 from chop.nn.quantized import QuantCall
 from chop.quantization.rounding.experts import has_experts
 
 _LOOK_UPS = ("getitem", "index_select", "gather")
 
 
-def warn_of_unreached(
+def warn_about_unreached(
     mg: MaseGraph, where: str, means: Callable[[str], bool] = lambda path: True, packs: bool = False
 ) -> None:
     """Warns once for each model, where over a tenth of the weights that were meant lack a format.
@@ -32,13 +32,13 @@ def warn_of_unreached(
     """
     text = describe_unreached(mg, where, means, packs)
     if text is not None:
-        warn_of_share(mg.model, text, where)
+        warn_about_share(mg.model, text, where)
 
 
 def describe_unreached(
     mg: MaseGraph, where: str, means: Callable[[str], bool] = lambda path: True, packs: bool = False
 ) -> str | None:
-    """The sentence of `warn_of_unreached`; None where there is nothing to say."""
+    """The sentence of `warn_about_unreached`; None where there is nothing to say."""
     matrices = [x for x in stored_parameters(mg) if x.value.dim() > 1]
     reached = sum(
         x.value.numel()
@@ -56,7 +56,7 @@ def unreached_matrices(mg: MaseGraph, formats_count: bool = True) -> list[Unreac
     """
     found: dict[int, tuple[str, Tensor]] = {}
     for node in mg.nodes:
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if module is not None and not is_of_table(module):
             for name, x in module.named_parameters(prefix=str(node.target)):
                 found.setdefault(id(x), (name, x))
@@ -71,7 +71,7 @@ def matrices_of_experts(mg: MaseGraph) -> list[Unreached]:
     found = []
     for node in mg.nodes:
         if has_experts(mg, node):
-            module = mg.module_of(node)
+            module = mg.get_module(node)
             assert module is not None
             found.append((f"{node.target}.weight", cast(Tensor, module.weight)))
     return by_owner(mg.model, found)
@@ -86,7 +86,7 @@ def _read_by_products(mg: MaseGraph, formats_count: bool) -> list[str]:
             if isinstance(deepgetattr(mg.model, str(node.target)), nn.Parameter):
                 carried[node] = frozenset({str(node.target)})
             continue
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if node.op in ("placeholder", "output") or not isinstance(module, QuantCall | None):
             continue
         inputs = [x for x in node.all_input_nodes if _is_real(x)]

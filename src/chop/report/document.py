@@ -100,7 +100,7 @@ class Document:
     format: int = FORMAT
 
 
-def document_of(report: Report[Any]) -> Document:
+def build_document(report: Report[Any]) -> Document:
     """What a page shows of a report."""
     charts: list[Chart] = []
     for figure in report.figures.values():

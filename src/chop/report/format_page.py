@@ -136,7 +136,7 @@ def _number(x: float) -> str:
     return f"{x:.6g}"
 
 
-def examples_of(kind: type[NumberFormat]) -> list[NumberFormat]:
+def list_examples(kind: type[NumberFormat]) -> list[NumberFormat]:
     """The instances of a format that the page shows.
 
     Raises:
@@ -157,7 +157,7 @@ def examples_of(kind: type[NumberFormat]) -> list[NumberFormat]:
 def pages() -> dict[str, str]:
     """Every file of the page: its path below `docs`, and its text."""
     kinds = [kind for kind in formats() if kind.name != "float"]
-    measured = {kind: [measure(example) for example in examples_of(kind)] for kind in kinds}
+    measured = {kind: [measure(example) for example in list_examples(kind)] for kind in kinds}
     sections = [_section(kind, examples) for kind, examples in measured.items()]
     overview = markdown_table([_line(x) for examples in measured.values() for x in examples])
     searched = markdown_table([_varied(kind) for kind in kinds if kind.search_space])

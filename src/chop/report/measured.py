@@ -126,7 +126,9 @@ def over_seeds(
     return columns
 
 
-def intervals_of(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float | None]:
+def compute_intervals(
+    stages: Mapping[str, Sequence[Mapping[str, float]]],
+) -> dict[str, float | None]:
     """Columns of a row: the 95 % interval of each stage, of one model.
 
     None where an earlier version, which did not note it, has measured the model.
@@ -138,7 +140,7 @@ def intervals_of(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[st
     }
 
 
-def seconds_of(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> float | None:
+def get_seconds(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> float | None:
     """What a row took: the sum over its stages of the mean over the seeds.
 
     None where an earlier version, which did not note it, has measured one of them.
@@ -152,7 +154,7 @@ def seconds_of(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> float | N
     return round(taken, 2)
 
 
-def points_of(
+def list_points(
     rows: Sequence[Mapping[str, Any]], x: str, stage: str
 ) -> tuple[list[tuple[float, float]], dict[float, tuple[float, float]]]:
     """The points of a curve, and their ranges over the seeds, by x where there are any."""

@@ -11,7 +11,7 @@ from chop.report.charts.search import Cloud, front_charts, importance_charts
 from chop.report.report import Cell, Tile, Writer, figure_files
 from chop.search import Result, SearchSpace, TrialRecord
 from chop.search.importance import importance_errors, importances
-from chop.search.objective import Goals, constraints_of, objectives_of
+from chop.search.objective import Goals, select_constraints, select_objectives
 
 MOST_LISTED = 12
 """Most choices of a trial that are listed one by one. Longer lists count each option."""
@@ -36,7 +36,7 @@ def search_figures(
         title: above each figure.
         percent: numbers that are shares of 1.
     """
-    goal, run = objectives_of(result.goals)[0].name, result.best_by_trial()
+    goal, run = select_objectives(result.goals)[0].name, result.best_by_trial()
     if not any(math.isfinite(value) for _, value in run):
         return {}
     files = figure_files(
@@ -49,7 +49,7 @@ def search_figures(
         ),
         percent=goal in percent,
     )
-    clouds, shares = _clouds_of(result), importances(result, space)
+    clouds, shares = _build_clouds(result), importances(result, space)
     if clouds:
         others = ", ".join(cloud.xlabel for cloud in clouds)
         about = f"{title}: {goal} against {others}, every trial"
@@ -71,16 +71,16 @@ def within(goals: Goals) -> str:
     """
     bounds = [
         f"{limit.name} at {'most' if limit.direction == 'minimize' else 'least'} {limit.bound:.6g}"
-        for limit in constraints_of(goals)
+        for limit in select_constraints(goals)
     ]
     return f"within {', '.join(bounds)}" if bounds else ""
 
 
-def _clouds_of(result: Result) -> list[Cloud]:
+def _build_clouds(result: Result) -> list[Cloud]:
     """A panel for each goal beside the first, in its own unit."""
-    first = objectives_of(result.goals)[0].name
+    first = select_objectives(result.goals)[0].name
     names = [goal.name for goal in result.goals if goal.name != first]
-    bounds = {limit.name: limit.bound for limit in constraints_of(result.goals)}
+    bounds = {limit.name: limit.bound for limit in select_constraints(result.goals)}
 
     def points(trials: list[TrialRecord], name: str) -> list[tuple[float, float]]:
         return [(trial.values[name], trial.values[first]) for trial in trials]
@@ -123,7 +123,7 @@ def search_tiles(result: Result, space: SearchSpace, shares: Collection[str] = (
     trials = Tile("trials measured", Cell.of(len(result.measured), ","), count)
     if result.best is None:
         return [trials]
-    bounds = {limit.name: limit.bound for limit in constraints_of(result.goals)}
+    bounds = {limit.name: limit.bound for limit in select_constraints(result.goals)}
     values = {goal.name: result.best.values[goal.name] for goal in result.goals}
     notes = {name: f"budget {bound:,.6g}" for name, bound in bounds.items()}
     about = f"trial {result.best.number}, on the rows of the search"

@@ -4,7 +4,7 @@ A job writes a manifest (`start`, `read_manifest`) and, where it is made of poin
 """
 
 from chop.runs.environment import processor_name, read_environment
-from chop.runs.journal import Journal, has_numbers, key_of
+from chop.runs.journal import Journal, compute_key, has_numbers
 from chop.runs.manifest import MANIFEST, Artifact, Manifest, read_manifest
 from chop.runs.outcome import Outcome
 from chop.runs.process import process_id, process_status
@@ -21,8 +21,8 @@ __all__ = [
     "Run",
     "as_json",
     "class_name",
+    "compute_key",
     "has_numbers",
-    "key_of",
     "process_id",
     "process_status",
     "processor_name",

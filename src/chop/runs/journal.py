@@ -11,7 +11,7 @@ from typing import Any
 
 from chop.base.files import append_line, record_writes
 from chop.base.files.documents import check_count, count_values, parse_json
-from chop.base.files.library_errors import reason_of
+from chop.base.files.library_errors import get_reason
 from chop.base.files.reading import open_regular
 from chop.base.files.writers import check_size
 from chop.errors import CheckpointError, ConfigError
@@ -55,7 +55,7 @@ class Journal:
                 anybody may have written the file.
         """
         self._read_more()
-        found = self._known.get(key_of(settings))
+        found = self._known.get(compute_key(settings))
         if found is None or not is_result(found):
             return None
         record_writes(self.path)
@@ -69,7 +69,7 @@ class Journal:
         """
         found = self.find(settings)
         if found is None:
-            raise KeyError(key_of(settings))
+            raise KeyError(compute_key(settings))
         return found
 
     def add(self, settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Journal:
             CheckpointError: the journal cannot be read.
         """
         self._append(settings, dict(result))
-        self._known[key_of(settings)] = dict(result)
+        self._known[compute_key(settings)] = dict(result)
         return dict(result)
 
     def remove(self, settings: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Journal:
         """
         if self.find(settings) is not None:
             self._append(settings, None)
-            del self._known[key_of(settings)]
+            del self._known[compute_key(settings)]
 
     def _append(self, settings: Mapping[str, Any], result: dict[str, Any] | None) -> None:
         entry = {"settings": settings, "result": result}
@@ -118,7 +118,7 @@ class Journal:
         except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, ConfigError) as error:
-            raise CheckpointError(f"'{self.path}' cannot be read: {reason_of(error)}.") from None
+            raise CheckpointError(f"'{self.path}' cannot be read: {get_reason(error)}.") from None
         # A last line without its end may be half of one that is being written.
         whole = appended[: appended.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
@@ -129,7 +129,7 @@ class Journal:
     def _read(self, line: bytes) -> None:
         try:
             entry = parse_json(line)
-            key, result = key_of(entry["settings"]), entry["result"]
+            key, result = compute_key(entry["settings"]), entry["result"]
         except (ValueError, KeyError, TypeError):
             return
         if isinstance(result, dict):
@@ -149,7 +149,7 @@ def has_numbers(result: Mapping[str, Any], names: Iterable[str] = ()) -> bool:
     )
 
 
-def key_of(settings: Mapping[str, Any]) -> str:
+def compute_key(settings: Mapping[str, Any]) -> str:
     """Digest of the content of settings: equal settings, equal key."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

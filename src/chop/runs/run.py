@@ -67,7 +67,9 @@ class Run:
         """
         with staged_files(self.folder, "results") as fresh:
             yield fresh
-            self._warn_of_another("These results replace its own, or it replaces these as it ends.")
+            self._warn_about_another(
+                "These results replace its own, or it replaces these as it ends."
+            )
             own = [Artifact.of(path, fresh) for path in files_of_set(fresh)]
             finished = self._finished([*own, *self._artifacts()])
             for name, view in self.views.items():
@@ -88,7 +90,7 @@ class Run:
             return
         if not self._is_latest():
             if error is None:
-                self._warn_of_another("The manifest is that of the other.")
+                self._warn_about_another("The manifest is that of the other.")
             return
         if error is None:
             finished = self._finished(self._artifacts())
@@ -104,7 +106,7 @@ class Run:
         with suppress(WriteError):  # the run's own error matters more
             self.manifest = write_manifest(self.folder / MANIFEST, self.manifest)
 
-    def _warn_of_another(self, outcome: str) -> None:
+    def _warn_about_another(self, outcome: str) -> None:
         """Warns, once, where another run has begun in the folder since this one did."""
         if self._has_warned or self._is_latest():
             return
@@ -179,9 +181,9 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
     folder = make_folder(folder)
     settle(folder)
     last_finished = _last_finished(folder)
-    for place in (folder, *_folders_of(folder, last_finished)):
+    for place in (folder, *_list_folders(folder, last_finished)):
         remove_orphans(place.glob(".*.part"))
-    _warn_of_a_running_one(folder)
+    _warn_about_a_running_one(folder)
     manifest = Manifest(
         kind=kind,
         settings=as_json(settings),
@@ -193,7 +195,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         started=now(),
         last_finished=last_finished,
     )
-    _warn_of_other_results(folder, manifest)
+    _warn_about_other_results(folder, manifest)
     manifest = write_manifest(folder / MANIFEST, manifest)
     with recording_writes() as written:
         run = Run(folder, manifest, written)
@@ -210,7 +212,7 @@ def _plugins() -> dict[str, Any]:
     return {"plugins": plugins_in_use(), **({"plugin_names": names} if names else {})}
 
 
-def _warn_of_a_running_one(folder: Path) -> None:
+def _warn_about_a_running_one(folder: Path) -> None:
     """Warns where another process runs into the same folder."""
     with suppress(CheckpointError):
         other = read_manifest(folder)
@@ -224,7 +226,7 @@ def _warn_of_a_running_one(folder: Path) -> None:
             )
 
 
-def _warn_of_other_results(folder: Path, manifest: Manifest) -> None:
+def _warn_about_other_results(folder: Path, manifest: Manifest) -> None:
     """Warns where results are replaced that are no earlier ones of the same."""
     held = manifest.last_finished
     if held is None:
@@ -250,7 +252,7 @@ def _described(manifest: Manifest) -> str:
     return f"chop {manifest.kind} (process {number}, since {manifest.started})"
 
 
-def _folders_of(folder: Path, results: Manifest | None) -> set[Path]:
+def _list_folders(folder: Path, results: Manifest | None) -> set[Path]:
     """The folders below one that results have files in; a manifest may name anything."""
     inside = folder.resolve()
     artifacts = () if results is None else results.artifacts

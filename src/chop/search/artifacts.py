@@ -9,7 +9,7 @@ from pathlib import Path
 from chop.base.files import atomic_folder, recover_folders
 from chop.base.files.temporary import remove_orphans
 from chop.errors import ConfigError
-from chop.search.objective import Constraint, Goal, objectives_of
+from chop.search.objective import Constraint, Goal, select_objectives
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Config
 
@@ -49,7 +49,7 @@ class Artifacts:
             so_far: gives all trials, those of other workers included.
         """
         # A trial that comes later may push several leaders of a Pareto front behind this one.
-        is_settled = self.keep == 1 or len(objectives_of(goals)) == 1
+        is_settled = self.keep == 1 or len(select_objectives(goals)) == 1
         is_known = is_settled and len(self._leaders) == self.keep
         if is_known and mine not in Result(goals, (*self._leaders, mine)).top(self.keep):
             return

@@ -14,7 +14,7 @@ from typing import Any
 from chop.base.notices import warn_once
 from chop.errors import ConfigError, check_known
 from chop.search.location import without_password
-from chop.search.objective import Goal, constraints_of
+from chop.search.objective import Goal, select_constraints
 from chop.search.reading import find_storage, load_search, study_names
 from chop.search.result import Result
 
@@ -96,11 +96,11 @@ def judged(search: Compared, goal: Goal) -> Compared:
     """A search with one objective, within its own budgets."""
     for trial in search.result.measured:
         check_known(goal.name, trial.values, f"search {search.label} did not measure")
-    limits = constraints_of(search.result.goals)
+    limits = select_constraints(search.result.goals)
     return dataclasses.replace(search, result=Result((goal, *limits), search.result.trials))
 
 
-def curves_of(found: Sequence[Compared], labels: Sequence[str]) -> dict[str, list[Compared]]:
+def build_curves(found: Sequence[Compared], labels: Sequence[str]) -> dict[str, list[Compared]]:
     """Label -> the searches of a curve, those without a trial within their budgets left out."""
     kept: dict[str, list[Compared]] = {}
     for label, group in _labeled(found, labels):
@@ -125,7 +125,7 @@ def _labeled(found: Sequence[Compared], labels: Sequence[str]) -> list[tuple[str
         raise ConfigError(f"search {twice.label} is given twice.")
     groups = _groups(found)
     if not labels:
-        return list(zip(_labels_of(groups), groups, strict=True))
+        return list(zip(_get_labels(groups), groups, strict=True))
     if len(labels) == len(found):
         return [
             (label, [each for each, own in zip(found, labels, strict=True) if own == label])
@@ -157,7 +157,7 @@ def _groups(found: Sequence[Compared]) -> list[list[Compared]]:
     return groups
 
 
-def _labels_of(groups: Sequence[Sequence[Compared]]) -> list[str]:
+def _get_labels(groups: Sequence[Sequence[Compared]]) -> list[str]:
     """Labels of the curves: the settings that differ; studies and sources where none does."""
     noted = [group[0].settings for group in groups if group[0].settings is not None]
     names = dict.fromkeys(("sampler", *(name for settings in noted for name in settings)))
@@ -194,7 +194,7 @@ def _format(name: str, value: Any) -> str:
     return text if name in ("sampler", "job") else f"{name}={text}"
 
 
-def title_of(searches: Sequence[Compared], data_name: Callable[[str], str | None]) -> str:
+def get_title(searches: Sequence[Compared], data_name: Callable[[str], str | None]) -> str:
     """The model and data, where all searches have the same."""
     titles = {_title(each.settings, data_name) for each in searches if each.settings is not None}
     is_one = len(titles) == 1 and all(each.settings is not None for each in searches)

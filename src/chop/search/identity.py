@@ -21,7 +21,7 @@ SHOWN = 200
 """Characters of an identity that are kept as they are; of a longer one a hash."""
 
 
-def identity_of(value: Any) -> str:
+def get_identity(value: Any) -> str:
     """Returns a text that identifies a value.
 
     Numbers and texts are compared with their types, dataclasses by their fields, other objects by

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from statistics import stdev
 
-from chop.search.objective import objectives_of
+from chop.search.objective import select_objectives
 from chop.search.result import Result, TrialRecord
 from chop.search.space import SearchSpace
 
@@ -60,7 +60,7 @@ def _shares(trials: Sequence[TrialRecord], result: Result, space: SearchSpace) -
 
     from chop.search.optuna_study import quiet
 
-    goal = objectives_of(result.goals)[0]
+    goal = select_objectives(result.goals)[0]
     losses = [goal.loss(trial.values[goal.name]) for trial in trials]
     open_ones = {name: d for name, d in space.distributions().items() if not d.single()}
     if len(losses) < LEAST or len(set(losses)) < 2 or not open_ones:

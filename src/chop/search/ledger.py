@@ -61,7 +61,7 @@ class Row:
         worker: who runs it, or has run it.
         begun: how often it was begun: more than once after kills.
         errors: how often the measure ended by an error that stopped its search.
-        document: JSON of `config`, and of what `optuna_study.document_of` adds at its end.
+        document: JSON of `config`, and of what `optuna_study.build_document` adds at its end.
     """
 
     number: int

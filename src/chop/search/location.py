@@ -128,7 +128,7 @@ def without_password(url: str) -> str:
     return printable(f"postgresql://{user}{found['place']}{'?' if shown else ''}{shown}")
 
 
-def secrets_of(url: str) -> list[str]:
+def list_secrets(url: str) -> list[str]:
     """Passwords, and what else of a URL from `storage_url` is never printed."""
     found = SERVER_URL.fullmatch(url)
     if found is None:

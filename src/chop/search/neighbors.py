@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Container, Iterator
 
-from chop.search.registry import seed_of
+from chop.search.registry import derive_seed
 from chop.search.space import Config, SearchSpace
 
 MOST = 10_000
@@ -23,7 +23,7 @@ def unvisited_neighbor(
     for each configuration; then random ones; at last the grid: None means that the space is used
     up, or that nothing was found in a large one (`SearchSpace.first`).
     """
-    draw = random.Random(seed_of(seed, ["near", space.key(config)]))
+    draw = random.Random(derive_seed(seed, ["near", space.key(config)]))
 
     def is_free(other: Config) -> bool:
         return space.key(other) not in visited and space.is_feasible(other)

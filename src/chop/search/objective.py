@@ -86,7 +86,7 @@ def _check_direction(kind: str, name: str, direction: str) -> None:
         raise ConfigError(f"{kind} '{name}': direction '{direction}': {nearest}")
 
 
-def objectives_of(goals: Goals) -> tuple[Goal, ...]:
+def select_objectives(goals: Goals) -> tuple[Goal, ...]:
     """The objectives among the goals, at least one.
 
     Raises:
@@ -101,7 +101,7 @@ def objectives_of(goals: Goals) -> tuple[Goal, ...]:
     return found
 
 
-def constraints_of(goals: Goals) -> tuple[Constraint, ...]:
+def select_constraints(goals: Goals) -> tuple[Constraint, ...]:
     """The constraints among the goals."""
     return tuple(goal for goal in goals if isinstance(goal, Constraint))
 

@@ -27,7 +27,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from chop.search.ledger import RUNNING, Row
-from chop.search.objective import Goals, objectives_of
+from chop.search.objective import Goals, select_objectives
 from chop.search.space import Config, ParamEncoding, SearchSpace
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class InMemoryStudy:
                 study_name=name,
                 storage=self.storage,
                 pruner=pruner,
-                directions=[goal.direction for goal in objectives_of(goals)],
+                directions=[goal.direction for goal in select_objectives(goals)],
             )
         self._study_id = self.storage.get_study_id_from_name(name)
         self._ids: dict[int, int] = {}
@@ -193,7 +193,7 @@ class InMemoryStudy:
         )
 
 
-def document_of(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]:
+def build_document(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]:
     """Document of a trial's row, from which other processes make the trial again."""
     end = trial.datetime_complete
     noted: dict[str, Any] = {
@@ -209,13 +209,13 @@ def document_of(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]
     return {name: value for name, value in noted.items() if value not in (None, {}, "")}
 
 
-def params_of(trial: FrozenTrial) -> Mapping[str, Any]:
+def trial_params(trial: FrozenTrial) -> Mapping[str, Any]:
     """The parameters of a trial; of one that waits in Optuna's queue those it was enqueued with."""
     params: Mapping[str, Any] = trial.params or trial.system_attrs.get("fixed_params", {})
     return params
 
 
-def excess_of(trial: FrozenTrial) -> dict[str, float]:
+def get_excess(trial: FrozenTrial) -> dict[str, float]:
     """By how much a trial is beyond each constraint, by its name; a list has numbers for names."""
     if HAS_NAMED_CONSTRAINTS:
         return trial.constraints
@@ -245,7 +245,7 @@ def without_experimental_warnings() -> Iterator[None]:
 
 
 def _excesses(trial: FrozenTrial) -> list[float]:
-    return list(excess_of(trial).values())
+    return list(get_excess(trial).values())
 
 
 def _with_list(attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def make_pruner(pruner: str | BasePruner | None) -> BasePruner:
     return found
 
 
-def seed_of(seed: int, parts: Sequence[object]) -> int:
+def derive_seed(seed: int, parts: Sequence[object]) -> int:
     """A 32-bit seed drawn from another seed and what it is for, the same in every process."""
     text = ":".join(map(str, (seed, *parts)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")

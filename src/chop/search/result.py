@@ -13,7 +13,7 @@ from typing import Any
 
 from chop.base.displayed import Displayed
 from chop.base.tables import html_table, text_table
-from chop.search.objective import Constraint, Goal, constraints_of, objectives_of
+from chop.search.objective import Constraint, Goal, select_constraints, select_objectives
 from chop.search.space import Config
 
 SHOWN = 10
@@ -92,12 +92,12 @@ class Result(Displayed):
 
     @cached_property
     def _objectives(self) -> tuple[Goal, ...]:
-        return objectives_of(self.goals)
+        return select_objectives(self.goals)
 
     @cached_property
     def _constraints(self) -> list[tuple[Constraint, float]]:
         """Each constraint, and the size of its bound."""
-        return [(each, abs(each.bound) or 1) for each in constraints_of(self.goals)]
+        return [(each, abs(each.bound) or 1) for each in select_constraints(self.goals)]
 
     def excess(self, trial: TrialRecord) -> float:
         """Constraint violation: the sum of excesses as shares of the bounds; 0 if feasible."""
@@ -127,9 +127,9 @@ class Result(Displayed):
         Sorted by the first objective; with one objective, the best alone. Of trials that are
         equal in every objective the first stands.
         """
-        return self._front_of(self.feasible)
+        return self._compute_front(self.feasible)
 
-    def _front_of(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    def _compute_front(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
         """Source: Kung, Luccio and Preparata, On Finding the Maxima of a Set of Vectors, 1975: in
         order of the first loss, a vector is dominated by one that came before or by none."""
         found: list[TrialRecord] = []
@@ -183,7 +183,7 @@ class Result(Displayed):
         found: list[TrialRecord] = []
         rest = self.feasible
         while rest and len(found) < count:
-            front = self._front_of(rest)
+            front = self._compute_front(rest)
             found += front
             taken = {trial.number for trial in front}
             rest = [trial for trial in rest if trial.number not in taken]

@@ -22,11 +22,11 @@ from chop.search.objective import (
     Pruned,
     Report,
     check_values,
-    constraints_of,
-    objectives_of,
+    select_constraints,
+    select_objectives,
 )
-from chop.search.optuna_study import InMemoryStudy, constraint_settings, document_of
-from chop.search.registry import sampler_row, seed_of
+from chop.search.optuna_study import InMemoryStudy, build_document, constraint_settings
+from chop.search.registry import derive_seed, sampler_row
 from chop.search.result import Result
 from chop.search.space import Config, SearchSpace
 from chop.search.workers import HeartbeatMonitor, heartbeat, new_worker
@@ -200,8 +200,8 @@ class Runner:
     def _ask(self, place: int, given: Config | None) -> Trial:
         """A trial of the study in memory. Its draws depend on its place among the rows alone, which
         a kill does not change: a search that was killed goes on as if unbroken."""
-        seed = seed_of(self.search.seed, ["trial", place])
-        is_constrained = self.sampler.constraint_settings and constraints_of(self.search.goals)
+        seed = derive_seed(self.search.seed, ["trial", place])
+        is_constrained = self.sampler.constraint_settings and select_constraints(self.search.goals)
         settings = constraint_settings() if is_constrained else {}
         self.optuna_study.study.sampler = self.sampler.make(self.search.space, seed, **settings)
         return self.optuna_study.ask(given)
@@ -255,7 +255,7 @@ class Runner:
         """What a measure reports to: the pruner, which compares it with other trials."""
         from optuna.pruners import NopPruner
 
-        is_single = len(objectives_of(self.search.goals)) == 1
+        is_single = len(select_objectives(self.search.goals)) == 1
         is_pruned = not isinstance(self.search.pruner, NopPruner)
 
         def report(step: int, value: float) -> None:
@@ -269,7 +269,7 @@ class Runner:
             if self.search.is_shared:
                 running = self.optuna_study.frozen(trial)
                 asked = {"asked": row.noted.get("asked", {})}
-                document = document_of(running, row.record.config) | asked
+                document = build_document(running, row.record.config) | asked
                 self.ledger.report(row, self.me, document)
             if is_behind:
                 raise Pruned(f"behind at step {step}")
@@ -334,16 +334,16 @@ class Runner:
         trial.set_user_attr("note", outcome.note)
         if outcome.values is not None:
             trial.set_user_attr("values", dict(outcome.values))
-            values = [outcome.values[goal.name] for goal in objectives_of(self.search.goals)]
+            values = [outcome.values[goal.name] for goal in select_objectives(self.search.goals)]
             excess = {
                 f"{constraint.name} {constraint.direction}": constraint.excess(
                     outcome.values[constraint.name]
                 )
-                for constraint in constraints_of(self.search.goals)
+                for constraint in select_constraints(self.search.goals)
             }
             self.optuna_study.constrain(trial, excess)
         frozen = self.optuna_study.study.tell(trial, values, state=TrialState[outcome.state])
-        return frozen, document_of(frozen, config)
+        return frozen, build_document(frozen, config)
 
     def _call_back(self, frozen: FrozenTrial) -> None:
         for callback in self.search.callbacks:

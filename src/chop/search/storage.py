@@ -24,7 +24,7 @@ from chop.base.files.reading import open_regular
 from chop.base.files.temporary import scratch_folder
 from chop.base.tables import printable
 from chop.errors import ChopError, UnavailableError, WriteError
-from chop.search.location import MEMORY, secrets_of, storage_file, without_password
+from chop.search.location import MEMORY, list_secrets, storage_file, without_password
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -372,7 +372,7 @@ def _reason(url: str, error: BaseException) -> str:
     text = said.splitlines()[0]
     if text.startswith("invalid connection option"):  # it quotes what may be half a password
         text = "an option is none that PostgreSQL knows; & in a password is written %26"
-    for secret in secrets_of(url):
+    for secret in list_secrets(url):
         text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text)
     return printable(text).rstrip(".")
 

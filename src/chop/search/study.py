@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from chop.errors import ChopError, ConfigError
 from chop.search.artifacts import Artifacts, Save
-from chop.search.identity import identity_of
+from chop.search.identity import get_identity
 from chop.search.ledger import RUNNING, Ledger, Row, make_tables
 from chop.search.location import MEMORY, check_study_name, storage_url
-from chop.search.objective import Constraint, Goal, Goals, Measure, goals_to_json, objectives_of
+from chop.search.objective import Constraint, Goal, Goals, Measure, goals_to_json, select_objectives
 from chop.search.optuna_study import InMemoryStudy
 from chop.search.progress import live_progress
 from chop.search.registry import make_pruner, sampler_row
@@ -226,7 +226,7 @@ class Search:
                     self.close()
 
     def _check(self, pruner: object) -> None:
-        objectives, row = objectives_of(self.goals), sampler_row(self.sampler)
+        objectives, row = select_objectives(self.goals), sampler_row(self.sampler)
         if len(objectives) > row.max_goals:
             raise ConfigError(
                 f"sampler '{self.sampler}' takes {row.max_goals} objective, got {len(objectives)}: "
@@ -335,8 +335,8 @@ class Search:
         """Identities of the values behind the options' texts, by choice."""
         known: dict[int, str] = {}
         return {
-            choice.name: identity_of(
-                [known.setdefault(id(x), identity_of(x)) for x in choice.options.values()]
+            choice.name: get_identity(
+                [known.setdefault(id(x), get_identity(x)) for x in choice.options.values()]
             )
             for choice in self.space.choices
         }

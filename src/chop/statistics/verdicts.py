@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def sign_of(ends: tuple[float, float]) -> int:
+def get_sign(ends: tuple[float, float]) -> int:
     """1 where an interval lies above 0, -1 below, 0 where it holds 0."""
     low, high = ends
     return (low > 0) - (high < 0)
 
 
-def verdict_of(signs: Mapping[str, int], goal: str, label: str) -> str:
+def write_verdict(signs: Mapping[str, int], goal: str, label: str) -> str:
     """Which configuration is better, in words.
 
-    >>> verdict_of({"accuracy": -1, "kl": 1}, "kl", "no search")
+    >>> write_verdict({"accuracy": -1, "kl": 1}, "kl", "no search")
     'better than no search by more than its error, but worse in accuracy'
     """
     own = signs[goal]

@@ -101,7 +101,7 @@ def implementations(
     encoded: Encoded, number_format: MicroscalingFormat
 ) -> dict[str, Callable[[], Tensor]]:
     """The ways to decode that the device has, the reference first."""
-    packed = packed_of(encoded, number_format)
+    packed = get_packed(encoded, number_format)
     device = encoded.codes.device.type
     found: dict[str, Callable[[], Tensor]] = {TORCH: partial(number_format.decode, encoded)}
     if device != "cuda" or is_installed():
@@ -115,7 +115,7 @@ def implementations(
     return found
 
 
-def packed_of(encoded: Encoded, number_format: MicroscalingFormat) -> Packed:
+def get_packed(encoded: Encoded, number_format: MicroscalingFormat) -> Packed:
     """A weight as kernels take it."""
     return Packed(encoded.codes, encoded.scales, None, list(encoded.shape), number_format.key)
 

@@ -23,8 +23,8 @@ from chop.studies.weight_memory import (
     MemoryRow,
     demo_model,
     format_memory,
+    get_total,
     measure_memory,
-    total_of,
 )
 
 
@@ -61,7 +61,7 @@ class _DequantizeComparison(Displayed):
             f"Multiplying by it ({how})": [row.formatted() for row in self.products],
             memory: format_memory(self.memory),
             f"Where {self.memory[1].format} saves it": [
-                row.formatted() for row in (*self.kinds, total_of(self.kinds))
+                row.formatted() for row in (*self.kinds, get_total(self.kinds))
             ],
         }
 

@@ -31,7 +31,7 @@ from chop.studies.generation_peers import (
     CompiledDecoder,
     Contender,
     TorchDecoder,
-    peers_of,
+    build_peers,
 )
 from chop.studies.quantized_caches import JUDGED, CacheRow, check_caches, compare_caches
 from chop.studies.settings import BenchGenerateConfig
@@ -128,7 +128,7 @@ def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
         of_torch = [each for each in contenders if isinstance(each, TorchDecoder)]
         contenders += [CompiledDecoder(f"{each.name} compiled", each.model) for each in of_torch]
     if config.peers:
-        for found, absent in (peers_of(model), _in_llama_cpp(graphs, config)):
+        for found, absent in (build_peers(model), _in_llama_cpp(graphs, config)):
             contenders += found
             missing |= absent
     comparisons = {

@@ -142,7 +142,7 @@ def saved_bytes(model: nn.Module) -> int:
     return counter.size_bytes
 
 
-def peers_of(model: nn.Module) -> tuple[list[TorchDecoder], dict[str, str]]:
+def build_peers(model: nn.Module) -> tuple[list[TorchDecoder], dict[str, str]]:
     """The same model as others compress it, and those that are not there, with the reason.
 
     Args:

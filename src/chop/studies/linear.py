@@ -147,7 +147,7 @@ def naive_linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.relu(torch.matmul(x, weight.T) + bias)
 
 
-def variants_of(layer: nn.Linear, x: Tensor) -> list[Variant]:
+def build_variants(layer: nn.Linear, x: Tensor) -> list[Variant]:
     """Written out, as two calls, and fused: by oneDNN on a CPU, by torch.compile on a GPU."""
     naive = partial(naive_linear_relu, x, layer.weight, layer.bias)
     calls = nn.Sequential(layer, nn.ReLU())
@@ -172,7 +172,7 @@ def _measure(case: Case, config: BenchLinearConfig) -> tuple[Comparison, list[_L
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         layer = nn.Linear(case.inputs, case.outputs).to(config.device).eval()
-    ways = variants_of(layer, x)
+    ways = build_variants(layer, x)
     found = compare(ways, **config.how)
     with torch.inference_mode():
         parts = (x.double(), layer.weight.double(), layer.bias.double())

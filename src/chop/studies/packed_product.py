@@ -18,7 +18,7 @@ from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, 
 from chop.bench.timing import Variant, compare
 from chop.formats import Float
 from chop.kernels.codes import Packed
-from chop.studies.decoding import FORMATS, packed_of
+from chop.studies.decoding import FORMATS, get_packed
 
 FLOAT = Float()
 FLOAT_WAY, FUSED, DECODED = "float", "fused", "decoded first"
@@ -84,7 +84,7 @@ def compare_products(
         ("", FLOAT_WAY): partial(F.linear, x, weight)
     }
     for name, encoded in stored.items():
-        packed = packed_of(encoded, FORMATS[name])
+        packed = get_packed(encoded, FORMATS[name])
         calls[name, FUSED] = partial(
             torch.ops.chop.packed_linear, x, FLOAT.key, *packed, None, False
         )

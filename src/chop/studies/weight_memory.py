@@ -17,7 +17,7 @@ from chop.bench.record import format_bytes
 from chop.bench.subprocess import in_subprocess
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.graph import MaseGraph, dummy_inputs
-from chop.ir.parameters import stored_parameters_of
+from chop.ir.parameters import count_stored_parameters
 from chop.nn.quantized import QuantLinear
 from chop.passes import (
     add_common_metadata_analysis_pass,
@@ -25,7 +25,7 @@ from chop.passes import (
     pack_transform_pass,
     quantize_transform_pass,
 )
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.studies.decoding import FORMATS
 
 FLOAT_BITS, SCALE_BITS = 32, 8
@@ -126,7 +126,7 @@ def _formula(row: MemoryRow) -> str:
     return f"1 - ({bits})/{FLOAT_BITS} = {saved:.1%} saved, {row.bits:.4g} bits"
 
 
-def total_of(kinds: Sequence[KindRow]) -> KindRow:
+def get_total(kinds: Sequence[KindRow]) -> KindRow:
     """All kinds together; what they save is the formula's share times that of packed weights."""
     sums = (sum(getattr(kind, name) for kind in kinds) for name in COUNTED)
     packed = kinds[0].float_bytes / sum(kind.float_bytes for kind in kinds)
@@ -155,7 +155,7 @@ def predicted(model: nn.Module, number_format: NumberFormat) -> list[KindRow]:
     Returns: rows by kind of parameters: linear weights first, then the rest by module class.
     """
     owners = {id(p): m for m in model.modules() for p in m.parameters(recurse=False)}
-    taken = stored_parameters_of(_quantized(model, number_format))
+    taken = count_stored_parameters(_quantized(model, number_format))
     kinds: dict[str, list[tuple[int, int, int]]] = {}
     for stored in taken:
         is_weight = stored.operand == "weight" and not stored.format.is_identity
@@ -170,12 +170,12 @@ def predicted(model: nn.Module, number_format: NumberFormat) -> list[KindRow]:
 def _quantized(model: nn.Module, number_format: NumberFormat) -> nn.Module:
     """A twin that has the same parameters, its linear weights quantized."""
     root = nn.Module()
-    for place, module in enumerate(m for m in model.modules() if parameters_of(m)):
+    for place, module in enumerate(m for m in model.modules() if own_parameters(m)):
         if type(module) is nn.Linear:
             twin: nn.Module = QuantLinear.from_float(module, QuantSpec(weight=number_format))
         else:
             twin = nn.Module()
-            parameters_of(twin).update(parameters_of(module))
+            own_parameters(twin).update(own_parameters(module))
         root.add_module(str(place), twin)
     return root
 

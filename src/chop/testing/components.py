@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.hardware.check.testbench import BenchRun
-from chop.hardware.design.components import component_of
+from chop.hardware.design.components import get_component
 from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
 from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
@@ -146,7 +146,7 @@ class Case:
     @cached_property
     def component(self) -> Component:
         """Row of the operator."""
-        found = component_of(type(self.operator))
+        found = get_component(type(self.operator))
         assert found is not None, f"chop.hardware.design.components has no row of {self.label}"
         return found
 

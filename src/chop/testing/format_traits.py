@@ -12,47 +12,47 @@ from chop.formats.groups import Whole
 from chop.formats.scaling import ScaledFloatScale, Unscaled
 
 
-def layout_of(fmt: NumberFormat) -> Any:
+def get_layout(fmt: NumberFormat) -> Any:
     """Returns the layout, or None for a format with a rounding of its own."""
     return fmt.layout()
 
 
-def element_of(fmt: NumberFormat) -> Any:
+def get_element(fmt: NumberFormat) -> Any:
     """The layout's; None for a format with a rounding of its own."""
-    layout = layout_of(fmt)
+    layout = get_layout(fmt)
     return None if layout is None else layout.element
 
 
-def scaling_of(fmt: NumberFormat) -> Any:
+def get_scaling(fmt: NumberFormat) -> Any:
     """The layout's; None where nothing is scaled."""
-    layout = layout_of(fmt)
+    layout = get_layout(fmt)
     scaling = None if layout is None else layout.scaling
     return None if isinstance(scaling, Unscaled) else scaling
 
 
 def is_measured(fmt: NumberFormat) -> bool:
     """True where scales follow the data."""
-    return scaling_of(fmt) is not None and scaling_of(fmt).statistic is not None
+    return get_scaling(fmt) is not None and get_scaling(fmt).statistic is not None
 
 
 def has_levels(fmt: NumberFormat) -> bool:
     """True for sums of several roundings."""
-    return layout_of(fmt) is not None and layout_of(fmt).levels is not None
+    return get_layout(fmt) is not None and get_layout(fmt).levels is not None
 
 
 def floors(fmt: NumberFormat) -> bool:
     """Returns true if rounding goes down."""
-    return getattr(element_of(fmt), "rounding", None) == "floor"
+    return getattr(get_element(fmt), "rounding", None) == "floor"
 
 
 def is_unsigned(fmt: NumberFormat) -> bool:
     """Returns true if codes have no sign."""
-    return getattr(element_of(fmt), "code", None) == "unsigned"
+    return getattr(get_element(fmt), "code", None) == "unsigned"
 
 
-def groups_of(fmt: NumberFormat, x: Tensor) -> Tensor:
+def get_groups(fmt: NumberFormat, x: Tensor) -> Tensor:
     """The parts of `x` that are rounded together, (..., size)."""
-    return x.reshape(1, -1) if scaling_of(fmt) is None else layout_of(fmt).groups.split(x)
+    return x.reshape(1, -1) if get_scaling(fmt) is None else get_layout(fmt).groups.split(x)
 
 
 def is_deterministic(fmt: NumberFormat) -> bool:
@@ -62,13 +62,13 @@ def is_deterministic(fmt: NumberFormat) -> bool:
 
 def is_zero_one(fmt: NumberFormat) -> bool:
     """Returns true for binary numbers 0 and 1."""
-    return isinstance(element_of(fmt), Sign) and not element_of(fmt).bipolar
+    return isinstance(get_element(fmt), Sign) and not get_element(fmt).bipolar
 
 
 def has_its_own_values_as_fixed_points(fmt: NumberFormat) -> bool:
     """Not so: {0, 1} takes 0 to 1, and scales that are means or rounded quotients move."""
-    scaling = scaling_of(fmt)
-    measures_levels = is_measured(fmt) and has_levels(fmt) and layout_of(fmt).levels > 1
+    scaling = get_scaling(fmt)
+    measures_levels = is_measured(fmt) and has_levels(fmt) and get_layout(fmt).levels > 1
     cuts = is_measured(fmt) and (scaling.statistic.quantile < 1 or floors(fmt))
     moves = measures_levels or cuts or isinstance(scaling, ScaledFloatScale)
     return is_deterministic(fmt) and not (is_zero_one(fmt) or moves)
@@ -89,8 +89,8 @@ def rounds_to_nearest(fmt: NumberFormat) -> bool:
 
     Levels that were chosen such that each outweighs those below it do give the nearest sum.
     """
-    by_rule = isinstance(element_of(fmt), Trit) and (
-        element_of(fmt).threshold != 0.5 or scaling_of(fmt) is not None
+    by_rule = isinstance(get_element(fmt), Trit) and (
+        get_element(fmt).threshold != 0.5 or get_scaling(fmt) is not None
     )
     greedy = has_levels(fmt) and is_measured(fmt)
     exact = is_deterministic(fmt) and not (floors(fmt) or is_zero_one(fmt))
@@ -99,14 +99,14 @@ def rounds_to_nearest(fmt: NumberFormat) -> bool:
 
 def has_blocks_along_one_axis(fmt: NumberFormat) -> bool:
     """Returns true if blocks lie along one axis, which a field chooses."""
-    return hasattr(fmt, "block_dim") and len(layout_of(fmt).groups.sizes) == 1
+    return hasattr(fmt, "block_dim") and len(get_layout(fmt).groups.sizes) == 1
 
 
 def rounds_parts_alike(fmt: NumberFormat) -> bool:
     """True where what has the same index of the first axis of several is rounded by itself."""
-    layout = layout_of(fmt)
-    if layout is None or scaling_of(fmt) is None:
-        threshold = getattr(element_of(fmt), "threshold", 0.0)
+    layout = get_layout(fmt)
+    if layout is None or get_scaling(fmt) is None:
+        threshold = getattr(get_element(fmt), "threshold", 0.0)
         return isinstance(threshold, float) and not has_levels(fmt)
     by_row = layout.groups.is_row_separable(3) and layout.groups != Whole("channel")
     return by_row and not (layout.scaling.spans_tensor or has_levels(fmt))

@@ -15,17 +15,17 @@ from chop.formats.elements import Fixed, Trit
 from chop.formats.packing import pack_bits, pack_trits
 from chop.kernels import KERNELS
 from chop.testing.format_traits import (
-    element_of,
-    groups_of,
+    get_element,
+    get_groups,
+    get_layout,
+    get_scaling,
     has_blocks_along_one_axis,
     has_its_own_values_as_fixed_points,
     has_mirror,
     is_deterministic,
     is_monotone,
-    layout_of,
     rounds_parts_alike,
     rounds_to_nearest,
-    scaling_of,
 )
 from chop.testing.laws import obeys
 
@@ -112,9 +112,11 @@ def rounding_is_idempotent(fmt: NumberFormat) -> None:
     """Rounded values are not changed by rounding them again."""
     y = fmt.round(values(special=FINITE))
     again = fmt.round(y)
-    if getattr(scaling_of(fmt), "divisor", 1) != 1:  # its scale is a quotient, rounded to float32
+    if getattr(get_scaling(fmt), "divisor", 1) != 1:  # its scale is a quotient, rounded to float32
         torch.testing.assert_close(again, y, rtol=1e-6, atol=0)
-    elif getattr(scaling_of(fmt), "follows_values", False):  # its other sign, which only zeros show
+    elif getattr(
+        get_scaling(fmt), "follows_values", False
+    ):  # its other sign, which only zeros show
         assert torch.equal(again, y)
     else:
         assert same(again, y)
@@ -124,13 +126,13 @@ def rounding_is_idempotent(fmt: NumberFormat) -> None:
 def rounding_is_monotone_among_values_that_share_a_scale(fmt: NumberFormat) -> None:
     """A larger value is not rounded to a smaller one."""
     x = values(special=FINITE)
-    if scaling_of(fmt) is not None:
-        x = layout_of(fmt).groups.join(groups_of(fmt, x).sort(-1).values, x.shape)
+    if get_scaling(fmt) is not None:
+        x = get_layout(fmt).groups.join(get_groups(fmt, x).sort(-1).values, x.shape)
         # Padding lies between the signs; only full groups stay sorted.
-        full = groups_of(fmt, torch.ones_like(x)).all(-1)
+        full = get_groups(fmt, torch.ones_like(x)).all(-1)
     else:
         x, full = x.flatten().sort().values, torch.tensor([True])
-    y = groups_of(fmt, fmt.round(x))[full]
+    y = get_groups(fmt, fmt.round(x))[full]
     assert y.numel() > 0
     assert (y[..., 1:] >= y[..., :-1]).all()
 
@@ -139,7 +141,7 @@ def rounding_is_monotone_among_values_that_share_a_scale(fmt: NumberFormat) -> N
 def rounding_mirrors_signs(fmt: NumberFormat) -> None:
     """`-x` is rounded to the negative of what `x` is rounded to."""
     x = values(special=[1e-42, 0.5, 1.0, 1e20])
-    element = element_of(fmt)
+    element = get_element(fmt)
     if not getattr(element, "is_symmetric", True):  # reaches one step further below
         limit = element.largest_code * 2.0**-element.frac_width
         x = x.clamp(-limit, limit)
@@ -153,7 +155,7 @@ def code_books(fmt: NumberFormat, x: Tensor) -> Tensor:
     """(codes, *x.shape): what every code means at each place, given the scales that `x` gets."""
     stored = fmt.encode(x)
     width = 8 * stored.codes.numel() // x.numel()
-    element = element_of(fmt)
+    element = get_element(fmt)
     count = 3 if isinstance(element, Trit) else 2**width
     books = []
     for code in range(count):
@@ -183,18 +185,18 @@ def is_the_nearest_of_all_its_numbers(fmt: NumberFormat) -> None:
 
 def largest_of_group(fmt: NumberFormat, x: Tensor) -> Tensor:
     """The largest magnitude of each element's group; infinity where there are no groups."""
-    if scaling_of(fmt) is None:
+    if get_scaling(fmt) is None:
         return torch.full_like(x, INF)
-    groups = groups_of(fmt, x.abs())
+    groups = get_groups(fmt, x.abs())
     largest = groups.amax(-1, keepdim=True).expand_as(groups)
-    joined: Tensor = layout_of(fmt).groups.join(largest, x.shape)
+    joined: Tensor = get_layout(fmt).groups.join(largest, x.shape)
     return joined
 
 
 def assert_nearest(fmt: NumberFormat, x: Tensor) -> None:
     """`round` gives a number of the code book, and none is nearer (in the log domain: of `log`)."""
     books, y = code_books(fmt, x), fmt.round(x)
-    if getattr(element_of(fmt), "rounding", None) == "nearest_log":
+    if getattr(get_element(fmt), "rounding", None) == "nearest_log":
         lowest = books.abs().where(books != 0, INF).amin(0)
         inside = (x.abs() >= lowest) & (books.sign() == x.sign())
         distance = (x.abs().log2() - books.abs().log2()).abs()
@@ -263,7 +265,7 @@ def takes_any_axis(fmt: NumberFormat) -> None:
 def blocks_do_not_straddle_rows(fmt: NumberFormat) -> None:
     """Each block is rounded as if it were alone."""
     last = replace(fmt, block_dim=-1)
-    size = layout_of(last).groups.sizes[0]
+    size = get_layout(last).groups.sizes[0]
     x = torch.randn(6, 2 * size + max(size // 3, 1)) * torch.logspace(-3, 3, 6)[:, None]
     together = last.round(x)
     assert same(torch.stack([last.round(row) for row in x]), together)
@@ -279,10 +281,10 @@ def special_values_are_as_pinned(fmt: NumberFormat) -> None:
     x = torch.tensor([NAN, 1.0, 0.0, -0.0, 1e-42, 3.4e38])
     y = fmt.round(x)
     assert y[0].isnan()
-    poisons_its_block = scaling_of(fmt) is not None and scaling_of(fmt).has_nan
+    poisons_its_block = get_scaling(fmt) is not None and get_scaling(fmt).has_nan
     assert (y[1:].isnan() == poisons_its_block).all()
     x = torch.tensor([INF, 1.0, -INF])
-    infinite, share_scale = fmt.round(x), groups_of(fmt, x).size(-2) == 1
+    infinite, share_scale = fmt.round(x), get_groups(fmt, x).size(-2) == 1
     if poisons_its_block:
         assert infinite.isnan().all()
     elif not fmt.is_identity:

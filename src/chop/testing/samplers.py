@@ -46,7 +46,7 @@ def measure(config: Mapping[str, str], report: Any) -> dict[str, float]:
     return {"bits": float(bits), "error": 1.0 / bits}
 
 
-def trials_of(search: Search, until: int) -> list[Mapping[str, str]]:
+def list_trials(search: Search, until: int) -> list[Mapping[str, str]]:
     """Returns the configurations of a search in their order."""
     return [trial.config for trial in search.run(until=until, progress=False).trials]
 
@@ -59,23 +59,23 @@ def search_with(name: str, seed: int = 0, **settings: Any) -> Search:
 
 def every_trial_is_a_configuration_of_the_space(name: str) -> None:
     """Each trial has one of the options of every choice."""
-    for config in trials_of(search_with(name), MORE):
+    for config in list_trials(search_with(name), MORE):
         assert set(config) == {choice.name for choice in SPACE.choices}, config
         assert all(option in OPTIONS for option in config.values()), config
 
 
 def a_seed_gives_one_search(name: str) -> None:
     """The same seed gives the same trials, in another process too."""
-    first, second = (trials_of(search_with(name, seed=3), MORE) for _ in range(2))
+    first, second = (list_trials(search_with(name, seed=3), MORE) for _ in range(2))
     assert first == second, f"trials of two searches differ: {first} and {second}"
 
 
 def a_resumed_search_is_the_unbroken_one(name: str) -> None:
     """A sampler reads the study and has no state of its own between trials."""
     with TemporaryDirectory() as folder:
-        trials_of(search_with(name, storage=None, out=Path(folder)), FEW)
-        resumed = trials_of(search_with(name, storage=None, out=Path(folder)), MORE)
-    unbroken = trials_of(search_with(name), MORE)
+        list_trials(search_with(name, storage=None, out=Path(folder)), FEW)
+        resumed = list_trials(search_with(name, storage=None, out=Path(folder)), MORE)
+    unbroken = list_trials(search_with(name), MORE)
     assert resumed == unbroken, f"after trial {FEW} the search went on with {resumed[FEW:]}"
 
 

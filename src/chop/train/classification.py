@@ -47,10 +47,10 @@ class Collator:
             )
             for parameter, column in self.columns.items()
         }
-        return {**batch, LABELS: torch.tensor([_class_of(item[self.label]) for item in items])}
+        return {**batch, LABELS: torch.tensor([_get_class(item[self.label]) for item in items])}
 
 
-def _class_of(label: Any) -> int:
+def _get_class(label: Any) -> int:
     """Raises ConfigError where a label is a fraction, negative, or several."""
     if np.ndim(label) > 0 or int(label) != label:
         given = f"labels of shape {np.shape(label)}" if np.ndim(label) else f"the label {label}"

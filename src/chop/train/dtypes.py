@@ -16,7 +16,7 @@ from chop.train.rows import Rows
 log = logging.getLogger(__name__)
 
 
-def in_dtype_of(model: nn.Module, splits: Mapping[str, Rows]) -> dict[str, Rows]:
+def cast_inputs(model: nn.Module, splits: Mapping[str, Rows]) -> dict[str, Rows]:
     """Rows with their floating-point inputs in the dtype of the model's parameters.
 
     A model whose parameters are of several dtypes gets the rows as they are.

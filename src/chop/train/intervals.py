@@ -83,7 +83,7 @@ def interval_note(metric: Metric) -> str:
     return f"Intervals are {kind}, at {LEVEL_TEXT}."
 
 
-def interval_of(metric: Metric, predictions: Tensor, labels: Tensor) -> Interval | None:
+def compute_interval(metric: Metric, predictions: Tensor, labels: Tensor) -> Interval | None:
     """The interval of a metric: Wilson's of an accuracy, else that of the bootstrap.
 
     Answers count as independent, tokens of one text too.

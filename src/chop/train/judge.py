@@ -61,7 +61,7 @@ class Judge:
             ConfigError: it cannot be called, or not with a model alone.
         """
         _check_function(function, 1, "evaluate", "the model")
-        return cls(function, name or name_of(function), not lower_is_better, code)
+        return cls(function, name or get_name(function), not lower_is_better, code)
 
     @property
     def metric(self) -> Metric:
@@ -94,9 +94,9 @@ class Judge:
     def score(self, model: nn.Module) -> Score:
         """Evaluates a model. The score has an interval if there is a number for each row."""
         numbers, is_by_row = self.rows(model)
-        return self.score_of(numbers, is_by_row)
+        return self.compute_score(numbers, is_by_row)
 
-    def score_of(self, rows: Tensor, is_by_row: bool) -> Score:
+    def compute_score(self, rows: Tensor, is_by_row: bool) -> Score:
         """The score that the numbers of `rows` make."""
         interval = interval_of_rows(rows) if is_by_row else None
         return Score(_mean(rows, rows), interval, None, len(rows) if is_by_row else 0)
@@ -148,10 +148,10 @@ def interval_of_rows(rows: Tensor) -> Interval | None:
     return bootstrap(lambda i: rows[i].mean().item(), len(rows), draws_for(len(rows)))
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def get_name(function: Callable[..., Any]) -> str:
     """The name of a function, of the one that is wrapped, or of a callable object's class.
 
-    >>> name_of(len), name_of(lambda model: 0.0)
+    >>> get_name(len), get_name(lambda model: 0.0)
     ('len', 'score')
     """
     plain = getattr(function, "func", function)  # functools.partial
@@ -171,7 +171,7 @@ def _check_function(function: Any, count: int, setting: str, takes: str) -> None
         inspect.signature(function).bind(*[None] * count)
     except TypeError as error:
         raise ConfigError(
-            f"{setting}: '{name_of(function)}' is called with {takes} alone: {error}."
+            f"{setting}: '{get_name(function)}' is called with {takes} alone: {error}."
         ) from None
     except ValueError:  # some of those written in C have no signature
         return
@@ -188,7 +188,7 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
             gradient.
     """
     _check_function(function, 2, "loss", "the model's output and the labels")
-    title = f"loss '{code or name_of(function)}'"
+    title = f"loss '{code or get_name(function)}'"
 
     def loss(output: Any, labels: Tensor) -> Tensor:
         try:

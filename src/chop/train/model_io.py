@@ -54,7 +54,7 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
             f"but the data set has {columns}: expected at least one input in common."
         )
     if isinstance(model, CapturedModule):
-        _warn_of_lost_columns(model, [name for name in columns if name not in taken])
+        _warn_about_lost_columns(model, [name for name in columns if name not in taken])
     return taken
 
 
@@ -86,7 +86,7 @@ def _by_position(
     return fed if LABELS in fed or LABELS not in parameters else {**fed, LABELS: LABELS}
 
 
-def _warn_of_lost_columns(model: CapturedModule, left_out: Iterable[str]) -> None:
+def _warn_about_lost_columns(model: CapturedModule, left_out: Iterable[str]) -> None:
     ignored = set(model.record.ignored_inputs) - {LABELS, "token_type_ids"}
     lost = [name for name in left_out if name in ignored]
     if lost:

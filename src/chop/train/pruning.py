@@ -16,7 +16,7 @@ from chop.ir.graph import MaseGraph
 from chop.nn.quantized.masks import SALIENCY
 from chop.nn.sparsity import SCORES, ScoreInputs
 from chop.passes.base import check_graph
-from chop.private.modules import buffers_of
+from chop.private.modules import own_buffers
 from chop.pruning.settings import PruneConfig, WeightPruning
 from chop.pruning.unstructured import Target, count_masked, mask_lowest, take_targets
 
@@ -166,7 +166,7 @@ class GradualPruning:
 def _saliency(target: Target) -> Tensor:
     """The buffer with the sum of weight * gradient; zeros where there is none yet."""
     module = target.modules[0]
-    if buffers_of(module).get(SALIENCY) is None:
+    if own_buffers(module).get(SALIENCY) is None:
         module.register_buffer(SALIENCY, torch.zeros_like(target.weight.detach()))
     saliency: Tensor = module.get_buffer(SALIENCY)
     return saliency

@@ -57,7 +57,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
         with torch.random.fork_rng(devices=[]):  # starting a loader draws a number
             loaded = in_order(dataset)
             kinds: set[bool] = set()  # the first batch shows if labels are of several outputs
-            return _of_items(row for batch in loaded for row in _rows_of(batch, batched, kinds))
+            return _of_items(row for batch in loaded for row in _get_rows(batch, batched, kinds))
     if is_frame(dataset):
         if outputs and {*outputs} <= {*dataset.columns}:
             named = {name: to_array(dataset[name], name) for name in outputs}
@@ -111,7 +111,7 @@ def _of_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
     columns = {name: as_column(_array(column)) for name, column in inputs.items()}
     rows = len(next(iter(columns.values()), ()))
     for name, column in label_columns(labels, rows).items():
-        columns[name] = as_column(_labels_of(column))
+        columns[name] = as_column(_get_labels(column))
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1 or len(columns) < 2:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -126,7 +126,7 @@ def _array(value: Any) -> Any:
     return to_array(value) if is_series(value) else dense(value)
 
 
-def _labels_of(value: Any) -> Any:
+def _get_labels(value: Any) -> Any:
     """The same of labels: a frame of one column is a series."""
     if is_frame(value) and value.shape[1] == 1:
         value = value.iloc[:, 0]
@@ -151,7 +151,7 @@ def is_numeric(dataset: Dataset, name: str) -> bool:
 def _of_items(items: Iterable[Any]) -> dict[str, Column]:
     rows = [_named(item) for item in items]
     if _are_batches(rows):
-        rows = [row for batch in rows for row in _rows_of(batch, False, set())]
+        rows = [row for batch in rows for row in _get_rows(batch, False, set())]
     names = rows[0].keys() if rows else []
     return {name: as_column([row[name] for row in rows]) for name in names}
 
@@ -204,7 +204,7 @@ def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
         inputs = _by_position([*map(_array, arrays[:-1]), ()])
         del inputs[LABELS]
         return _of_named(inputs, arrays[-1])
-    arrays = [*map(_array, arrays[:-1]), *map(_labels_of, arrays[-1:])]
+    arrays = [*map(_array, arrays[:-1]), *map(_get_labels, arrays[-1:])]
     lengths = [len(array) for array in arrays]
     if len(arrays) < 2 or len(set(lengths)) > 1:
         raise ConfigError(
@@ -232,7 +232,7 @@ def _row_count(inputs: Any) -> int:
     return len(next(iter(inputs.values()), ())) if isinstance(inputs, Mapping) else len(inputs)
 
 
-def _rows_of(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping[str, Any]]:
+def _get_rows(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping[str, Any]]:
     """The rows of what a loader yields: a batch, or without automatic batching either."""
     if is_batch and isinstance(loaded, list | tuple) and len(loaded) > 1:
         *inputs, labels = loaded

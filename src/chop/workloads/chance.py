@@ -44,7 +44,7 @@ def check_answers(
 ) -> None:
     """The same of answers that a search has of the float model, in the order of `logits`."""
     predictions, labels = workload.task.metric.read(logits, evaluator.labels)
-    score = workload.score_of(predictions.cpu(), labels.cpu(), len(evaluator))
+    score = workload.compute_score(predictions.cpu(), labels.cpu(), len(evaluator))
     check_scores({"search": score}, workload, config)
 
 
@@ -75,7 +75,7 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
                 )
             raise ConfigError(
                 f"the {workload.task.metric.name} of the float model on the "
-                f"{workload.name_of(name)} rows is NaN, "
+                f"{workload.get_name(name)} rows is NaN, "
                 "with which no format can be compared: look at its outputs on these rows."
             )
     few = [
@@ -106,7 +106,7 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
             )
 
 
-def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> None:
+def warn_about_large_drop(score: Score, workload: Workload, max_drop: float) -> None:
     """Warns where a constant answer keeps within `max_drop` of the float model."""
     metric, constant = workload.task.metric, score.constant
     is_informative = constant is not None and metric.gain(score.value, constant) > ROUNDING
@@ -123,7 +123,7 @@ def warn_of_large_drop(score: Score, workload: Workload, max_drop: float) -> Non
 
 def _counted(name: str, score: Score, workload: Workload) -> str:
     """So many rows with what they are; those of a function of the user's have no name."""
-    return " ".join(filter(None, (str(score.rows), workload.name_of(name), "rows")))
+    return " ".join(filter(None, (str(score.rows), workload.get_name(name), "rows")))
 
 
 def _why_uninformative(name: str, score: Score, workload: Workload) -> str | None:
@@ -167,7 +167,7 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
     if workload.chance is not None and workload.chance >= COMMON:
         names = " or ".join(name for name in OF_RARE if name in workload.task.metrics)
         rare = (
-            f"{workload.chance:.1%} of the {workload.name_of('test')} rows are of one class: "
+            f"{workload.chance:.1%} of the {workload.get_name('test')} rows are of one class: "
             f"--metric {names} judges the others, too. "
         )
     if workload.task.name == "regression":

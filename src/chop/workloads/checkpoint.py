@@ -77,7 +77,7 @@ def load_checkpoint(
         check_own(config.model, config.weights)
     make_folder(config.out)
     data = _load_data(config)
-    task = _task_of(config, data)
+    task = _get_task(config, data)
     if task.takes_names:
         check_classes(data, config.dataset)
     model = load(
@@ -144,7 +144,7 @@ def _architecture(name: str) -> str:
     return "" if is_own(name) else (read_config(name).architectures or [""])[0]
 
 
-def _task_of(config: WorkloadConfig, data: DatasetDict) -> Task:
+def _get_task(config: WorkloadConfig, data: DatasetDict) -> Task:
     if config.task is not None:
         return find_task(config.task)
     column = label_column(data["train"].column_names)

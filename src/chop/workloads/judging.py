@@ -21,7 +21,7 @@ from chop.train.rows import task_for
 from chop.train.tasks import UNTOLD_TASK
 
 
-def judge_of(
+def build_judge(
     evaluate: Judge | Callable[[nn.Module], Any] | str | None,
     metric: str | Metric | Callable[..., float] | None,
     lower_is_better: bool,

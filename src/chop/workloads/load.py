@@ -30,12 +30,12 @@ from chop.train import (
     split_rows,
     usable_device,
 )
-from chop.train.dtypes import in_dtype_of
+from chop.train.dtypes import cast_inputs
 from chop.train.feed import bound_task
 from chop.train.tasks import check_metric_name
 from chop.workloads.checkpoint import load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
-from chop.workloads.judging import judge_of, task_with
+from chop.workloads.judging import build_judge, task_with
 from chop.workloads.pictures import SETTINGS
 from chop.workloads.probe import check_forward, check_weights, note_scaled_answers
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
@@ -132,13 +132,13 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         make_folder(config.out)
         assume(f"Model: {name}{MARK}; data: {own}{MARK}.")
         data = default_dataset(name, max_length=config.max_length)
-        rows = _limited(rows_of(data, task), config.limit)
+        rows = _limited(get_rows(data, task), config.limit)
         model = load_trained(name, progress=True, held_out=VALIDATION_SHARE, seed=config.seed)
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
     else:
         model, data, task = load_checkpoint(config)
         scale = config.label_mean, config.label_std
-        rows = in_dtype_of(model, with_standard_labels(rows_of(data, task), task, *scale))
+        rows = cast_inputs(model, with_standard_labels(get_rows(data, task), task, *scale))
         check_forward(model.to(place), rows["train"], config.model, str(config.dataset))
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)
@@ -146,7 +146,7 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         has_seen = "validation" not in data
         if (own_data := builtin_dataset(config.dataset)) is not None:
             assume(f"Data: {own_data}{MARK}.")
-    judge = judge_of(functions.evaluate, config.metric, functions.lower_is_better)
+    judge = build_judge(functions.evaluate, config.metric, functions.lower_is_better)
     note_scaled_answers(task, model, rows["train"])
     return Workload(
         model.to(place).eval(),
@@ -166,7 +166,7 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
     )
 
 
-def rows_of(data: DatasetDict, task: Task) -> dict[str, Rows]:
+def get_rows(data: DatasetDict, task: Task) -> dict[str, Rows]:
     """The splits by name; validation rows are a share of the training rows where there are none.
 
     The same rows whatever the seed of the training, and the first of them are a random draw.

@@ -149,7 +149,7 @@ def _own_scale(name: str, model: nn.Module) -> tuple[Scale, str, tuple[int, int,
         keys = {"mean": "image_mean", "std": "image_std"}
         if not given.get("do_normalize", True):
             given = {**given, "image_mean": 0.0, "image_std": 1.0}
-        where, size = _PREPROCESSOR, _size_of(config, given)
+        where, size = _PREPROCESSOR, _get_size(config, given)
     else:
         where, keys = f"default_cfg of {type(model).__name__}", {"mean": "mean", "std": "std"}
         given = convert(getattr(model, "default_cfg", None) or {}, dict[str, Any], where)
@@ -178,7 +178,7 @@ def _check_whole(found: Scale, where: str) -> None:
         )
 
 
-def _size_of(config: Any, given: Mapping[str, Any]) -> tuple[int, int, int] | None:
+def _get_size(config: Any, given: Mapping[str, Any]) -> tuple[int, int, int] | None:
     size = getattr(config, "image_size", None) or given.get("crop_size") or given.get("size")
     if isinstance(size, Mapping):
         edge = size.get("shortest_edge")

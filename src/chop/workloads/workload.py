@@ -31,15 +31,15 @@ from chop.train import (
     usable_device,
 )
 from chop.train.calibration import example_inputs
-from chop.train.dtypes import in_dtype_of
+from chop.train.dtypes import cast_inputs
 from chop.train.feed import bound_task
-from chop.train.intervals import Score, constant_score, counted, interval_note, interval_of
+from chop.train.intervals import Score, compute_interval, constant_score, counted, interval_note
 from chop.train.judge import Judge
 from chop.train.metrics import accuracy
 from chop.train.tasks import CLASSIFICATION, UNTOLD_TASK
 from chop.train.text_labels import with_numbered_texts
 from chop.train.train_loop import Progress
-from chop.workloads.judging import judge_of, task_with
+from chop.workloads.judging import build_judge, task_with
 from chop.workloads.probe import check_forward, note_scaled_answers
 from chop.workloads.settings import WorkloadConfig, short_name
 
@@ -164,7 +164,7 @@ class Workload:
         check_is_module(model, "model")
         check_is_unwrapped(model, "model")
         asked = None if task is None else find_task(task)
-        judge = judge_of(evaluate, metric, lower_is_better)
+        judge = build_judge(evaluate, metric, lower_is_better)
         reads = UNTOLD_TASK if judge is not None and asked is None else asked
         given = train, test, validation
         with collected_assumptions() as assumed:
@@ -195,7 +195,7 @@ class Workload:
         if "test" not in read and splits_off:
             read["train"], read["test"] = split_rows(read["train"], HELD_OUT_SHARE)
             assume_split_off(HELD_OUT_SHARE, OWN_TEST)
-        rows = in_dtype_of(model, read)
+        rows = cast_inputs(model, read)
         place, own = usable_device(device), copy.deepcopy(model)
         name = name or type(model).__name__
         check_forward(own.to(place), rows["train"], name, dataset)
@@ -228,7 +228,7 @@ class Workload:
         """True if no test rows were given: the model may have been trained on those of `test`."""
         return any(each.about == SPLIT_OFF for each in self.assumptions)
 
-    def name_of(self, rows: str) -> str:
+    def get_name(self, rows: str) -> str:
         """What rows are called: those of `test` are no test rows where `has_seen_test`.
 
         Args:
@@ -241,7 +241,7 @@ class Workload:
 
         Those of a function that judges are just rows.
         """
-        kind = "" if self.judge is not None else f"{self.name_of('test')} "
+        kind = "" if self.judge is not None else f"{self.get_name('test')} "
         return f"{len(self.test) if count is None else count} {kind}rows"
 
     @property
@@ -308,16 +308,16 @@ class Workload:
         _, predictions, labels = predict(
             model, rows, device=self.device, task=self.task, progress=progress
         )
-        return self.score_of(predictions, labels, len(rows))
+        return self.compute_score(predictions, labels, len(rows))
 
-    def score_of(self, predictions: Tensor, labels: Tensor, rows: int) -> Score:
+    def compute_score(self, predictions: Tensor, labels: Tensor, rows: int) -> Score:
         """The score of what the metric takes, (K, ...) each, of so many rows."""
         metric, layout = self.task.metric, self.task.layout
         parts = {} if metric.parts is None else metric.parts(predictions, labels)
         constants = {} if layout is None or not parts else layout.constants(labels)
         return Score(
             metric.score(predictions, labels),
-            interval_of(metric, predictions, labels),
+            compute_interval(metric, predictions, labels),
             constant_score(metric, labels, lambda: self._frequencies(labels)),
             rows,
             self.task.is_one_class is not None and self.task.is_one_class(labels),

@@ -103,7 +103,7 @@ def test_test_rows_of_a_folder_are_test_rows(files):
     given = load_workload(WorkloadConfig(dataset="both", **named))
     assert alone.has_seen_test and alone.count_test() == "60 split-off rows"
     assert not given.has_seen_test and given.count_test(5) == "5 test rows"
-    assert given.name_of("validation") == alone.name_of("validation") == "validation"
+    assert given.get_name("validation") == alone.get_name("validation") == "validation"
 
 
 def test_other_jobs_say_the_same(files, capsys, unpainted):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from chop.actions.compress.by_block import LEARNED, _no_files_of, compress_by_block
+from chop.actions.compress.by_block import LEARNED, _skipping_part, compress_by_block
 from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
 from chop.data import get_tokenizer
@@ -187,16 +187,18 @@ def test_a_model_without_blocks_is_compressed_as_a_whole_which_a_line_says(tmp_p
 
 
 @pytest.mark.parametrize(
-    "place", ["actions.compress.by_block.parts_of", "quantization.rounding.learned.outputs_of"]
+    "place", ["actions.compress.by_block.get_parts", "quantization.rounding.learned.list_outputs"]
 )
 def test_a_refusal_comes_before_files_and_evaluation(tmp_path, monkeypatch, place):
     def refused(*_):
-        if place.endswith("parts_of"):
+        if place.endswith("get_parts"):
             raise NoBlocksError("the blocks do not run one after the other")
         return []
 
     monkeypatch.setattr(f"chop.{place}", refused)
-    monkeypatch.setattr("chop.actions.compress.by_block.scores_of", lambda *_: pytest.fail("late"))
+    monkeypatch.setattr(
+        "chop.actions.compress.by_block.compute_scores", lambda *_: pytest.fail("late")
+    )
     settings = {**ROUNDED, **SHORT, "method": ("learned_rounding",)}
     settings["model"] = llama(tmp_path / "float")
     with pytest.raises(NoBlocksError, match="one after the other|gives no floating tensor"):
@@ -206,7 +208,7 @@ def test_a_refusal_comes_before_files_and_evaluation(tmp_path, monkeypatch, plac
 
 def test_a_value_that_no_file_has_leaves_no_files(tmp_path):
     files = BlockFiles(tmp_path / "blocks", {})
-    with pytest.raises(NoBlocksError), _no_files_of(SimpleNamespace(files=files)):
+    with pytest.raises(NoBlocksError), _skipping_part(SimpleNamespace(files=files)):
         raise NoBlocksError("the value of node 'x' is a set, which no file has")
     assert not (tmp_path / "blocks").exists()
 

@@ -24,7 +24,7 @@ from chop.cli.app import app
 from chop.data.load import SPLIT_OFF
 from chop.errors import ConfigError
 from chop.train import TASKS, Metric
-from chop.workloads.chance import check_float_model, warn_of_large_drop
+from chop.workloads.chance import check_float_model, warn_about_large_drop
 from chop.workloads.workload import Workload
 
 
@@ -50,7 +50,7 @@ class Tokens(nn.Module):
         return self.table(input_ids)
 
 
-def rows_of(task, count=240):
+def get_rows(task, count=240):
     torch.manual_seed(3)
     x = torch.randn(count, 6)
     if task == "regression":
@@ -75,9 +75,9 @@ def split(rows):
 
 ONE = torch.eye(6)[:1]
 GOOD = {
-    "classification": (Linear(torch.cat([-ONE, ONE])), rows_of("classification")),
-    "regression": (Linear(ONE), rows_of("regression")),
-    "two numbers": (Linear(torch.eye(6)[:2]), rows_of("two numbers")),
+    "classification": (Linear(torch.cat([-ONE, ONE])), get_rows("classification")),
+    "regression": (Linear(ONE), get_rows("regression")),
+    "two numbers": (Linear(torch.eye(6)[:2]), get_rows("two numbers")),
     "causal-lm": (Tokens(6.0), texts()),
     "token-classification": (Tokens(6.0), texts(lambda text: (text + 1) % 8)),
 }
@@ -147,7 +147,7 @@ def test_a_drop_that_a_constant_answer_keeps_is_warned_of(kind, drop, warned, ca
     workload = workload_of(kind)
     score = workload.score(workload.model, workload.test)
     capsys.readouterr()
-    warn_of_large_drop(score, workload, drop)
+    warn_about_large_drop(score, workload, drop)
     printed = " ".join(capsys.readouterr().out.split())
     assert warned in printed and bool(printed) == bool(warned)
 

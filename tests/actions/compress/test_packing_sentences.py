@@ -1,6 +1,6 @@
 """Sentences of `chop compress` on what is not packed."""
 
-from chop.actions.compress.report import packing_of
+from chop.actions.compress.report import describe_packing
 from chop.quantization.packing import READ_DIRECTLY
 
 
@@ -19,7 +19,7 @@ def test_parameters_that_the_model_reads_directly_are_one_sentence():
         row(f"layers.{i}.norm", "LlamaRMSNorm", 64, READ_DIRECTLY, f"layers.{i}.norm.weight")
         for i in range(30)
     ]
-    text = packing_of({"packed_share": 0.5, "float_layers": norms})
+    text = describe_packing({"packed_share": 0.5, "float_layers": norms})
     assert text == (
         "Packed: 50.0% of the parameters. Not quantized: 1,920 numbers that the model reads "
         "directly (layers.0.norm.weight, layers.1.norm.weight, layers.2.norm.weight, "
@@ -35,7 +35,7 @@ def test_layers_of_a_kind_are_one_sentence_for_each_reason():
         row("", "Net", 3, READ_DIRECTLY, "token"),
         row("c", "LayerNorm", 8, why, "c.weight", "c.bias"),
     ]
-    text = packing_of({"packed_share": 0.976, "float_layers": rows})
+    text = describe_packing({"packed_share": 0.976, "float_layers": rows})
     assert text == (
         "Packed: 97.6% of the parameters. "
         "Not quantized: 16 numbers of 2 LayerNorm (a ... c): each has no format for its weight. "

@@ -14,7 +14,7 @@ from torch import nn
 from chop import runs
 from chop.actions.emit.job import _sentence, emit
 from chop.actions.emit.lower import accuracy_sentence
-from chop.actions.emit.page import dataflow_chart, tiles_of, utilization_chart
+from chop.actions.emit.page import build_tiles, dataflow_chart, utilization_chart
 from chop.actions.emit.settings import EmitConfig
 from chop.actions.emit.timing import circuit_timing
 from chop.base.files.locks import LOCK_FILE
@@ -172,7 +172,7 @@ def read(out, name):
 def test_the_clock_is_among_the_numbers_of_a_placed_circuit(emitted):
     used = {"MULT18X18D": {"used": 39, "available": 156}, "DCC": {"used": 0, "available": 0}}
     result = {**emitted[1], "placement": {**PLACED, "utilization": used}}
-    clock, pace = tiles_of(result)[-2:]
+    clock, pace = build_tiles(result)[-2:]
     assert (clock.label, str(clock.value), clock.note) == (
         "clock after routing",
         "147.1 MHz",

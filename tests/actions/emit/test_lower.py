@@ -43,7 +43,7 @@ def test_it_writes_a_graph_and_its_golden_values(workload, tmp_path):
     assert (result["rows"], result["format"]) == (30, "integer 8.auto")
     golden = load_file(tmp_path / "golden.safetensors")
     mg = MaseGraph.from_checkpoint(tmp_path / "model")
-    ends = {type(mg.module_of(node)): node for node in mg.nodes}
+    ends = {type(mg.get_module(node)): node for node in mg.nodes}
     (given,) = (name for name in golden if name.startswith("inputs."))
     assert golden[given].shape == (30, 8)
     assert golden[f"sent.{ends[Encode].name}"].dtype == torch.int64

@@ -12,7 +12,7 @@ from chop import passes, runs
 from chop.actions.emit.job import emit
 from chop.actions.emit.settings import EmitConfig
 from chop.errors import ConfigError, VerificationError
-from chop.hardware.check.project import Fifo, Project, project_of
+from chop.hardware.check.project import Fifo, Project, describe_project
 from chop.hardware.check.verify import Verification, checks
 from chop.hardware.design.emit import emit as emit_design
 from chop.hardware.folds import shrink
@@ -79,7 +79,7 @@ def circuit(folder):
 def test_fifos_are_as_deep_as_needed_and_the_circuit_as_fast(shrunk):
     out, result = shrunk
     rows = {row["name"]: row for row in result["fifos"]["depths"]}
-    plan = project_of(emit_design(MaseGraph.from_checkpoint(out / "model"), 32)).fifos
+    plan = describe_project(emit_design(MaseGraph.from_checkpoint(out / "model"), 32)).fifos
     assert [(row["name"], row["planned"]) for row in rows.values()] == [
         (fifo.name, fifo.depth) for fifo in plan
     ]

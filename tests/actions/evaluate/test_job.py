@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from chop import MaseGraph, passes, runs
 from chop.actions.evaluate import rows as rows_module
-from chop.actions.evaluate.job import evaluate, identity_of, identity_of_tokenizer
+from chop.actions.evaluate.job import evaluate, get_identity, identity_of_tokenizer
 from chop.actions.evaluate.models import load_judged
-from chop.actions.evaluate.rows import measure_rows, result_of, share
+from chop.actions.evaluate.rows import get_result, measure_rows, share
 from chop.actions.evaluate.settings import EvaluateConfig
 from chop.data.stories import story
 from chop.data.tokenizer import STORY_VOCABULARY, get_tokenizer
@@ -167,19 +167,19 @@ def test_results_are_written_and_the_same_command_goes_on(folders, tmp_path, mon
 
 def test_other_weights_and_formats_are_asked_anew(folders):
     model = load_model(folders / "float")
-    first = identity_of(model)
-    assert identity_of(load_model(folders / "float")) == first
+    first = get_identity(model)
+    assert get_identity(load_model(folders / "float")) == first
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1
-    assert identity_of(model) != first
+    assert get_identity(model) != first
     inputs = {"config": {"weight": RULE["config"]["weight"], "data_in": {"name": "mxint"}}}
     graph = MaseGraph(load_model(folders / "float"))
     both = [
         passes.quantize_transform_pass(graph, {"by": "type", "linear": rule})[0].model
         for rule in (RULE, inputs)
     ]
-    assert identity_of(both[0]) != identity_of(both[1])  # equal weights, other inputs
-    assert identity_of(packed(load_model(folders / "float")).model) == identity_of(
+    assert get_identity(both[0]) != get_identity(both[1])  # equal weights, other inputs
+    assert get_identity(packed(load_model(folders / "float")).model) == get_identity(
         packed(load_model(folders / "float")).model
     )
 
@@ -197,9 +197,9 @@ def test_settings_that_no_weight_shows_are_asked_anew(folders, tmp_path, given):
     model = load_model(folders / "float")
     config = json.loads((folders / "float" / "config.json").read_text())
     shutil.copytree(folders / "float", tmp_path / "other")
-    same = identity_of(load_model(tmp_path / "other"))
+    same = get_identity(load_model(tmp_path / "other"))
     (tmp_path / "other" / "config.json").write_text(json.dumps({**config, **given}))
-    assert same == identity_of(model) != identity_of(load_model(tmp_path / "other"))
+    assert same == get_identity(model) != get_identity(load_model(tmp_path / "other"))
 
 
 def test_other_tokens_are_asked_anew():
@@ -247,7 +247,7 @@ class TestResultOf:
         labels = torch.tensor([0, 1, 2, 0, 1])
         own = F.one_hot(torch.tensor([0, 1, 0, 0, 2]), 3).float()
         reference = F.one_hot(torch.tensor([0, 2, 2, 0, 0]), 3).float()
-        found = result_of(self.kept(own, reference, labels), TASKS["classification"])
+        found = get_result(self.kept(own, reference, labels), TASKS["classification"])
         assert (found.own.value, found.reference.value) == pytest.approx((0.6, 0.6))
         assert found.own.interval == wilson(3, 5)
         assert (found.lost, found.won, found.flips.value) == (1, 1, 0.4)
@@ -260,7 +260,7 @@ class TestResultOf:
 
     def test_the_same_model_has_none(self):
         logits, labels = torch.randn(6, 4), torch.arange(6) % 4
-        found = result_of(self.kept(logits, logits, labels), TASKS["classification"])
+        found = get_result(self.kept(logits, logits, labels), TASKS["classification"])
         assert (found.kl.value, found.flips.value, found.same.value) == (0, 0, 1)
         assert found.flips.interval == wilson(0, 6)
 
@@ -268,7 +268,7 @@ class TestResultOf:
         logits, labels = torch.randn(3, 4), torch.arange(3)
         other = logits.clone()
         other[1] = torch.nan
-        found = result_of(self.kept(other, logits, labels), TASKS["classification"])
+        found = get_result(self.kept(other, logits, labels), TASKS["classification"])
         assert found.kl.value == float("inf")
 
     def test_numbers_do_not_flip(self):
@@ -278,7 +278,7 @@ class TestResultOf:
             rows_module._columns(task, own[i : i + 1], labels[i : i + 1], labels[i : i + 1])
             for i in range(8)
         ]
-        found = result_of(kept, task)
+        found = get_result(kept, task)
         assert (found.reference.value, found.kl, found.flips) == (1.0, None, None)
 
     def test_a_row_of_one_token_counts_nothing(self):
@@ -287,7 +287,7 @@ class TestResultOf:
         empty = rows_module._columns(task, *task.compare(logits[:, :1], labels[:, :1]), None)
         assert empty == {"labels": [], "own": []}
         full = rows_module._columns(task, *task.compare(logits, labels), None)
-        found = result_of([empty, full], task)
+        found = get_result([empty, full], task)
         assert (found.rows, found.answers, found.own.interval) == (2, 4, None)
 
     def test_rows_are_drawn_with_all_their_answers(self):

@@ -11,7 +11,7 @@ import torch
 
 from chop.actions.evaluate.job import evaluate
 from chop.actions.evaluate.settings import EvaluateConfig
-from chop.actions.evaluate.tasks import KeptAnswers, ask, read_tasks, scores_of
+from chop.actions.evaluate.tasks import KeptAnswers, ask, compute_scores, read_tasks
 from chop.data.stories import NAMES, story
 from chop.data.tokenizer import STORY_VOCABULARY, get_tokenizer
 from chop.errors import ConfigError, UnavailableError
@@ -277,11 +277,11 @@ def test_groups_and_answers_that_are_neither_right_nor_wrong_have_no_flips():
     numbers = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": "N/A", "f1,none": 0.25}
     sample = {"doc_id": 0, "filter": "none", "f1": 0.3}
     found = {"results": {"group": numbers}, "samples": {"leaf": [sample]}}
-    accuracy, f1 = scores_of(found, found)
+    accuracy, f1 = compute_scores(found, found)
     assert (accuracy.metric, accuracy.own, accuracy.stderr) == ("acc", 0.5, None)
     assert accuracy.flips is f1.flips is None and accuracy.questions is None
     leaf = {**found, "results": {"leaf": {"f1,none": 0.3}}}
-    (score,) = scores_of(leaf, leaf)
+    (score,) = compute_scores(leaf, leaf)
     assert (score.questions, score.reference, score.flips) == (1, 0.3, None)
 
 

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chop.actions.search import job as jobs
-from chop.actions.search.job import SearchConfig, SearchJob, run_search, settings_of
+from chop.actions.search.job import SearchConfig, SearchJob, get_settings, run_search
 from chop.actions.search.manage import export_best, resume_search, show_search, work_for
 from chop.base.files.documents import dump_toml
 from chop.cli.app import app
@@ -133,7 +133,7 @@ def test_a_killed_job_is_resumed_from_what_its_study_knows(toy, tmp_path):
     process.join()
     assert process.exitcode == -signal.SIGKILL
     noted, result = load_search(str(config.out))
-    assert noted["job"].items() >= {"name": "toy", "settings": settings_of(config)}.items()
+    assert noted["job"].items() >= {"name": "toy", "settings": get_settings(config)}.items()
     assert read_manifest(config.folder).state == "interrupted"
     assert result.counts == {"measured": 3, "running": 1}
     finished = resume_search(str(config.out))
@@ -149,7 +149,7 @@ def test_a_killed_job_is_resumed_from_what_its_study_knows(toy, tmp_path):
 def test_a_worker_needs_the_storage_alone(begun, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     search = prepare(ToyConfig(out=begun))
-    search.note_job("toy", {**settings_of(ToyConfig(out=begun)), "trials": 8})
+    search.note_job("toy", {**get_settings(ToyConfig(out=begun)), "trials": 8})
     result = work_for(str(begun / "search.db"))
     assert len(result.measured) == 8 == len({t.key for t in result.measured})
 
@@ -337,7 +337,7 @@ SERVER = "postgresql://127.0.0.1:1/d?user=u&password=s3cr3t"
 
 def test_passwords_are_neither_kept_nor_told(toy, tmp_path, monkeypatch):
     config = ToyConfig(out=tmp_path, storage=SERVER)
-    assert "s3cr3t" not in json.dumps(settings_of(config))
+    assert "s3cr3t" not in json.dumps(get_settings(config))
 
     def stop(*arguments):
         raise KeyboardInterrupt
@@ -389,7 +389,7 @@ def test_what_is_kept_is_true(count, toy, tmp_path, monkeypatch):
 
 def test_a_worker_takes_its_storage_from_the_environment(begun, monkeypatch):
     search = prepare(ToyConfig(out=begun))
-    search.note_job("toy", {**settings_of(ToyConfig(out=begun)), "trials": 7})
+    search.note_job("toy", {**get_settings(ToyConfig(out=begun)), "trials": 7})
     run = CliRunner().invoke(app, ["search", "worker"], env={"CHOP_STORAGE": str(begun)})
     assert run.exit_code == 0, run.output
     assert load_search(str(begun))[1].counts["measured"] == 7

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from chop import MaseGraph
-from chop.actions.search.job import rebuild, run_search, settings_of
+from chop.actions.search.job import get_settings, rebuild, run_search
 from chop.actions.search.nas import JOB, NasConfig, NasSubject, architectures, export
 from chop.config import parse
 from chop.data import load_dataset
@@ -137,7 +137,7 @@ def test_budgets_modes_and_scores(tmp_path, workload):
 @pytest.mark.long
 def test_any_process_can_build_the_same_search(tmp_path, workload):
     asked = config(tmp_path, proxy="snip")
-    job, again = rebuild({"name": "nas", "settings": json.loads(json.dumps(settings_of(asked)))})
+    job, again = rebuild({"name": "nas", "settings": json.loads(json.dumps(get_settings(asked)))})
     first, second = NasSubject(asked), NasSubject(again)
     assert job is JOB and first.search.space.choices == second.search.space.choices
     chosen = first.search.space.at(0)

@@ -12,7 +12,7 @@ from torch import nn
 from chop.actions.emit.job import emit
 from chop.actions.emit.settings import EmitConfig
 from chop.actions.search import precision, precision_circuit, precision_subject
-from chop.actions.search.job import run_search, settings_of
+from chop.actions.search.job import get_settings, run_search
 from chop.actions.search.manage import resume_search
 from chop.actions.search.precision import JOB
 from chop.actions.search.precision_circuit import CIRCUIT, emit_best
@@ -29,7 +29,7 @@ from chop.ir.graph import MaseGraph
 from chop.problems.mixed_precision.costs import COSTS
 from chop.runs import read_manifest, start
 from chop.search import TrialRecord
-from chop.search.objective import constraints_of
+from chop.search.objective import select_constraints
 from chop.train import fit
 from chop.workloads.workload import Workload, raise_for_integers
 from tests.hardware.bench import TOOLS
@@ -62,10 +62,10 @@ def settings(folder, **given):
 def test_a_search_keeps_a_budget_of_lookup_tables_and_goes_on(tmp_path, workload):
     config = settings(tmp_path)
     problem = PrecisionSubject(config, workload).problem
-    ends = [problem.costs_of(problem.uniform(text))["lut"] for text in ("4.mse", "8.mse")]
+    ends = [problem.compute_costs(problem.uniform(text))["lut"] for text in ("4.mse", "8.mse")]
     config = settings(tmp_path, budgets={"lut": sum(ends) / 2})
     first = run_search(JOB, replace(config, trials=2))
-    noted = json.loads(json.dumps(settings_of(replace(config, trials=6))))
+    noted = json.loads(json.dumps(get_settings(replace(config, trials=6))))
     result = run_search(JOB, parse(PrecisionConfig, noted))
     assert result.trials[:2] == first.trials and len(result.measured) == 6
     assert result.best.values["lut"] <= sum(ends) / 2 < ends[1]
@@ -84,7 +84,7 @@ def test_a_search_keeps_a_budget_of_lookup_tables_and_goes_on(tmp_path, workload
 @pytest.mark.usefixtures("unpainted")
 def test_folds_are_a_choice_and_the_device_a_budget(tmp_path, workload):
     config = settings(tmp_path, goals=("kl", "interval"), folds=(8, 32), budgets=None, trials=6)
-    limits = {goal.name: goal.bound for goal in constraints_of(config.all_goals())}
+    limits = {goal.name: goal.bound for goal in select_constraints(config.all_goals())}
     device = parse_device("ecp5-85")
     assert limits == {name: getattr(device, name) for name in ("lut", "ff", "dsp", "bram")}
     result = run_search(JOB, config)
@@ -99,7 +99,7 @@ def test_folds_are_a_choice_and_the_device_a_budget(tmp_path, workload):
 
 def test_what_a_device_has_none_of_is_a_budget_too(tmp_path):
     config = settings(tmp_path, device="lut=900,dsp=0,bram=0", budgets={"lut": 500})
-    limits = {goal.name: goal.bound for goal in constraints_of(config.all_goals())}
+    limits = {goal.name: goal.bound for goal in select_constraints(config.all_goals())}
     assert limits == {"lut": 500, "ff": 1800, "bram": 0}  # no circuit takes multipliers
 
 
@@ -142,7 +142,7 @@ def test_a_norm_that_is_written_out_has_a_circuit_in_a_search(tmp_path):
     given = Workload.of(Normed(), *toy().values())
     found = PrecisionSubject(settings(tmp_path, operators=("linear",)), given).problem
     assert isinstance(found.layers.mg.model.norm, nn.RMSNorm)
-    assert found.costs_of(found.uniform("8.mse"))["lut"] > 0
+    assert found.compute_costs(found.uniform("8.mse"))["lut"] > 0
 
 
 def test_why_a_norm_has_no_integer_form_is_told():

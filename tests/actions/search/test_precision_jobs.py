@@ -16,7 +16,7 @@ from torch.distributions import Categorical, kl_divergence
 
 from chop.actions.compress.job import CompressConfig, quantize_layers
 from chop.actions.search import precision, precision_rows, precision_subject
-from chop.actions.search.job import run_search, settings_of
+from chop.actions.search.job import get_settings, run_search
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.search.precision_subject import PrecisionSubject
@@ -107,7 +107,7 @@ def test_it_goes_on_and_can_be_rebuilt_from_its_settings(tmp_path, no_training):
         out=tmp_path, widths="2,8", trials=3, goals=("loss", "bits"), sampler="tpe"
     )
     assert len(run_search(JOB, config).measured) == 3
-    noted = json.loads(json.dumps(settings_of(config)))
+    noted = json.loads(json.dumps(get_settings(config)))
     again = parse(PrecisionConfig, {**noted, "trials": 8})
     result = run_search(JOB, again)
     assert len(result.measured) == 8 and len({trial.key for trial in result.measured}) == 8
@@ -335,7 +335,7 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     ],
 )
 def test_other_rows_are_told_as_what_they_are(given, told):
-    split, taken, words = precision_rows.rows_of(PrecisionConfig(), given())
+    split, taken, words = precision_rows.get_rows(PrecisionConfig(), given())
     assert words.startswith(told) and words.startswith(f"{len(taken)} ")
     if "training rows, which" in words:
         assert "rows are too few" in words and len(split.train) == len(given().train)

@@ -14,7 +14,7 @@ from chop.actions.search.manage import resume_search
 from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.search.precision_subject import PrecisionSubject
-from chop.actions.search.several import is_several, run_several, searches_of
+from chop.actions.search.several import is_several, list_searches, run_several
 from chop.cli.app import app
 from chop.cli.names import known
 from chop.errors import ConfigError
@@ -46,18 +46,18 @@ def per_format(out, **settings):
 
 def test_seeds_and_samplers_are_searches_of_their_own(tmp_path):
     config = NasConfig(out=tmp_path, name="n", seed=5, seeds=2, samplers=("grid", "tpe"))
-    found = searches_of(find_job("nas"), config)
+    found = list_searches(find_job("nas"), config)
     assert list(found) == ["grid", "tpe"]
     names = [(each.study, each.sampler, each.seed) for each in found["tpe"]]
     assert names == [("n-tpe-seed-5", "tpe", 5), ("n-tpe-seed-6", "tpe", 6)]
     assert all(not is_several(find_job("nas"), each) for each in found["grid"])
     assert not is_several(find_job("nas"), NasConfig(out=tmp_path))
-    (alone,) = searches_of(JOB, PrecisionConfig(out=tmp_path, seeds=3)).values()
+    (alone,) = list_searches(JOB, PrecisionConfig(out=tmp_path, seeds=3)).values()
     assert [each.seed for each in alone] == [0, 1, 2]
     with pytest.raises(ConfigError, match="sampler 'tpee': did you mean 'tpe'"):
         NasConfig(out=tmp_path, samplers=("grid", "tpee"))
     with pytest.raises(ConfigError, match="'memory' keeps nothing"):
-        searches_of(JOB, PrecisionConfig(out=tmp_path, seeds=2, storage="memory"))
+        list_searches(JOB, PrecisionConfig(out=tmp_path, seeds=2, storage="memory"))
 
 
 def test_an_interrupted_search_says_that_the_others_go_on(tmp_path):
@@ -69,22 +69,22 @@ def test_an_interrupted_search_says_that_the_others_go_on(tmp_path):
 
 
 def test_a_format_takes_those_of_its_own_fields(tmp_path):
-    found = searches_of(JOB, per_format(tmp_path, formats=("mxint", "integer", "mxint:width=4")))
+    found = list_searches(JOB, per_format(tmp_path, formats=("mxint", "integer", "mxint:width=4")))
     blocks, plain_integers, one = (group[0] for group in found.values())
     assert list(found) == ["mxint", "integer", "mxint:width=4"]
     assert dict(blocks.ranges) == {"block_size": (4, 8)} and blocks.widths == "2,8"
     assert not any(each.begins_warm for each in (blocks, one))  # curves begin with the sampler
-    assert searches_of(JOB, per_format(tmp_path, warm_start=True))["binary"][0].begins_warm
+    assert list_searches(JOB, per_format(tmp_path, warm_start=True))["binary"][0].begins_warm
     assert dict(plain_integers.ranges) == {} and one.widths is None
     assert one.study == "precision-mxint-width=4-tpe-seed-0"
     assert [len(each.candidates()) for each in (blocks, plain_integers, one)] == [4, 2, 1]
-    both = searches_of(JOB, per_format(tmp_path, formats=("mxint",), samplers=("tpe", "random")))
+    both = list_searches(JOB, per_format(tmp_path, formats=("mxint",), samplers=("tpe", "random")))
     assert list(both) == ["mxint, tpe", "mxint, random"]
 
 
 def test_all_formats_are_searched_within_no_budget_of_their_own(tmp_path):
     config = per_format(tmp_path, formats=("all",), ranges={}, widths="8,16,32")
-    groups = searches_of(JOB, config)
+    groups = list_searches(JOB, config)
     assert tuple(groups) == config.formats == every_format() and len(groups) >= 15
     assert [goal.name for goal in groups["binary"][0].all_goals()] == ["accuracy"]
     with pytest.raises(ConfigError, match="'all' has every format; give it alone"):

@@ -193,11 +193,11 @@ def said(folder: Path, rank: int, error: Exception, misses_another: bool) -> Non
 
 
 def test_of_several_errors_the_cause_is_raised(tmp_path):
-    assert "ended with exit code 137" in str(shard_run._error_of(tmp_path, 137, 2))
+    assert "ended with exit code 137" in str(shard_run._read_error(tmp_path, 137, 2))
     said(tmp_path, 0, DistributedError("another process ended"), True)
-    assert isinstance(shard_run._error_of(tmp_path, 137, 2), DistributedError)
+    assert isinstance(shard_run._read_error(tmp_path, 137, 2), DistributedError)
     said(tmp_path, 1, CheckpointError("a shard is missing"), False)
-    found = shard_run._error_of(tmp_path, 2, 2)
+    found = shard_run._read_error(tmp_path, 2, 2)
     assert isinstance(found, CheckpointError) and str(found) == "a shard is missing"
 
 
@@ -208,7 +208,7 @@ def test_a_process_leaves_its_error_in_the_folder(tmp_path, monkeypatch):
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     (tmp_path / "modules.json").write_text("[]")
     assert shard_run.run_from(tmp_path) == shard_run.FAILED
-    found = shard_run._error_of(tmp_path, shard_run.FAILED, 2)
+    found = shard_run._read_error(tmp_path, shard_run.FAILED, 2)
     assert isinstance(found, PlanError) and not (tmp_path / "result.json").exists()
 
 

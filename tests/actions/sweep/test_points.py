@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from chop.actions.evaluate.rows import result_of
+from chop.actions.evaluate.rows import get_result
 from chop.actions.sweep.points import Point, measure_all
 from chop.errors import CheckpointError
 from chop.runs import Journal
@@ -36,4 +36,4 @@ def test_a_result_of_a_wrong_form_is_measured_again(wrong, tmp_path):
 def test_answers_that_no_evaluation_writes_are_one_sentence(wrong):
     kept = [{"labels": [1], "own": [1]}, {"labels": [0], "own": [wrong]}]
     with pytest.raises(CheckpointError, match=r"answers.jsonl .* remove it"):
-        result_of(kept, CLASSIFICATION)
+        get_result(kept, CLASSIFICATION)

@@ -8,7 +8,7 @@ import torch
 
 from chop.actions.search.sensitivity import SensitivityConfig, measure_sensitivity
 from chop.actions.sweep.grid import parse_range, whole
-from chop.actions.sweep.points import Point, identity_of, measure_all
+from chop.actions.sweep.points import Point, get_identity, measure_all
 from chop.actions.sweep.prune import PruneSweepConfig, prune_sweep
 from chop.actions.sweep.quantize import QuantizeSweepConfig, quantize_sweep
 from chop.errors import ConfigError
@@ -159,13 +159,13 @@ def changed(before, after):
 @pytest.mark.long
 def test_other_weights_and_other_rows_are_another_subject():
     workload = load_workload(WorkloadConfig(model="mlp"))
-    before = identity_of(workload)
-    assert identity_of(load_workload(WorkloadConfig(model="mlp"))) == before
+    before = get_identity(workload)
+    assert get_identity(load_workload(WorkloadConfig(model="mlp"))) == before
     next(workload.model.parameters()).data[0, 0] += 1e-6
-    assert changed(before, identity_of(workload)) == {"weights"}
+    assert changed(before, get_identity(workload)) == {"weights"}
     workload.train.labels[0] += 1
     workload.test.columns["pixel_values"][0] *= 0.5
-    assert changed(before, identity_of(workload)) == {"weights", "train", "test"}
+    assert changed(before, get_identity(workload)) == {"weights", "train", "test"}
 
 
 def test_texts_cut_elsewhere_are_other_rows():

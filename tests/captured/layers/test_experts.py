@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.captured.layers.expert_linear import ExpertLinear, expert_linear
-from chop.captured.layers.experts import FusedExperts, matrices_of
+from chop.captured.layers.experts import FusedExperts, matrices_by_parameter
 from tests.experts import MIXTURES, fused_in, mixture, text, with_layers
 
 
@@ -78,11 +78,11 @@ def unlike(module: Any, change: str) -> Any:
 @pytest.mark.parametrize("change", ["norm", "parallel", "forward", "parameter", "codes", "child"])
 def test_other_experts_stay_as_they_are(change: str) -> None:
     (module,) = fused_in(mixture("Mixtral")).values()
-    assert matrices_of(module) == {"gate_up_proj": "gate_up", "down_proj": "down"}
-    assert matrices_of(unlike(module, change)) == {}
+    assert matrices_by_parameter(module) == {"gate_up_proj": "gate_up", "down_proj": "down"}
+    assert matrices_by_parameter(unlike(module, change)) == {}
 
 
-def rows_of(count: int, experts: int) -> tuple[Tensor, Tensor]:
+def get_rows(count: int, experts: int) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 6, dtype=torch.float64), torch.randint(0, experts, (count,))
 
 
@@ -91,7 +91,7 @@ def rows_of(count: int, experts: int) -> tuple[Tensor, Tensor]:
 def test_each_row_goes_through_the_layer_of_its_expert(count: int, bias: bool) -> None:
     torch.manual_seed(0)
     layer = ExpertLinear(3, 6, 4, bias).double()
-    x, expert = rows_of(count, 3)
+    x, expert = get_rows(count, 3)
     x.requires_grad_()
     y = layer(x, expert)
     assert y.shape == (count, 4)
@@ -117,7 +117,7 @@ def test_an_expert_that_is_not_there_is_refused() -> None:
 @pytest.mark.long
 def test_a_compiled_layer_computes_the_same() -> None:
     layer = ExpertLinear(3, 6, 4).double()
-    x, expert = rows_of(5, 3)
+    x, expert = get_rows(5, 3)
     compiled = torch.compile(expert_linear, backend="eager", fullgraph=True)
     found = compiled(x, expert, layer.weight, layer.bias, 3)
     torch.testing.assert_close(found, layer(x, expert))

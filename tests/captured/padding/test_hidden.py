@@ -159,7 +159,7 @@ def graph_of(make, inputs, pad=None, dtype=torch.float32):
     return MaseGraph(model, dummy_in=inputs)
 
 
-def operands_of(mg, batches):
+def list_operands(mg, batches):
     """Collects what reaches all operands that are no parameters."""
     quantized, _ = passes.quantize_transform_pass(mg, AUTO)
     steps = {n: m for n, m in quantized.model.named_modules() if hasattr(m, "spec")}
@@ -181,7 +181,7 @@ QUICK = ("added", "layouts", "gru")  # the others show one thing more each
 )
 def test_no_value_of_hidden_tokens_reaches_an_observer(case):
     make, inputs = CASES[case]
-    small, large = (operands_of(graph_of(make, inputs, pad), [inputs]) for pad in (1e-3, 1e5))
+    small, large = (list_operands(graph_of(make, inputs, pad), [inputs]) for pad in (1e-3, 1e5))
     assert small.keys() == large.keys() and len(small) > 5
     for key, x in small.items():
         assert torch.equal(x, large[key]), key
@@ -200,7 +200,7 @@ def test_all_values_of_the_other_tokens_do(case):
         {name: x[row : row + 1, shown[row]] for name, x in inputs.items()}
         for row in range(len(shown))
     ]
-    padded, single = operands_of(mg, [inputs]), operands_of(mg, alone)
+    padded, single = list_operands(mg, [inputs]), list_operands(mg, alone)
     for key, x in single.items():
         assert len(padded[key]) == len(x), key
         ends = torch.stack(padded[key].aminmax()), torch.stack(x.aminmax())

@@ -22,7 +22,7 @@ from chop.passes.analysis.autosharding import (
     AutoshardingConfig,
     autosharding_analysis_pass,
 )
-from tests.distributed.graphs import MODELS, graph_of, inputs_of
+from tests.distributed.graphs import MODELS, graph_of, list_inputs
 
 FLOPS, MEMORY = 100e12, 1.5e12
 ATTENTION = {
@@ -40,14 +40,14 @@ ATTENTION = {
 def whole_bytes(name: str) -> int:
     """What a replicated forward needs."""
     machine = Machine.of((2,), FLOPS, MEMORY, 1e9, 0.0)
-    return simulate(graph_of(name), ShardingPlan((2,)), inputs_of(name, 4, 8), machine).peak_bytes
+    return simulate(graph_of(name), ShardingPlan((2,)), list_inputs(name, 4, 8), machine).peak_bytes
 
 
 def found_for(name: str, machine: Machine, share: float | None = None, **options: Any) -> Sharding:
     """The plan within a share of what a replicated forward needs."""
     budget = None if share is None else int(share * whole_bytes(name))
     machine = dataclasses.replace(machine, memory_bytes=budget)
-    return find_sharding(graph_of(name), inputs_of(name, 4, 8), machine, **options)
+    return find_sharding(graph_of(name), list_inputs(name, 4, 8), machine, **options)
 
 
 # --- what the machine decides ---
@@ -139,7 +139,7 @@ def check_bytes(
 ):
     """No plan that fits sends less; the search does not know of them."""
     machine = Machine.of(mesh, 1e30, 1e30, 1e9, 0.0)
-    inputs = inputs_of(name, 4, 8)
+    inputs = list_inputs(name, 4, 8)
     others = {each: simulate(graph_of(name), p, inputs, machine) for each, p in plans.items()}
     assert len(others) >= 8
     for share in shares:
@@ -178,7 +178,7 @@ def test_no_plan_that_fits_sends_less_on_two_axes(name: str):
     plans = eight(name, (2, 2))
     both = data_and_megatron(name)
     assert simulate(
-        graph_of(name), both, inputs_of(name, 4, 8), Machine.of((2, 2), 1e30, 1e30, 1e9, 0.0)
+        graph_of(name), both, list_inputs(name, 4, 8), Machine.of((2, 2), 1e30, 1e30, 1e9, 0.0)
     ).sent
     check_bytes(name, (2, 2), [0.9], {**plans, "data and megatron": both})
 
@@ -204,7 +204,7 @@ def test_a_budget_that_is_too_small_names_the_smallest_mesh_that_fits():
 def test_a_budget_that_no_mesh_keeps_says_so():
     machine = Machine.of((512,), FLOPS, MEMORY, 100e9, 10e-6, 1000)
     with pytest.raises(PlanError, match="no mesh of up to 1024 processes fits"):
-        find_sharding(graph_of("bert"), inputs_of("bert", 4, 8), machine, compare=False)
+        find_sharding(graph_of("bert"), list_inputs("bert", 4, 8), machine, compare=False)
 
 
 @pytest.mark.long
@@ -241,7 +241,7 @@ def test_joined_processes_plan_and_stay_joined():
         assert found.plan.mesh == (2,) and phases[0] == "layouts" and phases[-1] == "simulation"
         assert torch.distributed.get_world_size() == 1
         with pytest.raises(PlanError, match="cannot be simulated where processes are joined"):
-            simulate(graph_of("bert"), found.plan, inputs_of("bert", 4, 8), machine)
+            simulate(graph_of("bert"), found.plan, list_inputs("bert", 4, 8), machine)
     finally:
         torch.distributed.destroy_process_group()
 
@@ -308,7 +308,7 @@ def test_the_pass_refuses_unknown_keys_and_wrong_values(settings: dict, message:
 def test_the_pass_gives_a_plan_and_what_stands_beside_it():
     settings = {"mesh": 2, "memory_bytes": int(0.8 * whole_bytes("bert")), "flops": 1e12}
     mg = graph_of("bert")
-    same, found = autosharding_analysis_pass(mg, {**settings, "inputs": inputs_of("bert", 4, 8)})
+    same, found = autosharding_analysis_pass(mg, {**settings, "inputs": list_inputs("bert", 4, 8)})
     assert same is mg and found["plan"].mesh == (2,)
     assert found["simulation"].plan == found["plan"]
     assert found["simulation"].peak_bytes <= settings["memory_bytes"]

@@ -17,7 +17,7 @@ from chop import MaseGraph
 from chop.distributed.planning import Machine
 from chop.distributed.planning.problem import GraphProblem, graph_problem
 from chop.private.dtensor import operators_without_rule
-from tests.distributed.graphs import MODELS, SIZES, TEXT, graph_of, inputs_of
+from tests.distributed.graphs import MODELS, SIZES, TEXT, graph_of, list_inputs
 
 MACHINE = Machine.of((2,), 1e12, 1e11, 1e9, 0.0)
 MOST = 0.02
@@ -50,7 +50,7 @@ SHORT = ("bert", "llama")
 def problem_of(name: str) -> GraphProblem:
     import transformers
 
-    inputs = inputs_of("vit" if name in ("deit", "beit") else name, 4, 8)
+    inputs = list_inputs("vit" if name in ("deit", "beit") else name, 4, 8)
     if name in MODELS:
         return graph_problem(graph_of(name), inputs, MACHINE, exact=False)
     torch.manual_seed(0)

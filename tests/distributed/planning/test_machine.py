@@ -49,13 +49,13 @@ def test_a_ring_takes_a_round_less_than_it_has_processes(
     operation: str, axis: int | None, seconds: float
 ):
     sent = Sent(operation, 80, axis)
-    assert machine().seconds_of([sent]) == pytest.approx(seconds)
-    assert machine().seconds_of([sent] * 3) == pytest.approx(3 * seconds)
+    assert machine().get_seconds([sent]) == pytest.approx(seconds)
+    assert machine().get_seconds([sent] * 3) == pytest.approx(3 * seconds)
 
 
 def test_nothing_is_sent_along_an_axis_of_one_process():
-    assert machine(mesh=(1, 4)).seconds_of([Sent(SUM, 80, 0)]) == 0
-    assert machine().seconds_of([]) == 0
+    assert machine(mesh=(1, 4)).get_seconds([Sent(SUM, 80, 0)]) == 0
+    assert machine().get_seconds([]) == 0
 
 
 def test_one_number_is_that_of_all_axes_and_another_mesh_keeps_them():

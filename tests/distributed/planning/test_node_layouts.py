@@ -141,7 +141,7 @@ def test_given_scales_of_channels_are_cut_with_the_rows():
     mg = quantized(CHANNEL)
     mg.model(**WIDE)
     for node in list(mg.nodes):
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if isinstance(module, QuantizedOperator):
             mg.replace(node, module.freeze_scales())
     found = texts(rows(mg, WIDE, 2, "_0"))

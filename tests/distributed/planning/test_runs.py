@@ -26,7 +26,7 @@ from chop.errors import PlanError
 from chop.kernels.cpu.build import library
 from chop.private.torch_api import TorchDispatchMode
 from tests.distributed import cluster
-from tests.distributed.graphs import MODELS, graph_of, inputs_of
+from tests.distributed.graphs import MODELS, graph_of, list_inputs
 
 MACHINES = {"fast": (100e12, 1.5e12, 100e9, 10e-6), "slow": (1e9, 1e12, 1e8, 1e-4)}
 """Operations and bytes of memory per second; of links bytes per second, and seconds per message.
@@ -74,7 +74,7 @@ class Case:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        return inputs_of(self.file, self.batch, self.length)
+        return list_inputs(self.file, self.batch, self.length)
 
     @property
     def machine(self) -> Machine:
@@ -164,7 +164,7 @@ def wide_graph(size: int) -> MaseGraph:
         initializer_range=0.1,
     )
     model = transformers.BertForSequenceClassification(config).eval()
-    return MaseGraph(model, hf_input_names=list(inputs_of("bert", 3, 7)))
+    return MaseGraph(model, hf_input_names=list(list_inputs("bert", 3, 7)))
 
 
 @functools.cache

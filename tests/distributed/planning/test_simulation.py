@@ -51,7 +51,7 @@ def test_time_is_that_of_arithmetic_or_memory_and_then_of_collectives():
     assert found["_1"] == pytest.approx(2 * 4 * ROWS * HIDDEN / 1e2)
     assert simulated("replicate").seconds == pytest.approx(sum(found.values()))
     cut = simulated("megatron")
-    arithmetic = sum(step.seconds for step in cut.steps) - MACHINE.seconds_of(cut.sent)
+    arithmetic = sum(step.seconds for step in cut.steps) - MACHINE.get_seconds(cut.sent)
     moved = 4 * (ROWS * WIDTH + (WIDTH * HIDDEN + HIDDEN) // 2 + ROWS * HIDDEN // 2)
     moved += 4 * ROWS * HIDDEN  # the activation reads and writes a half
     moved += 4 * (ROWS * HIDDEN // 2 + WIDTH * HIDDEN // 2 + WIDTH + ROWS * WIDTH)
@@ -66,7 +66,7 @@ def test_columns_and_rows_are_summed_once():
     assert found.kept_bytes == 4 * (WIDTH * HIDDEN + HIDDEN // 2 + WIDTH)
     assert found.sent_bytes == result
     ring = 2 * (2 - 1) * (0.25 + result / 2 / 50.0)
-    assert MACHINE.seconds_of(found.sent) == pytest.approx(ring)
+    assert MACHINE.get_seconds(found.sent) == pytest.approx(ring)
 
 
 def test_rows_are_gathered_after_each_layer():
@@ -94,7 +94,7 @@ def test_axes_of_a_mesh_are_told_apart(cut: tuple[str, str], axis: int):
     found = simulate(mg, plan, X, machine)
     assert found.sent == [Sent("all_gather_into_tensor", 4 * ROWS * HIDDEN // 2, axis)]
     chunk = 4 * ROWS * HIDDEN // 2
-    assert machine.seconds_of(found.sent) == pytest.approx(chunk / (10.0, 50.0)[axis])
+    assert machine.get_seconds(found.sent) == pytest.approx(chunk / (10.0, 50.0)[axis])
 
 
 def test_graphs_without_numbers_give_the_same_and_are_not_changed():

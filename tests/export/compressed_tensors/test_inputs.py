@@ -12,7 +12,7 @@ from chop.errors import CheckpointError, ConfigError
 from chop.export.coded import coded_weight
 from chop.export.compressed_tensors import target
 from chop.export.compressed_tensors.groups import FORMATS
-from chop.export.compressed_tensors.inputs import InputScheme, inputs_of, parse_inputs
+from chop.export.compressed_tensors.inputs import InputScheme, list_inputs, parse_inputs
 from chop.export.compressed_tensors.reader import LAYOUTS
 from chop.export.foreign.readers import load
 from chop.formats import FP8, Integer, ScaleInteger, parse_format_string
@@ -71,7 +71,7 @@ def coded(weight, kind, strategy):
     return (weight / each).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
 
-def value_of(tensors, path=UP):
+def get_value(tensors, path=UP):
     """float64, what a weight stands for."""
     codes, scale = tensors[f"{path}.weight"].double(), tensors[f"{path}.weight_scale"].double()
     if scale.ndim == 2 and scale.size(1) > 1:
@@ -98,7 +98,7 @@ def test_logits_are_those_of_the_library(name, tmp_path):
     model = load_model(tmp_path)
     layers = {path: m for path, m in model.named_modules() if isinstance(m, PackedLinear)}
     assert len(layers) == 7
-    assert torch.equal(layers[UP].weight, value_of(tensors).float())
+    assert torch.equal(layers[UP].weight, get_value(tensors).float())
     theirs = target.read_model(tmp_path)
     x = 3 * torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
     x[0, 0], x[0, 1, 0] = 0, -50.0  # beyond static scales, whose lowest code is -128
@@ -142,7 +142,7 @@ def test_scales_of_int8_by_token_are_those_of_engines(tmp_path):
     for path, layer in model.named_modules():
         if isinstance(layer, PackedLinear):
             assert layer.spec.data_in == ScaleInteger(8, granularity="row")
-            engine.set_submodule(path, Engine(value_of(tensors, path)))
+            engine.set_submodule(path, Engine(get_value(tensors, path)))
     expected, found = logits(engine, tokens()), logits(model, tokens())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
@@ -307,7 +307,7 @@ REFUSED = {
 def test_other_inputs_have_no_scheme(text, reason):
     import re
 
-    found = inputs_of(parse_format_string(text))
+    found = list_inputs(parse_format_string(text))
     assert isinstance(found, str)
     assert re.search(reason, found)
 
@@ -336,7 +336,7 @@ def test_scales_that_a_dtype_cannot_hold():
     reason = target.scheme_with_inputs(weight, tiny, torch.float16)
     assert reason == "the scale of its inputs does not fit torch.float16 of the model"
     layer.weight.data *= 1e-9
-    reason = target.scheme_of(coded_weight(pack(layer)), torch.float16)
+    reason = target.get_scheme(coded_weight(pack(layer)), torch.float16)
     assert reason == "its scales do not fit torch.float16 of the model"
 
 
@@ -351,12 +351,12 @@ SCHEMES += [ScaleInteger(8, scales=(0.5,), is_symmetric=False)]
 
 @subcases("fmt", SCHEMES)
 def test_schemes_have_the_format_that_they_are_of(fmt):
-    scheme, scale = inputs_of(fmt)
+    scheme, scale = list_inputs(fmt)
     assert isinstance(scheme, InputScheme)
     assert parse_inputs(scheme.plain, "x") == scheme
     given = None if scale is None else torch.tensor([scale])
     assert scheme.number_format(given) == fmt
-    static, step = inputs_of(Integer(8, 3))
+    static, step = list_inputs(Integer(8, 3))
     assert (static.strategy, static.is_dynamic, step) == ("tensor", False, 0.125)
 
 

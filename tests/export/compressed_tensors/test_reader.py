@@ -10,7 +10,7 @@ from torch import nn
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
 from chop.export.compressed_tensors import target as writer
-from chop.export.compressed_tensors.groups import group_of as group_of_path
+from chop.export.compressed_tensors.groups import find_group as group_of_path
 from chop.export.compressed_tensors.groups import parse_groups
 from chop.export.compressed_tensors.reader import LAYOUTS
 from chop.export.foreign.readers import load
@@ -286,7 +286,7 @@ def no_target(settings):
     settings["config_groups"]["group_0"]["targets"] = ["model.layers.7.mlp.up_proj"]
 
 
-def group_of(targets, **weights):
+def find_group(targets, **weights):
     return {"targets": targets, "weights": {"num_bits": 4, "strategy": "channel", **weights}}
 
 
@@ -303,7 +303,7 @@ def group_of(targets, **weights):
     ],
 )
 def test_targets_are_matched_in_the_order_of_the_library(targets, bits):
-    groups = {str(n): group_of(x, num_bits=2 + n) for n, x in enumerate(targets)}
+    groups = {str(n): find_group(x, num_bits=2 + n) for n, x in enumerate(targets)}
     settings = {"format": "pack-quantized", "config_groups": groups}
     parsed = parse_groups(settings, "x")
     if bits is None:

@@ -26,8 +26,8 @@ from tests.export.foreign.test_stored_experts import (
     change,
     check,
     floats,
+    get_name,
     groups,
-    name_of,
     small_floats,
     write,
 )
@@ -36,30 +36,30 @@ from tests.export.foreign.test_stored_experts import (
 def whole_integers(inputs_scale):
     """Codes in bytes with a scale for each row, and a static scale of inputs."""
 
-    def parts_of(draw, inputs, outputs):
+    def get_parts(draw, inputs, outputs):
         codes = torch.from_numpy(draw.integers(-128, 128, (outputs, inputs))).to(torch.int8)
         scale = torch.from_numpy(draw.random((outputs, 1)) * 0.01 + 1e-3).float()
         parts = {"weight": codes, "weight_scale": scale}
         parts["input_scale"] = torch.tensor([inputs_scale()])
         return parts, (codes.double() * scale.double()).T
 
-    return parts_of
+    return get_parts
 
 
-def write_static(folder, stored, kind, scale_of):
+def write_static(folder, stored, kind, get_scale):
     """A mixture whose experts alone are coded, with static scales by expert and name of matrix."""
-    parts_of, weights = {
+    get_parts, weights = {
         "float-quantized": (floats("tensor", inputs_scale=lambda: 0.5), BY_TENSOR),
         "int-quantized": (whole_integers(lambda: 0.5), CHANNEL),
     }[stored]
     static = {**weights, "strategy": "tensor", "dynamic": False}
     settings = groups(stored, weights, static, target=r"re:.*experts\.\d+\..*")
-    floats_of = write(folder, (parts_of, settings), kind, coded=ONLY_EXPERTS)
+    floats_of = write(folder, (get_parts, settings), kind, coded=ONLY_EXPERTS)
 
     def set_scales(tensors):
         for name in [x for x in tensors if x.endswith(".input_scale")]:
             *_, expert, matrix, _ = name.split(".")
-            tensors[name] = torch.tensor([scale_of(int(expert), matrix)])
+            tensors[name] = torch.tensor([get_scale(int(expert), matrix)])
 
     change(folder, set_scales)
     return floats_of
@@ -134,7 +134,7 @@ def test_other_scales_of_inputs_are_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match=match):
         load_model(tmp_path)
     write_static(tmp_path, stored, "Mixtral", lambda n, matrix: 0.5)
-    change(tmp_path, lambda x: x.pop(f"{name_of('Mixtral', 1, 2)}.input_scale"))
+    change(tmp_path, lambda x: x.pop(f"{get_name('Mixtral', 1, 2)}.input_scale"))
     with pytest.raises(CheckpointError, match=r"experts\.1\.w2.*lacks input_scale"):
         load_model(tmp_path)
     settings = groups("float-quantized", FLOATS, {**TOKENS, "strategy": "tensor"})
@@ -167,7 +167,7 @@ def test_tensor_scales_of_each_expert_are_read_as_integers(tmp_path, caplog):
 def test_integers_of_other_widths_with_a_scale_of_each_matrix_are_joined(tmp_path):
     """Codes of experts 0 and 1 fill 3 bits, which leave bytes apart: all become channels."""
 
-    def parts_of(draw, inputs, outputs):
+    def get_parts(draw, inputs, outputs):
         codes = torch.from_numpy(draw.integers(-4, 4, (outputs, inputs))).to(torch.int8)
         scale = torch.tensor([float(draw.random()) + 0.5])
         return {"weight": codes, "weight_scale": scale}, (codes.double() * scale.double()).T
@@ -176,5 +176,5 @@ def test_integers_of_other_widths_with_a_scale_of_each_matrix_are_joined(tmp_pat
     sizes = {"hidden_size": 9, "moe_intermediate_size": 9, "intermediate_size": 9}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     settings = groups("int-quantized", weights, target=r"re:.*experts\.\d+\..*")
-    floats_of = write(tmp_path, (parts_of, settings), coded=ONLY_EXPERTS, **sizes, **heads)
+    floats_of = write(tmp_path, (get_parts, settings), coded=ONLY_EXPERTS, **sizes, **heads)
     check(load_model(tmp_path), floats_of, rounds_inputs=True)  # grouped_mm takes no such sizes

@@ -26,11 +26,11 @@ QUERY = "model.layers.0.self_attn.q_proj"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
-def as_arrays(parts_of):
+def as_arrays(get_parts):
     """Parts and values as numpy has them; bfloat16 as float32, which holds them."""
 
     def made(draw, inputs, outputs):
-        parts, dense = parts_of(draw, inputs, outputs)
+        parts, dense = get_parts(draw, inputs, outputs)
         wide = {n: x.float() if x.dtype == torch.bfloat16 else x for n, x in parts.items()}
         return {n: x.numpy() for n, x in wide.items()}, dense.numpy()
 
@@ -96,8 +96,8 @@ READ = {
 @pytest.mark.parametrize("is_float", [False, True], ids=["codes", "floats"])
 @pytest.mark.parametrize("name", READ)
 def test_settings_leave_a_layer_what_its_tensors_are(name, is_float, tmp_path):
-    parts_of, settings = READ[name]
-    values = write_folder(tmp_path, settings, parts_of)
+    get_parts, settings = READ[name]
+    values = write_folder(tmp_path, settings, get_parts)
     if is_float:
         made_float(values, UP, tmp_path)
     found = logits(load_model(tmp_path), tokens())

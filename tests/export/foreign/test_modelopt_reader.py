@@ -19,7 +19,7 @@ UP = "model.layers.0.mlp.up_proj"
 SETTINGS = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
 
 
-def layers_of(model):
+def list_layers(model):
     linear = (x for x in model.named_modules() if isinstance(x[1], nn.Linear))
     return {path: layer for path, layer in linear if path != "lm_head"}
 
@@ -29,7 +29,7 @@ def by_hand(folder, settings=SETTINGS, in_config=False, inputs=True, cache=False
     model = decoder("Llama")
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    for number, (path, layer) in enumerate(layers_of(model).items()):
+    for number, (path, layer) in enumerate(list_layers(model).items()):
         scale = layer.weight.detach().abs().max() / 448
         codes = (layer.weight.detach() / scale).to(E4M3)
         steps = torch.tensor(0.004 + 0.001 * number)
@@ -62,8 +62,8 @@ def test_weights_are_codes_times_their_scale(in_config, inputs, tmp_path):
     expected = by_hand(tmp_path, in_config=in_config, inputs=inputs)
     model = load_model(tmp_path)
     found = {x: y for x, y in model.named_modules() if isinstance(y, PackedLinear)}
-    assert found.keys() == layers_of(expected).keys()
-    for path, layer in layers_of(expected).items():
+    assert found.keys() == list_layers(expected).keys()
+    for path, layer in list_layers(expected).items():
         assert torch.equal(found[path].weight, layer.weight), path
         assert found[path].spec.data_in.is_identity is not inputs
     torch.testing.assert_close(

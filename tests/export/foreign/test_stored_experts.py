@@ -28,7 +28,7 @@ TOKENS = {**FLOATS, "strategy": "token", "dynamic": True}
 def integers(bits=4, group=16, scale_dtype=torch.bfloat16, symmetric=True):
     """Codes in words and a scale for a group, as llm-compressor writes them."""
 
-    def parts_of(draw, inputs, outputs):
+    def get_parts(draw, inputs, outputs):
         codes = torch.from_numpy(draw.integers(0, 2**bits, (outputs, inputs)))
         scale = torch.from_numpy(draw.random((outputs, inputs // group)) * 0.1 + 0.01)
         scale = scale.to(scale_dtype)
@@ -42,13 +42,13 @@ def integers(bits=4, group=16, scale_dtype=torch.bfloat16, symmetric=True):
         order = torch.arange(inputs) // group
         return parts, ((codes - zeros[:, order]) * scale.double()[:, order]).T
 
-    return parts_of
+    return get_parts
 
 
 def floats(strategy="channel", side=16, inputs_scale=None):
     """Codes of e4m3, with the scales of a strategy."""
 
-    def parts_of(draw, inputs, outputs):
+    def get_parts(draw, inputs, outputs):
         codes = torch.from_numpy(draw.normal(size=(outputs, inputs)) * 100).to(torch.float8_e4m3fn)
         sizes = {
             "channel": (outputs, 1),
@@ -64,14 +64,14 @@ def floats(strategy="channel", side=16, inputs_scale=None):
             whole = whole.repeat_interleave(side, 0).repeat_interleave(side, 1)
         return parts, (codes.double() * whole).T
 
-    return parts_of
+    return get_parts
 
 
 def small_floats(global_scale=lambda: 2.0):
     """Codes of e2m1, two in a byte, with scales in e4m3 and one for all."""
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]).double()
 
-    def parts_of(draw, inputs, outputs):
+    def get_parts(draw, inputs, outputs):
         codes = torch.from_numpy(draw.integers(0, 16, (outputs, inputs)))
         low, high = codes[:, ::2], codes[:, 1::2]
         scale = torch.from_numpy(draw.random((outputs, inputs // 16)) + 0.1)
@@ -81,7 +81,7 @@ def small_floats(global_scale=lambda: 2.0):
         whole = scale.double().repeat_interleave(16, 1) / of_all
         return parts | {"weight_global_scale": of_all}, (numbers * whole).T
 
-    return parts_of
+    return get_parts
 
 
 def groups(stored, weights, inputs=None, target="Linear"):
@@ -121,7 +121,7 @@ SCHEMES = {
 
 def write(folder, scheme, kind="Mixtral", coded=CODED, **settings):
     """A mixture whose linear layers are coded; a folder of the floats that they stand for."""
-    parts_of, quantization = SCHEMES[scheme] if isinstance(scheme, str) else scheme
+    get_parts, quantization = SCHEMES[scheme] if isinstance(scheme, str) else scheme
     model = mixture(kind, **{**SIZES, **settings})
     model.save_pretrained(folder)
     model.save_pretrained(floats_of := folder / "floats")
@@ -129,7 +129,7 @@ def write(folder, scheme, kind="Mixtral", coded=CODED, **settings):
     plain = dict(tensors)
     for name in [x for x in tensors if coded.search(x)]:
         outputs, inputs = tensors.pop(name).shape
-        parts, dense = parts_of(draw, inputs, outputs)
+        parts, dense = get_parts(draw, inputs, outputs)
         for end, x in parts.items():
             x = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
             tensors[name.removesuffix("weight") + end] = x.contiguous()
@@ -207,7 +207,7 @@ def test_what_was_read_is_copied_and_saved(tmp_path):
 def test_experts_whose_formats_differ_have_that_of_all(tmp_path):
     """Scales of some are bfloat16 numbers; the zero points of some leave no bit out."""
 
-    def parts_of(draw, inputs, outputs):
+    def get_parts(draw, inputs, outputs):
         number = int(draw.integers(0, 3))
         dtype = torch.float32 if number == 1 else torch.bfloat16
         parts, dense = integers(scale_dtype=dtype, symmetric=number != 2)(draw, inputs, outputs)
@@ -215,7 +215,7 @@ def test_experts_whose_formats_differ_have_that_of_all(tmp_path):
         words = torch.from_numpy(np.ascontiguousarray(bits_in_words(eight.T, 4).T))
         return {"weight_zero_point": words, **parts}, dense
 
-    floats_of = write(tmp_path, (parts_of, packed(symmetric=False)))
+    floats_of = write(tmp_path, (get_parts, packed(symmetric=False)))
     model = load_model(tmp_path)
     weight = model.get_submodule(EXPERTS).gate_up.spec.weight
     assert weight.label == "scale_integer(width=5, granularity=group, group_size=16)"
@@ -231,7 +231,7 @@ def test_a_layer_whose_experts_are_floats_stays_float(tmp_path):
     check(model, floats_of)
 
 
-def name_of(kind, expert, part):
+def get_name(kind, expert, part):
     module = "block_sparse_moe" if kind == "Mixtral" else "mlp"
     return f"model.layers.0.{module}.experts.{expert}.{NAMES[kind].split()[part]}"
 
@@ -240,7 +240,7 @@ def name_of(kind, expert, part):
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_an_expert_that_is_missing_is_named(kind, part, tmp_path):
     write(tmp_path, "W4A16", kind)
-    gone = name_of(kind, 2, part)
+    gone = get_name(kind, 2, part)
 
     def remove(tensors):
         for name in [x for x in tensors if x.startswith(f"{gone}.")]:
@@ -280,7 +280,7 @@ def test_floats_beside_codes_are_refused(tmp_path):
 
 def test_a_bias_that_an_expert_has_no_place_for_is_refused(tmp_path):
     write(tmp_path, "W4A16")
-    bias = f"{name_of('Mixtral', 1, 2)}.bias"
+    bias = f"{get_name('Mixtral', 1, 2)}.bias"
     change(tmp_path, lambda tensors: tensors.update({bias: torch.zeros(32)}))
     load_model(tmp_path)  # tools write such zeros
     change(tmp_path, lambda tensors: tensors.update({bias: torch.ones(32)}))
@@ -291,7 +291,7 @@ def test_a_bias_that_an_expert_has_no_place_for_is_refused(tmp_path):
 def test_matrices_of_another_shape_are_refused(tmp_path):
     """Lays out as many codes and scales in rows of another length."""
     write(tmp_path, "W4A16", "Qwen2Moe")
-    name = name_of("Qwen2Moe", 1, 2)
+    name = get_name("Qwen2Moe", 1, 2)
 
     def turn(tensors):
         parts, _ = integers()(np.random.default_rng(1), 32, 64)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from chop.export.coded import coded_weight
-from chop.export.gguf.blocks import blocks_of
+from chop.export.gguf.blocks import pack_blocks
 from chop.formats import QuantSpec, parse_format_string
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear
@@ -22,7 +22,7 @@ def packed_linear(fmt, weight):
 def blocks_and_values(fmt, weight):
     """Of a weight in a format: as GGUF has it, its values there, and those of the format."""
     layer = packed_linear(fmt, weight)
-    blocks = blocks_of(coded_weight(layer, zero_points=True))
+    blocks = pack_blocks(coded_weight(layer, zero_points=True))
     kind = gguf.GGMLQuantizationType[blocks.type_name]
     return blocks, gguf.quants.dequantize(blocks.data, kind), layer.weight.detach().numpy()
 
@@ -67,4 +67,4 @@ def test_blocks_of_zeros_and_large_lowest_values():
         _, found, expected = blocks_and_values(fmt, weight)
         assert np.array_equal(found, expected) and not found.any()
     far = packed_linear("group_affine:width=4:group_size=32", torch.full((2, 64), -2e5))
-    assert "float16" in blocks_of(coded_weight(far, zero_points=True))
+    assert "float16" in pack_blocks(coded_weight(far, zero_points=True))

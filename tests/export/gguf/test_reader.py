@@ -20,7 +20,7 @@ from chop.export.gguf import reader as gguf_reader
 from chop.export.gguf import target as writer
 from chop.export.gguf.blocks import Blocks
 from chop.export.gguf.header import gguf_file, read_header
-from chop.export.gguf.stored import stored_of
+from chop.export.gguf.stored import read_blocks
 from chop.export.gguf.target import TARGET, read_model
 from chop.export.packed_model import packed_model
 from chop.formats import Encoded
@@ -145,11 +145,11 @@ def dequantized(name, blocks):
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K"])
 def test_blocks_of_integers_keep_every_value(name):
     blocks = drawn(name, 5, 512)
-    stored = stored_of(name, torch.from_numpy(blocks))
+    stored = read_blocks(name, torch.from_numpy(blocks))
     assert stored.number_format.name == "scale_integer"  # float16 scales are no bfloat16 numbers
     assert np.array_equal(decoded(stored, (5, 512)), dequantized(name, blocks))
     coarse = drawn(name, 5, 512, scale=np.full((5, 512 // gguf_block(name)), -0.25))
-    stored = stored_of(name, torch.from_numpy(coarse))
+    stored = read_blocks(name, torch.from_numpy(coarse))
     assert stored.number_format.name == "group_integer"
     assert np.array_equal(decoded(stored, (5, 512)), dequantized(name, coarse))
 
@@ -162,18 +162,18 @@ def test_nvfp4_keeps_every_value():
     blocks = np.random.default_rng(0).integers(0, 256, (5, 8, 36), np.uint8)
     blocks[..., :4] &= 127
     blocks[..., :4] -= blocks[..., :4] == 127
-    stored = stored_of("NVFP4", torch.from_numpy(blocks))
+    stored = read_blocks("NVFP4", torch.from_numpy(blocks))
     assert np.array_equal(decoded(stored, (5, 512)), dequantized("NVFP4", blocks))
     for wrong in (127, 128, 255):
         blocks[2, 3, 1] = wrong
         with pytest.raises(ValueError, match="scales are no positive numbers of e4m3"):
-            stored_of("NVFP4", torch.from_numpy(blocks))
+            read_blocks("NVFP4", torch.from_numpy(blocks))
 
 
 def test_five_bits_with_lowest_values():
     blocks = drawn("Q5_1", 3, 64, scale=np.full((3, 2), 0.25))
     blocks[..., 2:4] = np.full((3, 2, 1), -5.0, np.float16).view(np.uint8)
-    stored = stored_of("Q5_1", torch.from_numpy(blocks))
+    stored = read_blocks("Q5_1", torch.from_numpy(blocks))
     assert stored.number_format.label.startswith("group_affine")
     assert np.array_equal(decoded(stored, (3, 64)), dequantized("Q5_1", blocks))
 
@@ -197,7 +197,7 @@ def test_five_bits_with_lowest_values():
 def test_lowest_values_become_zero_points_where_they_are_some(scale, lowest, expected):
     blocks = drawn("Q4_1", 3, 64, scale=np.full((3, 2), scale))
     blocks[..., 2:4] = np.full((3, 2, 1), lowest, np.float16).view(np.uint8)
-    stored = stored_of("Q4_1", torch.from_numpy(blocks))
+    stored = read_blocks("Q4_1", torch.from_numpy(blocks))
     assert (expected is None) == (stored is None)
     if stored is not None:
         assert stored.number_format.name == expected
@@ -211,7 +211,7 @@ def test_types_without_a_format_become_floats_and_are_told(
     mg = quantized(captured("llama"))
     monkeypatch.setattr(
         writer,
-        "blocks_of",
+        "pack_blocks",
         lambda weight: Blocks(
             name, drawn(name, weight.rows, weight.columns).reshape(weight.rows, -1)
         ),

@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.export.gguf.reader import read_tokenizer
-from chop.export.gguf.sentencepiece import SPACE, scores_of
+from chop.export.gguf.sentencepiece import SPACE, compute_scores
 from chop.export.gguf.target import TARGET
-from chop.export.gguf.tokenizer import vocabulary_of
+from chop.export.gguf.tokenizer import get_vocabulary
 from tests.export.gguf.test_target import GEMMA, OF_KIND, SIZES, weight_in
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip install gguf")
@@ -49,7 +49,7 @@ def parts():
     return vocab, merges
 
 
-def tokenizer_of(kind, **changes):
+def load_tokenizer(kind, **changes):
     vocab, merges = parts()
     names = dict(zip(("unk_token", "bos_token", "eos_token"), SPECIAL, strict=True))
     if kind == "llama":
@@ -90,7 +90,7 @@ KINDS = ["llama", "gemma", "phi3"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sampled(1)
 def test_transformers_gives_the_same_ids(kind, tmp_path):
-    tokenizer = tokenizer_of(kind)
+    tokenizer = load_tokenizer(kind)
     info = TARGET.write(small(kind), tmp_path / "model.gguf", tokenizer)
     metaspace = "; llama.cpp puts a space also before texts that begin with one, and after special"
     assert info["tokenizer"].startswith("SentencePiece")
@@ -106,9 +106,9 @@ def test_transformers_gives_the_same_ids(kind, tmp_path):
 
 
 def test_what_is_written_of_tokens():
-    tokenizer = tokenizer_of("llama")
+    tokenizer = load_tokenizer("llama")
     tokenizer.add_tokens([f"{SPACE}{SPACE}<x>"])
-    found = vocabulary_of(tokenizer, TOKENS)
+    found = get_vocabulary(tokenizer, TOKENS)
     vocab, merges = parts()
     assert found.model == "llama" and found.merges == []
     assert found.types[:4] == [2, 3, 3, 6] and found.types[-1] == 5
@@ -118,29 +118,29 @@ def test_what_is_written_of_tokens():
     unions = {left + right for left, right in merges}
     assert found.scores[vocab[first]] == -1.0 > found.scores[vocab[last]] == -len(unions)
     assert found.ids["add_space_prefix"] and found.ids["bos_token_id"] == 1
-    assert not vocabulary_of(tokenizer_of("gemma"), TOKENS).ids["add_space_prefix"]
-    assert vocabulary_of(tokenizer_of("phi3"), TOKENS).ids["add_space_prefix"]
+    assert not get_vocabulary(load_tokenizer("gemma"), TOKENS).ids["add_space_prefix"]
+    assert get_vocabulary(load_tokenizer("phi3"), TOKENS).ids["add_space_prefix"]
 
 
 def test_merges_that_scores_do_not_stand_for_are_told():
     vocab = {token: index for index, token in enumerate(["a", "b", "ab", "ba", "aba"])}
     pairs = [("a", "b"), ("b", "a"), ("a", "ba"), ("ab", "a")]
-    assert scores_of(vocab, pairs) == ({"ab": -1.0, "ba": -2.0, "aba": -3.0}, True)
-    assert not scores_of(vocab, pairs[:3])[1]  # aba may not be made of ab and a
-    assert not scores_of(vocab, [pairs[0], pairs[2], pairs[1], pairs[3]])[1]
-    assert scores_of({"a": 0}, []) == ({}, True)
+    assert compute_scores(vocab, pairs) == ({"ab": -1.0, "ba": -2.0, "aba": -3.0}, True)
+    assert not compute_scores(vocab, pairs[:3])[1]  # aba may not be made of ab and a
+    assert not compute_scores(vocab, [pairs[0], pairs[2], pairs[1], pairs[3]])[1]
+    assert compute_scores({"a": 0}, []) == ({}, True)
 
 
 def test_others_are_refused():
     for normalizer in (normalizers.NFKC(), normalizers.Replace("a", SPACE)):
-        tokenizer = tokenizer_of("phi3")
+        tokenizer = load_tokenizer("phi3")
         tokenizer.backend_tokenizer.normalizer = normalizer
         with pytest.raises(ConfigError, match="got BPE of characters otherwise"):
-            vocabulary_of(tokenizer, TOKENS)
-    tokenizer = tokenizer_of("llama")
+            get_vocabulary(tokenizer, TOKENS)
+    tokenizer = load_tokenizer("llama")
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, split=True)
     with pytest.raises(ConfigError, match="got BPE of characters otherwise"):
-        vocabulary_of(tokenizer, TOKENS)
+        get_vocabulary(tokenizer, TOKENS)
 
 
 @pytest.mark.long
@@ -152,7 +152,7 @@ def test_others_are_refused():
 def test_llama_cpp_gives_the_same_ids(kind, tmp_path):
     from cyllama.llama import llama_cpp
 
-    tokenizer = tokenizer_of(kind)
+    tokenizer = load_tokenizer(kind)
     tokenizer.add_tokens(["<|endoftext|>"], special_tokens=True)  # each model named Phi 3 has it
     TARGET.write(small(kind), tmp_path / "model.gguf", tokenizer)
     llama_cpp.disable_logging()

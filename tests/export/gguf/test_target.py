@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, WriteError
-from chop.export.gguf.config import architecture_of
+from chop.export.gguf.config import check_architecture
 from chop.export.gguf.rope import frequency_divisors
 from chop.export.gguf.target import TARGET, read_model
 from chop.export.packed_model import packed_model
@@ -430,7 +430,7 @@ UNLIKE = [
 @pytest.mark.parametrize(("kind", "changes", "match"), UNLIKE)
 def test_models_that_engines_run_otherwise_are_refused(kind, changes, match):
     with pytest.raises(ConfigError, match=match):
-        architecture_of(language_model(kind, **changes).config)
+        check_architecture(language_model(kind, **changes).config)
 
 
 def test_a_bias_of_the_head_is_refused(tmp_path):

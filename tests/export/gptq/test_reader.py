@@ -124,10 +124,10 @@ def test_a_graph_of_a_folder_computes_with_its_values_bit_for_bit(tmp_path):
 
 def bfloat16_parts(symmetric):
     """Scales that are bfloat16 numbers."""
-    parts_of = gptq_parts(4, 32, symmetric)
+    get_parts = gptq_parts(4, 32, symmetric)
 
     def coarse(draw, inputs, outputs):
-        parts, dense = parts_of(draw, inputs, outputs)
+        parts, dense = get_parts(draw, inputs, outputs)
         order, before = parts["g_idx"], parts["scales"].astype(np.float64)
         parts["scales"] = torch.from_numpy(parts["scales"]).bfloat16().half().numpy()
         return parts, dense / before[order] * parts["scales"][order]

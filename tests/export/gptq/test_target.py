@@ -28,7 +28,7 @@ FORMATS = {
 }
 
 
-def codes_of(words, bits, count):
+def get_codes(words, bits, count):
     """The reference, a row at a time: all words as one integer of Python, cut into codes."""
     rows = []
     for row in words.astype(np.uint32).tolist():
@@ -43,8 +43,8 @@ def dense(tensors, path, bits, group):
         tensors[f"{path}.{end}"].numpy() for end in ("qweight", "qzeros", "scales", "g_idx")
     )
     inputs, outputs = len(order), words.shape[1]
-    codes = codes_of(words.T, bits, inputs).T
-    zeros = codes_of(zeros, bits, outputs) + 1
+    codes = get_codes(words.T, bits, inputs).T
+    zeros = get_codes(zeros, bits, outputs) + 1
     assert np.array_equal(order, np.arange(inputs) // (inputs if group == -1 else group))
     assert (zeros == 2 ** (bits - 1)).all() and scales.dtype == np.float16
     return (scales[order].astype(np.float64) * (codes - zeros[order])).T
@@ -109,7 +109,7 @@ def test_what_it_cannot_hold_is_listed_before_anything_is_written(rules, reason,
 def test_sizes_that_fill_no_words_are_refused():
     spec = QuantSpec(weight=parse_format_string("mxint:width=8:block_size=16"))
     layer = PackedLinear.from_float(nn.Linear(48, 40), spec)
-    reason = target.scheme_of(coded_weight(layer), torch.float32)
+    reason = target.get_scheme(coded_weight(layer), torch.float32)
     assert reason == "it has 48 inputs and 40 outputs, no multiples of 32"
 
 

@@ -138,7 +138,7 @@ def _following(values: list[Tensor]) -> Iterator[set[int]]:
     rounding, met = QuantizedOperator.quantize, set[int]()
 
     def quantize(self, operand, x):
-        if not is_computed(self, operand, x) or self.format_of(operand).is_identity:
+        if not is_computed(self, operand, x) or self.operand_format(operand).is_identity:
             return rounding(self, operand, x)
         error = ERROR * x.abs().amax()
         low, high = (rounding(self, operand, y) for y in (x - error, x + error))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chop.hardware import tools
-from chop.hardware.check.project import sources_of
+from chop.hardware.check.project import list_sources
 from chop.hardware.design.plan import Memory
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -62,7 +62,7 @@ def test_an_instance_stands_between_registers(
     clocks.write_project(clocks.Part(module, "", parameters, memories), tmp_path)
     found = {pin.name: pin.bits if pin.is_input else -pin.bits for pin in clocks.pins(tmp_path)}
     assert found == ports
-    sources = [path.relative_to(tmp_path) for path in sources_of(tmp_path)]
+    sources = [path.relative_to(tmp_path) for path in list_sources(tmp_path)]
     assert tools.lint(sources, "top", folder=tmp_path) == ""
     assert tools.elaborate(sources, "top", tmp_path) == ""
     text = (tmp_path / "rtl" / "top.sv").read_text()
@@ -74,7 +74,7 @@ def test_a_row_names_the_slowest_path_by_what_is_in_the_component(clocks):
     path = {"from": "chop_skid: left_q", "to": "left_q", "logic_ns": 1.25, "wire_ns": 0.5}
     used = {"DP16KD": {"used": 2, "available": 56}}
     placed = {"utilization": used, "critical_path": path, "frequency_mhz": 401.6}
-    row = clocks.row_of(clocks.Part("chop_skid", "vit", {"W": 7, "OTHER": 2}), placed)
+    row = clocks.get_row(clocks.Part("chop_skid", "vit", {"W": 7, "OTHER": 2}), placed)
     assert row == {
         "component": "chop_skid",
         "of": "vit",

@@ -8,8 +8,8 @@ from chop import MaseGraph, passes
 from chop.formats import MXInt
 from chop.hardware.check.emitted import write_circuit
 from chop.hardware.check.profiles import PROFILES as STALLS
-from chop.hardware.check.project import project_of
-from chop.hardware.check.vectors import codes_of
+from chop.hardware.check.project import describe_project
+from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Check, check_sources, run_check
 from chop.hardware.design.emit import emit
 from chop.hardware.design.stream import Stream
@@ -94,8 +94,8 @@ def test_a_layer_in_mxint_from_the_model_to_the_circuit(inputs, tmp_path):
     assert SharedBlocks(*layer.blocks) == SharedBlocks(32, 8, 8)
     design = emit(integer, fold=15)
     assert dict(emit(integer, fold=15).files) == dict(design.files)
-    project, golden = project_of(design), golden_values(integer, batch)
-    codes = codes_of(project, golden)
+    project, golden = describe_project(design), golden_values(integer, batch)
+    codes = get_codes(project, golden)
     write_circuit(design, codes, tmp_path)
     check_sources(tmp_path, project)
     for profile in STALLS:

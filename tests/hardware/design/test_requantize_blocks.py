@@ -12,7 +12,7 @@ from chop.errors import ConfigError
 from chop.formats import MXInt
 from chop.hardware.costs.devices import ECP5
 from chop.hardware.costs.estimate import module_usage
-from chop.hardware.costs.logic import logic_of
+from chop.hardware.costs.logic import estimate_logic
 from chop.hardware.design.components import COMPONENTS
 from chop.hardware.design.emit import emit
 from chop.hardware.design.plan import Site
@@ -116,8 +116,8 @@ def test_no_more_than_all_bits_of_a_magnitude_are_looked_at():
     """Yosys 0.23 keeps 466 registers of the sources."""
     sizes = {"LANES": 4, "FEATURES": 64, "BLOCK": 32, "IN_W": 10, "OUT_W": 16, "LIMIT": 127}
     parameters = {**sizes, "BASE": -8, "WINDOW": 8, "SHIFT": 0}
-    found = logic_of("chop_requantize_blocks", parameters)
-    assert found == logic_of("chop_requantize_blocks", {**parameters, "BASE": -1})
+    found = estimate_logic("chop_requantize_blocks", parameters)
+    assert found == estimate_logic("chop_requantize_blocks", {**parameters, "BASE": -1})
     assert found.ff == pytest.approx(466, rel=0.03)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from chop.hardware.design.port import Port
 from chop.nn.integer import shift_and_saturate
-from chop.nn.integer.edge import bits_of
+from chop.nn.integer.edge import bit_width
 from tests.hardware.bench import check_module, needs_tools
 
 pytestmark = needs_tools
@@ -36,7 +36,7 @@ endmodule
 def check_rounding(tmp_path, v, width, shift, low, high, rounding):
     (tmp_path / "chop_rounded.sv").write_text(REGISTERED)
     y = shift_and_saturate(v, shift, low, high, rounding)
-    out_width = bits_of(low, high)
+    out_width = bit_width(low, high)
     parameters = {"IN_W": width, "SHIFT": shift, "OUT_W": out_width, "LOW": low, "HIGH": high}
     parameters["ROUNDING"] = int(rounding == "floor")
     ports = {

@@ -15,7 +15,7 @@ from chop.actions.emit.settings import EmitConfig
 from chop.base.files import write_json
 from chop.errors import ConfigError, VerificationError
 from chop.hardware.check.emitted import check_emitted, read_folds
-from chop.hardware.check.project import project_of, write_design
+from chop.hardware.check.project import describe_project, write_design
 from chop.hardware.costs import place
 from chop.hardware.costs.devices import DEVICES, ECP5, RESOURCES, XC7, Device, parse_device
 from chop.hardware.costs.estimate import design_usage, estimate, plan_usage
@@ -101,7 +101,7 @@ def brute_force(graph, interval, may_be_soft):
     return best
 
 
-def cost_of(program, chosen):
+def estimate_cost(program, chosen):
     graph = program.graph
     options = [chosen[part.node] for part in graph.nodes]
     total = [sum(x) for x in zip(*(o.usage for o in options), strict=True)]
@@ -122,7 +122,7 @@ def test_the_program_finds_what_trying_every_choice_finds(name, interval, counts
     chosen = program.solve(tuple(getattr(graph.device, resource) for resource in RESOURCES))
     assert (chosen is None) == (expected is None)
     if expected is not None:
-        assert cost_of(program, chosen) == pytest.approx(expected, rel=1e-6)
+        assert estimate_cost(program, chosen) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -217,7 +217,7 @@ def test_a_device_without_multipliers_makes_products_of_lookup_tables():
 def test_multipliers_take_registers_of_the_module_around_in_synthesis(tmp_path):
     design = emit(integers("chain"), 3)
     write_design(design, tmp_path)
-    counted = synthesize(tmp_path, project_of(design))[-1]
+    counted = synthesize(tmp_path, describe_project(design))[-1]
     usage = design_usage(design.netlist, design.connections, XC7)
     assert counted["dsp"] == usage.dsp == 12
     # A fifth more where each product is a module of its own.
@@ -229,9 +229,9 @@ def test_multipliers_take_registers_of_the_module_around_in_synthesis(tmp_path):
 def test_yosys_makes_products_of_lookup_tables_where_the_device_has_no_multipliers(tmp_path):
     design = emit(integers("chain"), 24)
     write_design(design, tmp_path)
-    project = project_of(design)
+    project = describe_project(design)
     rows = {
-        has: synthesize(tmp_path, project_of(design), has_multipliers=has)[-1]
+        has: synthesize(tmp_path, describe_project(design), has_multipliers=has)[-1]
         for has in (True, False)
     }
     assert rows[False]["dsp"] == 0 < rows[True]["dsp"]

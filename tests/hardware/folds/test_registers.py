@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from chop.hardware.costs.logic import logic_of
+from chop.hardware.costs.logic import estimate_logic
 from chop.hardware.costs.logic_parts import isqrt_logic, reciprocal_logic, round_logic
 from chop.hardware.design.plan import RTL
 from chop.hardware.design.products import soft_parts
@@ -45,7 +45,7 @@ def estimated(module, parameters):
     if module in PARTS:
         *names, formula = PARTS[module]
         return formula(*(parameters[name] for name in names)).ff
-    logic, products = logic_of(module, parameters), 0
+    logic, products = estimate_logic(module, parameters), 0
     if module == "chop_matmul":
         a, b = parameters["IN_0_W"], parameters["IN_1_W"]
         each = soft_parts(a, b).registers if parameters["SOFT"] else a + b

@@ -7,7 +7,7 @@ from chop.captured.layers.expert_linear import ExpertLinear
 from chop.captured.module_tree import Scope
 from chop.captured.runtime import by_mode
 from chop.errors import CheckpointError
-from chop.ir.storage.allowed import AllowList, reference_of
+from chop.ir.storage.allowed import AllowList, get_reference
 
 CLASSES = {
     "chop.capture.attention:ProjectedAttention": ProjectedAttention,
@@ -21,7 +21,7 @@ CLASSES = {
 def test_classes_are_found_by_the_homes_of_earlier_versions(reference):
     allowed = AllowList()
     assert allowed.module_class(reference) is CLASSES[reference]
-    assert allowed.module_class(reference_of(CLASSES[reference])) is CLASSES[reference]
+    assert allowed.module_class(get_reference(CLASSES[reference])) is CLASSES[reference]
 
 
 def test_functions_are_found_by_the_homes_of_earlier_versions():

@@ -31,7 +31,7 @@ def read(number_format):
     return Grid.of(number_format).edge
 
 
-def codes_of(x, number_format):
+def get_codes(x, number_format):
     """Codes of a tensor in a format."""
     return Encode(Grid.of(number_format))(x)
 

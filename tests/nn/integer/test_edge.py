@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from chop.formats import Binary, Float, Integer, MXInt, ScaleInteger, Ternary
 from chop.nn.integer import Decode, Edge, Encode, Grid
-from chop.nn.integer.edge import bits_of, shift_between
+from chop.nn.integer.edge import bit_width, shift_between
 from tests.subcases import subcases
 
 GRIDS = {
@@ -36,7 +36,7 @@ WITHOUT = {
 @settings(deadline=None)
 @given(st.integers(-(2**40), 2**40), st.integers(0, 2**40))
 def test_bits_hold_the_bounds_and_one_less_does_not(low, width):
-    bits = bits_of(low, low + width)
+    bits = bit_width(low, low + width)
     assert -(2 ** (bits - 1)) <= low and low + width < 2 ** (bits - 1)
     assert bits == 1 or not (-(2 ** (bits - 2)) <= low and low + width < 2 ** (bits - 2))
 

@@ -99,7 +99,7 @@ def test_averages_are_those_of_torch(module, kind, shape):
 @given(o.integers(), st.integers(0, 99))
 def test_pools_are_exact_in_unbounded_integers(data_in, seed):
     edge = o.read(data_in)
-    codes = o.codes_of(o.randn(1, 1, 4, 6, seed=seed), data_in)
+    codes = o.get_codes(o.randn(1, 1, 4, 6, seed=seed), data_in)
     (rows,) = codes[0].tolist()
     windows = [
         [rows[r][c], rows[r][c + 1], rows[r + 1][c], rows[r + 1][c + 1]]

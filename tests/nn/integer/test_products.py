@@ -26,7 +26,7 @@ def test_matrix_products_are_exact(first, second, terms):
     a, b = o.randn(2, 3, terms, seed=1).double(), o.randn(2, terms, 4, seed=2).double()
     edges = [o.read(first), o.read(second)]
     operator = IntegerMatmul.from_quantized(module, edges, o.SMALL, Call([a.shape, b.shape]))
-    codes = operator(o.codes_of(a, first), o.codes_of(b, second))
+    codes = operator(o.get_codes(a, first), o.get_codes(b, second))
     assert torch.equal(operator.out.decode(codes), module(a, b))
 
 

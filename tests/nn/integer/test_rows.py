@@ -45,7 +45,7 @@ def test_the_integer_form_of_a_row_computes_its_quantized_module(name):
     quantized = row.quantized.from_float(module.eval(), QuantSpec.uniform(EIGHT))
     operator = row.integer.from_quantized(quantized, [o.read(EIGHT)], o.EXACT, Call([shape]))
     x = o.randn(*shape, scale=2)
-    found = operator.out.decode(operator(o.codes_of(x, EIGHT)))
+    found = operator.out.decode(operator(o.get_codes(x, EIGHT)))
     expected = quantized(x).detach()
     torch.testing.assert_close(found.float(), expected, rtol=1e-5, atol=1e-5)
 

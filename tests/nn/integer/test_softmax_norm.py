@@ -42,7 +42,7 @@ def norm(kind, data_in, count, mode, seed=0):
     return module, NORMS[kind].from_quantized(module, [edge], IntegerOptions(mode))
 
 
-def rows_of(edge, count, seed):
+def get_rows(edge, count, seed):
     """Rows of codes: random, at the ends, constant, and nearly so."""
     generator = torch.Generator().manual_seed(seed)
     random = torch.randint(edge.low, edge.high + 1, (20, count), generator=generator)
@@ -67,7 +67,7 @@ def test_integer_roots(v):
 @given(o.integers(), st.integers(1, 20), st.integers(0, 99))
 def test_softmax_is_the_formula_in_unbounded_integers(mode, data_in, size, seed):
     edge = o.read(data_in)
-    operator, rows = softmax(edge, size, mode), rows_of(edge, size, seed)
+    operator, rows = softmax(edge, size, mode), get_rows(edge, size, seed)
     table = operator.exponentials.tolist()
     assert table[0] == {"small": 2**16, "exact": 2**28}[mode] - 1
     for row, found in zip(rows.tolist(), operator(rows).tolist(), strict=True):
@@ -101,7 +101,7 @@ def test_softmax_along_a_dimension(dim):
     shape = (4, 6, 5)
     operator = IntegerSoftmax.from_quantized(module, [o.read(EIGHT)], o.EXACT, Call([shape]))
     x = o.randn(*shape, scale=3)
-    found = operator.out.decode(operator(o.codes_of(x, EIGHT)))
+    found = operator.out.decode(operator(o.get_codes(x, EIGHT)))
     torch.testing.assert_close(found.float(), module(x), rtol=1e-5, atol=1e-7)
 
 
@@ -109,7 +109,7 @@ def test_softmax_along_a_dimension(dim):
 def test_codes_of_softmax_differ_rarely_and_by_one(mode, share):
     x, grid = o.randn(20000, 17, scale=3), Grid.of(Integer(8, 7))
     operator = softmax(o.read(EIGHT), 17, mode)
-    found = Requantize(operator.out, grid)(operator(o.codes_of(x, EIGHT)))
+    found = Requantize(operator.out, grid)(operator(o.get_codes(x, EIGHT)))
     difference = (found - grid.codes(torch.softmax(EIGHT.round(x), -1))).abs()
     assert difference.max() <= 1
     assert difference.double().mean() <= share
@@ -127,7 +127,7 @@ def test_wide_scores_are_refused():
 @pytest.mark.sampled(3)
 def test_norms_are_the_formula_in_unbounded_integers(kind, mode, data_in, count, seed):
     _, operator = norm(kind, data_in, count, mode, seed)
-    rows = rows_of(o.read(data_in), count, seed)
+    rows = get_rows(o.read(data_in), count, seed)
     weight, bias, limit = operator.weight.tolist(), operator.bias.tolist(), operator.limit
     for row, found in zip(rows.tolist(), operator(rows).tolist(), strict=True):
         total = sum(row) if operator.is_centered else 0
@@ -157,7 +157,7 @@ def test_bounds_of_norms_are_nearly_reached(kind):
 def test_codes_of_norms_differ_rarely_and_by_one(kind, mode, share):
     module, operator = norm(kind, EIGHT, 64, mode)
     x, grid = o.randn(5000, 64, scale=1.5), Grid.of(Integer(8, 4))
-    found = Requantize(operator.out, grid)(operator(o.codes_of(x, EIGHT)))
+    found = Requantize(operator.out, grid)(operator(o.get_codes(x, EIGHT)))
     with torch.no_grad():
         expected = torch.cat([module(part) for part in x.split(200)])
     difference = (found - grid.codes(expected)).abs()
@@ -184,7 +184,7 @@ def test_norms_over_two_dimensions_and_without_parameters():
     module = q.QuantLayerNorm((4, 6), elementwise_affine=False, config=QuantSpec(EIGHT))
     operator = IntegerLayerNorm.from_quantized(module, [o.read(EIGHT)], o.EXACT)
     x = EIGHT.round(o.randn(3, 4, 6))
-    found = operator.out.decode(operator(o.codes_of(x, EIGHT)))
+    found = operator.out.decode(operator(o.get_codes(x, EIGHT)))
     torch.testing.assert_close(found.float(), module(x), rtol=1e-4, atol=1e-5)
 
 

@@ -50,7 +50,7 @@ def test_a_linear_layer_is_exact_in_rational_numbers(spec, seed):
     module = linear(spec, seed)
     x = spec.data_in.round(o.randn(4, 5, seed=seed))
     integer = IntegerLinear.from_quantized(module, [o.read(spec.data_in)], o.SMALL)
-    found = integer(o.codes_of(x, spec.data_in))
+    found = integer(o.get_codes(x, spec.data_in))
     weight, bias = rounded_fractions(module, "weight"), rounded_fractions(module, "bias")
     for row, sums in zip(x.tolist(), found.tolist(), strict=True):
         for w, (b,), code in zip(weight, bias, sums, strict=True):
@@ -97,7 +97,7 @@ def test_convolutions_are_exact(arguments, dimensions, width):
     module = layer(quantized, spec, **channels, **arguments)
     x = o.randn(2, 4, *[9] * dimensions)
     integer = integer_kind.from_quantized(module, [o.read(spec.data_in)], o.SMALL)
-    codes = o.codes_of(x, spec.data_in)
+    codes = o.get_codes(x, spec.data_in)
     expected = o.in_float64(module, x)
     assert torch.equal(integer.out.decode(integer(codes)), expected)
 
@@ -123,7 +123,7 @@ def test_a_convolution_is_exact_in_rational_numbers(spec, stride, padding, seed)
     module = layer(QuantConv2d, spec, seed, **arguments, stride=stride, padding=padding)
     x = spec.data_in.round(o.randn(2, 2, 4, 4, seed=seed))
     integer = IntegerConv2d.from_quantized(module, [o.read(spec.data_in)], o.SMALL)
-    found = integer(o.codes_of(x, spec.data_in)).flatten(2).tolist()
+    found = integer(o.get_codes(x, spec.data_in)).flatten(2).tolist()
     weight, bias = rounded_fractions(module, "weight"), rounded_fractions(module, "bias")
     for image, channels in zip(x.double().tolist(), found, strict=True):
         fractions = [[[Fraction(v) for v in row] for row in plane] for plane in image]
@@ -150,7 +150,7 @@ def test_weights_with_scales_have_exact_products(weight, data):
     module = linear(spec, inputs=12)
     x = o.randn(50, 12)
     integer = IntegerLinear.from_quantized(module, [o.read(data)], o.SMALL)
-    found = integer.out.decode(integer(o.codes_of(x, data)))
+    found = integer.out.decode(integer(o.get_codes(x, data)))
     expected = o.in_float64(module, x)
     # The bias is a multiple of the products' step. Scales are float32, results in float64.
     assert ((found - expected).abs() <= integer.out.step / 2 + 1e-6 * expected.abs()).all()
@@ -163,7 +163,7 @@ def test_tiny_blocks_do_not_make_all_codes_wide():
         module.weight[1, :4] = 1e-30
     integer = IntegerLinear.from_quantized(module, [o.read(EIGHT)], o.SMALL)
     x = EIGHT.round(o.randn(50, 12))
-    found = integer.out.decode(integer(o.codes_of(x, EIGHT)))
+    found = integer.out.decode(integer(o.get_codes(x, EIGHT)))
     assert integer.weight.abs().max() < 2 ** (7 + 16)
     torch.testing.assert_close(found, o.in_float64(module, x), rtol=0, atol=1e-28)
 
@@ -198,7 +198,7 @@ def test_a_bias_beside_coarse_products_keeps_its_bits(weight):
     module = linear(QuantSpec(EIGHT, WEIGHTS[weight], bias), inputs=12)
     integer = IntegerLinear.from_quantized(module, [o.read(EIGHT)], o.SMALL)
     x = o.randn(50, 12)
-    found = integer.out.decode(integer(o.codes_of(x, EIGHT)))
+    found = integer.out.decode(integer(o.get_codes(x, EIGHT)))
     assert integer.bias.abs().max() < 2**31
     error = (found - o.in_float64(module, x)).abs().max()
     assert error <= 2.0**-9 * 2.0**-9 + 1e-6  # half of 2^-8 of the bias's step; float32 scales
@@ -208,9 +208,9 @@ def test_requantized_sums_are_the_readers_codes():
     module, reader = linear(QuantSpec.uniform(Integer(8, 6)), inputs=64), Integer(8, 4)
     x = o.randn(500, 64)
     integer = IntegerLinear.from_quantized(module, [o.read(Integer(8, 6))], o.SMALL)
-    codes = Requantize(integer.out, Grid.of(reader))(integer(o.codes_of(x, Integer(8, 6))))
+    codes = Requantize(integer.out, Grid.of(reader))(integer(o.get_codes(x, Integer(8, 6))))
     with torch.no_grad():
-        assert torch.equal(codes, o.codes_of(module(x), reader))
+        assert torch.equal(codes, o.get_codes(module(x), reader))
 
 
 def test_copies_and_state_have_everything():
@@ -242,7 +242,7 @@ def test_sums_beyond_float64_are_exact_in_a_linear_layer_and_refused_in_a_convol
     spec = QuantSpec(Integer(30, 28), Integer(26, 24), Integer(30, 28))
     module = linear(spec)
     integer = IntegerLinear.from_quantized(module, [o.read(spec.data_in)], o.SMALL)
-    codes = o.codes_of(o.randn(3, 5).double(), spec.data_in)
+    codes = o.get_codes(o.randn(3, 5).double(), spec.data_in)
     weight, bias = integer.weight.tolist(), integer.bias.tolist()
     for row, sums in zip(codes.tolist(), integer(codes).tolist(), strict=True):
         for w, b, found in zip(weight, bias, sums, strict=True):

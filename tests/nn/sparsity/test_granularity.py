@@ -18,10 +18,10 @@ from chop.nn.sparsity import (
     attach_mask,
     describe_pruning,
     detach_mask,
+    get_masked,
+    get_sparsity,
     lowest_weights,
     make_permanent,
-    masked_of,
-    sparsity_of,
 )
 from tests.subcases import subcases
 
@@ -94,12 +94,12 @@ def test_unknown_granularities_are_refused(text):
 
 def test_masks_are_put_on_counted_and_taken_off():
     layer = QuantLinear.from_float(nn.Linear(4, 4), QuantSpec())
-    assert sparsity_of(layer) is None and masked_of(nn.Linear(2, 2)) is None
+    assert get_sparsity(layer) is None and get_masked(nn.Linear(2, 2)) is None
     weight = layer.weight.detach().clone()
     attach_mask(layer, torch.eye(4).bool(), {"method": "by hand"})
     buffer = layer.weight_mask
     attach_mask(layer, ~torch.eye(4).bool(), {"method": "by hand"})
-    assert layer.weight_mask is buffer and sparsity_of(layer) == 0.75
+    assert layer.weight_mask is buffer and get_sparsity(layer) == 0.75
     assert describe_pruning(layer) == {"method": "by hand"}
     detach_mask(layer)
     assert (

@@ -13,7 +13,7 @@ from chop.problems.mixed_precision.layer_sensitivity import gradient_rows
 from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.problems.mixed_precision.warm_start import measured_loss_increases
 from chop.search import Constraint, Goal
-from chop.search.objective import constraints_of
+from chop.search.objective import select_constraints
 from tests.workloads import graph, rows
 
 KL = Goal("kl", "minimize")
@@ -42,7 +42,7 @@ def least(found, loss_increases, goals):
     totals = [math.inf]
     for config in found.space.grid():
         costs = found.costs(found.formats(config))
-        if all(limit.excess(costs[limit.name]) <= 0 for limit in constraints_of(goals)):
+        if all(limit.excess(costs[limit.name]) <= 0 for limit in select_constraints(goals)):
             totals.append(sum(loss_increases[pair] for pair in config.items()))
     return min(totals)
 

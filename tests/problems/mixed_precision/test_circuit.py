@@ -12,7 +12,7 @@ from chop.base.notices import forget_notices
 from chop.errors import ConfigError
 from chop.formats import MinifloatIEEE, MXInt, parse_format_string
 from chop.hardware.costs.devices import DEVICES, ECP5
-from chop.hardware.costs.estimate import cost_of, design_cost
+from chop.hardware.costs.estimate import design_cost, estimate_cost
 from chop.hardware.design.emit import emit
 from chop.hardware.folds.fold import excess
 from chop.problems.mixed_precision.allocation import Allocation
@@ -59,13 +59,13 @@ def problem(mg=None, settings=None, **given):
 def test_the_estimate_of_a_choice_is_that_of_the_emitted_design(device):
     found = problem(settings=CircuitSettings((48,), DEVICES.get(device)))
     chosen = found.uniform("8.mse") | {"first.weight": "4.mse"}
-    costs = found.costs_of(chosen)
+    costs = found.compute_costs(chosen)
     quantized = found.graph(chosen)
     batch = next(iter(found.circuit.batches))
     integer, _ = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
     family = found.circuit.settings.family
     design = emit(integer, 48)
-    measured = cost_of(design.netlist, design.connections, family)
+    measured = estimate_cost(design.netlist, design.connections, family)
     assert {name: costs[name] for name in measured.usage._asdict()} == measured.usage._asdict()
     assert costs["interval"] == design.interval == measured.interval
     assert costs["latency_us"] == measured.latency / 100 > measured.interval / 100
@@ -76,9 +76,9 @@ def test_the_estimate_of_a_choice_is_that_of_the_emitted_design(device):
 def test_fewer_bits_take_less_and_more_cycles_fewer_parts():
     found = problem(settings=CircuitSettings((12, 48), DEVICES["ecp5-85"]))
     assert list(found.folds) == ["48", "12"] and "fold" in found.space.by_name
-    narrow, wide = (found.costs_of(found.uniform(text)) for text in ("4.mse", "8.mse"))
+    narrow, wide = (found.compute_costs(found.uniform(text)) for text in ("4.mse", "8.mse"))
     assert narrow["lut"] < wide["lut"] and narrow["ff"] < wide["ff"]
-    fast = found.costs_of(found.uniform("8.mse", "12"))
+    fast = found.compute_costs(found.uniform("8.mse", "12"))
     assert fast["dsp"] > wide["dsp"] and fast["interval"] < wide["interval"]
     assert fast["bits"] == wide["bits"]
 
@@ -86,9 +86,9 @@ def test_fewer_bits_take_less_and_more_cycles_fewer_parts():
 def test_an_estimate_is_made_once():
     found = problem()
     chosen = found.uniform("4.mse")
-    first = found.costs_of(chosen)
+    first = found.compute_costs(chosen)
     found.circuit.integers = None  # would be called for another
-    assert found.costs_of(chosen) == first
+    assert found.compute_costs(chosen) == first
 
 
 def test_the_answers_are_those_of_a_model_whose_other_operators_are_rounded_too():
@@ -98,7 +98,7 @@ def test_the_answers_are_those_of_a_model_whose_other_operators_are_rounded_too(
     formats = found.formats(found.uniform("8.mse"))
     others = set(found.layers.by_name) - set(found.layers.searched)
     assert all(formats[name]["data_in"].key == parse_format_string("8.auto").key for name in others)
-    assert found.costs_of(found.uniform("8.mse"))["bits"] == 8
+    assert found.compute_costs(found.uniform("8.mse"))["bits"] == 8
 
 
 def test_the_default_fold_fits_the_device():
@@ -112,17 +112,17 @@ def test_the_default_fold_fits_the_device():
 
 def test_the_allocation_keeps_a_budget_of_lookup_tables():
     found = problem(settings=CircuitSettings((48,), DEVICES["ecp5-85"]))
-    most = found.costs_of(found.uniform("8.mse"))["lut"]
-    least = found.costs_of(found.uniform("4.mse"))["lut"]
+    most = found.compute_costs(found.uniform("8.mse"))["lut"]
+    least = found.compute_costs(found.uniform("4.mse"))["lut"]
     limit = Constraint("lut", (most + least) / 2)
     config = Allocation(found, [KL, limit]).solve(
         {(name, text): float(text == "4.mse") for name, text in found.pairs}
     )
-    assert config is not None and found.costs_of(config)["lut"] <= limit.bound
+    assert config is not None and found.compute_costs(config)["lut"] <= limit.bound
     assert "8.mse" in config.values()
     assert list(uniforms_within(found, [KL, limit])) == ["4.mse"]
     begun = warm_start(found, rows()[0], [KL, limit], 0)
-    assert all(found.costs_of(each)["lut"] <= limit.bound for each in begun.values()) and begun
+    assert all(found.compute_costs(each)["lut"] <= limit.bound for each in begun.values()) and begun
 
 
 def test_a_budget_that_is_out_of_reach_says_by_how_much():
@@ -147,9 +147,9 @@ def test_a_format_without_a_circuit_everywhere_is_told_and_others_are_searched(f
     with pytest.warns(UserWarning, match="no circuit has one format everywhere where that is"):
         found = problem(formats=("8.mse", fmt), ranges={})
     text = next(text for text in found.options if text != "8.mse")
-    goals = [KL, Constraint("lut", found.costs_of(found.uniform("8.mse"))["lut"])]
+    goals = [KL, Constraint("lut", found.compute_costs(found.uniform("8.mse"))["lut"])]
     with pytest.raises(NotANumberError):
-        found.costs_of(found.uniform(text))
+        found.compute_costs(found.uniform(text))
     assert list(uniforms_within(found, goals)) == ["8.mse"]
     # Alone in the operand that blocks have a circuit in, the format may be had.
     of_inputs = found.uniform("8.mse") | {"first.data_in": text}
@@ -187,7 +187,7 @@ def test_only_where_no_mix_has_a_circuit_the_search_is_refused(monkeypatch):
 
 def test_blocks_of_weights_alone_have_a_circuit():
     found = problem(formats=("8.mse", "mxint:width=4"), ranges={}, operands=("weight",))
-    costs = found.costs_of(found.uniform("mxint:width=4"))
+    costs = found.compute_costs(found.uniform("mxint:width=4"))
     assert all(math.isfinite(costs[name]) for name in OF_CIRCUIT)
 
 
@@ -199,14 +199,14 @@ def test_a_choice_without_a_circuit_fails_its_trial_and_no_other(monkeypatch):
 
     monkeypatch.setattr(type(found.circuit), "design", refuse)
     with pytest.raises(NotANumberError, match="no circuit"):
-        found.costs_of(found.uniform("4.mse"))
+        found.compute_costs(found.uniform("4.mse"))
 
 
 def test_goals_of_a_circuit_need_one():
     found = PrecisionProblem(graph(), *rows(), ranges={"width": (4, 8)})
     with pytest.raises(ConfigError, match="expected what a circuit is made for"):
         found.check_goals([Goal("lut", "minimize")])
-    assert set(found.costs_of(found.uniform("4.mse"))) == set(COSTS) - set(OF_CIRCUIT)
+    assert set(found.compute_costs(found.uniform("4.mse"))) == set(COSTS) - set(OF_CIRCUIT)
     assert (
         problem(settings=CircuitSettings((48,), DEVICES["ecp5-25"])).circuit.settings.family is ECP5
     )

@@ -259,4 +259,4 @@ def test_joined_layers_share_a_choice(per):
     assert joined.measure(mix, silent) == apart.measure(twin, silent)
     spaces = [(joined.space, mix), (apart.space, twin)]
     costs = [sum(space.by_name[n].cost[x] for n, x in c.items()) for space, c in spaces]
-    assert costs[0] == pytest.approx(costs[1]) == pytest.approx(joined.costs_of(mix)["bits"])
+    assert costs[0] == pytest.approx(costs[1]) == pytest.approx(joined.compute_costs(mix)["bits"])

@@ -141,7 +141,7 @@ def test_parts_of_rows_are_solved_as_the_whole(monkeypatch, text, shape):
     else:
         layer = QuantConv2d.from_float(nn.Conv2d(12, 16, 3, groups=2), spec)
         x = torch.randn(4, 12, 7, 7)
-    hessians = second_moments([(gptq.columns_of(layer, x), None)])
+    hessians = second_moments([(gptq.get_columns(layer, x), None)])
     whole = gptq._solved(layer, hessians, Solver())
     errors = gptq._relative_errors(layer, (whole,), hessians)
     monkeypatch.setattr(gptq, "PART", 5 * layer.weight[0].numel())

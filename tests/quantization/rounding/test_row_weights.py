@@ -41,7 +41,7 @@ def graph():
     return MaseGraph(Attend().eval(), dummy_in=batch())
 
 
-def weights_of(mg, batches):
+def get_weights(mg, batches):
     nodes = [node for node in mg.nodes if mg.operator(node).name == "linear"]
     return {node.target: w for node, w in row_weights(Walk(mg, batches), nodes).items()}
 
@@ -51,7 +51,7 @@ def test_the_first_token_counts_most_and_hidden_tokens_count_nothing():
     # all queries are alike and the first key is what they ask for: an attention sink
     rows = batch()
     rows["x"][:, 0] *= 6
-    found = weights_of(mg, [rows] * 20)
+    found = get_weights(mg, [rows] * 20)
     value = torch.stack(found["value"]).mean(0).view(2, 6)
     assert (value[0, 0] > value[0, 1:]).all()
     assert (value[1, 4:] == 0).all() and (value[1, :4] > 0).all()
@@ -64,7 +64,7 @@ def test_the_mean_weight_is_the_trace_of_the_fisher_information():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
     mg, x = MaseGraph(net, dummy_in={"input": torch.randn(5, 3)}), torch.randn(5, 3)
-    found = weights_of(mg, [{"input": x.repeat(4000, 1)}])
+    found = get_weights(mg, [{"input": x.repeat(4000, 1)}])
     for path in ("0", "2"):
         told = found[path][0].view(-1, 5).double().mean(0)
         expected = torch.stack([fisher_trace(net, path, row) for row in x])
@@ -90,13 +90,13 @@ def fisher_trace(net, path, row):
 
 def test_the_graph_is_left_as_it_was_and_quantizers_are_off_meanwhile():
     mg = graph()
-    expected = weights_of(mg, [batch()])
+    expected = get_weights(mg, [batch()])
     spec = {"config": QuantSpec(weight=Integer(2, 0))}
     rough, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": spec})
     rough.model.train()
     rough.model.head.weight.requires_grad_(False)
     specs = {n: rough.modules[n].spec for n in ("key", "value", "head")}
-    found = weights_of(rough, [batch()])
+    found = get_weights(rough, [batch()])
     assert all(torch.equal(found[k][0], expected[k][0]) for k in expected)
     assert rough.model.training
     assert not rough.model.head.weight.requires_grad
@@ -129,7 +129,7 @@ class Detached(nn.Module):
 def test_a_model_without_a_gradient_is_refused():
     mg = MaseGraph(Detached(), dummy_in={"x": torch.randn(2, 2)})
     with pytest.raises(ConfigError, match="use row_weights 'uniform'"):
-        weights_of(mg, [{"x": torch.randn(2, 2)}])
+        get_weights(mg, [{"x": torch.randn(2, 2)}])
 
 
 def test_few_rows_with_most_of_the_gradient_leave_the_others_their_say():

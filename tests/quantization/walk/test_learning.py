@@ -15,7 +15,7 @@ from chop.quantization.rounding.learned import BlockLearning, Learning
 from chop.quantization.walk import files as block_files
 from chop.quantization.walk.blocks import BlockWalk
 from chop.quantization.walk.files import BlockFiles
-from chop.quantization.walk.parts import parts_of
+from chop.quantization.walk.parts import get_parts
 from chop.quantization.walk.weights import LazyWeights
 
 from .test_walk import LAYERS, assert_same, in_child, killed_at, rules, texts, with_rule
@@ -27,7 +27,7 @@ def walked(prepared, out, start="nearest", row_weights="uniform"):
     mg, blocks, read = prepared
     weights = LazyWeights(mg.model, read)
     batches = list(select_inputs(mg, texts(), "test"))
-    parts, files = parts_of(mg, blocks), BlockFiles(out, {})
+    parts, files = get_parts(mg, blocks), BlockFiles(out, {})
     walk = BlockWalk(mg, parts, weights, batches, files, runs_float=True)
     solver = Solver(actorder=True) if start == "gptq" else None
     learning = Learning(STEPS, 3, 0, solver, row_weights == "gradient")

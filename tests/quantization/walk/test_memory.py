@@ -13,7 +13,7 @@ from chop.quantization.folding.smoothquant import smooth
 from chop.quantization.rounding.columns import Solver
 from chop.quantization.rounding.gptq import Gptq
 from chop.quantization.walk import values as block_values
-from chop.quantization.walk.parts import block_paths, parts_of
+from chop.quantization.walk.parts import block_paths, get_parts
 from chop.quantization.walk.walk import Walk
 
 SIZE = 16
@@ -73,7 +73,7 @@ def test_parts_give_what_the_graph_gives(tmp_path, monkeypatch, dtype, memory, n
         mg, _ = passes.quantize_transform_pass(mg, rule)
     cut = copy.deepcopy(mg)
     expected = METHODS[name](Walk(mg, batches))
-    found = METHODS[name](Walk(cut, batches, parts_of(cut, block_paths(cut.model)), tmp_path))
+    found = METHODS[name](Walk(cut, batches, get_parts(cut, block_paths(cut.model)), tmp_path))
     assert found == expected and expected
     state = mg.model.state_dict()
     assert all(torch.equal(x, state[key]) for key, x in cut.model.state_dict().items())

@@ -28,7 +28,7 @@ from chop.quantization.walk import files as block_files
 from chop.quantization.walk import values as block_values
 from chop.quantization.walk.blocks import BlockWalk
 from chop.quantization.walk.files import BlockFiles
-from chop.quantization.walk.parts import block_paths, parts_of
+from chop.quantization.walk.parts import block_paths, get_parts
 from chop.quantization.walk.values import NoBlocksError
 from chop.quantization.walk.walk import Rounded, Walk
 from chop.quantization.walk.weights import LazyWeights
@@ -102,7 +102,7 @@ def walk_of(prepared, out, runs_float=False):
     weights = LazyWeights(mg.model, read)
     batches = list(select_inputs(mg, texts(), "test"))
     files = BlockFiles(out, {})
-    return BlockWalk(mg, parts_of(mg, blocks), weights, batches, files, runs_float)
+    return BlockWalk(mg, get_parts(mg, blocks), weights, batches, files, runs_float)
 
 
 def walked(prepared, out, row_weights="gradient"):
@@ -391,7 +391,7 @@ def test_what_cannot_be_cut_is_refused(write, reason):
     model = Repeated(write)
     mg = MaseGraph(model, dummy_in={"x": torch.randn(2, 4)})
     with pytest.raises(NoBlocksError, match=reason):
-        parts_of(mg, block_paths(model))
+        get_parts(mg, block_paths(model))
 
 
 class Normed(nn.Module):
@@ -413,7 +413,7 @@ def test_scales_that_would_move_to_another_block_are_refused():
     mg = MaseGraph(model, dummy_in={"x": torch.randn(2, 4)})
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    parts = parts_of(mg, block_paths(model))
+    parts = get_parts(mg, block_paths(model))
     with pytest.raises(NoBlocksError, match=r"scales of 'blocks.0.1' would move to another block"):
         sites_of_parts(mg, parts)
 
@@ -426,4 +426,4 @@ def test_blocks_are_those_with_most_parameters():
     model.mixed = nn.ModuleList([nn.Linear(99, 99), nn.Conv2d(3, 3, 3)])
     assert block_paths(model) == ["body.large.0", "body.large.1"]
     with pytest.raises(NoBlocksError, match="no list of blocks"):
-        parts_of(MaseGraph(nn.Linear(2, 2)), block_paths(nn.Linear(2, 2)))
+        get_parts(MaseGraph(nn.Linear(2, 2)), block_paths(nn.Linear(2, 2)))

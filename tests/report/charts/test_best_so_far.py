@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from chop.report.charts.best_so_far import best_so_far_charts, spread_of
+from chop.report.charts.best_so_far import best_so_far_charts, compute_spread
 from chop.report.charts.scale import axis_scale
 from chop.report.page.svg import svg
 from chop.search import Goal, Result, TrialRecord
@@ -69,4 +69,4 @@ def test_the_axis_has_the_numbers_of_trials_that_tables_have():
     assert result.best_by_trial() == [(0, 0.5), (2, 0.7), (3, 0.7), (5, 0.7)]
     assert result.best_so_far() == [(1, 0.5), (2, 0.7), (3, 0.7), (4, 0.7)]
     assert result.best is not None and result.best.number == 2
-    assert spread_of([result.best_by_trial()])[0] == [0, 1, 2, 3, 4, 5]
+    assert compute_spread([result.best_by_trial()])[0] == [0, 1, 2, 3, 4, 5]

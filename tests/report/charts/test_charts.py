@@ -14,7 +14,7 @@ import chop.report.plots
 from chop.report.charts.accuracy import Curve, accuracy_charts
 from chop.report.charts.chart import Bar, GraphNode, HeatMap, Mark, Series
 from chop.report.charts.evaluation import TaskShares, divergence_charts, score_charts
-from chop.report.document import Document, document_of, read_document
+from chop.report.document import Document, build_document, read_document
 from chop.report.page.files import write_page
 from chop.report.page.page import PAGE, PageRun, render
 from chop.report.page.svg import svg
@@ -26,9 +26,9 @@ from tests.report.page.test_page import (
     GRAPH,
     LINES,
     Reader,
+    build_report,
     job_of,
     read_like,
-    report_of,
     run_job,
 )
 
@@ -43,7 +43,7 @@ def test_each_of_several_charts_on_the_same_axes_is_compared():
 def test_numbers_that_are_not_finite_are_blank_and_the_page_can_be_made_again(tmp_path):
     nothing, much = math.nan, math.inf
     report = replace(
-        report_of(),
+        build_report(),
         tables=[Table("t", [{"loss": Cell.of(much)}, {"loss": 0.5}], shaded=("loss",))],
         tiles=[Tile("loss", Cell.of(nothing))],
         charts=[
@@ -79,7 +79,7 @@ def test_a_figure_without_content_has_no_chart():
     nothing = figure(accuracy_charts, empty, xlabel="bits", title="T")
     assert nothing.charts == []
     figures = {"a.svg": nothing, "b.svg": lambda path: path}
-    assert document_of(Report("t", {}, {}, [], figures=figures)).charts == ()
+    assert build_document(Report("t", {}, {}, [], figures=figures)).charts == ()
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,17 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from chop.errors import ConfigError
-from chop.report.charts.best_so_far import spread_of
+from chop.report.charts.best_so_far import compute_spread
 from chop.report.charts.search import Cloud, importance_charts
 from chop.report.plots import plot_best_so_far, plot_front, plot_importances
 
 
 def test_runs_hold_their_best_until_they_find_a_better(tmp_path):
     runs = [[(1, 0.5), (2, 0.5), (4, 0.8)], [(2, 0.6), (3, 0.9)]]
-    counts, columns = spread_of(runs)
+    counts, columns = compute_spread(runs)
     assert counts == [2, 3, 4]
     assert columns == [[0.5, 0.6], [0.5, 0.9], [0.8, 0.9]]
-    assert spread_of([[(3, 1.0)]]) == ([3], [[1.0]])
+    assert compute_spread([[(3, 1.0)]]) == ([3], [[1.0]])
 
 
 def test_best_so_far_is_drawn_per_sampler(tmp_path):

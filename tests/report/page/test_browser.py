@@ -22,10 +22,10 @@ from chop.report.charts.chart import (
     Mark,
     Series,
 )
-from chop.report.document import document_of
+from chop.report.document import build_document
 from chop.report.page.page import PageRun, render
 from chop.report.report import Cell, Tile
-from tests.report.page.test_page import read_like, report_of
+from tests.report.page.test_page import build_report, read_like
 
 BROWSER = "chromium"
 QUIET = [
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def page(*names):
-    runs = [PageRun(name, read_like(), document_of(report_of(name))) for name in names]
+    runs = [PageRun(name, read_like(), build_document(build_report(name))) for name in names]
     return render(runs)
 
 
@@ -138,7 +138,9 @@ def test_no_value_of_a_tile_is_broken(width, tmp_path):
     long = "x" * 100
     tiles = [Tile(f"value {n}", Cell(n, text), "of many") for n, text in enumerate(values)]
     tiles.append(Tile("name", Cell(0, long)))
-    page = render([PageRun("a", read_like(), document_of(replace(report_of("a"), tiles=tiles)))])
+    page = render(
+        [PageRun("a", read_like(), build_document(replace(build_report("a"), tiles=tiles)))]
+    )
     page = page.replace("<body", f"<body style='width: {width}px'", 1)
     broken, taken = opened(page, WORDS_ON_ONE_LINE, tmp_path)
     assert broken == [long] and taken < width
@@ -155,7 +157,7 @@ def test_long_names_leave_a_page_as_narrow_as_the_window(tmp_path):
         Histograms(long, (Histogram(long, (1, 2), -1, 1, {long: (0,)}),)),
         GraphChart(long, (node,), {long: long}, {long: long}),
     )
-    document = document_of(replace(report_of(long), charts=charts))
+    document = build_document(replace(build_report(long), charts=charts))
     script = (
         "told([document.documentElement.scrollWidth, document.documentElement.clientWidth,"
         "document.querySelector('.legend').scrollWidth])"

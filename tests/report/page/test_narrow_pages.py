@@ -13,12 +13,12 @@ pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]
 pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop[ui]'")
 
 from chop import runs
-from chop.report.document import document_of
+from chop.report.document import build_document
 from chop.report.page.page import PageRun, render
 from chop.report.report import Cell, Step, Table, Tile
 from chop.runs import MANIFEST, Outcome
 from tests.report.page.test_browser import pytestmark as needs_browser
-from tests.report.page.test_page import read_like, report_of
+from tests.report.page.test_page import build_report, read_like
 from tests.report.ui.serving import serving
 from tests.report.ui.test_ui_list import SMALL, change, run_of
 from tests.site.test_browser import visited
@@ -32,13 +32,13 @@ def full_page():
     """A page with all its parts: long names, many columns, steps, assumptions."""
     rows = [{"layer": "patch_" * 12, "format": "integer 4.6", "text": "words " * 30, **WIDE}] * 3
     report = replace(
-        report_of("one"),
+        build_report("one"),
         tables=[Table("Layers", rows, shaded=("a long heading 1",))],
         tiles=[Tile("KL divergence", Cell(1, "0.008409 (0.00673 to 0.0107)"), "mean")],
         assumptions=["Model: vit (built in)."],
         steps=[Step("Load it", f"model = load('/a/long/path/{LONG}')")],
     )
-    return render([PageRun("one", read_like(), document_of(report))])
+    return render([PageRun("one", read_like(), build_document(report))])
 
 
 def listed_pages(root):

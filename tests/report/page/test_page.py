@@ -32,7 +32,7 @@ from chop.report.document import (
     MOST_ROWS,
     Document,
     PageTable,
-    document_of,
+    build_document,
     page_table,
     read_document,
 )
@@ -42,9 +42,9 @@ from chop.report.page.page import (
     MOST_NODES,
     PAGE,
     PageRun,
+    get_shades,
     numeric_columns,
     render,
-    shades_of,
 )
 from chop.report.page.svg import svg
 from chop.report.report import Cell, Heading, Note, Report, Table, Tile, figure_files
@@ -123,7 +123,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
-def report_of(text="numbers", count=12345.678):
+def build_report(text="numbers", count=12345.678):
     table = Table(text, [{"what": text, "count": Cell.of(count, ",.1f")}], shaded=("count",))
     curves = [Curve(text, [(4, 0.5), (8, 0.75)])]
     return Report(
@@ -147,7 +147,7 @@ def job_of(report):
 @pytest.fixture(name="folder", scope="module")
 def _folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
-    run_job(job_of(report_of()), Settings(out))
+    run_job(job_of(build_report()), Settings(out))
     return out
 
 
@@ -173,7 +173,7 @@ def test_every_number_of_a_page_is_of_the_manifest_or_its_charts(folder):
 
 
 def test_a_page_asks_for_nothing_and_runs_nothing_of_a_run(tmp_path):
-    run_job(job_of(report_of(HOSTILE)), Settings(tmp_path))
+    run_job(job_of(build_report(HOSTILE)), Settings(tmp_path))
     text = (tmp_path / PAGE).read_text()
     page = Reader(text)
     assert page.open == [] and page.fetched == ["#results"]
@@ -247,7 +247,7 @@ def test_marks_are_where_their_numbers_are():
 
 def test_runs_are_compared_on_the_same_axes(folder, tmp_path):
     other = tmp_path / "other"
-    run_job(job_of(report_of("others", 7.5)), Settings(other))
+    run_job(job_of(build_report("others", 7.5)), Settings(other))
     text = write_page([folder, other], tmp_path / "both.html").read_text()
     page = Reader(text)
     assert page.open == [] and {12345.678, 7.5} <= set(page.numbers)
@@ -265,7 +265,7 @@ def test_runs_are_compared_on_the_same_axes(folder, tmp_path):
 
 def test_the_earlier_page_stays_where_a_job_fails(folder, tmp_path):
     out = tmp_path / "run"
-    run_job(job_of(report_of()), Settings(out))
+    run_job(job_of(build_report()), Settings(out))
     before = (out / PAGE).read_bytes()
     with pytest.raises(KeyboardInterrupt):
         run_job(Job("count", failing(KeyboardInterrupt()), load_nothing), Settings(out))
@@ -275,7 +275,7 @@ def test_the_earlier_page_stays_where_a_job_fails(folder, tmp_path):
 
 def test_a_page_made_again_tells_of_a_later_run_that_failed(tmp_path):
     out = tmp_path / "run"
-    run_job(job_of(report_of()), Settings(out))
+    run_job(job_of(build_report()), Settings(out))
     assert "later run" not in (out / PAGE).read_text()
     with pytest.raises(ConfigError):
         run_job(Job("count", failing(ConfigError("no")), load_nothing), Settings(out))
@@ -286,7 +286,7 @@ def test_a_page_made_again_tells_of_a_later_run_that_failed(tmp_path):
 
 def test_several_runs_do_not_replace_the_page_of_one(folder, tmp_path):
     other = tmp_path / "other"
-    run_job(job_of(report_of()), Settings(other))
+    run_job(job_of(build_report()), Settings(other))
     before = (other / PAGE).read_bytes()
     with pytest.raises(ConfigError, match="page of that folder's run: give another file"):
         write_page([folder, other], other / PAGE)
@@ -300,7 +300,7 @@ def test_a_page_that_cannot_be_drawn_costs_no_results(tmp_path, monkeypatch):
 
     monkeypatch.setattr("chop.report.page.files.render", broken)
     with pytest.warns(UserWarning, match="could not be drawn .ZeroDivisionError: no."):
-        run_job(job_of(report_of()), Settings(tmp_path))
+        run_job(job_of(build_report()), Settings(tmp_path))
     assert read_manifest(tmp_path).state == "finished" and (tmp_path / "table.md").is_file()
 
 
@@ -308,20 +308,22 @@ def test_a_document_that_cannot_be_made_costs_no_results(tmp_path):
     rows = [{"a": 1, "b": 2}, {"a": 1}]
     tables = [Table("uneven", rows)]
     with pytest.warns(UserWarning, match="no tables and charts .KeyError: 'b'."):
-        run_job(job_of(replace(report_of(), tables=tables)), Settings(tmp_path))
+        run_job(job_of(replace(build_report(), tables=tables)), Settings(tmp_path))
     assert read_manifest(tmp_path).state == "finished"
     assert "no tables and charts" in write_page([tmp_path], tmp_path / "x.html").read_text()
 
 
 def test_truth_values_are_no_numbers(tmp_path):
     tables = [Table("t", [{"fits": True}, {"fits": False}], shaded=("fits",))]
-    text = render([PageRun("r", read_like(), document_of(replace(report_of(), tables=tables)))])
+    text = render(
+        [PageRun("r", read_like(), build_document(replace(build_report(), tables=tables)))]
+    )
     assert 'data-value="True"' not in text and ">True</td>" in text
 
 
 def test_a_run_of_an_earlier_version_has_its_rows(folder, tmp_path):
     out = tmp_path / "old"
-    run_job(job_of(report_of()), Settings(out))
+    run_job(job_of(build_report()), Settings(out))
     (out / FILE).unlink()
     text = write_page([out], tmp_path / "old.html").read_text()
     assert 12345.678 in Reader(text).numbers
@@ -344,7 +346,7 @@ def test_a_run_of_an_earlier_version_has_its_rows(folder, tmp_path):
 )
 def test_a_broken_document_is_one_sentence(content, folder, tmp_path):
     out = tmp_path / "broken"
-    run_job(job_of(report_of()), Settings(out))
+    run_job(job_of(build_report()), Settings(out))
     (out / FILE).write_text(content)
     with pytest.raises(CheckpointError, match=r"report\.json"):
         write_page([out], tmp_path / "x.html")
@@ -410,7 +412,7 @@ def test_texts_of_a_column_are_sorted_by_their_numbers():
 )
 def test_colors_are_of_logarithms_where_numbers_span_decades(values, expected):
     found = page_table(Table("t", [{"x": x} for x in values], shaded=("x",)))
-    assert shades_of(found) == {0: expected}
+    assert get_shades(found) == {0: expected}
 
 
 def test_a_column_of_numbers_with_gaps_is_one_of_numbers():

@@ -9,20 +9,20 @@ import pytest
 
 from chop.report.charts.chart import Axis, Bar, BarChart, HeatMap, LineChart, Mark, Series
 from chop.report.charts.ratios import ratio_charts
-from chop.report.document import Document, PageText, document_of, page_table
+from chop.report.document import Document, PageText, build_document, page_table
 from chop.report.page.captions import caption
 from chop.report.page.page import PageRun, coded, render, unbroken
 from chop.report.page.svg import svg
 from chop.report.report import Cell, Table, Tile
 from chop.report.words import parsed_time, time_text
-from tests.report.page.test_page import HOSTILE, Reader, read_like, report_of
+from tests.report.page.test_page import HOSTILE, Reader, build_report, read_like
 
 
 def page_of(document):
     return render([PageRun("a", read_like(), document)])
 
 
-def table_of(title, *rows):
+def build_table(title, *rows):
     return page_table(Table(title, rows))
 
 
@@ -34,9 +34,11 @@ def test_assumptions_are_not_called_warnings():
 
 
 def test_a_title_is_said_once():
-    one, two = table_of("Times", {"a": 1}), table_of("Others", {"a": 2})
+    one, two = build_table("Times", {"a": 1}), build_table("Others", {"a": 2})
     blocks = (PageText("Times", 2), one, two, PageText("loss (less is better):"))
-    text = page_of(Document("t", blocks=(*blocks, table_of("m: loss (less is better)", {"a": 3}))))
+    text = page_of(
+        Document("t", blocks=(*blocks, build_table("m: loss (less is better)", {"a": 3})))
+    )
     assert re.findall(r'class="caption">(.*?)</span>', text)[:3] == [
         "",
         "Others",
@@ -50,13 +52,13 @@ def test_a_title_is_said_once():
 def test_gaps_are_dashes_and_long_names_may_break():
     name = "model.layers.0.self_attn.q_proj"
     rows = [{"layer": name, "kl": kl, "none": "-", "word": "x y"} for kl in ("", "0.5")]
-    text = page_of(Document("t", tables=(table_of("", *rows),)))
+    text = page_of(Document("t", tables=(build_table("", *rows),)))
     # A column without any value is left out.
     assert '<th scope="col">none' not in text and "KL divergence</th>" in text
     assert ">-</td>" in text and 'class="short">x y</td>' in text
     shown = re.search(r"<td[^>]*>(model.*?)</td>", text)[1]
     assert shown.replace("<wbr>", "") == name and shown.count("<wbr>") == 4
-    assert Reader(page_of(Document("t", tables=(table_of("", {"a": HOSTILE * 9}),)))).open == []
+    assert Reader(page_of(Document("t", tables=(build_table("", {"a": HOSTILE * 9}),)))).open == []
 
 
 def test_options_of_a_command_break_on_no_line():
@@ -76,7 +78,7 @@ def test_options_of_a_command_break_on_no_line():
 def test_intervals_break_on_no_line(text, expected):
     assert unbroken(text).replace("\u00a0", "~") == expected
     tile = Tile("t", Cell(1, text))
-    shown = page_of(document_of(replace(report_of(), tiles=[tile])))
+    shown = page_of(build_document(replace(build_report(), tiles=[tile])))
     assert unbroken(text) in shown
 
 

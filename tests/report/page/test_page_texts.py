@@ -9,7 +9,7 @@ import pytest
 
 from chop.formats import Integer, MXInt
 from chop.report.charts.chart import Axis, Bar, BarChart, HeatMap, LineChart, Mark, Series
-from chop.report.document import Document, document_of, page_table
+from chop.report.document import Document, build_document, page_table
 from chop.report.format_legend import format_legend
 from chop.report.page.captions import caption
 from chop.report.page.page import PageRun, picture, render, said
@@ -17,7 +17,7 @@ from chop.report.page.svg import NARROW, svg
 from chop.report.report import Cell, Step, Table, Tile
 from chop.report.words import WORDS, in_words
 from tests.report.page.test_browser import BROWSER, opened
-from tests.report.page.test_page import HOSTILE, Reader, read_like, report_of
+from tests.report.page.test_page import HOSTILE, Reader, build_report, read_like
 
 LINES = LineChart(
     "accuracy of a model",
@@ -50,8 +50,10 @@ def test_names_of_layers_stay(name):
 
 
 def test_charts_have_words_for_names():
-    report = replace(report_of(), charts=[LINES], tiles=[Tile("size_bytes of all", Cell(1, "1"))])
-    document = document_of(report)
+    report = replace(
+        build_report(), charts=[LINES], tiles=[Tile("size_bytes of all", Cell(1, "1"))]
+    )
+    document = build_document(report)
     chart = next(each for each in document.charts if each.title == LINES.title)
     assert chart.x.label == "bits per input" and document.tiles[0].label == "bytes of all"
 
@@ -154,7 +156,7 @@ frame.srcdoc = %s;
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_cut_and_histograms_are_as_wide(width, tmp_path):
     row = {f"column number {n}": Cell(n / 3, f"{n / 3:.4%}") for n in range(12)}
-    report = report_of()
+    report = build_report()
     panels = next(c for c in report.charts if c.kind == "histograms")
     panels = replace(panels, panels=panels.panels[:1] * 4)
     charts = [panels, LINES]
@@ -162,7 +164,7 @@ def test_nothing_is_cut_and_histograms_are_as_wide(width, tmp_path):
     report = replace(
         report, charts=charts, tables=[Table("wide", [row] * 3), long], steps=[Step("a", "b " * 99)]
     )
-    text = page_of(document_of(report))
+    text = page_of(build_document(report))
     # An inner frame is as narrow as a telephone; the window of a browser without a screen is not.
     framed = f"<body><iframe style='width:{width}px;height:900px'></iframe></body>"
     script = MEASURED % json.dumps(text).replace("<", r"\u003c")

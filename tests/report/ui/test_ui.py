@@ -21,7 +21,7 @@ from chop.search import Choice, Goal, Search, SearchSpace
 from tests import programs
 from tests.actions.test_job import Settings
 from tests.report.page.test_browser import BROWSER, QUIET
-from tests.report.page.test_page import HOSTILE, Reader, job_of, report_of, run_job
+from tests.report.page.test_page import HOSTILE, Reader, build_report, job_of, run_job
 
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]'")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop[ui]'")
@@ -31,7 +31,7 @@ from tests.report.ui.serving import SECRET, serving
 
 @pytest.fixture(name="root")
 def _root(tmp_path):
-    run_job(job_of(report_of()), Settings(tmp_path / "runs" / "first"))
+    run_job(job_of(build_report()), Settings(tmp_path / "runs" / "first"))
     return tmp_path / "runs"
 
 
@@ -76,7 +76,7 @@ def test_it_is_of_this_machine_alone(ask):
 )
 def test_nothing_outside_the_folder_can_be_read(path, root, ask):
     secret = root.parent / "secret"
-    run_job(job_of(report_of("secret")), Settings(secret))
+    run_job(job_of(build_report("secret")), Settings(secret))
     (root / "out").symlink_to(secret)
     for kind in ("run", "progress"):
         status, text = ask(f"/{kind}/{path}")

@@ -21,7 +21,7 @@ from chop.runs import MANIFEST
 from tests import programs
 from tests.actions.test_job import Settings
 from tests.report.page.test_browser import BROWSER, QUIET
-from tests.report.page.test_page import job_of, report_of, run_job
+from tests.report.page.test_page import build_report, job_of, run_job
 
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]'")
 pytest.importorskip("starlette", reason="needs starlette: pip install 'mase-chop[ui]'")
@@ -35,7 +35,7 @@ PATHS = ["/", "/runs", "/run/first", "/progress/first", "/nothing", "/run/..%2f.
 @pytest.fixture(name="root", scope="module")
 def _root(tmp_path_factory):
     root = tmp_path_factory.mktemp("ui") / "runs"
-    run_job(job_of(report_of()), Settings(root / "first"))
+    run_job(job_of(build_report()), Settings(root / "first"))
     return root
 
 
@@ -212,7 +212,7 @@ def test_a_browser_gets_from_its_file_to_the_page(ask, tmp_path, monkeypatch):
 def _others(tmp_path_factory):
     """A run with a secret, outside of the folder that is served."""
     place = tmp_path_factory.mktemp("others") / "run"
-    run_job(job_of(report_of("secret")), Settings(place))
+    run_job(job_of(build_report("secret")), Settings(place))
     write_run(place, "sweep quantize", model="secret")
     point = {"settings": {"width": "secret"}, "result": {"x": 1}}
     (place / "points.jsonl").write_text(json.dumps(point) + "\n")
@@ -297,7 +297,7 @@ def test_what_is_no_file_of_the_run_is_told_and_not_read(name, make, others, odd
 
 def test_runs_behind_links_are_not_listed(others, tmp_path):
     root = tmp_path / "served"
-    run_job(job_of(report_of()), Settings(root / "own"))
+    run_job(job_of(build_report()), Settings(root / "own"))
     (root / "out").symlink_to(others)
     (root / "own" / "deep").symlink_to(others.parent)
     (root / "again").symlink_to(root / "own")

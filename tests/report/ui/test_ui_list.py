@@ -21,7 +21,7 @@ from chop.report.ui.found import FoundRun
 from chop.runs import MANIFEST, Outcome, read_manifest
 from tests.actions.test_job import Settings
 from tests.report.page.test_browser import BROWSER, opened
-from tests.report.page.test_page import HOSTILE, Reader, job_of, report_of, run_job
+from tests.report.page.test_page import HOSTILE, Reader, build_report, job_of, run_job
 from tests.report.ui.serving import serving
 
 SMALL = Outcome("digits", "accuracy", 0.9667, 0.9694, True, 4.0, 5000)
@@ -29,7 +29,7 @@ LARGE = Outcome("digits", "accuracy", 0.9722, 0.9694, True, 8.0, 9000)
 
 
 def run_of(folder, outcome, count=12345):
-    run_job(job_of(replace(report_of(), outcome=outcome)), Settings(folder, count))
+    run_job(job_of(replace(build_report(), outcome=outcome)), Settings(folder, count))
 
 
 def change(folder, **values):
@@ -52,7 +52,7 @@ def _ask(root):
         yield asked
 
 
-def rows_of(text):
+def get_rows(text):
     """Texts of the cells of each row, by the run's path and the column."""
     found = {}
     for row in re.findall(r'<tr role="row" data-run="(.*?)">(.*?)</tr>', text, re.S):
@@ -62,7 +62,7 @@ def rows_of(text):
 
 
 def test_the_list_has_the_numbers_of_each_run(ask):
-    rows = rows_of(ask("/")[1])
+    rows = get_rows(ask("/")[1])
     assert rows["small"] | {"result": "accuracy 96.67 %", "float": "96.94 %"} == rows["small"]
     assert (rows["small"]["bits"], rows["small"]["size"]) == ("4.00", "5.0 kB")
     assert rows["small"]["data"] == "digits" and rows["small"]["state"] == "finished"
@@ -75,7 +75,7 @@ def test_results_of_an_earlier_chop_have_no_numbers(root, ask):
     del manifest["outcome"]
     (root / "small" / MANIFEST).write_text(json.dumps(manifest))
     assert read_manifest(root / "small").outcome is None
-    assert rows_of(ask("/")[1])["small"]["result"] == ""
+    assert get_rows(ask("/")[1])["small"]["result"] == ""
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_hostile_numbers_are_text_or_nothing(outcome, root, ask):
     status, text = ask("/")
     plain = Reader(text)
     assert status == 200 and plain.open == [] and plain.scripts == 1 and "<img" not in text
-    assert "large" in rows_of(text) and "\nrm" not in text
+    assert "large" in get_rows(text) and "\nrm" not in text
     status, text = ask("/compare?run=small&run=large")
     assert (
         status == 200 and Reader(text).open == [] and "<img" not in text and "<script" not in text

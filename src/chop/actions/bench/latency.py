@@ -90,7 +90,7 @@ def compare_with_float(
     excluded = {} if compile else {COMPILED: why_not_compiled}
     excluded |= {name: why_no_onnx for name, way in WAYS.items() if way.is_onnx and why_no_onnx}
     names = [name for name in WAYS if name not in excluded]
-    rows = _rows_of(workload)
+    rows = _get_rows(workload)
     batches = [*map(rows, batch_sizes)]
     made, missing = make_ways(compressed, names, device, batches, threads, onnx)
     peers, missing_peers = make_peers(exact, made, batches, threads)
@@ -357,7 +357,7 @@ def _times(row: Mapping[str, Any], of: str = "") -> str:
     return f"{row[TIMES + of]:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _rows_of(workload: Workload) -> Inputs:
+def _get_rows(workload: Workload) -> Inputs:
     def inputs(rows: int) -> Mapping[str, Tensor]:
         if rows > len(workload.test):
             raise ConfigError(f"batch {rows}: the data set has only {workload.count_test()}.")

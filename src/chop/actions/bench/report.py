@@ -34,13 +34,13 @@ def measure_and_write(measure: Callable[[S], R], config: S) -> R:
 
     def run(config: S, workload: None, output: Output) -> Report[R]:
         with announced_steps():
-            return report_of(measure(config))
+            return build_report(measure(config))
 
     study: Job[S, None, R] = Job(name, run, load_nothing)
     return run_job(study, config)
 
 
-def report_of(found: R) -> Report[R]:
+def build_report(found: R) -> Report[R]:
     """Tables in `tables.md`, and per case CASE.json and CASE.svg."""
     blocks: list[Block] = []
     for title, rows in found.tables().items():
@@ -60,6 +60,6 @@ def report_of(found: R) -> Report[R]:
 
 def write_results(found: Results, out: Path) -> None:
     """Prints the tables; writes `tables.md`, and per case CASE.json and CASE.svg, into `out`."""
-    report = report_of(found)
+    report = build_report(found)
     show(*report.blocks)
     write_report(report, out)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from chop import passes
-from chop.actions.compress.measure import FLOAT, QUANTIZED, measure, scores_of
-from chop.actions.compress.page import outcome_of
+from chop.actions.compress.measure import FLOAT, QUANTIZED, compute_scores, measure
+from chop.actions.compress.page import summarize_outcome
 from chop.actions.compress.ptq import describe_skipped, method_title
-from chop.actions.compress.report import report_of
+from chop.actions.compress.report import build_report
 from chop.actions.compress.saving import GRAPH_FILE, MODEL_FILES, ONNX_FILE
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.compress.table import Candidate, Row, footnotes, printed_row, terminal_table
@@ -25,7 +25,7 @@ from chop.base.files import discard_older
 from chop.base.installed import __version__
 from chop.distributed.source import TensorSource
 from chop.errors import CheckpointError, ConfigError
-from chop.export.foreign.readers import reader_of
+from chop.export.foreign.readers import get_reader
 from chop.formats import QuantSpec, parse_format_string
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
@@ -43,7 +43,7 @@ from chop.quantization.rounding.gptq import WHERE, Gptq
 from chop.quantization.rounding.learned import BlockLearning, check_learnable
 from chop.quantization.walk.blocks import BlockWalk
 from chop.quantization.walk.files import BlockFiles
-from chop.quantization.walk.parts import Part, block_paths, parts_of
+from chop.quantization.walk.parts import Part, block_paths, get_parts
 from chop.quantization.walk.values import NoBlocksError
 from chop.quantization.walk.walk import Rounded, Rounder
 from chop.quantization.walk.weights import LazyWeights
@@ -56,7 +56,7 @@ from chop.train.rows import Rows
 from chop.workloads.checkpoint import load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_tensors
 from chop.workloads.hf_folder import FOLDER, write_folder
-from chop.workloads.load import rows_of, settings_with
+from chop.workloads.load import get_rows, settings_with
 from chop.workloads.workload import CHECKPOINT_EPOCHS, CHECKPOINT_LR, Workload
 
 BLOCK = "block"
@@ -103,7 +103,7 @@ def compress_by_block(config: CompressConfig) -> dict[str, Any]:
 
 def _load(config: CompressConfig, _: Workload | None) -> Decoder:
     folder = Path(config.model)
-    if is_own(config.model) or not folder.is_dir() or reader_of(folder) is not None:
+    if is_own(config.model) or not folder.is_dir() or get_reader(folder) is not None:
         raise NoBlocksError("it is no folder of transformers with float weights")
     try:
         model, data, task = load_checkpoint(config, _without_weights)
@@ -111,7 +111,7 @@ def _load(config: CompressConfig, _: Workload | None) -> Decoder:
         raise NoBlocksError(f"its weights cannot be read in parts: {error}") from None
     if task.name != CAUSAL_LM:
         raise NoBlocksError(f"its task is {task.name}, expected {CAUSAL_LM}")
-    rows = rows_of(data, task)
+    rows = get_rows(data, task)
     blocks = block_paths(model)
     if not blocks:
         raise NoBlocksError("it has no list of blocks of one class")
@@ -144,7 +144,7 @@ def _load(config: CompressConfig, _: Workload | None) -> Decoder:
 
 def _parts(mg: MaseGraph, blocks: Sequence[str], config: CompressConfig) -> list[Part]:
     """The parts of the graph, if all methods can work on them: files are written after that."""
-    parts = parts_of(mg, blocks)
+    parts = get_parts(mg, blocks)
     if set(FOLDING) & set(config.method):
         with quantizers_off(mg.model):
             sites_of_parts(mg, parts)
@@ -218,10 +218,10 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
     read_directly = [str(node.target) for node in mg.nodes if node.op == "get_attr"]
     with (
         Stages([FLOAT, *[BLOCK] * (len(walk.parts) - done), QUANTIZED]) as stages,
-        _no_files_of(walk),
+        _skipping_part(walk),
     ):
         with quantizers_off(mg.model), decoder.weights.on_demand(read_directly):
-            exact = _float_candidate(mg, scores_of(mg, workload, stages, FLOAT, FLOAT))
+            exact = _float_candidate(mg, compute_scores(mg, workload, stages, FLOAT, FLOAT))
         rounder, skipped = _rounder(config, walk)
         for part in walk.run(rounder, lambda name: stages.stage(BLOCK, name)):
             skipped.setdefault(_of_weights(config), {}).update(part.left)
@@ -233,25 +233,25 @@ def _run(config: CompressConfig, decoder: Decoder, output: Output) -> Report[dic
     discard_older(output.results, *MODEL_FILES, ONNX_FILE, GRAPH_FILE)
     measured = show(
         terminal_table(
-            f"{workload.title}: {metric.title}", candidates, metric, workload.name_of("test")
+            f"{workload.title}: {metric.title}", candidates, metric, workload.get_name("test")
         ),
         *map(Note, footnotes(candidates)),
     )
     write_folder(mg, config, output.results / FOLDER, SHARD)
-    report = report_of(candidates, None, measured, workload, config)
+    report = build_report(candidates, None, measured, workload, config)
     report.result["saved"] = printed_row(rounded, metric)
     output.run.leave_out(config.out / BLOCKS)
     saved = (
         f"saved {label} ({rounded.row.method}) in {config.out / FOLDER}/, for transformers' "
         "from_pretrained, after import chop."
     )
-    outcome = outcome_of(rounded, exact, round(1000 * rounded.row.size_kb), workload)
+    outcome = summarize_outcome(rounded, exact, round(1000 * rounded.row.size_kb), workload)
     steps = steps_after_blocks(config.out, mg.model.record.class_name)
     return replace(report, closing=[saved], outcome=outcome, steps=steps)
 
 
 @contextmanager
-def _no_files_of(walk: BlockWalk) -> Iterator[None]:
+def _skipping_part(walk: BlockWalk) -> Iterator[None]:
     """Inside, a value that no file has ends the walk without files of it."""
     try:
         yield

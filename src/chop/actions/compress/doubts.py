@@ -38,7 +38,7 @@ def _about_splits(exact: Candidate, workload: Workload) -> str:
         tested, chosen, metric
     ):
         return ""
-    name = workload.name_of("test")
+    name = workload.get_name("test")
     apart = (
         f"Float {metric.name} is {chosen.format(metric)} on validation rows and "
         f"{tested.format(metric)} on {name} rows"
@@ -80,7 +80,7 @@ def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: M
                 f"{c.row.format} ({c.row.method}) {metric.format_value(c.scores[name].value)}"
                 for c in doubtful
             )
-            where = "" if workload.judge else f", on {workload.name_of(name)} rows"
+            where = "" if workload.judge else f", on {workload.get_name(name)} rows"
             return (
                 f"Better than float, beyond its interval{where}: {listed}, float "
                 f"{exact.scores[name].format(metric)}. {_reason(doubtful, workload)}"

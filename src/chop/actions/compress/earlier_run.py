@@ -13,7 +13,7 @@ from chop.base.files.documents import read_json
 from chop.base.files.library_errors import library_errors
 from chop.base.notices import assume, get_logger
 from chop.base.plugins import naming_packages
-from chop.base.trust import check_code, identity_of, is_trusted, names_code
+from chop.base.trust import check_code, get_identity, is_trusted, names_code
 from chop.errors import CheckpointError, ConfigError
 from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 
@@ -79,7 +79,7 @@ def settings_of_run(
     Raises:
         ConfigError: its files name code, see `chop.base.trust`.
     """
-    return _settings_of(WorkloadConfig, run, run.settings, given, option)
+    return _get_settings(WorkloadConfig, run, run.settings, given, option)
 
 
 def judged_settings_of_run(
@@ -111,11 +111,11 @@ def judged_settings_of_run(
             f"'{folder}' was judged by '{judge}', a function of a program: write it to a file and "
             f"give {command} --evaluate file.py:{judge}."
         )
-    return _settings_of(JudgedWorkloadConfig, run, settings, given, option)
+    return _get_settings(JudgedWorkloadConfig, run, settings, given, option)
 
 
 def _is_same(function: str | None, other: str) -> bool:
-    return function is not None and identity_of(function) == identity_of(other)
+    return function is not None and get_identity(function) == get_identity(other)
 
 
 def _judge_of_program(folder: Path) -> str | None:
@@ -131,7 +131,7 @@ def _judge_of_program(folder: Path) -> str | None:
 C = TypeVar("C", bound=WorkloadConfig)
 
 
-def _settings_of(
+def _get_settings(
     kind: type[C],
     run: CompressedRun,
     settings: Mapping[str, Any],

@@ -14,7 +14,7 @@ from chop.actions.compress.ptq import (
     quantize_after_training,
     quantize_layers,
 )
-from chop.actions.compress.report import about_rows, report_of
+from chop.actions.compress.report import about_rows, build_report
 from chop.actions.compress.samples import check_samples, with_texts
 from chop.actions.compress.saving import MODEL_FILES, save_model
 from chop.actions.compress.settings import CompressConfig
@@ -25,7 +25,7 @@ from chop.actions.compress.table import (
     outputs_tables,
     terminal_table,
 )
-from chop.actions.compress.verdict import points_of, verdict_of
+from chop.actions.compress.verdict import list_points, write_verdict
 from chop.actions.job import Job, Output, load_with_validation, run_job
 from chop.errors import ConfigError
 from chop.formats import parse_format_string
@@ -36,7 +36,7 @@ from chop.report.report import Note, Report, announce, say, show
 from chop.runs.progress import Stages
 from chop.train import Metric
 from chop.train.rows import has_pictures_in_text
-from chop.workloads.chance import check_scores, warn_of_large_drop
+from chop.workloads.chance import check_scores, warn_about_large_drop
 from chop.workloads.workload import Training, Workload, raise_to_graph
 
 BACKWARD, ROUNDED = 3, 1.5
@@ -94,7 +94,7 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
     baseline, rounded, trained = _measure_all(config, workload)
     candidates = [baseline, *rounded, *trained]
     measured = show(
-        terminal_table(f"{title}: {metric.title}", candidates, metric, workload.name_of("test")),
+        terminal_table(f"{title}: {metric.title}", candidates, metric, workload.get_name("test")),
         *outputs_tables(f"{title}: outputs{workload.judged_on}", candidates, workload.task),
         *map(Note, footnotes(candidates)),
         Note(about_operators(candidates), is_written=False),
@@ -105,14 +105,14 @@ def _compress(config: CompressConfig, workload: Workload, output: Output) -> Rep
     nearest = max([*rounded, *trained], key=lambda c: metric.key(c.row.validation))
     saved = chosen or (nearest if config.keep_best else None)
     files = None if saved is None else save_model(baseline, saved, workload, config, output.results)
-    report = report_of(candidates, files, measured, workload, config)
+    report = build_report(candidates, files, measured, workload, config)
     closing = [] if chosen else [_nothing_within(nearest, baseline, config, metric)]
     if saved is not None:
         if config.samples:
             report = with_texts(report, baseline, saved, workload, config)
         closing += [
-            verdict_of(saved, baseline, report.result, workload),
-            *points_of(report.result, config),
+            write_verdict(saved, baseline, report.result, workload),
+            *list_points(report.result, config),
         ]
     return replace(report, closing=closing)
 
@@ -145,7 +145,7 @@ def _measure_all(
         baseline = measure(mg, FLOAT, FLOAT, workload, stages)
         scores = {"": baseline.scores["test"]} if baseline.is_judged else baseline.scores
         check_scores(scores, workload, config)
-        warn_of_large_drop(baseline.scores["validation"], workload, config.max_drop)
+        warn_about_large_drop(baseline.scores["validation"], workload, config.max_drop)
         rounded = [_round(mg, text, workload, config, recipe, stages) for text in config.formats]
         if mixed is not None:
             rounded.append(measure(mixed, "PTQ", "mixed", workload, stages))

@@ -20,7 +20,7 @@ FLOAT, QUANTIZED, TRAINING = "float", "quantized", "training"
 """Kinds of stages, by how long they take."""
 
 
-def scores_of(
+def compute_scores(
     mg: MaseGraph, workload: Workload, stages: Stages, kind: str, title: str
 ) -> dict[str, Score]:
     """The metric of a graph on validation rows and on test rows, as one stage."""
@@ -61,10 +61,10 @@ def measure(
 ) -> Candidate:
     """A graph with its metric, its bits and how many operators are quantized; see `Row`."""
     kind, title = (FLOAT, label) if method == FLOAT else (QUANTIZED, f"{method} {label}")
-    scores = scores_of(mg, workload, stages, kind, title)
+    scores = compute_scores(mg, workload, stages, kind, title)
     validation, test = scores.values()
     _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
-    operators = map(mg.module_of, mg.nodes)
+    operators = map(mg.get_module, mg.nodes)
     count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
     size_kb = bits["weight_bytes"] / 1000
     lost = poor_fit(mg, layer_rows(mg))

@@ -40,7 +40,7 @@ MOST_VALUES = 100
 """Values of a format up to which each is marked."""
 
 
-def tiles_of(
+def build_tiles(
     result: Mapping[str, Any], saved: Candidate, exact: Candidate, workload: Workload
 ) -> list[Tile]:
     """The metric, bits, file and speed of the saved model beside float."""
@@ -62,7 +62,9 @@ def tiles_of(
     return [*tiles, *speed_tiles(result["speed"])]
 
 
-def outcome_of(saved: Candidate, exact: Candidate, size_bytes: int, workload: Workload) -> Outcome:
+def summarize_outcome(
+    saved: Candidate, exact: Candidate, size_bytes: int, workload: Workload
+) -> Outcome:
     """Returns the numbers for a list of runs: saved model and float on test rows."""
     metric = workload.task.metric
     return Outcome(
@@ -76,7 +78,7 @@ def outcome_of(saved: Candidate, exact: Candidate, size_bytes: int, workload: Wo
     )
 
 
-def warnings_of(result: Mapping[str, Any], saved: Candidate) -> list[str]:
+def list_warnings(result: Mapping[str, Any], saved: Candidate) -> list[str]:
     """What a reader of the numbers must know: layers that fit badly, floats, slowness."""
     found = [text for text in (saved.row.poor_fit, saved.row.unreached) if text]
     best = find_fastest(result["speed"])
@@ -93,7 +95,7 @@ def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
         mg: the quantized graph, weights not packed.
     """
     formats = {row["layer"]: row for row in result["formats"]}
-    bits, about = bits_of(mg), result.get("sensitivity")
+    bits, about = bit_width(mg), result.get("sensitivity")
     rows = []
     for row in result["layers"]:
         name, chosen = row["layer"], formats.get(row["layer"], {})
@@ -153,7 +155,7 @@ def sqnr(error: float) -> Cell | None:
     return Cell.of(-10 * math.log10(error), ".1f") if error > 0 else None
 
 
-def bits_of(mg: MaseGraph) -> dict[str, float]:
+def bit_width(mg: MaseGraph) -> dict[str, float]:
     """Bits that a number of each layer's weight is stored in, scales included."""
     return {
         each.name.removesuffix(".weight"): each.bits
@@ -172,7 +174,7 @@ def charts_of_model(
         mg: the quantized graph, weights not packed.
         batch: rows that the inputs are of.
     """
-    bits = bits_of(mg)
+    bits = bit_width(mg)
     numbers = {
         row["layer"]: {
             "bits": bits.get(row["layer"], math.nan),
@@ -187,11 +189,11 @@ def charts_of_model(
     chosen = {row["layer"] for row in worst}
     # In the order of the model, as everywhere on the page.
     layers = [row["layer"] for row in rows if row["layer"] in chosen]
-    found = [_histograms_of(mg, layers), _input_histograms(mg, layers, batch)]
+    found = [_build_histograms(mg, layers), _input_histograms(mg, layers, batch)]
     return [*(each for each in found if each.panels), graph_chart(mg, numbers)]
 
 
-def _histograms_of(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
+def _build_histograms(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
     """Histograms of the weights of some layers, above the values that these are rounded to."""
     weights = {each.name: each for each in stored_parameters(mg) if each.packed is None}
     panels = [_panel(layer, weights.get(f"{layer}.weight")) for layer in layers]

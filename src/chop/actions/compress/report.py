@@ -18,15 +18,15 @@ from chop.actions.bench.latency import (
 from chop.actions.bench.ways import ONNXRUNTIME, WAYS, bench_command
 from chop.actions.compress.doubts import note_doubts
 from chop.actions.compress.page import (
+    build_tiles,
     layer_table,
     legend_tables,
-    outcome_of,
-    tiles_of,
-    warnings_of,
+    list_warnings,
+    summarize_outcome,
 )
 from chop.actions.compress.saving import MODEL_FILES, ONNX_FILE, Saved, exported_bytes, file_bytes
 from chop.actions.compress.sensitivity import exact_weights, layer_sensitivities
-from chop.actions.compress.table import Candidate, curves_of, printed_row
+from chop.actions.compress.table import Candidate, build_curves, printed_row
 from chop.actions.next_steps import steps_after_compression
 from chop.quantization.packing import READ_DIRECTLY, explained
 from chop.quantization.summary import format_rows, operator_rows
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from chop.actions.compress.settings import CompressConfig
 
 
-def report_of(
+def build_report(
     candidates: Sequence[Candidate],
     saved: Saved | None,
     measured: Sequence[Block],
@@ -84,14 +84,14 @@ def report_of(
         chosen = saved.chosen
         blocks += _about_saved(candidates[0], saved, result, workload, config)
         page = {
-            "warnings": warnings_of(result, chosen),
-            "tiles": tiles_of(result, chosen, candidates[0], workload),
+            "warnings": list_warnings(result, chosen),
+            "tiles": build_tiles(result, chosen, candidates[0], workload),
             "tables": [
                 *([layer_table(result, chosen.graph)] if result["layers"] else []),
                 *legend_tables(config.formats, chosen.graph),
             ],
             "charts": saved.charts,
-            "outcome": outcome_of(
+            "outcome": summarize_outcome(
                 chosen, candidates[0], result["saved_bytes"]["model.pt"], workload
             ),
         }
@@ -100,7 +100,7 @@ def report_of(
     floats = {"float": rows[0].test, **workload.baselines}
     draw = figure(
         accuracy_charts,
-        curves_of(rows),
+        build_curves(rows),
         floats,
         xlabel="average bits per parameter",
         title=f"{workload.title}: {metric.title}{workload.judged_on}",
@@ -175,8 +175,8 @@ def _about_saved(
     result["why_no_folder"] = saved.why_no_folder
     title = "The saved model beside float"
     return [
-        Note(_sizes_of(result), is_printed=False),
-        Note(packing_of(result), is_detail=True),
+        Note(_format_sizes(result), is_printed=False),
+        Note(describe_packing(result), is_detail=True),
         *(speed_tables(title, speed, is_detail=True) if speed else ()),
         Note(describe_speed(result["speed"], rounded), is_printed=False),
         Note(result["fastest"], is_printed=False),
@@ -240,7 +240,7 @@ def _speed(
     )
 
 
-def packing_of(result: Mapping[str, Any]) -> str:
+def describe_packing(result: Mapping[str, Any]) -> str:
     """The share of the parameters that are packed, and what stays float and why, as one line."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in result["float_layers"]:
@@ -256,7 +256,7 @@ def packing_of(result: Mapping[str, Any]) -> str:
     return " ".join(texts)
 
 
-def _sizes_of(result: Mapping[str, Any]) -> str:
+def _format_sizes(result: Mapping[str, Any]) -> str:
     """Formats the sizes of the files in one line."""
     return (
         f"Files: {describe_files(result)}; the weights' file is {smaller(times_smaller(result))}."

@@ -15,7 +15,7 @@ from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator, leaf_operators
 from chop.nn.quantized.base import quantizers_off
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.train import Task, read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
 from chop.train.rows import Rows
@@ -130,7 +130,7 @@ class _Parts:
         self.model = mg.model
         self.operators = {p: m for p, m in mg.model.named_modules() if _is_quantized(m)}
         self.specs = {path: x.spec for path, x in leaf_operators(mg.model).items()}
-        self.rounded = {path: dict(parameters_of(x)) for path, x in self.operators.items()}
+        self.rounded = {path: dict(own_parameters(x)) for path, x in self.operators.items()}
         self.exact = {
             path: {name: exact.get(f"{path}.{name}", x) for name, x in held.items()}
             for path, held in self.rounded.items()
@@ -176,7 +176,7 @@ class _Parts:
 
     def _give(self, parameters: Mapping[str, Mapping[str, nn.Parameter | None]]) -> None:
         for path, held in parameters.items():
-            parameters_of(self.operators[path]).update(held)
+            own_parameters(self.operators[path]).update(held)
 
 
 def _is_quantized(module: nn.Module) -> bool:

@@ -77,7 +77,7 @@ class Candidate:
         return f" on {workload.count_test(rows)}" if rows else ""
 
 
-def table_of(
+def build_table(
     candidates: Sequence[Candidate], metric: Metric, test: str = "test"
 ) -> list[dict[str, Any]]:
     """Returns the table of candidates. `footnotes` explains its marks.
@@ -85,7 +85,7 @@ def table_of(
     Args:
         candidates: measured candidates.
         metric: metric of the task.
-        test: name of the test rows, see `Workload.name_of`.
+        test: name of the test rows, see `Workload.get_name`.
     """
     names = {"validation": "validation", "test": test}
     titles = {name: f"{title} ({LEVEL_TEXT} interval)" for name, title in names.items()}
@@ -112,7 +112,7 @@ def terminal_table(
     title: str, candidates: Sequence[Candidate], metric: Metric, test: str = "test"
 ) -> Table:
     """The table for 80 columns: `about_operators` has the column that the document alone has."""
-    rows = table_of(candidates, metric, test)
+    rows = build_table(candidates, metric, test)
     return Table(title, rows, [name for name in rows[0] if name != OPERATORS])
 
 
@@ -155,7 +155,7 @@ def footnotes(candidates: Sequence[Candidate]) -> list[str]:
     return [*(f"* {name}: {text}" for name, text in fits.items() if text), *unreached, *left]
 
 
-def curves_of(rows: Sequence[Row]) -> list[Curve]:
+def build_curves(rows: Sequence[Row]) -> list[Curve]:
     """Of each method and kind of format, the metric on test rows by bits, for a figure."""
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows:

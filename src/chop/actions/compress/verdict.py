@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from chop.workloads.workload import Workload
 
 
-def verdict_of(
+def write_verdict(
     saved: Candidate,
     exact: Candidate,
     result: Mapping[str, Any],
@@ -57,7 +57,7 @@ def _faster(best: Fastest | None) -> str:
     return f"and with {'PyTorch' if best.name == SAVED else best.name} {best.in_short()}"
 
 
-def points_of(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
+def list_points(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
     """Returns three lines below the verdict: files and sizes, speed, and code to load the model."""
     packed = f"{result['packed_share']:.1%} of the parameters are packed"
     files = f"- Files in {config.out}/: {describe_files(result)}; {packed}."

@@ -15,11 +15,11 @@ from chop.actions.emit.page import (
     HANDSHAKE,
     SOFT,
     TOLERANCE,
+    build_tiles,
     charts_of_circuit,
     equal_outputs,
     fifo_blocks,
     interface_table,
-    tiles_of,
 )
 from chop.actions.emit.settings import EmitConfig
 from chop.actions.emit.timing import circuit_timing, timing_blocks
@@ -31,8 +31,8 @@ from chop.base.files.locks import LOCK_FILE
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.formats import parse_format_string
 from chop.hardware.check.emitted import KIND, shown_step, verify, write_circuit, write_folds
-from chop.hardware.check.project import Project, project_of
-from chop.hardware.check.vectors import codes_of
+from chop.hardware.check.project import Project, describe_project
+from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Codes, checks, trace
 from chop.hardware.costs.devices import RESOURCES as COUNTED
 from chop.hardware.costs.devices import XC7, parse_device
@@ -159,7 +159,7 @@ def _emit(
         codes = _write(planned, lowering, folder)
     verified = _verified(config, planned, codes, lowering.rows, folder)
     design, found = verified.design, verified.verification
-    project = project_of(design)
+    project = describe_project(design)
     write_text(folder / "dataflow.svg", dataflow_svg(design))
     resources, uncounted = _counted(config, folder, project, has_multipliers)
     placement: dict[str, Any] = {}
@@ -204,7 +204,7 @@ def _emit(
         written=written,
         verdict=_proven(result),
         warnings=_warnings(result),
-        tiles=tiles_of(result),
+        tiles=build_tiles(result),
         charts=charts_of_circuit(design, lowering.integer, result),
         outcome=integer_outcome(result, workload, result["samples"]),
         steps=steps_after_emit(config.out),
@@ -236,7 +236,7 @@ def _verified(
     planned = checks(rows, config.icarus_samples, config.seed)
     if config.shrink_fifos:
         return verify_shrunk(folder, design, codes, planned)
-    return Verified(design, verify(folder, project_of(design), codes, planned))
+    return Verified(design, verify(folder, describe_project(design), codes, planned))
 
 
 def _depths(config: EmitConfig, planned: Design, verified: Verified) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _taken(config: EmitConfig, design: Design) -> list[dict[str, Any]]:
 
 def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
     """Writes a design with its vectors and testbench; returns the codes of its ports."""
-    codes = codes_of(project_of(design), lowering.write_golden(folder / GOLDEN))
+    codes = get_codes(describe_project(design), lowering.write_golden(folder / GOLDEN))
     write_circuit(design, codes, folder)
     lowering.integer.export(folder / "model")
     return codes

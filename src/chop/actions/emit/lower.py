@@ -190,7 +190,7 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     static = {"batches": batches, "static_scales": True}
     quantized, _ = passes.calibrate_transform_pass(quantized, static)
     settings = {"internal_bits": config.internal_bits}
-    return lowering_of(quantized, label, workload, rows, settings)
+    return lower_and_compare(quantized, label, workload, rows, settings)
 
 
 def _started(
@@ -204,7 +204,7 @@ def _started(
     rules = {}
     for node in mg.nodes:
         if mg.operator(node).name in quantizable_operators():
-            module = mg.module_of(node)
+            module = mg.get_module(node)
             spec = module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
             floats = [name for name in INPUT_OPERANDS if getattr(spec, name).is_identity]
             if floats:
@@ -216,7 +216,7 @@ def _started(
     return calibrated(mg, workload.train, calibration_rows)
 
 
-def lowering_of(
+def lower_and_compare(
     quantized: MaseGraph,
     label: str,
     workload: Workload,

@@ -8,7 +8,7 @@ from typing import Any
 from chop.actions.emit.timing import latency_tile
 from chop.hardware.costs.estimate import ESTIMATED
 from chop.hardware.design.connect import Link
-from chop.hardware.design.dataflow import Dataflow, dataflow_of
+from chop.hardware.design.dataflow import Dataflow, build_dataflow
 from chop.hardware.design.design import Design
 from chop.hardware.design.interface import describe_interface
 from chop.hardware.design.netlist import Instance
@@ -39,7 +39,7 @@ MOST_BARS = 24
 """Components whose cycles are drawn: the slowest."""
 
 
-def tiles_of(result: Mapping[str, Any]) -> list[Tile]:
+def build_tiles(result: Mapping[str, Any]) -> list[Tile]:
     """Equal outputs, latency, interval, multipliers, and the clock where the circuit is placed."""
     equal = sum(row["equal"] for row in result["verification"])
     multipliers, soft = (
@@ -144,7 +144,7 @@ def charts_of_circuit(design: Design, integer: MaseGraph, result: Mapping[str, A
     charts: list[Chart] = [_cycles_chart(design, simulated)]
     used = utilization_chart(result)
     charts += [used] if used.bars else []
-    return [*charts, dataflow_chart(design, _paths_of(integer), fills, path, simulated)]
+    return [*charts, dataflow_chart(design, _paths_by_node(integer), fills, path, simulated)]
 
 
 def _cycles_chart(design: Design, simulated: float | None) -> BarChart:
@@ -183,7 +183,7 @@ def utilization_chart(result: Mapping[str, Any]) -> BarChart:
     return BarChart(f"Used of {device}, by resource", axis, bars, limits={"all": 1.0})
 
 
-def _paths_of(integer: MaseGraph) -> dict[str, tuple[str, ...]]:
+def _paths_by_node(integer: MaseGraph) -> dict[str, tuple[str, ...]]:
     """The modules that each node of a graph is in, and its own name, by its name in the graph."""
     from chop.ir.drawing.view_model import build_view_model
     from chop.report.charts.graph import DEEPEST
@@ -208,7 +208,7 @@ def dataflow_chart(
         path: instances on the slowest path after routing.
         simulated: interval; None where one sample was simulated.
     """
-    found = dataflow_of(design)
+    found = build_dataflow(design)
     reads: dict[int, list[int]] = {place: [] for place in range(len(found.boxes))}
     for source, users in found.uses.items():
         for user in users:
@@ -263,14 +263,14 @@ def _paths_of_boxes(
     names = list(found.boxes)
     inner = {*found.fifos, *(part.name for part in design.netlist.instances)}
 
-    def path_of(place: int) -> tuple[str, ...]:
+    def settings_path(place: int) -> tuple[str, ...]:
         name, users = names[place], found.uses[place]
         if name not in places:
-            modules = path_of(users[0])[:-1] if users and name in inner else ()
+            modules = settings_path(users[0])[:-1] if users and name in inner else ()
             places[name] = (*modules, name)
         return places[name]
 
-    return {name: path_of(place) for place, name in enumerate(names)}
+    return {name: settings_path(place) for place, name in enumerate(names)}
 
 
 def _counted(count: str, what: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from chop.actions.evaluate.models import Judged, load_judged
-from chop.actions.evaluate.results import Evaluation, report_of
-from chop.actions.evaluate.rows import JOURNAL, judge_models, measure_rows, result_of
+from chop.actions.evaluate.results import Evaluation, build_report
+from chop.actions.evaluate.rows import JOURNAL, get_result, judge_models, measure_rows
 from chop.actions.evaluate.settings import EvaluateConfig
-from chop.actions.evaluate.tasks import TaskScore, ask, read_tasks, scores_of
+from chop.actions.evaluate.tasks import TaskScore, ask, compute_scores, read_tasks
 from chop.actions.job import Job, Output, run_job
 from chop.errors import ConfigError
 from chop.nn.quantized import QuantizedOperator
@@ -75,9 +75,9 @@ def _load(config: EvaluateConfig, workload: Workload | None) -> Asked:
     if config.tasks:
         _check_can_be_asked(config, judged)
     other = judged.reference
-    reference = "" if other is None else identity_of(other)
+    reference = "" if other is None else get_identity(other)
     tokenizer = identity_of_tokenizer(judged.tokenizer) if config.tasks else ""
-    return Asked(judged, identity_of(judged.model), reference, tasks, tokenizer)
+    return Asked(judged, get_identity(judged.model), reference, tasks, tokenizer)
 
 
 def _check_can_be_asked(config: EvaluateConfig, judged: Judged) -> None:
@@ -97,7 +97,7 @@ def _check_can_be_asked(config: EvaluateConfig, judged: Judged) -> None:
         )
 
 
-def identity_of(model: nn.Module) -> str:
+def get_identity(model: nn.Module) -> str:
     """Text that is another where weights, modules, their settings or formats are."""
     parts = [
         f"{path} {type(module).__name__} {module.extra_repr()} "
@@ -146,7 +146,7 @@ def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Ev
         with stages.stage(ROWS, f"{len(rows)} rows" if judge is None else what) as advance:
             if judge is None:
                 kept = measure_rows(judged, rows, config.batch_size, journal, identity, advance)
-                found = result_of(kept, workload.task)
+                found = get_result(kept, workload.task)
             else:
                 code = {"evaluate": fingerprint_of_code(judge.code), "model": asked.own}
                 kept, found = [], judge_models(judged, judge, journal, code, asked.reference)
@@ -157,7 +157,7 @@ def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Ev
         ]
     names = config.model, judged.reference_name, workload.dataset
     divergences = [apart for columns in kept for apart in columns.get("kl", ())]
-    return report_of(Evaluation(*names, found, tuple(scores)), divergences, workload)
+    return build_report(Evaluation(*names, found, tuple(scores)), divergences, workload)
 
 
 def _scores(
@@ -173,8 +173,8 @@ def _scores(
 
     own = answers(judged.model, asked.own, "model")
     if judged.reference is None:
-        return scores_of(own, None)
-    return scores_of(own, answers(judged.reference, asked.reference, "float model"))
+        return compute_scores(own, None)
+    return compute_scores(own, answers(judged.reference, asked.reference, "float model"))
 
 
 EVALUATE = Job("evaluate", _evaluate, _load, lambda config: points_are_kept(config.out / JOURNAL))

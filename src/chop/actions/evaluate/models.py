@@ -18,8 +18,8 @@ from chop.actions.compress.earlier_run import (
     no_model,
 )
 from chop.actions.evaluate.settings import EvaluateConfig
-from chop.actions.export.model import CHECKPOINT, checkpoint_of
-from chop.base.trust import identity_of as named_as
+from chop.actions.export.model import CHECKPOINT, get_checkpoint
+from chop.base.trust import get_identity as named_as
 from chop.data.builtin_names import PREFIX
 from chop.data.tokenizer import get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
@@ -68,7 +68,7 @@ def load_judged(config: EvaluateConfig) -> Judged:
         UnavailableError: a model, its data or its tokenizer is not there.
         CheckpointError: the run in the folder saved no model.
     """
-    run, checkpoint = _run_of(config.model), checkpoint_of(config.model)
+    run, checkpoint = _get_run(config.model), get_checkpoint(config.model)
     settings = _settings(config, run, checkpoint)
     workload = load_workload(settings)
     check_weights(workload.model)
@@ -79,7 +79,7 @@ def load_judged(config: EvaluateConfig) -> Judged:
         needs_class = is_language or workload.judge is not None
         model = graph.to_module(like=model) if needs_class else graph.model
     elif run is not None:
-        model = _named(str(_folder_of(run.folder)), workload)
+        model = _named(str(_get_folder(run.folder)), workload)
     reference, name = _reference(config, settings, workload, model)
     tokenizer = get_tokenizer(tokenizer_name(settings)) if is_language else None
     judged = Judged(model.to(workload.device).eval(), reference, name, workload, tokenizer)
@@ -87,7 +87,7 @@ def load_judged(config: EvaluateConfig) -> Judged:
     return judged
 
 
-def _run_of(name: str) -> CompressedRun | None:
+def _get_run(name: str) -> CompressedRun | None:
     """The run of `chop compress` whose folder a path is, or whose model for transformers it is.
 
     It wins over a built-in model of its name, which `builtin:NAME` means.
@@ -104,7 +104,7 @@ def _run_of(name: str) -> CompressedRun | None:
     return None
 
 
-def _folder_of(run: Path) -> Path:
+def _get_folder(run: Path) -> Path:
     """The folder for transformers, which runs by block have in the place of a checkpoint."""
     folder = run / CHECKPOINT
     if not (folder / "config.json").is_file():

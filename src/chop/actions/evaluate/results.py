@@ -47,7 +47,7 @@ class Evaluation(Displayed):
         return [asdict(self.rows), *(asdict(score) for score in self.tasks)]
 
 
-def report_of(
+def build_report(
     found: Evaluation, divergences: Sequence[float], workload: Workload
 ) -> Report[Evaluation]:
     """Tables in `table.md`, figures `kl.svg` and `tasks.svg`.
@@ -99,7 +99,7 @@ def _verdict(evaluation: Evaluation, workload: Workload) -> str:
 def _counted(rows: RowResult, workload: Workload) -> str:
     if workload.judge is not None:
         return f"{rows.rows:,} rows of {workload.judge.title}" if rows.rows else "one number"
-    return f"{rows.rows:,} {workload.name_of('test')} rows"
+    return f"{rows.rows:,} {workload.get_name('test')} rows"
 
 
 def _tiles(evaluation: Evaluation, workload: Workload) -> list[Tile]:

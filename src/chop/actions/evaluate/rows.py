@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from chop.actions.evaluate.models import Judged
-from chop.base.files.library_errors import reason_of
+from chop.base.files.library_errors import get_reason
 from chop.errors import CheckpointError
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs import Journal
 from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train.evaluator import divergences
 from chop.train.feed import Feed
-from chop.train.intervals import draws_for, interval_of
+from chop.train.intervals import compute_interval, draws_for
 from chop.train.judge import Judge
 from chop.train.metric import Metric
 from chop.train.model_io import LABELS, read_answers
@@ -98,7 +98,7 @@ def measure_rows(
         journal: of finished rows.
         identity: of models and rows, in the journal.
         advance: takes the share of the rows that is done.
-    Returns: what is kept of each row, see `result_of`.
+    Returns: what is kept of each row, see `get_result`.
     """
     keys = [{**identity, "row": row} for row in range(len(rows))]
     missing = [row for row, key in enumerate(keys) if journal.find(key, _has_answers) is None]
@@ -123,7 +123,7 @@ def judge_models(
         if kept is None:
             rows, is_by_row = judge.rows(model)
             kept = journal.add(key, {"rows": rows.tolist(), "is_by_row": is_by_row})
-        found = judge.score_of(torch.tensor(kept["rows"]), kept["is_by_row"])
+        found = judge.compute_score(torch.tensor(kept["rows"]), kept["is_by_row"])
         return Measured(found.value, found.interval), found.rows
 
     own, count = score(judged.model, identity)
@@ -200,7 +200,7 @@ def _columns(task: Task, own: Tensor, labels: Tensor, reference: Tensor | None) 
     return {name: values.tolist() for name, values in found.items()}
 
 
-def result_of(kept: list[Columns], task: Task) -> RowResult:
+def get_result(kept: list[Columns], task: Task) -> RowResult:
     """The result of rows that were run.
 
     Args:
@@ -215,7 +215,7 @@ def result_of(kept: list[Columns], task: Task) -> RowResult:
     except (TypeError, ValueError, KeyError, RuntimeError, OverflowError) as error:
         raise CheckpointError(
             f"{JOURNAL} of the output folder has answers that no evaluation writes "
-            f"({reason_of(error)}): remove it, and the rows are run again."
+            f"({get_reason(error)}): remove it, and the rows are run again."
         ) from None
     metric, labels = task.metric, column["labels"]
     own = _score(metric, column["own"], labels, sizes)
@@ -250,7 +250,7 @@ def result_of(kept: list[Columns], task: Task) -> RowResult:
 def _score(metric: Metric, predictions: Tensor, labels: Tensor, sizes: list[int]) -> Measured:
     value = metric.score(predictions, labels)
     if set(sizes) == {1}:
-        return Measured(value, interval_of(metric, predictions, labels))
+        return Measured(value, compute_interval(metric, predictions, labels))
     return Measured(value, _over_rows(lambda i: metric.score(predictions[i], labels[i]), sizes))
 
 

@@ -249,7 +249,7 @@ def _set_examples(task: Any, count: int | None) -> None:
     task.set_fewshot_seed(SEED)
 
 
-def scores_of(own: Found, reference: Found | None) -> list[TaskScore]:
+def compute_scores(own: Found, reference: Found | None) -> list[TaskScore]:
     """The metrics of every task, and flips beside the float model.
 
     Args:
@@ -264,11 +264,11 @@ def scores_of(own: Found, reference: Found | None) -> list[TaskScore]:
             if not chosen or metric.endswith(STDERR) or not isinstance(value, int | float):
                 continue
             error = f"{metric}{STDERR},{chosen}"
-            samples = _answers_of(own, task, metric, chosen)
+            samples = _answers_by_question(own, task, metric, chosen)
             flips = (
                 {}
                 if reference is None
-                else _flips(samples, _answers_of(reference, task, metric, chosen))
+                else _flips(samples, _answers_by_question(reference, task, metric, chosen))
             )
             found.append(
                 TaskScore(
@@ -286,7 +286,7 @@ def scores_of(own: Found, reference: Found | None) -> list[TaskScore]:
     return found
 
 
-def _answers_of(found: Found, task: str, metric: str, chosen: str) -> dict[int, Any]:
+def _answers_by_question(found: Found, task: str, metric: str, chosen: str) -> dict[int, Any]:
     """What a metric says of each question, by its number."""
     samples = found["samples"].get(task, ())
     return {x["doc_id"]: x[metric] for x in samples if x["filter"] == chosen and metric in x}

@@ -33,7 +33,7 @@ from chop.actions.next_steps import steps_with_files
 from chop.bench.timing import surroundings
 from chop.errors import ChopError
 from chop.export.nearest import Change, nearest_graph
-from chop.export.packed_model import runner_of
+from chop.export.packed_model import get_runner
 from chop.export.target import Runner, Written
 from chop.export.targets import target
 from chop.ir.graph import MaseGraph
@@ -206,14 +206,14 @@ def _on_rows(
     rows = workload.test if config.limit is None else workload.test.spread(config.limit)
     own = {id(loaded.mg): CHOP}
     contestants = [
-        Contestant(CHOP, runner_of(exact[id(loaded.mg)].model), CHOP),
-        Contestant(FLOAT, runner_of(loaded.exact), CHOP),
+        Contestant(CHOP, get_runner(exact[id(loaded.mg)].model), CHOP),
+        Contestant(FLOAT, get_runner(loaded.exact), CHOP),
     ]
     for name, each in proven.items():
         key = id(each.plan.graph)
         if key not in own:
             own[key] = f"{CHOP} for {name}"
-            contestants.append(Contestant(own[key], runner_of(exact[key].model), CHOP))
+            contestants.append(Contestant(own[key], get_runner(exact[key].model), CHOP))
         contestants.append(Contestant(name, each.run, own[key]))
     with (
         stages.stage(RUNNING, f"comparing {workload.count_test(len(rows))}") as advance,

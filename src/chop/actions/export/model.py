@@ -22,10 +22,10 @@ from chop.export.graphs.flat import map_tensors, named_tensors
 from chop.formats import QuantSpec, parse_format_string
 from chop.formats.recipe import Recipe
 from chop.ir.graph import MaseGraph
-from chop.ir.layers import layers_of
+from chop.ir.layers import list_layers
 from chop.ir.propagate import example_inputs
 from chop.models import builtin_model, load_model
-from chop.models.places import place_of
+from chop.models.places import get_place
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.pipelines.packed_weights import pack_weights
@@ -90,7 +90,7 @@ def load_graph(config: ExportConfig) -> Loaded:
         UnavailableError: it is not there.
     """
     workload, why_no_rows = _workload(config)
-    checkpoint = checkpoint_of(config.model)
+    checkpoint = get_checkpoint(config.model)
     if checkpoint is not None:
         source = MaseGraph.from_checkpoint(checkpoint)
         refuse_integers(source, config.model)
@@ -113,7 +113,7 @@ def load_graph(config: ExportConfig) -> Loaded:
         recipe = Recipe.read(config.overrides, config.skip, "chop export")
         mg = pack_weights(source, parse_format_string(str(config.format)), inputs, recipe)
     exact, exact_is = _exact(source, mg, workload if checkpoint is not None else None)
-    tokenizer = tokenizer_of(config) if config.tokenizer else None
+    tokenizer = load_tokenizer(config) if config.tokenizer else None
     return Loaded(mg, source, exact, exact_is, tokenizer, workload, why_no_rows)
 
 
@@ -129,7 +129,7 @@ def _exact(source: MaseGraph, mg: MaseGraph, original: Workload | None) -> tuple
 def decoded(mg: MaseGraph) -> MaseGraph:
     """A graph without rounding, its weights those that the codes of another stand for."""
     found = mg.sharing_copy()
-    for layer in layers_of(found, lambda _, module: isinstance(module, QuantizedOperator)):
+    for layer in list_layers(found, lambda _, module: isinstance(module, QuantizedOperator)):
         assert isinstance(layer.module, QuantizedOperator)
         twin = layer.module.unpack().with_spec(QuantSpec())
         for node in layer.nodes:
@@ -146,7 +146,7 @@ def packed(mg: MaseGraph) -> MaseGraph:
     return passes.pack_transform_pass(mg, {"silent": True})[0]
 
 
-def checkpoint_of(name: str) -> Path | None:
+def get_checkpoint(name: str) -> Path | None:
     """The checkpoint that a path names: of a run, or itself, with a suffix or not."""
     path = Path(name).expanduser().resolve()
     stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
@@ -171,7 +171,7 @@ def _workload_settings(config: ExportConfig) -> WorkloadConfig | None:
     run = path if path.is_dir() else path.parent
     if builtin_model(config.model):
         return WorkloadConfig(model=config.model, device="cpu", out=config.out, **given)
-    if checkpoint_of(config.model) is not None:
+    if get_checkpoint(config.model) is not None:
         return _settings_of_run(run, given)
     if config.dataset is None:
         return None
@@ -190,13 +190,13 @@ def _settings_of_run(run: Path, given: Mapping[str, Any]) -> WorkloadConfig | No
     return workload_config(found, {**given, "device": "cpu", "out": run})
 
 
-def tokenizer_of(config: ExportConfig) -> Any:
+def load_tokenizer(config: ExportConfig) -> Any:
     """The tokenizer or processor of the model's folder or file, or of a run's folder `model`."""
     path = Path(config.model).expanduser()
     if is_gguf(config.model):
         from chop.export.gguf.reader import read_tokenizer
 
-        return read_tokenizer(place_of(str(path)))
+        return read_tokenizer(get_place(str(path)))
     places = [str(place) for place in (path / CHECKPOINT, path) if place.is_dir()] or [config.model]
     processors = map(find_processor, [] if builtin_model(config.model) else places)
     return next((processor for processor in processors if processor is not None), None)
@@ -204,6 +204,6 @@ def tokenizer_of(config: ExportConfig) -> Any:
 
 def is_gguf(name: str) -> bool:
     """Returns true if a model is a file of GGUF, or a folder with one."""
-    if builtin_model(name) or checkpoint_of(name) is not None:
+    if builtin_model(name) or get_checkpoint(name) is not None:
         return False
-    return gguf_file(place_of(str(Path(name).expanduser()))) is not None
+    return gguf_file(get_place(str(Path(name).expanduser()))) is not None

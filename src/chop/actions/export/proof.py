@@ -134,7 +134,7 @@ class RowProof:
 
     def score(self, workload: Workload, rows: int) -> Score:
         """The task's metric of the engine."""
-        return workload.score_of(torch.cat(self._predictions), torch.cat(self._labels), rows)
+        return workload.compute_score(torch.cat(self._predictions), torch.cat(self._labels), rows)
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def check_unrounded(mg: MaseGraph, path: Path, kind: Target) -> None:
 def largest_share(mg: MaseGraph) -> float:
     """The difference between outputs that rounding explains, as a share of the largest one."""
     inputs = (
-        m.format_of("data_in") for m in mg.model.modules() if isinstance(m, QuantizedOperator)
+        m.operand_format("data_in") for m in mg.model.modules() if isinstance(m, QuantizedOperator)
     )
     finds = any(isinstance(x, NumberFormat) and is_dynamic(x) for x in inputs)
     return MOST_DYNAMIC if finds else MOST

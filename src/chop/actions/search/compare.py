@@ -17,8 +17,8 @@ from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Writer, figure_files
 from chop.report.search_figures import about_trial, within
 from chop.search import Goal, TrialRecord
-from chop.search.comparison import Compared, curves_of, judged, read_compared, title_of
-from chop.search.objective import Direction, objectives_of
+from chop.search.comparison import Compared, build_curves, get_title, judged, read_compared
+from chop.search.objective import Direction, select_objectives
 from chop.train import TASKS, Metric
 from chop.train.tasks import share_metrics
 
@@ -84,7 +84,7 @@ def compare_searches(
     """
     found = [each for search in searches for each in read_compared(search, name)]
     chosen = _common_goal(found, goal)
-    curves = curves_of([judged(each, chosen) for each in found], labels)
+    curves = build_curves([judged(each, chosen) for each in found], labels)
     series = {key: [each.result.best_so_far() for each in group] for key, group in curves.items()}
     by_trial = {k: [each.result.best_by_trial() for each in group] for k, group in curves.items()}
     further = columns or {}
@@ -98,7 +98,7 @@ def compare_searches(
     metric = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
     numbers = {key: metric for key in rows[0] if key.startswith(("best", "test"))}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)
-    heading = title if title is not None else title_of(shown, _data_name)
+    heading = title if title is not None else get_title(shown, _data_name)
     table = MeasuredTable(f"{heading}: {chosen.name}", rows, numbers)
     figures = figure_files(
         "best-so-far",
@@ -182,7 +182,7 @@ def _common_goal(found: Sequence[Compared], name: str | None) -> Goal:
         raise ConfigError("compare: expected at least one search.")
     if name is not None:
         return Goal(name, _direction(found, name))
-    firsts = {each.label: objectives_of(each.result.goals)[0] for each in found}
+    firsts = {each.label: select_objectives(each.result.goals)[0] for each in found}
     goals = {(goal.name, goal.direction): label for label, goal in firsts.items()}
     if len(goals) > 1:
         listed = ", ".join(f"{goal} ({direction}) in {t}" for (goal, direction), t in goals.items())

@@ -79,12 +79,12 @@ class FormatSettings:
 
     def all_ranges(self) -> dict[str, tuple[Any, ...]]:
         """Values by field, widths among them."""
-        from chop.problems.mixed_precision.candidates import fields_of
+        from chop.problems.mixed_precision.candidates import get_fields
 
         widths = self.widths
         if widths is not None and "width" in self.ranges:
             raise ConfigError("widths and ranges.width are the same: give one of them.")
-        if widths is None and any("width" in fields_of(given) for given in self.formats):
+        if widths is None and any("width" in get_fields(given) for given in self.formats):
             widths = self.USUAL_WIDTHS
         usual = {} if widths is None else {"width": whole(parse_range(widths, "widths"), "widths")}
         return {**usual, **self.ranges}

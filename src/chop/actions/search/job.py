@@ -114,7 +114,7 @@ def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Resu
 
     def searched(config: SearchConfig, search: Search, output: Output) -> Report[Result]:
         extensions = dataclasses.asdict(Extensions.of_this_process())
-        search.note_job(job.name, settings_of(config), extensions)
+        search.note_job(job.name, get_settings(config), extensions)
         result = search.run(until=config.trials, workers=config.workers)
         best, report = result.best, job.report(opened[0], result)
         saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).glob("*")
@@ -126,7 +126,7 @@ def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Resu
         searched,
         load=load,
         kept=lambda config: _resume_note(config, others),
-        settings=lambda config, _: settings_of(config),
+        settings=lambda config, _: get_settings(config),
         folder=lambda config: config.folder,
     )
     result = run_job(whole, config)
@@ -184,7 +184,7 @@ def best_model(config: SearchConfig, best: TrialRecord) -> Path | None:
     return stem if stem.with_suffix(".pt").is_file() else None
 
 
-def settings_of(config: SearchConfig) -> dict[str, Any]:
+def get_settings(config: SearchConfig) -> dict[str, Any]:
     """The settings as plain JSON; the inverse of `rebuild`.
 
     A server is left out: whoever reads the settings has found it, and its URL has a password. A

@@ -169,7 +169,7 @@ def _rebuilt(
         changes: settings that are not as it was begun with.
         command: command line, for messages.
     """
-    job, url = _job_of(noted), noted["url"]
+    job, url = _get_job(noted), noted["url"]
     given = {key: value for key, value in changes.items() if value is not None}
     given |= {"storage": url, "name": noted["name"]}
     file, begun_in = storage_file(url), storage_file(job["settings"].get("storage", MEMORY))
@@ -202,7 +202,7 @@ def _command(verb: str, arguments: Sequence[str], options: Mapping[str, Any]) ->
     return shlex.join(["chop", "search", verb, *arguments, *itertools.chain(*given)])
 
 
-def _job_of(noted: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_job(noted: Mapping[str, Any]) -> Mapping[str, Any]:
     if noted["job"] is None:
         raise ConfigError(
             f"study '{printable(noted['name'])}' was begun by a program, not by `chop search`: run "

@@ -13,7 +13,7 @@ from chop.actions.search.precision_report import report
 from chop.actions.search.precision_subject import PrecisionSubject
 from chop.actions.search.settings import PrecisionConfig
 from chop.formats import format_string
-from chop.problems.mixed_precision.candidates import fields_of, varied_fields
+from chop.problems.mixed_precision.candidates import get_fields, varied_fields
 from chop.search import Config, Result, Search
 from chop.search.reading import load_search
 from chop.workloads.workload import Workload
@@ -68,7 +68,7 @@ def split(config: PrecisionConfig) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for given in config.formats if config.per_format else ():
-        fields = fields_of(given)
+        fields = get_fields(given)
         found[given] = {
             "formats": (given,),
             "per_format": False,

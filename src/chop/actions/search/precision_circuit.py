@@ -9,7 +9,7 @@ from rich import get_console
 
 from chop import runs
 from chop.actions.emit.job import emit
-from chop.actions.emit.lower import Lowering, lowering_of
+from chop.actions.emit.lower import Lowering, lower_and_compare
 from chop.actions.emit.settings import EmitConfig
 from chop.actions.search.precision_recipe import settings_of_workload
 from chop.actions.search.settings import PrecisionConfig
@@ -63,8 +63,8 @@ def emit_best(
         UnavailableError: a tool is not there.
     """
     assert found.circuit is not None
-    expected = found.circuit.design(found.formats(best.config), found.fold_of(best.config))
-    fold, label = found.fold_of(best.config), _label(best)
+    expected = found.circuit.design(found.formats(best.config), found.max_fold(best.config))
+    fold, label = found.max_fold(best.config), _label(best)
     out = config.folder / CIRCUIT
     settings = EmitConfig(
         **settings_of_workload(config, (WorkloadConfig,)),
@@ -80,7 +80,7 @@ def emit_best(
     def lower(workload: Workload, _: EmitConfig, rows: int) -> Lowering:
         assert found.circuit is not None
         observed = {"observed": found.circuit.batches}
-        return lowering_of(found.graph(best.config), label, workload, rows, observed)
+        return lower_and_compare(found.graph(best.config), label, workload, rows, observed)
 
     family = found.circuit.settings.family
     result = emit(settings, workload, lower, family.has_multipliers)

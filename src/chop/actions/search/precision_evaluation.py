@@ -10,7 +10,7 @@ from chop.problems.mixed_precision.costs import COSTS
 from chop.problems.mixed_precision.held_out import HeldOutRows, HeldOutScore
 from chop.problems.mixed_precision.warm_start import costs_if_any
 from chop.search import Config, Result, TrialRecord
-from chop.search.objective import constraints_of, objectives_of
+from chop.search.objective import select_constraints, select_objectives
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ def _baseline(
 
     Returns: None where there are several objectives, or no such configuration in the budgets.
     """
-    objectives = objectives_of(result.goals)
+    objectives = select_objectives(result.goals)
     if result.best is None or len(objectives) > 1 or objectives[0].name in COSTS:
         return None
-    limits = constraints_of(result.goals)
+    limits = select_constraints(result.goals)
     within = [
         label
         for label in begin

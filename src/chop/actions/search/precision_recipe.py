@@ -90,7 +90,7 @@ class PrecisionResult(Result):
         return found.config()
 
 
-def recipe_of(problem: PrecisionProblem, config: Config) -> _WeightRecipe | None:
+def get_recipe(problem: PrecisionProblem, config: Config) -> _WeightRecipe | None:
     """The recipe of a configuration; None where more than weights is rounded, or nothing is."""
     chosen = problem.formats(config)
     texts = {name: _weight_text(problem, name, formats) for name, formats in chosen.items()}

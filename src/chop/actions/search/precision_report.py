@@ -18,8 +18,8 @@ from chop.actions.search.precision_recipe import (
     RECIPE_FILE,
     PrecisionResult,
     about_recipe,
+    get_recipe,
     recipe_files,
-    recipe_of,
 )
 from chop.actions.search.precision_rows import fitting
 from chop.actions.search.precision_subject import PrecisionSubject
@@ -32,7 +32,7 @@ from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Cell, Report, Step, Tile
 from chop.runs import Outcome
 from chop.search import Result
-from chop.search.objective import objectives_of
+from chop.search.objective import select_objectives
 from chop.statistics.intervals import LEVEL_TEXT
 from chop.train.evaluator import Evaluator
 
@@ -52,13 +52,13 @@ def report(subject: PrecisionSubject, result: Result) -> Report[Result]:
         batch_size=config.eval_batch_size,
         task=workload.task,
     )
-    test = HeldOutRows(found, held_out, objectives_of(result.goals)[0].name)
+    test = HeldOutRows(found, held_out, select_objectives(result.goals)[0].name)
     evaluation = evaluate_search(subject, result, test)
     table = _table(subject, result, evaluation, test)
     figures = precision_figures(
         config.sampler, found, result, subject.begin, table.rows, workload.title
     )
-    recipes = {trial.number: recipe_of(found, trial.config) for trial in shown_trials(result)}
+    recipes = {trial.number: get_recipe(found, trial.config) for trial in shown_trials(result)}
     kept = {number: recipe for number, recipe in recipes.items() if recipe is not None}
     whole = PrecisionResult(result.goals, result.trials, kept)
     report: Report[Result] = report_of_tables({"table": table}, whole, figures)
@@ -85,10 +85,10 @@ def _table(
 ) -> MeasuredTable:
     """The table of the search beside what needs none, with its note."""
     workload, metric = subject.workload, subject.workload.task.metric
-    row_of = table_row if workload.judge is None else judged_row
+    get_row = table_row if workload.judge is None else judged_row
     circuit = subject.config.circuit_columns()
     lines = [
-        row_of(label, values, metric, evaluation.scores.get(label), circuit)
+        get_row(label, values, metric, evaluation.scores.get(label), circuit)
         for label, values in evaluation.values.items()
     ]
     count = len(test.held_out)

@@ -33,7 +33,7 @@ class SearchRows(NamedTuple):
     about: str
 
 
-def rows_of(config: PrecisionConfig, workload: Workload) -> SearchRows:
+def get_rows(config: PrecisionConfig, workload: Workload) -> SearchRows:
     """Rows that measure trials: those that the model was not trained on, if there are any."""
     split = workload
     if workload.judge is not None:

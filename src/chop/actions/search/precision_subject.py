@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from chop.actions.search.precision_circuit import check_can_emit
-from chop.actions.search.precision_rows import SearchRows, goals_for, rows_of
+from chop.actions.search.precision_rows import SearchRows, get_rows, goals_for
 from chop.actions.search.settings import PrecisionConfig
 from chop.errors import ConfigError
 from chop.problems.mixed_precision.problem import SCORES, PrecisionProblem
@@ -50,7 +50,7 @@ class PrecisionSubject:
     @cached_property
     def split(self) -> SearchRows:
         """Rows that trials are measured on, and a workload that does not train on them."""
-        return rows_of(self.config, self.given)
+        return get_rows(self.config, self.given)
 
     @property
     def workload(self) -> Workload:

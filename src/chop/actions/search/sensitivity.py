@@ -9,7 +9,7 @@ from typing import Any
 
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.search.settings import SensitivityConfig
-from chop.actions.sweep.points import Point, identity_of, measure_all
+from chop.actions.sweep.points import Point, get_identity, measure_all
 from chop.problems.mixed_precision.layer_sensitivity import Sensitivity, line
 from chop.report.charts.heat_map import layer_map_charts
 from chop.report.measured import MeasuredTable, report_of_tables
@@ -74,7 +74,7 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
         "metrics": config.metrics,
         "vectors": config.vectors,
     }
-    known = {**identity_of(workload), **settings, "seed": config.seed}
+    known = {**get_identity(workload), **settings, "seed": config.seed}
 
     names = tuple(config.metrics)
 

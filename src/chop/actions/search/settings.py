@@ -155,13 +155,13 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
 
     def __post_init__(self) -> None:
         from chop.problems.mixed_precision.costs import COSTS
-        from chop.search.objective import objectives_of
+        from chop.search.objective import select_objectives
 
         super().__post_init__()
         if self.judged_name is not None and self.goals == ("kl",):
             object.__setattr__(self, "goals", (self.judged_name,))
         self.read_formats()
-        objectives_of(self.all_goals())
+        select_objectives(self.all_goals())
         self.check_circuit()
         if self.emit and self.epochs:
             raise ConfigError("emit: a circuit of weights that trials train is not emitted.")

@@ -14,12 +14,12 @@ from rich import get_console
 
 from chop import runs
 from chop.actions.search.compare import compare_searches
-from chop.actions.search.job import BEST_FILE, SearchJob, run_search, settings_of
+from chop.actions.search.job import BEST_FILE, SearchJob, get_settings, run_search
 from chop.actions.search.settings import SearchConfig
 from chop.base.files.documents import read_json
 from chop.errors import CheckpointError, ConfigError
 from chop.search.location import MEMORY, storage_url
-from chop.search.objective import objectives_of
+from chop.search.objective import select_objectives
 from chop.search.reading import finished_trials, load_search
 
 COSTS = {
@@ -42,7 +42,7 @@ def is_several(job: SearchJob[Any], config: SearchConfig) -> bool:
     return config.seeds > 1 or bool(config.samplers) or bool(job.split(config))
 
 
-def searches_of(job: SearchJob[Any], config: Config) -> dict[str, list[Config]]:
+def list_searches(job: SearchJob[Any], config: Config) -> dict[str, list[Config]]:
     """The settings of each search that `config` stands for, by the label of its curve.
 
     Each is a study of its own in the storage of `config`, NAME-SAMPLER-seed-N, and writes into a
@@ -72,7 +72,7 @@ def searches_of(job: SearchJob[Any], config: Config) -> dict[str, list[Config]]:
 
 
 def run_several(job: SearchJob[Any], config: SearchConfig) -> list[dict[str, Any]]:
-    """Runs every search of `searches_of` to its total, and compares them in OUT/NAME-compared.
+    """Runs every search of `list_searches` to its total, and compares them in OUT/NAME-compared.
 
     Called again with the same settings it goes on where it stopped: what is finished is kept as it
     is.
@@ -82,18 +82,18 @@ def run_several(job: SearchJob[Any], config: SearchConfig) -> list[dict[str, Any
     Raises:
         ConfigError: settings that do not fit one of the searches.
     """
-    curves = searches_of(job, config)
+    curves = list_searches(job, config)
     every = [each for group in curves.values() for each in group]
     for number, each in enumerate(every, 1):
         if not _is_written(job, each):
             title = f"search {number} of {len(every)}: {each.study}"
             get_console().print(title, highlight=False, markup=False)
             run_search(job, each, others=len(every) - number)
-    goal = objectives_of(_noted(every[0])["goals"])[0].name
+    goal = select_objectives(_noted(every[0])["goals"])[0].name
     return compare_searches(
         [(_storage(each), each.study) for each in every],
         labels=[label for label, group in curves.items() for _ in group],
-        out=folder_of(config),
+        out=get_folder(config),
         baselines=_baselines(every, goal),
         columns=_without_empty(
             {label: _columns(job, group, goal) for label, group in curves.items()}
@@ -101,7 +101,7 @@ def run_several(job: SearchJob[Any], config: SearchConfig) -> list[dict[str, Any
     )
 
 
-def folder_of(config: SearchConfig) -> Path:
+def get_folder(config: SearchConfig) -> Path:
     """Where the comparison is written."""
     return config.out / f"{config.study}-compared"
 
@@ -122,7 +122,7 @@ def _is_written(job: SearchJob[Any], config: SearchConfig) -> bool:
         return False
     with suppress(CheckpointError):
         found = runs.read_manifest(config.folder)
-        same = dict(found.settings) == runs.as_json(settings_of(config))
+        same = dict(found.settings) == runs.as_json(get_settings(config))
         is_finished = found.kind == f"search {job.name}" and found.state == "finished"
         return same and is_finished and job.is_complete(config)
     return False

@@ -48,7 +48,7 @@ class ShardedModel:
             CheckpointError: files are missing or broken.
             UnavailableError: a hub name that is neither in the local cache nor reachable.
         """
-        checkpoint = checkpoint_of(config.model)
+        checkpoint = get_checkpoint(config.model)
         if checkpoint is not None:
             return cls._of_checkpoint(checkpoint, config)
         if is_own(config.model):
@@ -84,7 +84,7 @@ class ShardedModel:
         return cls(mg, inputs, weights_source(model, folder, mg.model))
 
 
-def checkpoint_of(model: str) -> Path | None:
+def get_checkpoint(model: str) -> Path | None:
     """The checkpoint of chop that a name means, with a suffix or not, or a run's folder has.
 
     None if there is none.
@@ -97,7 +97,7 @@ def checkpoint_of(model: str) -> Path | None:
 
 def whole_graph(config: ShardConfig) -> MaseGraph:
     """The graph of the same model with all its weights."""
-    checkpoint = checkpoint_of(config.model)
+    checkpoint = get_checkpoint(config.model)
     if checkpoint is not None:
         return MaseGraph.from_checkpoint(checkpoint)
     return _without_cache(load_model(config.model, task=config.task, seed=config.seed))

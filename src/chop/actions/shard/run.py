@@ -132,12 +132,12 @@ def run_on_processes(plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code:
-            raise _error_of(folder, code, plan.processes)
+            raise _read_error(folder, code, plan.processes)
         result: dict[str, Any] = json.loads((folder / "result.json").read_text())
         return result
 
 
-def _error_of(folder: Path, code: int, processes: int) -> ChopError:
+def _read_error(folder: Path, code: int, processes: int) -> ChopError:
     """What the processes said; one that only missed another comes last."""
     said = [json.loads(path.read_text()) for path in sorted(folder.glob("error-*.json"))]
     if not said:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from chop.actions.sweep.points import Point, identity_of, measure_all
+from chop.actions.sweep.points import Point, get_identity, measure_all
 from chop.ir.graph import MaseGraph
 from chop.runs import Journal
 from chop.workloads.workload import Training, Workload, raise_to_graph
@@ -50,7 +50,7 @@ class Experiment(Generic[S]):
         draws: setting -> whether the change depends on the seed.
         describe: graph -> numbers to keep beside its metric.
         described: setting -> names of those that each of its graphs has.
-        settings_of: setting, seed -> all that the change depends on, model and rows aside.
+        get_settings: setting, seed -> all that the change depends on, model and rows aside.
         label: setting -> a word for the progress bar.
         training: arguments of `chop.train.fit`, the seed aside; no epochs, no second stage.
         seeds: of what is drawn by the change and by training; each gives a result.
@@ -62,7 +62,7 @@ class Experiment(Generic[S]):
     draws: Callable[[S], bool]
     describe: Callable[[MaseGraph], Mapping[str, float]]
     described: Callable[[S], tuple[str, ...]]
-    settings_of: Callable[[S, int], Mapping[str, Any]]
+    get_settings: Callable[[S, int], Mapping[str, Any]]
     label: Callable[[S], str]
     training: Training
     seeds: tuple[int, ...]
@@ -119,7 +119,7 @@ class Sweep(Generic[S]):
 
     def settings_at(self, stage: str, setting: S, seed: int) -> dict[str, Any]:
         """All that the result of a stage depends on: the key of its point in the journal."""
-        about = {**self._identity, **self._origin, **self._settings_of(setting, seed)}
+        about = {**self._identity, **self._origin, **self._get_settings(setting, seed)}
         if stage == self.experiment.stages[0]:
             return about
         return {**about, "training": self._training(seed)}
@@ -132,15 +132,15 @@ class Sweep(Generic[S]):
 
     @functools.cached_property
     def _identity(self) -> dict[str, str]:
-        return identity_of(self.workload)
+        return get_identity(self.workload)
 
     @property
     def _origin(self) -> dict[str, Any]:
         start = self.experiment.start
         return {} if start is None else {START: start.settings}
 
-    def _settings_of(self, setting: S, seed: int) -> Mapping[str, Any]:
-        return self.experiment.settings_of(setting, self._drawn(setting, seed))
+    def _get_settings(self, setting: S, seed: int) -> Mapping[str, Any]:
+        return self.experiment.get_settings(setting, self._drawn(setting, seed))
 
     def _drawn(self, setting: S, seed: int) -> int:
         """The seed of a change; where nothing is drawn the first, whatever is asked for."""

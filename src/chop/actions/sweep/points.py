@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chop.runs import Journal, has_numbers, key_of
+from chop.runs import Journal, compute_key, has_numbers
 from chop.runs.progress import Estimate, format_clock, say_line, work_bar
 from chop.train.metric import Metric
 from chop.train.tasks import CLASSIFICATION
@@ -62,8 +62,8 @@ def measure_all(
     Returns: one mapping per point, in their order.
     """
     # Equal settings, equal result: each is measured once.
-    todo = {key_of(point.settings): point for point in points if point.find(journal) is None}
-    done = sum(key_of(point.settings) not in todo for point in points)
+    todo = {compute_key(point.settings): point for point in points if point.find(journal) is None}
+    done = sum(compute_key(point.settings) not in todo for point in points)
     estimate = Estimate((point.kind for point in todo.values()), costs=costs)
     with work_bar(estimate) as bar:
         if done:
@@ -88,7 +88,7 @@ def measure_all(
     return [journal.get(point.settings) for point in points]
 
 
-def identity_of(workload: Workload) -> dict[str, str]:
+def get_identity(workload: Workload) -> dict[str, str]:
     """Identity of a workload: names and fingerprints of its model and rows, and its metric."""
     metric = workload.task.metric.name
     judged = {} if metric == "accuracy" else {"task": workload.task.name, "metric": metric}

@@ -23,11 +23,11 @@ from chop.report.charts.accuracy import Curve, accuracy_charts
 from chop.report.measured import (
     TIMES,
     MeasuredTable,
-    intervals_of,
+    compute_intervals,
+    get_seconds,
+    list_points,
     over_seeds,
-    points_of,
     report_of_tables,
-    seconds_of,
 )
 from chop.report.report import Report, Writer, figure_files
 from chop.runs.interrupt import points_are_kept
@@ -126,7 +126,7 @@ def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[Prun
         draws=lambda setting: setting.draws,
         describe=lambda mg: _sparsities(mg, workload),
         described=lambda setting: (SPARSITY, *[INPUT_SPARSITY] * (setting.activation is not None)),
-        settings_of=lambda setting, seed: {
+        get_settings=lambda setting, seed: {
             **config.pass_args(setting, seed),
             "include": relevant_operators(workload.model, config.operators),
             "calibration_rows": rows,
@@ -152,7 +152,7 @@ def _sparsities(mg: MaseGraph, workload: Workload) -> dict[str, float]:
     layers = [m for m in mg.model.modules() if isinstance(m, QuantizedOperator) and m.is_pruned]
     hidden = total(ZeroCount.of(layer.effective("weight")) for layer in layers)
     found = {SPARSITY: hidden.share}
-    pruners = {node for node in mg.nodes if isinstance(mg.module_of(node), PruneActivation)}
+    pruners = {node for node in mg.nodes if isinstance(mg.get_module(node), PruneActivation)}
     if pruners:
         batches = calibration_batches(mg.model, workload.train, rows=COUNTED_ROWS)
         counts = layer_zeros(mg, select_inputs(mg, batches, "chop sweep prune"))
@@ -198,9 +198,9 @@ def _row(
         **row,
         **{name: found[name, None][0][metric] for name in bases},
         **over_seeds(stages, metric, ranged=config.seeds > 1),
-        **intervals_of({name: found[name, None] for name in bases}),
-        **({} if config.seeds > 1 else intervals_of(stages)),
-        "seconds": seconds_of(stages),
+        **compute_intervals({name: found[name, None] for name in bases}),
+        **({} if config.seeds > 1 else compute_intervals(stages)),
+        "seconds": get_seconds(stages),
     }
 
 
@@ -242,7 +242,7 @@ def _curves(
 
 def _curve(family: str, rows: Sequence[Mapping[str, Any]], stage: str) -> Curve:
     x = "activation sparsity" if rows[0]["method"] is None else "sparsity"
-    found, ranges = points_of(rows, x, stage)
+    found, ranges = list_points(rows, x, stage)
     return Curve(f"{family}, {stage}", found, family, stage == STAGES[0], ranges)
 
 

@@ -16,8 +16,8 @@ from chop.actions.sweep.rounding import (
     STAGES,
     UNPRINTED,
     Setting,
-    rounding_of,
-    row_of,
+    build_rounding,
+    get_row,
     stages_in,
 )
 from chop.actions.sweep.settings import DERIVED, HALF, QuantizeSweepConfig
@@ -25,7 +25,7 @@ from chop.actions.sweep.split_widths import sweep_split_widths
 from chop.actions.sweep.verdict import with_verdict
 from chop.report.charts.accuracy import Curve, accuracy_charts
 from chop.report.charts.heat_map import heat_map_charts
-from chop.report.measured import TIMES, MeasuredTable, points_of, report_of_tables
+from chop.report.measured import TIMES, MeasuredTable, list_points, report_of_tables
 from chop.report.report import Report, Step, Writer, figure_files
 from chop.runs import Outcome
 from chop.runs.interrupt import points_are_kept
@@ -79,9 +79,9 @@ def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[lis
     if left_out:
         text = f"Not measured, because a fraction has to be below its width: {', '.join(left_out)}."
         get_console().print(text, highlight=False, markup=False)
-    found = Sweep(rounding_of(config, workload), workload).measure(settings, config.out)
+    found = Sweep(build_rounding(config, workload), workload).measure(settings, config.out)
     rows = [
-        {"width": width, "frac_width": frac, **row_of(found, (width, frac), workload)}
+        {"width": width, "frac_width": frac, **get_row(found, (width, frac), workload)}
         for width, frac in settings
     ]
     heading = f"{title}: {metric.name} against width"
@@ -117,7 +117,7 @@ def _accuracy_figures(
     metric, curves = workload.task.metric, []
     for label, settings in lines.items():
         for stage in stages_in(rows):
-            points, ranges = points_of([found[setting] for setting in settings], "width", stage)
+            points, ranges = list_points([found[setting] for setting in settings], "width", stage)
             name = stage if len(lines) == 1 else f"{stage}, fraction {label}"
             family = stage if len(lines) == 1 else label
             curves.append(Curve(name, points, family, stage == PTQ and len(lines) > 1, ranges))

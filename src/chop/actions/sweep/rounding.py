@@ -14,7 +14,7 @@ from chop.ir.graph import MaseGraph
 from chop.passes import calculate_avg_bits_mg_analysis_pass
 from chop.quantization.named_operators import relevant_operators
 from chop.report.charts.accuracy import Curve
-from chop.report.measured import intervals_of, over_seeds, points_of, seconds_of
+from chop.report.measured import compute_intervals, get_seconds, list_points, over_seeds
 from chop.workloads.workload import Workload
 
 Setting = tuple[int, int | str]
@@ -27,7 +27,7 @@ UNPRINTED = tuple(f"{stage} {VALIDATION}" for stage in STAGES)
 """Columns of that metric, which other jobs choose by."""
 
 
-def rounding_of(config: QuantizeSweepConfig, workload: Workload) -> Experiment[Setting]:
+def build_rounding(config: QuantizeSweepConfig, workload: Workload) -> Experiment[Setting]:
     """Rounding of the chosen operators to a setting; nothing but training draws."""
     operators = relevant_operators(workload.model, config.operators)
     depends = {"operators": operators, "calibration_rows": config.calibration_rows}
@@ -50,14 +50,14 @@ def rounding_of(config: QuantizeSweepConfig, workload: Workload) -> Experiment[S
         draws=lambda setting: False,
         describe=described,
         described=lambda setting: ("bits",),
-        settings_of=lambda setting, seed: {**depends, "format": setting},
+        get_settings=lambda setting, seed: {**depends, "format": setting},
         label=lambda setting: f"{setting[0]}.{setting[1]}",
         training=workload.tuning(config.qat_epochs, config.qat_lr, config),
         seeds=tuple(range(config.seed, config.seed + config.seeds)),
     )
 
 
-def row_of(found: Found, setting: Setting, workload: Workload) -> dict[str, Any]:
+def get_row(found: Found, setting: Setting, workload: Workload) -> dict[str, Any]:
     """The results of a setting: bits, the metric of each stage, its range over seeds, seconds.
 
     Where there are validation rows, columns of `UNPRINTED` have the metric on them; None in points
@@ -71,14 +71,14 @@ def row_of(found: Found, setting: Setting, workload: Workload) -> dict[str, Any]
         FLOAT: found[FLOAT, None][0][metric],
         **over_seeds({PTQ: stages[PTQ]}, metric, ranged=False),
         **over_seeds(trained, metric, ranged=len(stages.get(QAT, ())) > 1),
-        **intervals_of({FLOAT: found[FLOAT, None], PTQ: stages[PTQ]}),
-        **({} if len(stages.get(QAT, ())) > 1 else intervals_of(trained)),
-        "seconds": seconds_of(stages),
-        **(_validation_of(stages) if workload.chooses_by_rows else {}),
+        **compute_intervals({FLOAT: found[FLOAT, None], PTQ: stages[PTQ]}),
+        **({} if len(stages.get(QAT, ())) > 1 else compute_intervals(trained)),
+        "seconds": get_seconds(stages),
+        **(_get_validation(stages) if workload.chooses_by_rows else {}),
     }
 
 
-def _validation_of(stages: Mapping[str, Sequence[Results]]) -> dict[str, float | None]:
+def _get_validation(stages: Mapping[str, Sequence[Results]]) -> dict[str, float | None]:
     columns = {}
     for stage, results in stages.items():
         values = [result.get(VALIDATION) for result in results]
@@ -92,7 +92,7 @@ def stages_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in STAGES if name in rows[0]]
 
 
-def curve_of(rows: Sequence[Mapping[str, Any]], x: str, stage: str) -> Curve:
+def build_curve(rows: Sequence[Mapping[str, Any]], x: str, stage: str) -> Curve:
     """A stage over a column of the rows."""
-    points, ranges = points_of(rows, x, stage)
+    points, ranges = list_points(rows, x, stage)
     return Curve(stage, points, ranges=ranges)

@@ -16,9 +16,9 @@ from chop.actions.sweep.rounding import (
     STAGES,
     UNPRINTED,
     Setting,
-    curve_of,
-    rounding_of,
-    row_of,
+    build_curve,
+    build_rounding,
+    get_row,
     stages_in,
 )
 from chop.actions.sweep.settings import QuantizeSweepConfig
@@ -62,7 +62,7 @@ def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload) -> Repor
         workload: the model and its rows; without validation rows, a share of the training rows.
     """
     workload = workload.with_validation()
-    sweep = Sweep(rounding_of(config, workload), workload)
+    sweep = Sweep(build_rounding(config, workload), workload)
     ranges = value_ranges(sweep.float_graph, config.operators, workload, config.calibration_rows)
     magnitudes = table_of_ranges(ranges, workload)
     shown = show(*magnitudes.blocks)
@@ -127,7 +127,7 @@ def _measured(
                 sorted({INTEGER: integer, FRACTION: frac}.items(), key=lambda x: x[0] != varied)
             ),
             "width": integer + frac,
-            **row_of(found, (integer + frac, frac), sweep.workload),
+            **get_row(found, (integer + frac, frac), sweep.workload),
         }
         for integer, frac in splits
     ]
@@ -197,7 +197,7 @@ def _figures(
     return figure_files(
         FILES[varied],
         accuracy_charts,
-        [curve_of(rows, varied, stage) for stage in stages_in(rows)],
+        [build_curve(rows, varied, stage) for stage in stages_in(rows)],
         {FLOAT: rows[0][FLOAT], **workload.baselines},
         metric=workload.task.metric,
         xlabel=NAMES[varied],

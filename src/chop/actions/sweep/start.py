@@ -12,14 +12,14 @@ from rich import get_console
 
 from chop.actions.starting_run import SUFFIXES, checkpoint_in, read_graph, read_start_manifest
 from chop.actions.sweep.experiment import JOURNAL, Start, Sweep
-from chop.actions.sweep.rounding import STAGES, UNPRINTED, Setting, rounding_of
+from chop.actions.sweep.rounding import STAGES, UNPRINTED, Setting, build_rounding
 from chop.actions.sweep.settings import PruneSweepConfig, QuantizeSweepConfig
 from chop.base.files.library_errors import library_errors
 from chop.base.files.reading import open_regular
 from chop.config import parse
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
-from chop.runs import Journal, Manifest, has_numbers, key_of
+from chop.runs import Journal, Manifest, compute_key, has_numbers
 from chop.workloads.workload import Workload
 
 SWEEP = "sweep quantize"
@@ -56,7 +56,7 @@ def _start_of_sweep(
     """
     own: QuantizeSweepConfig = parse(QuantizeSweepConfig, manifest.settings, str(folder))
     judged = workload.with_validation() if own.splits_widths else workload
-    sweep = Sweep(rounding_of(own, judged), judged)
+    sweep = Sweep(build_rounding(own, judged), judged)
     stage, setting, seed, score = _best(folder, manifest, sweep)
     metric, label = workload.task.metric, ".".join(map(str, setting))
     get_console().print(
@@ -65,7 +65,7 @@ def _start_of_sweep(
         markup=False,
     )
     settings = sweep.settings_at(stage, setting, seed)
-    path = config.out / f"start-{key_of(settings)[:12]}"
+    path = config.out / f"start-{compute_key(settings)[:12]}"
 
     def made() -> MaseGraph:
         if not path.with_suffix(".mz").exists():
@@ -85,7 +85,7 @@ def _best(
 
     By validation rows, where the sweep has measured them.
     """
-    points = list(_points_of(manifest.rows))
+    points = list(_list_points(manifest.rows))
     metric, seed = sweep.workload.task.metric, sweep.experiment.seeds[0]
     if not points:
         raise CheckpointError(f"'{folder}': the table of its manifest has no point.")
@@ -101,7 +101,7 @@ def _best(
     return stage, setting, seed, found[metric.name]
 
 
-def _points_of(
+def _list_points(
     rows: tuple[Mapping[str, Any], ...],
 ) -> Iterator[tuple[str, Setting, tuple[Any, Any], float]]:
     """Stage, setting, metric on validation and on test rows, and bits."""

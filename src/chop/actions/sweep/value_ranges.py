@@ -11,7 +11,7 @@ from typing import Any
 from chop import passes
 from chop.formats import Integer
 from chop.ir.graph import MaseGraph
-from chop.ir.layers import layers_of
+from chop.ir.layers import list_layers
 from chop.quantization.named_operators import present_operators
 from chop.report.charts.chart import Histogram
 from chop.report.charts.value_grids import MOST_LAYERS, EvenGrid, value_grid_charts
@@ -69,7 +69,7 @@ def value_ranges(
     names = present_operators(mg, operators)
     paths = {
         node.name: layer.path
-        for layer in layers_of(mg, lambda row, _: row.name in names)
+        for layer in list_layers(mg, lambda row, _: row.name in names)
         for node in layer.nodes
     }
     targets = {f"target_{kind}_nodes": list(paths) for kind in ("weight", "activation")}
@@ -78,14 +78,14 @@ def value_ranges(
     settings = {"by": "name", **targets, **statistics, "input_generator": batches, "quiet": True}
     _, info = passes.profile_statistics_analysis_pass(mg.sharing_copy(), settings)
     return [
-        _range_of(paths[name], OPERANDS[tensor], found)
+        _get_range(paths[name], OPERANDS[tensor], found)
         for name, sides in info["statistics"].items()
         for tensor, found in sides["args"].items()
         if tensor in OPERANDS
     ]
 
 
-def _range_of(layer: str, operand: str, found: Mapping[str, Mapping[str, Any]]) -> ValueRange:
+def _get_range(layer: str, operand: str, found: Mapping[str, Mapping[str, Any]]) -> ValueRange:
     counts, edges = (found["histogram"][key].tolist() for key in ("counts", "edges"))
     histogram = Histogram(f"{layer} {operand}", tuple(counts), edges[0], edges[-1])
     return ValueRange(layer, operand, found["range_min_max"]["max"].item(), histogram)
@@ -122,7 +122,7 @@ def figures_of_ranges(
         formats: by label, the first on top.
         title: above the figure.
     """
-    grids = [_grid_of(label, number_format) for label, number_format in formats.items()]
+    grids = [_get_grid(label, number_format) for label, number_format in formats.items()]
     layers: dict[str, dict[str, Histogram]] = {}
     for each in ranges:
         layers.setdefault(each.layer, {}).setdefault(each.operand, each.histogram)
@@ -135,7 +135,7 @@ def figures_of_ranges(
     return files
 
 
-def _grid_of(label: str, number_format: Integer) -> EvenGrid:
+def _get_grid(label: str, number_format: Integer) -> EvenGrid:
     assert isinstance(number_format.frac_width, int)
     step = 2.0**-number_format.frac_width
     low, high = (code * step for code in number_format.code_range)

@@ -53,7 +53,7 @@ def library_errors(
     except BaseException as found:
         if not is_of_library(found):
             raise
-        words = problem(found) if callable(problem) else f"{problem}: {reason_of(found)}"
+        words = problem(found) if callable(problem) else f"{problem}: {get_reason(found)}"
         words = words.replace(temporary, str(path)) if temporary else words
         raise error(f"'{path}' {words.rstrip('.')}.") from found
 
@@ -102,10 +102,10 @@ def is_of_library(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__module__ == RUST
 
 
-def reason_of(error: BaseException) -> str:
+def get_reason(error: BaseException) -> str:
     """Returns the reason that a library gives, short and printable, without a full stop.
 
-    >>> reason_of(KeyError("model")), reason_of(ValueError("expected a list."))
+    >>> get_reason(KeyError("model")), get_reason(ValueError("expected a list."))
     ("KeyError: 'model'", 'expected a list')
     """
     if isinstance(error, MemoryError):

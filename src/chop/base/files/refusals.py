@@ -34,14 +34,14 @@ SHOWN_CHARACTERS = 60
 def writing(path: Path) -> Iterator[None]:
     """Write errors: inside, what the disk refuses is a `WriteError` that names `path`.
 
-    Libraries raise errors of their own, see `_code_of`.
+    Libraries raise errors of their own, see `_get_code`.
     """
     try:
         yield
     except ChopError:
         raise
     except Exception as error:
-        code = _code_of(error)
+        code = _get_code(error)
         if code == errno.ENOENT and not _takes_files(path if path.is_dir() else path.parent):
             code = errno.EPERM
         if code not in ADVICE:
@@ -52,7 +52,7 @@ def writing(path: Path) -> Iterator[None]:
         raise WriteError(f"'{shown}' cannot be written: {reason}") from error
 
 
-def _code_of(error: BaseException | None) -> int | None:
+def _get_code(error: BaseException | None) -> int | None:
     """The operating system's code of an error; None: it is another one.
 
     Libraries in Rust have it in the text alone, torch its words. NumPy's `tofile` tells how many
@@ -68,7 +68,7 @@ def _code_of(error: BaseException | None) -> int | None:
     if isinstance(error, OSError):
         return errno.ENOSPC if re.fullmatch(r"\d+ requested and \d+ written", text) else None
     if isinstance(error, RuntimeError) and re.search(TORCH_WRITER, text):
-        return _code_of(error.__context__) or errno.ENOSPC
+        return _get_code(error.__context__) or errno.ENOSPC
     return None
 
 
@@ -94,8 +94,8 @@ def names_of_files() -> Iterator[None]:
         if error.errno != errno.ENAMETOOLONG or not error.filename:
             raise
         path = os.fsdecode(error.filename)
-        name = max(Path(path).parts, key=_bytes_of)
-        is_name = _bytes_of(name) > NAME_BYTES
+        name = max(Path(path).parts, key=_count_bytes)
+        is_name = _count_bytes(name) > NAME_BYTES
         shown, kind = (name, "the name of a file or folder") if is_name else (path, "a path")
         raise ConfigError(
             f"'{shorten(shown, SHOWN_CHARACTERS)}' is too long for {kind}; most disks take "
@@ -103,7 +103,7 @@ def names_of_files() -> Iterator[None]:
         ) from error
 
 
-def _bytes_of(name: str) -> int:
+def _count_bytes(name: str) -> int:
     return len(os.fsencode(name))
 
 

@@ -28,10 +28,10 @@ from chop.base.plugins.packages import (
     clear_entry_points,
     described,
     entry_points,
+    get_package,
+    get_root,
     names_in_use,
-    package_of,
     plugins_in_use,
-    root_of,
     unknown_groups,
 )
 from chop.base.plugins.registry import Registry, find_registry
@@ -49,6 +49,8 @@ __all__ = [
     "described",
     "entry_points",
     "find_registry",
+    "get_package",
+    "get_root",
     "import_modules",
     "import_options",
     "import_plugin",
@@ -58,8 +60,6 @@ __all__ = [
     "names_in_use",
     "naming_packages",
     "other_version",
-    "package_of",
     "plugins_in_use",
-    "root_of",
     "unknown_groups",
 ]

@@ -50,7 +50,7 @@ def missing(package: str) -> str:
     'is of the module mymodule, which is not imported: import it, or give --import mymodule'
 
     Args:
-        package: result of `package_of`; a module that no package installed has no version.
+        package: result of `get_package`; a module that no package installed has no version.
     """
     name, _, made = package.partition(" ")
     if not made:
@@ -68,7 +68,7 @@ def other_version(package: str) -> str | None:
     """Returns a sentence part on another installed version of a package; None: it is the same.
 
     Args:
-        package: result of `package_of`, from a file.
+        package: result of `get_package`, from a file.
     """
     name, _, made = package.partition(" ")
     here = _installed_version(name) if made else None

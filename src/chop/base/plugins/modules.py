@@ -12,11 +12,11 @@ from pathlib import Path
 
 from chop.base.plugins.packages import (
     PluginError,
+    get_package,
+    get_root,
     importing_for,
     names_in_use,
     note_use,
-    package_of,
-    root_of,
 )
 from chop.base.plugins.registry import adding_modules
 from chop.base.trust import is_trusted
@@ -47,7 +47,7 @@ def import_plugin(module: str) -> None:
                 f"({type(error).__name__}: {first_line(error)})."
             ) from error
     _modules[module] = None
-    note_use(package_of(imported))
+    note_use(get_package(imported))
 
 
 def check_module_name(module: str, where: str) -> None:
@@ -143,6 +143,6 @@ class Extensions:
 
 
 def _is_importable(module: str) -> bool:
-    root = root_of(module)
+    root = get_root(module)
     spec, loaded = PathFinder.find_spec(root), sys.modules.get(root)
     return spec is not None and spec.origin == getattr(loaded, "__file__", None)

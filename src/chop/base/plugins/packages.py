@@ -135,32 +135,32 @@ def names_in_use() -> dict[str, dict[str, str]]:
 def described(entry: metadata.EntryPoint) -> str:
     """Returns the package of an entry point with its version."""
     if entry.dist is None:
-        return root_of(entry.module)
+        return get_root(entry.module)
     return f"{entry.dist.name} {entry.dist.version}"
 
 
-def package_of(value: Any) -> str:
+def get_package(value: Any) -> str:
     """Returns the package of a module, class or function with its version if it has one.
 
     Other objects are of the package that is being imported.
 
-    >>> package_of(PluginError), package_of(metadata), package_of("text")
+    >>> get_package(PluginError), get_package(metadata), get_package("text")
     ('chop', 'importlib', 'this program')
     """
     if not isinstance(value, type | FunctionType | ModuleType):
         return _importing.get()
     module = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    root = root_of(module)
+    root = get_root(module)
     if root in (OWN, "__main__"):
         return OWN if root == OWN else PROGRAM
     # By the name, as of an editable installation. Packages may share a namespace.
-    entries = [entry for entry in _all_entry_points() if root_of(entry.module) == root]
+    entries = [entry for entry in _all_entry_points() if get_root(entry.module) == root]
     if entries:
         return described(max(entries, key=lambda entry: _common_steps(entry.module, module)))
     return f"{root} {version(root) or ''}".strip()
 
 
-def root_of(module: str) -> str:
+def get_root(module: str) -> str:
     """Returns the top-level package of a module's name."""
     return module.partition(".")[0]
 

@@ -20,11 +20,11 @@ from chop.base.plugins.packages import (
     PluginError,
     described,
     entry_points,
+    get_package,
+    get_root,
     importing_for,
     load_entry_point,
     note_name,
-    package_of,
-    root_of,
 )
 from chop.errors import ConfigError
 
@@ -85,7 +85,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
             raise self.misfit(name, value, f"an instance of {self._kind.__qualname__}")
         if self._own_name is not None and (given := self._own_name(value)) != name:
             raise self.misname(name, value, given)
-        package = package_of(value)
+        package = get_package(value)
         if name in self._rows and not _is_redefinition(self._added.get(name), value):
             raise self._clash(name, self._packages[name], package)
         self._rows[name] = value if self._as_row is None else self._as_row(name, value)
@@ -156,13 +156,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """
         return PluginError(
             f"{GROUPS[self.group]} '{name}': expected {expected}, got {value!r:.60} of "
-            f"{package_of(value)}."
+            f"{get_package(value)}."
         )
 
     def misname(self, name: str, value: Any, given: str) -> PluginError:
         """Returns the error for an object that is declared under another name than its own."""
         return PluginError(
-            f"{GROUPS[self.group]} '{name}': {package_of(value)} declares it under that name, and "
+            f"{GROUPS[self.group]} '{name}': {get_package(value)} declares it under that name, and "
             f"it calls itself '{given}': declare it as '{given}'."
         )
 
@@ -256,7 +256,7 @@ def _module_adding(value: Any) -> str:
     if isinstance(value, type | FunctionType):
         return value.__module__
     frame = inspect.currentframe()
-    while frame is not None and root_of(frame.f_globals["__name__"]) in (OWN, "collections"):
+    while frame is not None and get_root(frame.f_globals["__name__"]) in (OWN, "collections"):
         frame = frame.f_back
     return PROGRAM if frame is None else str(frame.f_globals["__name__"])
 

@@ -43,13 +43,15 @@ class ArgumentWriter:
     Args:
         graph: where helper nodes (a named tuple, a device) go.
         sizes: writes symbolic numbers.
-        node_of: the node of a tensor.
+        find_node: the node of a tensor.
     """
 
-    def __init__(self, graph: fx.Graph, sizes: Sizes, node_of: Callable[[Tensor], fx.Node]) -> None:
+    def __init__(
+        self, graph: fx.Graph, sizes: Sizes, find_node: Callable[[Tensor], fx.Node]
+    ) -> None:
         self._graph = graph
         self._sizes = sizes
-        self._node_of = node_of
+        self._node_of = find_node
         self._device: torch.device | None = None
         self._device_source: fx.Node | None = None
         self._device_node: fx.Node | None = None

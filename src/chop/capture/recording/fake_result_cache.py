@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.sizes.symbols import meta_of, new_fake
+from chop.capture.sizes.symbols import get_meta, new_fake
 from chop.captured.leaves import is_torch_leaf, tensors_in
 from chop.captured.nodes.targets import mutates_input
 from chop.captured.overrides import why_not_its_class
@@ -46,7 +46,7 @@ class _Template:
     def instantiate(self) -> FakeTensor:
         """A tensor like the first, without history."""
         if self._elements is None:
-            self._elements = meta_of(self._first, self._shape, self._stride)
+            self._elements = get_meta(self._first, self._shape, self._stride)
         return new_fake(self._first, self._elements)
 
 

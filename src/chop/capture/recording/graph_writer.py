@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from chop.base.nested import check_leaf, child_getter, child_name, tree_children, tree_rebuild
 from chop.capture.recording.arguments import ArgumentWriter
 from chop.capture.recording.source import current_line
-from chop.capture.sizes.symbols import Sizes, constant_of, is_symbolic
+from chop.capture.sizes.symbols import Sizes, get_constant, is_symbolic
 from chop.errors import CaptureError
-from chop.private.modules import buffers_of, children_of, parameters_of
+from chop.private.modules import own_buffers, own_children, own_parameters
 
 
 class GraphWriter:
@@ -48,11 +48,11 @@ class GraphWriter:
         self._nodes: dict[int, fx.Node] = {}
         self._kept_alive: list[Any] = []
         self._attributes: dict[str, fx.Node] = {}
-        self._arguments = ArgumentWriter(self.graph, self.sizes, self.node_of)
+        self._arguments = ArgumentWriter(self.graph, self.sizes, self.find_node)
         self._state_names: dict[int, str] = {}
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             self._state_names.setdefault(id(tensor), name)
-        self._taken_names = {*parameters_of(model), *buffers_of(model), *children_of(model)}
+        self._taken_names = {*own_parameters(model), *own_buffers(model), *own_children(model)}
 
     def is_node(self, tensor: Tensor) -> bool:
         """Whether a tensor is the result of a node."""
@@ -98,7 +98,7 @@ class GraphWriter:
         self._kept_alive.append(fake)
         return fake
 
-    def node_of(self, tensor: Tensor) -> fx.Node:
+    def find_node(self, tensor: Tensor) -> fx.Node:
         """The node of a tensor: a result, a parameter or buffer, or a constant.
 
         Raises:
@@ -118,7 +118,7 @@ class GraphWriter:
         return self._attributes[name]
 
     def _name_constant(self, tensor: Tensor) -> str:
-        constant = constant_of(tensor)
+        constant = get_constant(tensor)
         if constant is None:
             raise CaptureError(
                 f"a tensor of shape {tuple(tensor.shape)} comes from an operation that was not "

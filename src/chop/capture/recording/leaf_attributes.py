@@ -14,7 +14,7 @@ from chop.capture.recording.graph_break import EffectError, Place
 from chop.capture.recording.source import current_line
 from chop.captured.leaves import LeafRule
 from chop.captured.overrides import has_hooks, why_not_its_class
-from chop.captured.state.code_search import code_names, functions_of, texts_in
+from chop.captured.state.code_search import code_names, list_functions, texts_in
 from chop.captured.state.kinds import differing
 from chop.captured.state.weak_cache import weakly_cached
 from chop.private.modules import HOOKS, MEMBERS
@@ -166,5 +166,5 @@ def _names_in(cls: type) -> frozenset[str]:
     """Returns the names in the methods of a class and of its bases, up to `nn.Module`."""
     homes = [base for base in inspect.getmro(cls) if base not in (nn.Module, object)]
     members = [member for base in homes for member in vars(base).values()]
-    codes = [inspect.unwrap(x).__code__ for member in members for x in functions_of(member)]
+    codes = [inspect.unwrap(x).__code__ for member in members for x in list_functions(member)]
     return frozenset().union(*(code_names(code) | texts_in(code) for code in codes))

@@ -50,7 +50,7 @@ from chop.captured.nodes.targets import mutates_input, normalize_call
 from chop.captured.overrides import plain_call
 from chop.captured.runtime import AutogradCall, retain_grad
 from chop.errors import CaptureError
-from chop.private.modules import buffers_of
+from chop.private.modules import own_buffers
 from chop.private.symbolic_shapes import FakeTensor
 from chop.private.torch_api import SET_GRAD_ENABLED
 
@@ -117,7 +117,7 @@ class Recorder(TorchFunctionMode):
         self._seeds = TorchSeedWatch(lambda: self._recording)
         self._operator_count = 0
         self._alias_sources: dict[int, Any] = {}
-        self.reads = DataDependentReads(writer.emit, writer.node_of, eager_reads)
+        self.reads = DataDependentReads(writer.emit, writer.find_node, eager_reads)
         self.regions = AutocastRegions(writer.emit, lambda: self._recording)
         self.grad_modes = GradModes(writer.graph)
         self._replaced = ReplacedBuffers(writer)
@@ -161,7 +161,7 @@ class Recorder(TorchFunctionMode):
         ):
             self._recording = True
             before = {
-                name: dict(buffers_of(part)) for name, part in self._leaves.traced_modules(model)
+                name: dict(own_buffers(part)) for name, part in self._leaves.traced_modules(model)
             }
             draws = HostRandomState(numpy=True)
             untraced = UntracedEffects(self._leaves.traced_modules(model), arguments)
@@ -222,7 +222,7 @@ class Recorder(TorchFunctionMode):
                 self.before_write(tensor)
                 if self._recording and not isinstance(tensor, FakeTensor):
                     # After the write it would look as if an earlier call had computed it.
-                    self.writer.node_of(tensor)
+                    self.writer.find_node(tensor)
         if not self._recording:
             self._operator_count += 1
             return func(*args, **kwargs)
@@ -335,7 +335,7 @@ class Recorder(TorchFunctionMode):
         cls = type(module)
         self.writer.module_stack[path] = (path, qualified_class(module))
         draws = HostRandomState(self.check_numpy_draws)
-        buffers = dict(buffers_of(module))
+        buffers = dict(own_buffers(module))
         try:
             if path:
                 check_traceable(module)
@@ -348,7 +348,7 @@ class Recorder(TorchFunctionMode):
             # Found at the exit of the module that made it, and not at its first reader elsewhere.
             for tensor in result if isinstance(result, tuple | list) else (result,):
                 if isinstance(tensor, FakeTensor) and not self.writer.is_node(tensor):
-                    self.writer.node_of(tensor)
+                    self.writer.find_node(tensor)
         except Exception as error:
             if self.graph_break is None or self.graph_break.error is not error:
                 where = failing_line(error) or definition_line(cls)
@@ -369,7 +369,7 @@ class Recorder(TorchFunctionMode):
         tensors = result if isinstance(result, tuple | list) else (result,)
         for tensor in tensors:
             if isinstance(tensor, FakeTensor) and not self.writer.is_node(tensor):
-                self.writer.node_of(tensor)
+                self.writer.find_node(tensor)
 
     def _call_leaf(
         self, original: Any, module: nn.Module, path: str, args: Any, kwargs: Any

@@ -49,12 +49,12 @@ class RecurrentKernels:
     def _pad(
         self, data: Tensor, batch_sizes: Tensor, batch_first: bool, padding: float, steps: Any
     ) -> tuple[Tensor, Tensor]:
-        batch = self._batch_of(batch_sizes)
+        batch = self._get_batch(batch_sizes)
         shape = (batch, steps) if batch_first else (steps, batch)
         padded = data.new_empty((*shape, *data.shape[1:]))
         return with_grad_history(padded, data.requires_grad), torch.empty(batch, dtype=torch.int64)
 
-    def _batch_of(self, batch_sizes: Tensor) -> Any:
+    def _get_batch(self, batch_sizes: Tensor) -> Any:
         known = self._batch.get(id(batch_sizes))
         return known[1] if known is not None else self._sizes.unbacked_size(1, None)
 
@@ -77,7 +77,7 @@ class RecurrentKernels:
             return with_grad_history(data.new_empty(shape), trained)
 
         if packed:
-            batch: tuple[Any, ...] = (self._batch_of(x.batch_sizes),)
+            batch: tuple[Any, ...] = (self._get_batch(x.batch_sizes),)
         else:
             batch = () if x.dim() == 2 else (x.shape[0] if module.batch_first else x.shape[1],)
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from chop.capture.recording.graph_writer import GraphWriter
-from chop.captured.nodes.writes import memory_of, written_by
+from chop.captured.nodes.writes import get_memory, written_by
 from chop.errors import CaptureError
 
 
@@ -58,13 +58,13 @@ class ReplacedBuffers:
     def _fits(self, old: Tensor, new: Tensor) -> bool:
         """Returns whether a copy does as well: same kind, no history, memory of its own."""
         kinds = [(x.shape, x.dtype, x.device, x.layout) for x in (old, new)]
-        is_own = memory_of(self._writer.node_of(new)).op != "get_attr"
-        is_member = self._writer.node_of(old).op == "get_attr"
+        is_own = get_memory(self._writer.find_node(new)).op != "get_attr"
+        is_member = self._writer.find_node(old).op == "get_attr"
         return kinds[0] == kinds[1] and not new.requires_grad and is_own and is_member
 
     def _copy(self, first: Tensor, target: Tensor, new: Tensor) -> None:
         copy = self._writer.emit("call_method", "copy_", (target, new), {}, None)
-        nodes = self._writer.node_of(first), self._writer.node_of(new)
+        nodes = self._writer.find_node(first), self._writer.find_node(new)
         self._copies.append((copy, *nodes, first is target))
         self._kept_alive += (first, target, new)
 
@@ -78,8 +78,8 @@ class ReplacedBuffers:
         for copy, target, value, is_replaced in self._copies:
             node = copy.next
             while node.op != "root":
-                reads = is_replaced and any(memory_of(x) is target for x in node.all_input_nodes)
-                writes = any(memory_of(x) is memory_of(value) for x in written_by(node))
+                reads = is_replaced and any(get_memory(x) is target for x in node.all_input_nodes)
+                writes = any(get_memory(x) is get_memory(value) for x in written_by(node))
                 if node not in copies and (reads or writes):
                     raise CaptureError(
                         f"the model replaces {target.target} while it runs, and goes on with the "

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from chop.errors import CaptureError
-from chop.private.modules import buffers_of
+from chop.private.modules import own_buffers
 
 
 def check_initialized(model: nn.Module) -> None:
@@ -31,7 +31,7 @@ def check_buffers(
     path: str,
     module: nn.Module,
     before: Mapping[str, Any],
-    source_of: Callable[[Any], Any],
+    get_source: Callable[[Any], Any],
     write: Callable[[Any, Any], bool] | None,
 ) -> None:
     """Checks that the buffers of a module are those of before its forward.
@@ -42,16 +42,16 @@ def check_buffers(
         path: path of the module.
         module: the module.
         before: its buffers before.
-        source_of: the tensor that another one is an alias of, itself for most.
+        get_source: the tensor that another one is an alias of, itself for most.
         write: records that the new buffer is written into the old one, where it can; None where
             nothing may be written.
 
     Raises:
         CaptureError: one was replaced.
     """
-    for name, buffer in buffers_of(module).items():
+    for name, buffer in own_buffers(module).items():
         old = before.get(name)
-        if buffer is not old and source_of(buffer) is not old:
+        if buffer is not old and get_source(buffer) is not old:
             if write is not None and write(old, buffer):
                 continue
             full = f"{path}.{name}" if path else name

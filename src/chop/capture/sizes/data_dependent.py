@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from chop.capture.recording.eager_probe import SCALAR_READS, EagerReads
 from chop.capture.recording.source import current_line
-from chop.capture.sizes.symbols import constant_of
+from chop.capture.sizes.symbols import get_constant
 from chop.captured.runtime import guard_value
 from chop.errors import CaptureError
 from chop.private.symbolic_shapes import outside_fake_mode
@@ -23,7 +23,7 @@ class DataDependentReads:
 
     Args:
         emit: makes a node.
-        node_of: the node of a tensor.
+        find_node: the node of a tensor.
         eager_reads: what the model's Python read from tensors in a real run.
 
     Attributes:
@@ -34,13 +34,13 @@ class DataDependentReads:
     def __init__(
         self,
         emit: Callable[..., fx.Node],
-        node_of: Callable[[Tensor], fx.Node],
+        find_node: Callable[[Tensor], fx.Node],
         eager_reads: EagerReads | None,
     ) -> None:
         self.mutated_buffers: Collection[str] = ()
         self.model_tensors: Mapping[int, Tensor] = {}
         self._emit = emit
-        self._node_of = node_of
+        self._node_of = find_node
         self._eager_reads = eager_reads
 
     def read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ class DataDependentReads:
         Raises:
             CaptureError: it depends on the inputs, and there is no decision to take it from.
         """
-        constant = constant_of(args[0])
+        constant = get_constant(args[0])
         if constant is None:
             return self._read_from_eager_run(args[0], name)
         with outside_fake_mode():

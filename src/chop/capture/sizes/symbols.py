@@ -30,8 +30,8 @@ from chop.private.symbolic_shapes import (
     ValueRanges,
     bound_sympy,
     enable_python_dispatcher,
-    expression_of,
     fake_with_symbols,
+    get_expression,
     in_kernel_invocation_manager,
     int_oo,
     size_functions,
@@ -46,14 +46,14 @@ def is_symbolic(value: object) -> bool:
     return isinstance(value, SYMBOLIC_TYPES)
 
 
-def constant_of(tensor: Tensor) -> Tensor | None:
+def get_constant(tensor: Tensor) -> Tensor | None:
     """The real tensor behind a fake one when its value does not depend on the inputs."""
     if not isinstance(tensor, FakeTensor):
         return tensor
     return tensor.constant
 
 
-def meta_of(fake: FakeTensor, shape: Any, stride: Any) -> Tensor:
+def get_meta(fake: FakeTensor, shape: Any, stride: Any) -> Tensor:
     """Returns the elements of a fake tensor like `fake`, of another shape and stride."""
     with in_kernel_invocation_manager(fake.fake_mode):
         return torch.empty_strided(shape, stride, dtype=fake.dtype, device="meta")
@@ -64,9 +64,9 @@ def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
 
     Args:
         fake: a strided tensor.
-        elements: what `meta_of` it returned, which takes time.
+        elements: what `get_meta` it returned, which takes time.
     """
-    made_of = meta_of(fake, fake.shape, fake.stride()) if elements is None else elements
+    made_of = get_meta(fake, fake.shape, fake.stride()) if elements is None else elements
     return FakeTensor(fake.fake_mode, made_of, fake.device)
 
 
@@ -202,13 +202,13 @@ class Sizes:
             return
         for dim, size in enumerate(tensor.shape):
             if isinstance(size, torch.SymInt):
-                expression = expression_of(size)
+                expression = get_expression(size)
                 if expression.is_Symbol and expression not in self._origins:
                     self._origins[expression] = (node, dim)
 
     def bind_number(self, number: Any, node: fx.Node) -> None:
         """Remembers that `node` computes a number such as the result of `item()`."""
-        expression = expression_of(number)
+        expression = get_expression(number)
         if expression.is_Symbol:
             self._origins.setdefault(expression, (node, None))
 
@@ -313,7 +313,7 @@ class Sizes:
                 found.append(ShapeGuard(self._print(condition), where))
         return found
 
-    def add_guards_of(self, other: Sizes) -> None:
+    def get_add_guards(self, other: Sizes) -> None:
         """Also keeps the conditions of a second recording of the same inputs."""
         if self._env is not None and other._env is not None:
             ours, theirs = self._env, other._env

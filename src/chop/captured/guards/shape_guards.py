@@ -132,12 +132,12 @@ class _Arithmetic(ast.NodeTransformer):
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        return ast.Name(_one_of(_NUMBERS, node), ast.Load())
+        return ast.Name(_single_name(_NUMBERS, node), ast.Load())
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if node.keywords:
             raise SyntaxError(ast.unparse(node))
-        return _call(_one_of(_FUNCTIONS, node.func), *map(self.visit, node.args))
+        return _call(_single_name(_FUNCTIONS, node.func), *map(self.visit, node.args))
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         checked = _OPERATORS.get(type(node.op))
@@ -151,7 +151,7 @@ def _call(name: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
-def _one_of(known: Mapping[str, Any], node: ast.AST) -> str:
+def _single_name(known: Mapping[str, Any], node: ast.AST) -> str:
     name = ast.unparse(node)
     if name not in known:
         raise SyntaxError(name)

@@ -22,10 +22,10 @@ from chop.captured.joined import Joined, join_in_state_dicts
 from chop.captured.module_tree import STANDS_FOR
 from chop.private.modules import (
     PARAMETERS,
-    children_of,
     has_forward_hooks,
     leave_attention_fast_path,
-    parameters_of,
+    own_children,
+    own_parameters,
     set_members,
 )
 
@@ -246,9 +246,9 @@ class ProjectedAttention(nn.MultiheadAttention):
             name: _linear(weight, bias, module.training)
             for name, weight, bias in zip(PROJECTIONS, weights, biases, strict=True)
         }
-        rows = {name: parameters_of(module).get(name) for name in ("bias_k", "bias_v")}
+        rows = {name: own_parameters(module).get(name) for name in ("bias_k", "bias_v")}
         kept = {name: x for name, x in rows.items() if x is not None}
-        set_members(twin, kept, children={**layers, **children_of(module)})
+        set_members(twin, kept, children={**layers, **own_children(module)})
         leave_attention_fast_path(twin)
         join_in_state_dicts(twin, _joined_names(packed, bias is not None))
         return twin  # type: ignore[no-any-return]
@@ -322,9 +322,9 @@ def why_not_projected(module: nn.Module) -> str | None:
     out = module.out_proj
     assert isinstance(out, nn.Module)
     names = {"in_proj_weight", "in_proj_bias", *(f"{name}_weight" for name in PROJECTIONS)}
-    tensors = [parameters_of(module).get(name) for name in sorted(names)]
+    tensors = [own_parameters(module).get(name) for name in sorted(names)]
     weights = [x for x in tensors if x is not None and x.dim() == 2]
-    if len(weights) not in (1, 3) or set(children_of(module)) != {"out_proj"}:
+    if len(weights) not in (1, 3) or set(own_children(module)) != {"out_proj"}:
         return "computes its parameters"
     # torch reads the weight of this layer and does not call it.
     called = has_forward_hooks(out) or "forward" in vars(out)
@@ -373,7 +373,7 @@ def _linear(weight: nn.Parameter, bias: nn.Parameter | None, training: bool) -> 
     layer = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(layer)
     layer.out_features, layer.in_features = weight.shape
-    parameters_of(layer).update(weight=weight, bias=bias)
+    own_parameters(layer).update(weight=weight, bias=bias)
     layer.training = training
     return layer
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.private.modules import before_load_state_dict, copy_state_dict_hooks, parameters_of
+from chop.private.modules import before_load_state_dict, copy_state_dict_hooks, own_parameters
 from chop.private.torch_api import detect_fake_mode, is_transformed
 
 IS_TRANSPOSED = "stacks_transposed"
@@ -67,7 +67,7 @@ class ExpertLinear(nn.Module):
         nn.Module.__init__(layer)
         layer.num_experts, layer.in_features = num_experts, weight.shape[1]
         layer.out_features = weight.shape[0] // num_experts
-        parameters_of(layer).update(weight=weight, bias=bias)
+        own_parameters(layer).update(weight=weight, bias=bias)
         return layer
 
     def forward(self, input: Tensor, expert: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from chop.captured.joined import join_in_state_dicts
 from chop.captured.layers.expert_linear import ExpertLinear, stack_in_state_dicts
-from chop.captured.module_tree import STANDS_FOR, class_of
-from chop.private.modules import PARAMETERS, children_of, parameters_of, set_members
+from chop.captured.module_tree import STANDS_FOR, get_class
+from chop.private.modules import PARAMETERS, own_children, own_parameters, set_members
 from chop.private.transformers_api import ExpertTraits, apply_gate, expert_traits
 
 LAYERS = ("gate_up", "up", "down")
@@ -38,7 +38,7 @@ def _names(traits: ExpertTraits) -> tuple[_Names, _Names]:
     return tuple(_Names(x, f"{x}_proj", f"{x}_proj_bias") for x in (first, "down"))  # type: ignore[return-value]
 
 
-def matrices_of(module: nn.Module) -> dict[str, str]:
+def matrices_by_parameter(module: nn.Module) -> dict[str, str]:
     """By name of a parameter of fused experts, the layer that it is the weight of.
 
     Empty of all other modules, and of experts whose parameters are not two matrices for each.
@@ -46,7 +46,7 @@ def matrices_of(module: nn.Module) -> dict[str, str]:
     traits = expert_traits(module)
     if traits is None:
         return {}
-    names, own = _names(traits), parameters_of(module)
+    names, own = _names(traits), own_parameters(module)
     weights = [own.get(each.weight) for each in names]
     known = {each.weight for each in names}
     known |= {each.bias for each in names} if traits.has_bias else set()
@@ -61,7 +61,7 @@ def expert_layer(module: nn.Module, name: str, weight: Tensor, shared: Matrices)
     """The layer of fused experts that one of their parameters is the weight of.
 
     Args:
-        module: see `matrices_of`.
+        module: see `matrices_by_parameter`.
         name: of the parameter.
         weight: its values, (E, O, I), or (E, I, O) where the module has it so. The first are
             shared with the layer; the others are no matrix of rows, and are copied.
@@ -73,7 +73,7 @@ def expert_layer(module: nn.Module, name: str, weight: Tensor, shared: Matrices)
     if key not in shared:
         rows = weight.detach().mT if traits.is_transposed else weight.detach()
         shared[key] = nn.Parameter(rows.reshape(-1, rows.shape[-1]), weight.requires_grad)
-    bias = parameters_of(module).get(f"{name}_bias")
+    bias = own_parameters(module).get(f"{name}_bias")
     layer = ExpertLinear.of(shared[key], bias, len(weight))
     layer.training = module.training
     stack_in_state_dicts(layer, traits.is_transposed)
@@ -97,16 +97,16 @@ class FusedExperts(nn.Module):
         """Takes over a module of transformers: its hooks, attributes, activation and mode.
 
         Args:
-            module: one of which `matrices_of` knows the parameters.
+            module: one of which `matrices_by_parameter` knows the parameters.
             shared: weights of layers; takes and gives.
             made: layers that are made already, by name; others share the module's memory.
         """
         traits = expert_traits(module)
         assert traits is not None
-        layers: dict[str, nn.Module | None] = dict(children_of(module))
-        for name, layer in matrices_of(module).items():
+        layers: dict[str, nn.Module | None] = dict(own_children(module))
+        for name, layer in matrices_by_parameter(module).items():
             found = (made or {}).get(layer)
-            weight = parameters_of(module)[name]
+            weight = own_parameters(module)[name]
             assert weight is not None
             layers[layer] = found or expert_layer(module, name, weight, shared)
         twin = cls.__new__(cls)
@@ -135,7 +135,7 @@ class FusedExperts(nn.Module):
         expert = top_k_index.reshape(-1)
         rows = hidden_states.repeat_interleave(count, 0)
         if "gate_up" in layers:
-            inner = apply_gate(class_of(self), self, layers["gate_up"](rows, expert))  # type: ignore[misc]
+            inner = apply_gate(get_class(self), self, layers["gate_up"](rows, expert))  # type: ignore[misc]
         else:
             inner = self.act_fn(layers["up"](rows, expert))  # type: ignore[misc, operator]
         results = layers["down"](inner, expert) * top_k_weights.reshape(-1, 1)  # type: ignore[misc]

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from chop.captured.layers.attention import ProjectedAttention, Slices, why_not_projected
-from chop.captured.layers.experts import FusedExperts, Matrices, matrices_of
+from chop.captured.layers.experts import FusedExperts, Matrices, matrices_by_parameter
 from chop.captured.leaves import has_gradient_hooks
 from chop.captured.module_tree import STANDS_FOR
 from chop.captured.runtime import FastPathPadding
-from chop.private.modules import children_of, set_members
+from chop.private.modules import own_children, set_members
 
 PADDING = "padding"
 """The child of a `PlainEncoder` that writes zeros where torch's nested tensors have nothing."""
@@ -116,10 +116,10 @@ def single_operators(model: nn.Module, stays: Chosen) -> Iterator[nn.Module]:
     """
     swaps: list[tuple[nn.Module, str, nn.Module]] = []
     try:
-        yield _Swap(stays, swaps).twin_of(model, "")
+        yield _Swap(stays, swaps).get_twin(model, "")
     finally:
         for parent, name, child in reversed(swaps):
-            children_of(parent)[name] = child
+            own_children(parent)[name] = child
 
 
 class _Swap:
@@ -138,20 +138,20 @@ class _Swap:
         self._slices: Slices = {}
         self._matrices: Matrices = {}
 
-    def twin_of(self, module: nn.Module, path: str) -> nn.Module:
+    def get_twin(self, module: nn.Module, path: str) -> nn.Module:
         """What stands in for a module, itself for most, with its children changed."""
         if id(module) in self._twins:
             return self._twins[id(module)]
         self._originals.append(module)
         twin = self._twins[id(module)] = _twin(module, self._slices, self._matrices)
-        for name, child in list(children_of(twin).items()):
+        for name, child in list(own_children(twin).items()):
             inner = f"{path}.{name}" if path else name
             if child is None or self._stays(child, inner):
                 continue
-            other = self.twin_of(child, inner)
+            other = self.get_twin(child, inner)
             if other is not child:
                 self._swaps.append((twin, name, child))
-                children_of(twin)[name] = other
+                own_children(twin)[name] = other
         return twin
 
 
@@ -166,7 +166,7 @@ def _twin(module: nn.Module, shared: Slices, matrices: Matrices) -> nn.Module:
         return module
     if isinstance(module, nn.MultiheadAttention):
         return module if why_not_projected(module) else ProjectedAttention.around(module, shared)
-    if matrices_of(module):
+    if matrices_by_parameter(module):
         return FusedExperts.around(module, matrices)
     for cls, plain in _PLAIN.items():
         if isinstance(module, cls) and _runs(module, cls) and _knows_layers(module):
@@ -181,7 +181,7 @@ def _runs(module: nn.Module, cls: type[nn.Module]) -> bool:
 
 def _knows_layers(module: nn.Module) -> bool:
     """Whether the layers of a stack are torch's: others may read the hint `is_causal`."""
-    layers = children_of(module).get("layers")
+    layers = own_children(module).get("layers")
     return all(
         isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
         for layer in (layers.children() if layers is not None else ())
@@ -192,11 +192,11 @@ def _as_plain(module: nn.Module, plain: type[nn.Module]) -> nn.Module:
     twin: nn.Module = plain.__new__(plain)
     nn.Module.__init__(twin)
     twin.__dict__.update(vars(module))
-    set_members(twin, children=dict(children_of(module)))
+    set_members(twin, children=dict(own_children(module)))
     vars(twin)[STANDS_FOR] = type(module)
     if plain is PlainEncoder and getattr(module, "use_nested_tensor", False):
         checks_mask = bool(getattr(module, "mask_check", True))
-        children_of(twin)[PADDING] = FastPathPadding(checks_mask).train(module.training)
+        own_children(twin)[PADDING] = FastPathPadding(checks_mask).train(module.training)
     return twin
 
 

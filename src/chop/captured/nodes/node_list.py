@@ -69,7 +69,7 @@ def nodes_to_graph(
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
 
-    def node_of(reference: NodeRef) -> fx.Node:
+    def find_node(reference: NodeRef) -> fx.Node:
         return nodes[reference.name]
 
     for record in records:
@@ -77,8 +77,8 @@ def nodes_to_graph(
         nodes[record.name] = graph.create_node(
             record.op,
             target,
-            _map_arguments(record.args, NodeRef, node_of),
-            _map_arguments(as_fields(target, record.kwargs), NodeRef, node_of),
+            _map_arguments(record.args, NodeRef, find_node),
+            _map_arguments(as_fields(target, record.kwargs), NodeRef, find_node),
             name=record.name,
         )
     return graph

@@ -23,7 +23,7 @@ from chop.captured.runtime import (
     set_item,
     swap_grad_mode,
 )
-from chop.private.torch_api import ASSERT, OVERLOADS, SET_GRAD_ENABLED, schemas_of, single_overload
+from chop.private.torch_api import ASSERT, OVERLOADS, SET_GRAD_ENABLED, get_schemas, single_overload
 
 _OPERATOR_NAMES = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
@@ -126,7 +126,7 @@ def _normalize_dunder(
 def mutates_input(function: Callable[..., Any]) -> bool:
     """Whether torch's naming says that a call works in place (`relu_`, `__iadd__`, `x[i] = v`)."""
     if isinstance(function, OVERLOADS):
-        return any(schema.is_mutable for schema in schemas_of(function))
+        return any(schema.is_mutable for schema in get_schemas(function))
     name = getattr(function, "__name__", "")
     if name in ("__setitem__", "set_item") or function in _IN_PLACE_OPERATORS:
         return True

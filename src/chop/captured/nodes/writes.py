@@ -25,7 +25,7 @@ def mutated_names(graphs: Iterable[fx.Graph]) -> Iterator[str]:
     for graph in graphs:
         for node in graph.nodes:
             for written in written_by(node):
-                source = memory_of(written)
+                source = get_memory(written)
                 if source.op == "get_attr":
                     yield str(source.target)
 
@@ -35,7 +35,7 @@ def shared_writes(node: fx.Node) -> dict[fx.Node, fx.Node]:
 
     Left out are those that nobody reads afterwards but by the node's own result.
     """
-    memory = {written: memory_of(written) for written in written_by(node)}
+    memory = {written: get_memory(written) for written in written_by(node)}
     return {x: source for x, source in memory.items() if _is_read_later(node, source)}
 
 
@@ -46,14 +46,14 @@ def _is_read_later(node: fx.Node, source: fx.Node) -> bool:
     later = node.next
     while later.op != "root":
         if any(
-            node not in (chain := views_of(x)) and source in chain for x in later.all_input_nodes
+            node not in (chain := get_views(x)) and source in chain for x in later.all_input_nodes
         ):
             return True
         later = later.next
     return False
 
 
-def views_of(node: fx.Node) -> list[fx.Node]:
+def get_views(node: fx.Node) -> list[fx.Node]:
     """A node, the node whose memory it is a view of, and the views in between."""
     chain = [node]
     while node.args and isinstance(node.args[0], fx.Node) and _is_view(node):
@@ -82,20 +82,20 @@ def _is_in_place(node: fx.Node) -> bool:
     return node.op == "call_function" and (by_flag or mutates_input(function))
 
 
-def memory_of(node: fx.Node) -> fx.Node:
+def get_memory(node: fx.Node) -> fx.Node:
     """The node whose memory a node's result is a view of."""
-    return views_of(node)[-1]
+    return get_views(node)[-1]
 
 
 def _is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         whole = node.args[0]
-        is_apart = isinstance(whole, fx.Node) and _name_of(whole) in _APART
+        is_apart = isinstance(whole, fx.Node) and _find_name(whole) in _APART
         return not is_apart or "out" in whole.kwargs  # type: ignore[union-attr]
     attribute = node.target is getattr and node.args[1] in ("data", "mT", "T", "real")
-    return attribute or _name_of(node) in _VIEWS or _is_in_place(node)
+    return attribute or _find_name(node) in _VIEWS or _is_in_place(node)
 
 
-def _name_of(node: fx.Node) -> str:
+def _find_name(node: fx.Node) -> str:
     called = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     return str(called)

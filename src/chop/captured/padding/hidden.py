@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from chop.captured.padding.geometry import fills_as_much, laid_out, tensor_geometry
-from chop.captured.padding.hidden_rules import Executed, rule_of
+from chop.captured.padding.hidden_rules import Executed, get_rule
 from chop.captured.padding.masks import MASK_ENDINGS, hidden_inputs
 from chop.private.torch_api import (
     OpOverload,
     StorageWeakRef,
     TorchDispatchMode,
     fills_its_memory,
+    get_schema,
     is_in_backward,
     is_transformed,
-    schema_of,
     storage_id,
     without_dispatch_modes,
 )
@@ -227,7 +227,7 @@ class HiddenElements(TorchDispatchMode):
             for x in results:
                 self._find_record(x)
             return
-        schema, places = schema_of(func), {storage_id(x) for x in given}
+        schema, places = get_schema(func), {storage_id(x) for x in given}
         if not schema.is_mutable:
             results = [x for x in results if storage_id(x) not in places]  # no views
         if not results:
@@ -235,7 +235,7 @@ class HiddenElements(TorchDispatchMode):
         bound = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         bound |= dict(zip((a.name for a in schema.arguments), args, strict=False)) | {**kwargs}
         run = Executed(func, bound, results, self._compact)
-        rule = rule_of(func)
+        rule = get_rule(func)
         for x in results:
             if schema.is_mutable:
                 self._write(x, _fitting(rule(run, x), x))

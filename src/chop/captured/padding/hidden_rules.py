@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from chop.base.nested import tree_map
-from chop.private.torch_api import schema_of
+from chop.private.torch_api import get_schema
 
 aten = torch.ops.aten
 
@@ -59,7 +59,7 @@ class Executed:
     def rerun(self, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Calls the operator with `change(x)` in place of each tensor that it moves or sums."""
         placed, named = [], {}
-        for argument in schema_of(self.func).arguments:
+        for argument in get_schema(self.func).arguments:
             value = self.given[argument.name]
             if argument.name in MOVED:
                 value = tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, value)
@@ -222,10 +222,10 @@ RULES: Mapping[Any, Rule] = {
     **dict.fromkeys((aten.new_empty, aten.new_full), nothing),
     aten.convolution: _convolved,
 }
-"""By overload packet; of others see `rule_of`."""
+"""By overload packet; of others see `get_rule`."""
 
 
-def rule_of(func: Any) -> Rule:
+def get_rule(func: Any) -> Rule:
     """The rule of an overload."""
     rule = RULES.get(func.overloadpacket)
     if rule is not None:

@@ -169,7 +169,7 @@ def _example_shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(getattr(metadata, "shape", None) or ())
 
 
-def inputs_of(node: fx.Node) -> Iterator[fx.Node]:
+def list_inputs(node: fx.Node) -> Iterator[fx.Node]:
     """The inputs of the graph that reach a node."""
     steps = reached([node], lambda step: step.all_input_nodes)
     return (step for step in steps if step.op == "placeholder")

@@ -42,13 +42,13 @@ def is_own_class(cls: type) -> bool:
     return not is_opaque(cls) if file is None else is_own_file(file)
 
 
-def functions_of(value: Any) -> Iterator[types.FunctionType]:
+def list_functions(value: Any) -> Iterator[types.FunctionType]:
     """The Python functions that a function, a method, a property or a wrapper consists of."""
     if isinstance(value, types.FunctionType):
         yield value
     elif isinstance(value, _WRAPPERS):
         for name in ("__func__", "__wrapped__", "func", "fget", "fset"):
-            yield from functions_of(getattr(value, name, None))
+            yield from list_functions(getattr(value, name, None))
 
 
 @functools.lru_cache(maxsize=4096)

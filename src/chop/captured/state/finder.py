@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from chop.captured.state.code_search import (
     code_names,
-    functions_of,
     is_opaque,
     is_own_class,
     is_own_file,
+    list_functions,
     names_in,
     stored_names,
     texts_in,
@@ -33,10 +33,10 @@ from chop.captured.state.values import (
     PLAIN,
     cell_content,
     content,
-    fields_of,
-    items_of,
-    parts_of,
-    slots_of,
+    get_fields,
+    get_parts,
+    get_slots,
+    list_items,
 )
 from chop.private import modules
 
@@ -47,7 +47,7 @@ OF_FUNCTIONS = ("__code__", *DEFAULTS)
 # The parts of an owner are mappings, written in Python.
 FIELDS, KEYS, COPY = "{}.__dict__", "{}", "{{**{}}}"
 MEMBERS = {name: f"{{}}.__dict__['{name}']" for name in modules.MEMBERS}
-SLOTS, FUNCTION, ITEMS = "fields_of({})", "function({})", "numbered(items_of({}))"
+SLOTS, FUNCTION, ITEMS = "get_fields({})", "function({})", "numbered(list_items({}))"
 CONTENT, CONTEXT = "{{0: content({})}}", "{{0: variable({})}}"
 
 
@@ -104,7 +104,7 @@ def _numbered(values: Iterable[Any]) -> dict[int, Any]:
     return dict(enumerate(values))
 
 
-SCOPE: dict[str, Any] = {"fields_of": fields_of, "items_of": items_of, "content": content}
+SCOPE: dict[str, Any] = {"get_fields": get_fields, "list_items": list_items, "content": content}
 SCOPE |= {"function": _function, "numbered": _numbered, "variable": _variable}
 """The functions in the text of parts."""
 
@@ -188,7 +188,7 @@ class Finder(ABC):
 
     def _search(self, value: Any, home: type = object) -> None:
         """Searches the code of a function or a wrapper, which belongs to a class."""
-        for function in {*functions_of(value)} - self._searched:
+        for function in {*list_functions(value)} - self._searched:
             self._searched.add(function)
             # What decorates a function has it in its closure.
             for each in map(cell_content, function.__closure__ or ()):
@@ -232,7 +232,7 @@ class Finder(ABC):
         if cls in _BUILTINS:
             part = ITEMS if len(value) <= MAX_ITEMS else CONTENT
             self.add(value, part, origin)
-            parts = items_of(value) if part == ITEMS else []
+            parts = list_items(value) if part == ITEMS else []
         elif isinstance(value, nn.Module | types.ModuleType):
             self.add(value, FIELDS, origin)
             parts = []
@@ -242,13 +242,13 @@ class Finder(ABC):
                     self.add(value, part, origin)
         else:
             if isinstance(value, (*CONTAINERS, np.ndarray, ContextVar)):
-                self.add(value, _part_of(value), origin)
-            if fields_of(value) is not None:
+                self.add(value, _get_part(value), origin)
+            if get_fields(value) is not None:
                 if is_own_class(cls):
                     self.visit(cls, origin)
-                self.add(value, SLOTS if slots_of(cls) else FIELDS, origin)
+                self.add(value, SLOTS if get_slots(cls) else FIELDS, origin)
             is_long = isinstance(value, CONTAINERS) and len(value) > MAX_ITEMS
-            parts = [] if is_long else parts_of(value, ()) or []
+            parts = [] if is_long else get_parts(value, ()) or []
         for each in parts:
             self.visit(each, origin)
 
@@ -294,7 +294,7 @@ class Finder(ABC):
         return Origin(path, f"{label}.{key}" if label else key, self.names.get(key, code))
 
 
-def _part_of(value: Any) -> str:
+def _get_part(value: Any) -> str:
     """The part of a container; all at once where it makes its items when it is asked."""
     if isinstance(value, ContextVar):
         return CONTEXT

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from chop.captured.state.finder import CONTEXT, FIELDS, FUNCTION, SLOTS, reader
-from chop.captured.state.values import MAX_BYTES, MISSING, cell_content, fields_of, same_content
+from chop.captured.state.values import MAX_BYTES, MISSING, cell_content, get_fields, same_content
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
@@ -89,7 +89,7 @@ def write_fields(target: Any, content: Mapping[str, Any]) -> None:
 
 
 def _write_attributes(target: Any, content: Mapping[str, Any]) -> None:
-    now = fields_of(target) or {}
+    now = get_fields(target) or {}
     # The class may refuse it, as that of a frozen dataclass does.
     for name in now.keys() - content.keys():
         object.__delattr__(target, name)
@@ -137,7 +137,7 @@ def _write_array(target: Any, content: Any) -> None:
 
 _BY_PART = {
     FIELDS: StateKind(lambda thing: dict(vars(thing)), write_fields, _same_mappings),
-    SLOTS: StateKind(fields_of, _write_attributes, _same_mappings),
+    SLOTS: StateKind(get_fields, _write_attributes, _same_mappings),
     FUNCTION: StateKind(_read_cells, _write_cells, _same_sequences),
     CONTEXT: StateKind(reader(CONTEXT), _write_context, _same_mappings),
 }
@@ -161,7 +161,7 @@ GENERATORS = tuple(_GENERATORS)
 """Types of objects that draw random numbers."""
 
 
-def kind_of(thing: Any, part: str) -> StateKind | None:
+def get_kind(thing: Any, part: str) -> StateKind | None:
     """Returns the kind of a part of an object; None where it cannot change."""
     if type(thing) in _BY_TYPE:
         return _BY_TYPE[type(thing)]

@@ -76,7 +76,7 @@ class OuterValues:
         found, readers = self._find()
         for reader in readers:
             for path, module in reader.modules.items():
-                own = reader.names_of(module) - _OWN_FIELDS
+                own = reader.list_names(module) - _OWN_FIELDS
                 self._fields[path] = {n: content(_static(module, n), False, own) for n in own}
                 if "requires_grad" in own:
                     parameters = module.named_parameters(path)
@@ -151,7 +151,7 @@ class _Reader(Finder):
         self.known.clear()
         self._names.clear()
 
-    def names_of(self, owner: Any) -> set[str]:
+    def list_names(self, owner: Any) -> set[str]:
         """The names in the code that it does not set itself on objects of the owner's class."""
         cls = owner if isinstance(owner, type) else type(owner)
         if cls not in self._names:
@@ -162,7 +162,7 @@ class _Reader(Finder):
         cls, fields = type(module), vars(module)
         code = next(iter(self.names.values()), nn.Module.train.__code__)
         origin, is_own = Origin(path, path or cls.__name__, code), is_own_class(cls)
-        names = self.names_of(module) - _OWN_FIELDS - {n for p, n in self._changed if p == path}
+        names = self.list_names(module) - _OWN_FIELDS - {n for p, n in self._changed if p == path}
         called = names | {"forward"}
         read = _present(module, fields, called) if is_own else names & fields.keys()
         self.add(module, FIELDS, origin, read)
@@ -188,7 +188,7 @@ class _Reader(Finder):
             return ALL if part == ITEMS else [0]
         if part == FUNCTION:
             return now.keys() - self._settable(owner) if owner in self.functions else ()
-        names = self.names_of(owner)
+        names = self.list_names(owner)
         if part == COPY:
             return names | self.texts
         if isinstance(owner, type):

@@ -34,7 +34,7 @@ from chop.captured.state.finder import (
     Origin,
     reader,
 )
-from chop.captured.state.kinds import GENERATORS, StateKind, differing, kind_of, same, write_fields
+from chop.captured.state.kinds import GENERATORS, StateKind, differing, get_kind, same, write_fields
 from chop.captured.state.values import MISSING
 from chop.private.modules import MODULES, PARAMETERS
 
@@ -156,7 +156,7 @@ class _StateFinder(Finder):
         if keys is not ALL:
             super().add(owner, part, origin, keys)
             return
-        kind = kind_of(owner, part)
+        kind = get_kind(owner, part)
         if kind is not None:
             key = (origin.path, origin.label)
             self._saved.append(_Saved(owner, kind, kind.read(owner), key))
@@ -217,7 +217,7 @@ class PythonState:
         seen = set()
         for path, fields in self._fields.items():
             for name, value in fields.items():
-                kind = kind_of(value, ITEMS)
+                kind = get_kind(value, ITEMS)
                 if kind is not None and id(value) not in seen:
                     seen.add(id(value))
                     self._saved.append(_Saved(value, kind, kind.read(value), (path, name)))

@@ -13,11 +13,11 @@ from torch.nn.parameter import is_lazy
 
 from chop.private.torch_api import (
     TorchDispatchMode,
+    get_schema,
     gradient_hooks,
     is_view,
-    schema_of,
     storage_id,
-    version_of,
+    write_count,
 )
 
 
@@ -41,7 +41,7 @@ class TensorState:
         grads = [grad for _, grad in self._grads if grad is not None]
         self._hooks = [(x, set(gradient_hooks(x))) for x, _ in self._leaves]
         self._copies = _CopyOnWrite([*parameters, *grads])
-        self._versions = {id(x): version_of(x) for x in usable}
+        self._versions = {id(x): write_count(x) for x in usable}
         self._values = [(x, x.detach().clone()) for x in usable if not isinstance(x, nn.Parameter)]
 
     def copy_on_write(self) -> contextlib.AbstractContextManager[Any]:
@@ -77,7 +77,7 @@ class TensorState:
         # Kernels of batch norms write without counting, so the version alone does not tell; and
         # sparse tensors cannot be compared.
         if tensor.layout is not torch.strided or tensor.shape != value.shape:
-            return version_of(tensor) != self._versions[id(tensor)]
+            return write_count(tensor) != self._versions[id(tensor)]
         return not torch.equal(tensor, value)
 
     def restore(self) -> None:
@@ -154,7 +154,7 @@ class _CopyOnWrite(TorchDispatchMode):
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that an operator writes into."""
-    schema = schema_of(func)
+    schema = get_schema(func)
     if schema is None or not schema.is_mutable:
         return ()
     return tuple(

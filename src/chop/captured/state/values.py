@@ -106,7 +106,7 @@ def content(
         return cls, len(value)
     if id(value) in inside:
         return cls, inside.index(id(value))
-    parts = parts_of(value, names)
+    parts = get_parts(value, names)
     if parts is None:
         return Same(value, held or not isinstance(value, Tensor | nn.Module))
     contents = [content(part, held, names, (*inside, id(value))) for part in parts]
@@ -141,22 +141,22 @@ def _shared(value: Any, seen: set[int]) -> Iterator[Any]:
     if id(value) in seen or isinstance(value, PLAIN):
         return
     seen.add(id(value))
-    parts = parts_of(value)
+    parts = get_parts(value)
     if parts is None and not isinstance(value, Tensor):
         yield value
     for part in parts or ():
         yield from _shared(part, seen)
 
 
-def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | None:
+def get_parts(value: Any, names: Container[str] | None = None) -> list[Any] | None:
     """The values that a value is made of, with keys and names; None where it has no parts."""
-    fields = fields_of(value)
+    fields = get_fields(value)
     named = fields.items() if fields else ()
     parts = [x for name, part in named if names is None or name in names for x in (name, part)]
     if isinstance(value, types.FunctionType):
         code = Same((value.__code__, id(value.__globals__)))
         cells = map(cell_content, value.__closure__ or ())
-        return [code, *cells, *_defaults_of(value), *parts]
+        return [code, *cells, *_get_defaults(value), *parts]
     if isinstance(value, staticmethod | classmethod):
         return [value.__func__]
     if isinstance(value, types.MethodType):
@@ -170,11 +170,11 @@ def parts_of(value: Any, names: Container[str] | None = None) -> list[Any] | Non
     if isinstance(value, np.ndarray):
         return [*value.flat] if value.dtype.hasobject else []
     if isinstance(value, CONTAINERS):
-        return parts + items_of(value)
+        return parts + list_items(value)
     return None if fields is None else parts
 
 
-def items_of(value: Any) -> list[Any]:
+def list_items(value: Any) -> list[Any]:
     """The items of a container; of a mapping, its keys and values in turn."""
     if not isinstance(value, MAPPINGS):
         return [*value]
@@ -183,10 +183,10 @@ def items_of(value: Any) -> list[Any]:
     return [x for pair in pairs for x in pair]
 
 
-def fields_of(value: Any) -> dict[str, Any] | None:
+def get_fields(value: Any) -> dict[str, Any] | None:
     """The attributes that an object has of its own, in slots too; None where it can have none."""
     cls: Any = type(value)
-    slots = [] if isinstance(value, _WITHOUT_FIELDS) else slots_of(cls)
+    slots = [] if isinstance(value, _WITHOUT_FIELDS) else get_slots(cls)
     if isinstance(value, _WITHOUT_FIELDS) or not (slots or hasattr(value, "__dict__")):
         return None
     if not hasattr(value, "__dict__") and cls.__module__ in sys.stdlib_module_names:
@@ -196,7 +196,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 
 
 @weakly_cached
-def slots_of(cls: type) -> list[str]:
+def get_slots(cls: type) -> list[str]:
     """The names of the slots of a class."""
     homes = [vars(home) for home in cls.__mro__ if "__slots__" in vars(home)]
     return [n for home in homes for n, x in home.items() if isinstance(x, _Slot)]
@@ -210,6 +210,6 @@ def cell_content(cell: types.CellType) -> Any:
         return MISSING
 
 
-def _defaults_of(function: types.FunctionType) -> list[Any]:
+def _get_defaults(function: types.FunctionType) -> list[Any]:
     """The defaults of a function's parameters."""
     return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from chop.distributed.checking.difference import Difference, tensors_of
+from chop.distributed.checking.difference import Difference, list_tensors
 from chop.distributed.plan import ShardingPlan, named_tensors
 from chop.errors import DistributedError
 
@@ -49,7 +49,7 @@ def check_same_inputs(inputs: Mapping[str, Any]) -> None:
     Raises:
         DistributedError: a process has others; on all of them.
     """
-    gathered = _of_all({name: [*map(_digest, tensors_of(x))] for name, x in inputs.items()})
+    gathered = _of_all({name: [*map(_digest, list_tensors(x))] for name, x in inputs.items()})
     for rank, other in enumerate(gathered):
         if other != gathered[0]:
             name = next(

@@ -26,11 +26,11 @@ from chop.distributed.checking.difference import (
     Difference,
     difference,
     largest_magnitude,
+    list_tensors,
     rounding_error,
-    tensors_of,
 )
 from chop.distributed.checking.reference import ReferenceRunner
-from chop.distributed.layouts import chunk_groups, local_of, piece_of
+from chop.distributed.layouts import chunk_groups, get_local, get_piece
 from chop.distributed.peers import is_peer_failure
 from chop.distributed.plan import named_tensors
 from chop.distributed.runtime import same_memory
@@ -217,23 +217,23 @@ class _Comparison:
 
     def _allowed(self, twin: fx.Node) -> Allowed:
         module = self._model.get_submodule(str(twin.target)) if twin.op == "call_module" else None
-        held = [x for read in twin.all_input_nodes for x in tensors_of(self._reference.env[read])]
+        held = [x for read in twin.all_input_nodes for x in list_tensors(self._reference.env[read])]
         own = [] if module is None else list(module.parameters())
-        error = rounding_error([*held, *own, *tensors_of(self._reference.env[twin])])
+        error = rounding_error([*held, *own, *list_tensors(self._reference.env[twin])])
         largest = max((largest_magnitude(x) for x in held if x.is_floating_point()), default=0.0)
         return Allowed(max(self._tolerance, error), error * largest, _rounds(module))
 
     def compare_outputs(self, found: Any, expected: Any) -> Difference:
         """How far the outputs are off; where the model rounds, by any number."""
         expected = tree_map(of_first_process, expected)
-        relative = FREE * max(self._tolerance, rounding_error(tensors_of(expected)))
+        relative = FREE * max(self._tolerance, rounding_error(list_tensors(expected)))
         relative = math.inf if _rounds(self._model) else relative
         return agreed(difference(found, expected, Allowed(relative), self._groups))
 
     def _forced(self, found: Any, expected: Any) -> Any:
         """The reference's value in the layout of the sharded one."""
         if isinstance(expected, Tensor) and isinstance(found, Tensor):
-            piece = piece_of(expected, found, self._groups)
+            piece = get_piece(expected, found, self._groups)
             return found if piece is None else piece.value
         parts, wholes = tree_children(found), tree_children(expected)
         if not parts or not wholes:
@@ -261,7 +261,7 @@ def _kept_state(before: CapturedModule, sharded: nn.Module) -> Iterator[None]:
     tensors = [
         x for model in (before, sharded) for path, x in named_tensors(model) if path in names
     ]
-    local = [local_of(x) for x in tensors if not x.is_meta]
+    local = [get_local(x) for x in tensors if not x.is_meta]
     kept = [x.clone() for x in local]
     try:
         yield

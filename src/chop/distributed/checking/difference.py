@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from chop.base.nested import tree_pairs, tree_tensors
-from chop.distributed.layouts import Groups, layout_text, local_of, piece_of
+from chop.distributed.layouts import Groups, get_local, get_piece, layout_text
 
 ROUNDINGS = 4
 """Rounding steps of a dtype that a sum in another order may differ by."""
@@ -72,7 +72,7 @@ def difference(found: Any, expected: Any, allowed: Allowed, groups: Groups) -> D
     return worst
 
 
-def tensors_of(value: Any) -> list[Tensor]:
+def list_tensors(value: Any) -> list[Tensor]:
     """The tensors in a value."""
     return [*tree_tensors(value)]
 
@@ -94,12 +94,12 @@ def largest_magnitude(x: Tensor) -> float:
 def _of_tensor(found: Any, whole: Tensor, allowed: Allowed, groups: Groups) -> Difference:
     if not isinstance(found, Tensor):
         return Difference(math.inf, 0, f"it is {type(found).__name__}, not a tensor")
-    piece = piece_of(whole, found, groups)
+    piece = get_piece(whole, found, groups)
     if piece is None or found.dtype != whole.dtype:
         got = f"{tuple(found.shape)} {found.dtype} in layout ({layout_text(found)})"
         wanted = f"{tuple(whole.shape)} {whole.dtype}, whole or this process's chunk"
         return Difference(math.inf, 0, f"it is {got}, expected {wanted}")
-    local = local_of(found)
+    local = get_local(found)
     where = f"layout ({piece.layout}), {tuple(local.shape)} of {tuple(whole.shape)} here"
     if local.shape != piece.local.shape:
         wanted = f"expected {tuple(piece.local.shape)}"

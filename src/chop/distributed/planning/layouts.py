@@ -21,7 +21,7 @@ Layout = tuple[str, ...]
 """Per axis of the mesh "R", "S" and the dimension that is cut, or "P"."""
 
 
-def layout_of(tensor: DTensor) -> Layout | None:
+def get_layout(tensor: DTensor) -> Layout | None:
     """The layout of a DTensor; None where a plan has no text for it, as for strided chunks."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 

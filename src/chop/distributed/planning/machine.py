@@ -66,7 +66,7 @@ class Machine:
         """
         return max(flops / self.flops, size_bytes / self.memory_bandwidth)
 
-    def seconds_of(self, sent: Iterable[Sent]) -> float:
+    def get_seconds(self, sent: Iterable[Sent]) -> float:
         """Time of collectives, one after the other, on rings.
 
         Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication

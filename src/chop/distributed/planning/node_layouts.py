@@ -24,7 +24,7 @@ from chop.distributed.placements import REPLICATED, sharded
 from chop.distributed.plan import named_tensors
 from chop.distributed.planning.layouts import (
     Layout,
-    layout_of,
+    get_layout,
     local_bytes,
     local_shape,
     sharded_fake,
@@ -86,7 +86,7 @@ class Call:
     def of(cls, mg: MaseGraph, node: fx.Node, values: Mapping[fx.Node, Any]) -> Call:
         """The call of a node, given what all nodes give."""
         sources = tuple(x for x in node.all_input_nodes if list(tensors_in(values[x])))
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if node.op == "get_attr":
             found = {str(node.target): values[node]}
         else:
@@ -103,7 +103,7 @@ class Call:
             return repr(tree_map(spec, self.values[source]))
 
         node = self.node
-        module = self.mg.module_of(node)
+        module = self.mg.get_module(node)
         target: object = node.target
         if module is not None:
             formats = getattr(module, "spec", None)
@@ -204,7 +204,7 @@ class LayoutFinder:
         everywhere = (REPLICATED,) * self._mesh.ndim
         found = set()
         for x, expected in zip(_leaves([result]), tensors_in(whole), strict=True):
-            layout = layout_of(x) if hasattr(x, "placements") else everywhere
+            layout = get_layout(x) if hasattr(x, "placements") else everywhere
             if layout is None or tuple(x.shape) != tuple(expected.shape):
                 return None
             local = x.to_local() if hasattr(x, "placements") else x
@@ -327,7 +327,7 @@ def _call(
         return node.target(*args, **kwargs)  # type: ignore[operator]
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     assert module is not None
     module = _cut(module, own, mesh)
     try:

@@ -36,7 +36,7 @@ from chop.distributed.planning.solver import (
     Solution,
 )
 from chop.distributed.planning.transfers import Transfers
-from chop.distributed.planning.work import flops_of, moves_memory, reads_whole_tensors
+from chop.distributed.planning.work import count_flops, moves_memory, reads_whole_tensors
 from chop.distributed.strategies import register_strategies
 from chop.ir.annotate import tensors_in
 from chop.ir.flops import FlopCounts
@@ -284,7 +284,7 @@ class _Builder:
         return self._machine.seconds(flops / processes_that_share(self._mesh, layout.result), size)
 
     def _flops(self, node: fx.Node, results: list[Tensor]) -> int:
-        return flops_of(self._mg, node, self._values, results, self._flop_counts)
+        return count_flops(self._mg, node, self._values, results, self._flop_counts)
 
     def _size(self, value: Any, layout: Layout) -> int:
         return sum(local_bytes(x, self._mesh, layout) for x in tensors_in(value))
@@ -404,7 +404,7 @@ class _Builder:
             transfer = self._transfers.of(x, given, wanted)
             if transfer is None:
                 return None
-            seconds += self._machine.seconds_of(transfer.sent)
+            seconds += self._machine.get_seconds(transfer.sent)
             copied += round(transfer.copy_bytes)
             passing = max(passing, round(transfer.passing_bytes))
         return Move(seconds, copied, passing)

@@ -15,7 +15,7 @@ from chop.distributed.apply import shard_graph
 from chop.distributed.collectives import Collective, Sent, counted_collectives, totals
 from chop.distributed.memory import MemoryMeter
 from chop.distributed.plan import ShardingPlan, named_tensors
-from chop.distributed.planning.layouts import layout_of, processes_that_share
+from chop.distributed.planning.layouts import get_layout, processes_that_share
 from chop.distributed.planning.machine import Machine
 from chop.distributed.planning.simulated import (
     FAILURES,
@@ -23,7 +23,7 @@ from chop.distributed.planning.simulated import (
     fake_inputs,
     simulated_mesh,
 )
-from chop.distributed.planning.work import flops_of, moves_memory, reads_whole_tensors
+from chop.distributed.planning.work import count_flops, moves_memory, reads_whole_tensors
 from chop.errors import ChopError, PlanError, first_line
 from chop.ir.flops import FlopCounts
 from chop.ir.graph import MaseGraph
@@ -148,7 +148,7 @@ class _Run:
         flops, size = self._work(node, values, result)
         sent = tuple(self._sent[self._counted :])
         self._counted = len(self._sent)
-        seconds = self._machine.seconds(flops, size) + self._machine.seconds_of(sent)
+        seconds = self._machine.seconds(flops, size) + self._machine.get_seconds(sent)
         self._steps.append(Step(_owner(node), seconds, flops, sent, self._meter.peak))
         self._meter.restart()
 
@@ -158,15 +158,15 @@ class _Run:
         """Operations and bytes of this process; nothing for what does not compute."""
         if node.op in ("placeholder", "output", "get_attr") or _is_ours(node):
             return 0.0, 0.0
-        layouts = [layout_of(x) for x in _dtensors(result)]
+        layouts = [get_layout(x) for x in _dtensors(result)]
         shares = [processes_that_share(self._mesh.shape, x) for x in layouts if x]
         inputs = [x for source in node.all_input_nodes for x in _dtensors(values[source])]
         if not moves_memory(map(_local, inputs), map(_local, _dtensors(result))):
             return 0.0, 0.0
-        module = self._mg.module_of(node) if reads_whole_tensors(self._mg, node) else None
+        module = self._mg.get_module(node) if reads_whole_tensors(self._mg, node) else None
         own = [x for _, x in named_tensors(module)] if module is not None else []
         size = sum(_local(x).nbytes for x in (*inputs, *own, *_dtensors(result)))
-        flops = flops_of(self._mg, node, values, _dtensors(result), self._flop_counts)
+        flops = count_flops(self._mg, node, values, _dtensors(result), self._flop_counts)
         return flops / max(shares, default=1), float(size)
 
 

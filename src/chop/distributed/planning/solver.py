@@ -302,7 +302,7 @@ class _Program:
         for columns in self._leaders:
             if columns:
                 self._row(dict.fromkeys(columns, 1.0), 1, 1)
-        self._picks = [list(self._picks_of(i)) for i in range(len(problem.nodes))]
+        self._picks = [list(self._get_picks(i)) for i in range(len(problem.nodes))]
         for picks in self._picks:
             for column, choice, count in picks:
                 self.costs[column] += count * choice.seconds
@@ -310,7 +310,7 @@ class _Program:
         self._places = self._add_tensors()
         self._peak: int | None = None
 
-    def _picks_of(self, index: int) -> Iterator[tuple[int, Choice, int]]:
+    def _get_picks(self, index: int) -> Iterator[tuple[int, Choice, int]]:
         """The columns that make a node take a choice, the choices, and how many nodes it is."""
         node = self.problem.nodes[index]
         leader, mapped = self.problem.follows.get(index, (index, range(len(node.choices))))

@@ -12,7 +12,7 @@ from chop.ir.graph import MaseGraph
 from chop.private.torch_api import storage_id
 
 
-def flops_of(
+def count_flops(
     mg: MaseGraph,
     node: fx.Node,
     inputs: Mapping[fx.Node, Any] | Sequence[Tensor],

@@ -180,7 +180,7 @@ def _are_square(sides: Sequence[Any]) -> bool:
     return type(sides[0]) is int and 1 < sides[0] < 2**20 and sides[0] == sides[1]
 
 
-def group_of(path: str, groups: Sequence[Group]) -> Group:
+def find_group(path: str, groups: Sequence[Group]) -> Group:
     """The group of a module: of its path, else of an expression, else of its class.
 
     Of several expressions it is the first in the alphabet, as in the library; of several groups

@@ -142,7 +142,7 @@ def _with_strategy(plain: Mapping[str, Any], bits: int, kind: str, where: str) -
     return InputScheme(bits, kind, strategy, size if is_group else None, bool(dynamic))
 
 
-def inputs_of(quantizer: Quantizer) -> tuple[InputScheme, float | None] | str:
+def list_inputs(quantizer: Quantizer) -> tuple[InputScheme, float | None] | str:
     """How the library rounds inputs as a format does, and the static scale; or why it cannot.
 
     Static integers of a symmetric format saturate at the lowest but one of the library's codes.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from chop.errors import CheckpointError, ConfigError
 from chop.export.coded import E8M0_NAN
-from chop.export.compressed_tensors.groups import Group, group_of, parse_groups
+from chop.export.compressed_tensors.groups import Group, find_group, parse_groups
 from chop.export.compressed_tensors.inputs import SCALE
 from chop.export.compressed_tensors.target import (
     FLOATS_IN,
@@ -41,7 +41,7 @@ from chop.export.foreign.stored import (
     stored_integers,
     words_unpacked,
 )
-from chop.export.foreign.weight_files import document, tensors_of
+from chop.export.foreign.weight_files import document, list_tensors
 from chop.formats import FP8, MXFP, NVFP4, NumberFormat
 from chop.ir.huggingface.config_file import CONFIG
 
@@ -87,7 +87,9 @@ def read_groups(
     Raises:
         ConfigError, CheckpointError: as `read`.
     """
-    return read_tensors(folder, config, tensors_of(folder), groups, quantizes_cache=quantizes_cache)
+    return read_tensors(
+        folder, config, list_tensors(folder), groups, quantizes_cache=quantizes_cache
+    )
 
 
 def read_tensors(
@@ -110,7 +112,7 @@ def read_tensors(
     paths = sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")})
     packed, inputs = dict[str, Stored](), dict[str, NumberFormat]()
     for path in paths:
-        group = group_of(path, groups)
+        group = find_group(path, groups)
         layer = f"'{folder}': '{path}'"
         packed[path] = _stored(path, tensors, group, layer)
         for part in ("weight", *PARTS, ORDER, *([] if group.is_symmetric else [ZEROS])):

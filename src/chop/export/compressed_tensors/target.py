@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from chop.export.coded import E2M1, E4M3, E8M0_NAN, CodedWeight
-from chop.export.compressed_tensors.inputs import SCALE, InputScheme, inputs_of
+from chop.export.compressed_tensors.inputs import SCALE, InputScheme, list_inputs
 from chop.export.foreign.stored import words_packed
 from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
-from chop.export.packed_model import runner_of, weights_of
+from chop.export.packed_model import get_runner, get_weights
 from chop.export.target import Runner, Target
 from chop.formats import Quantizer
 from chop.formats.elements import Fixed
@@ -95,7 +95,7 @@ class Scheme:
         return group if self.inputs is None else {**group, "input_activations": self.inputs.plain}
 
 
-def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
+def get_scheme(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
     """How the library stores a weight, or why it cannot.
 
     Args:
@@ -132,7 +132,7 @@ def _is_fp8(weight: CodedWeight) -> bool:
 
 def scheme_with_inputs(weight: CodedWeight, inputs: Quantizer, dtype: torch.dtype) -> Scheme | str:
     """Returns how the library stores the weight of a layer that rounds inputs, or the reason."""
-    found, element = inputs_of(inputs), weight.element
+    found, element = list_inputs(inputs), weight.element
     if isinstance(found, str):
         return found
     if _is_fp8(weight):
@@ -312,14 +312,14 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
 
 def read(path: Path) -> Runner:
     """The model of a folder, as `read_model` gives it."""
-    return runner_of(read_model(path))
+    return get_runner(read_model(path))
 
 
 def read_unrounded(path: Path) -> Runner:
     """The model of a folder whose layers take their inputs as they are."""
     from compressed_tensors.quantization import disable_quantization
 
-    return runner_of(read_model(path).apply(disable_quantization))
+    return get_runner(read_model(path).apply(disable_quantization))
 
 
 def read_model(path: Path) -> nn.Module:
@@ -337,7 +337,7 @@ def read_model(path: Path) -> nn.Module:
 KIND = FolderKind(
     METHOD,
     HELD,
-    scheme_of,
+    get_scheme,
     quantization_config,
     _notes,
     scheme_with_inputs=scheme_with_inputs,
@@ -363,7 +363,7 @@ TARGET = Target(
         *("mxint:width=4", "mxint:width=8", "mxfp:width=4", "mxfp:width=8", "nvfp4"),
         *("fp8:granularity=channel", "fp8"),
     ),
-    weights=lambda path: weights_of(read_model(path)),
+    weights=lambda path: get_weights(read_model(path)),
     cause="the library computes in the model's dtype, and decodes nvfp4 to bfloat16",
     read_unrounded=read_unrounded,
     is_timed=False,

@@ -28,7 +28,7 @@ from chop.export.compressed_tensors.reader import CACHE, read_tensors
 from chop.export.compressed_tensors.target import FLOATS_IN
 from chop.export.foreign.reader import Read, Reader
 from chop.export.foreign.stored import Stored
-from chop.export.foreign.weight_files import document, tensors_of
+from chop.export.foreign.weight_files import document, list_tensors
 from chop.formats import Encoded
 from chop.ir.huggingface.config_file import CONFIG
 
@@ -51,7 +51,7 @@ def read(folder: Path) -> Read:
     """
     config = document(folder / CONFIG)
     settings: Any = config.get("quantization_config")
-    tensors = _renamed(tensors_of(folder), f"'{folder}'")
+    tensors = _renamed(list_tensors(folder), f"'{folder}'")
     scheme = settings.get("activation_scheme") or SCHEMES[0]
     group = _group(settings, scheme, tensors, f"'{folder}'")
     has_cache = bool(settings.get(CACHE))

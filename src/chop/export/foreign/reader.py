@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from chop.export.foreign.stored import Stored, coded_modules
-from chop.export.foreign.weight_files import document, tensors_of
+from chop.export.foreign.weight_files import document, list_tensors
 from chop.formats import NumberFormat, stored_settings
 from chop.ir.huggingface.config_file import CONFIG
 from chop.nn.packed.state import BUFFER_NAMES
@@ -103,6 +103,6 @@ def read_coded(
     """
     config = document(folder / CONFIG)
     settings = parse(config.get("quantization_config"), f"'{folder}'")
-    tensors = tensors_of(folder)
+    tensors = list_tensors(folder)
     packed = coded_modules(tensors, parts, optional, lambda path, own: stored(path, own, settings))
     return Read(config, tensors, packed)

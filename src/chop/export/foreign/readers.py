@@ -32,7 +32,7 @@ OTHER_SETTINGS: Mapping[str, str] = {"hf_quant_config.json": "modelopt"}
 """`quant_method` by a file beside a `config.json` without a `quantization_config`."""
 
 
-def reader_of(path: Path) -> Reader | None:
+def get_reader(path: Path) -> Reader | None:
     """The reader of a folder or file; None: it is of no such tool.
 
     Args:
@@ -79,7 +79,7 @@ def load(path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any
     """The model of a folder or file of another tool, its weights packed in formats of chop.
 
     Args:
-        path: local, see `reader_of`.
+        path: local, see `get_reader`.
         choose: configuration -> class of transformers to build. Default: the one that it names.
         settings: of its configuration, in the place of those of the folder.
 
@@ -87,7 +87,7 @@ def load(path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any
         ConfigError: it is of no tool that is known, or has something without a format here.
         CheckpointError: files are missing or broken, or do not fit what `config.json` says.
     """
-    found = reader_of(path)
+    found = get_reader(path)
     if found is None:
         known = ", ".join(READERS)
         raise ConfigError(f"'{path}': expected a folder of {known}, or a file of GGUF.")

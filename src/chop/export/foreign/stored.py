@@ -216,7 +216,7 @@ class Numbers:
     group: int | None
 
 
-def numbers_of(one: Stored) -> Numbers | None:
+def get_numbers(one: Stored) -> Numbers | None:
     """Inverse of `stored_integers` and `stored_affine` where there is a scale for a row or group.
 
     Numbers of NVFP4 are integers of 5 bits: twice an e2m1, times half the scales of its block and

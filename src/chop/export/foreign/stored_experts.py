@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.captured.layers.experts import matrices_of
+from chop.captured.layers.experts import matrices_by_parameter
 from chop.errors import CheckpointError, ConfigError
 from chop.export.foreign.reader import Read
-from chop.export.foreign.stored import Stored, numbers_of, stored_integers
+from chop.export.foreign.stored import Stored, get_numbers, stored_integers
 from chop.formats import FP8, LearnableFormat, NumberFormat, ScaleInteger
 from chop.formats.groups import WHOLE_TENSOR
 from chop.ir.huggingface.conversions import EXPERT, Conversions, ExpertMatrix
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def join_experts(content: Read, model: nn.Module, where: str) -> Read:
     conversions, own = Conversions(model), dict(model.named_modules(remove_duplicate=False))
     for path, stored in content.packed.items():
         name = f"{path}.weight"
-        own_path = conversions.name_of(name).removesuffix(".weight")
+        own_path = conversions.get_name(name).removesuffix(".weight")
         is_beyond = own_path.rpartition(".experts.")[0] not in own  # of a layer that is not there
         is_plain = own_path in own or EXPERT.search(name) is None or is_beyond
         if is_plain and not conversions.is_converted(name):
@@ -87,10 +87,10 @@ def join_experts(content: Read, model: nn.Module, where: str) -> Read:
     for path, layer in layers.items():
         _check_complete(layer, where)
         packed[path] = _joined([content.packed[x] for x in layer.order], layer, where)
-        rounded = _inputs_of(layer, content.inputs, where)
+        rounded = _list_inputs(layer, content.inputs, where)
         if rounded is not None:
             inputs[path] = rounded
-    _warn_of_integers(layers, content.packed, packed)
+    _warn_about_integers(layers, content.packed, packed)
     return replace(content, packed=packed, inputs=inputs)
 
 
@@ -98,8 +98,8 @@ def _find_layer(place: ExpertMatrix, own: Mapping[str, nn.Module]) -> _Layer | N
     """The layer of fused experts that a matrix is of; None: the model has no such experts."""
     owner, _, name = place.parameter.rpartition(".")
     module = own.get(owner)
-    layer = None if module is None else matrices_of(module).get(name)
-    weight = None if module is None else parameters_of(module).get(name)
+    layer = None if module is None else matrices_by_parameter(module).get(name)
+    weight = None if module is None else own_parameters(module).get(name)
     if layer is None or weight is None:
         return None
     return _Layer(f"{owner}.{layer}", tuple(weight.shape), place.parts, {})  # type: ignore[arg-type]
@@ -110,7 +110,8 @@ def _check_alone(layers: Mapping[str, _Layer], own: Mapping[str, nn.Module], whe
     for path, layer in layers.items():
         owner = path.rpartition(".")[0]
         other = next(
-            (x for x in matrices_of(own[owner]).values() if f"{owner}.{x}" not in layers), None
+            (x for x in matrices_by_parameter(own[owner]).values() if f"{owner}.{x}" not in layers),
+            None,
         )
         if other is not None:
             raise ConfigError(
@@ -137,7 +138,7 @@ def _check_complete(layer: _Layer, where: str) -> None:
                 raise CheckpointError(f"{where} has codes of '{known}', and none of {name}.")
 
 
-def _inputs_of(
+def _list_inputs(
     layer: _Layer, inputs: Mapping[str, NumberFormat], where: str
 ) -> NumberFormat | None:
     """Returns the format of the inputs of all experts of a layer; None if they are float.
@@ -229,7 +230,7 @@ def _have_one_scale(stored: Sequence[Stored]) -> bool:
     return first is None or all(x is not None and torch.equal(first, x) for x in scales)
 
 
-def _warn_of_integers(
+def _warn_about_integers(
     layers: Mapping[str, _Layer], stored: Mapping[str, Stored], joined: Mapping[str, Stored]
 ) -> None:
     """Warns of layers that are larger than in the folder, by experts with own tensor scales."""
@@ -248,7 +249,7 @@ def _warn_of_integers(
 
 def _joined_integers(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
     """Integers whose formats differ: of the widest, with scales in float32 if need be."""
-    parts = [numbers_of(one) for one in stored]
+    parts = [get_numbers(one) for one in stored]
     count, rows, columns = layer.shape
     if any(part is None for part in parts) or len({part.group for part in parts if part}) > 1:
         kinds = ", ".join(dict.fromkeys(one.number_format.label for one in stored))

@@ -33,7 +33,7 @@ def document(path: Path, kind: str = "config") -> dict[str, Any]:
     return content
 
 
-def tensors_of(folder: Path) -> dict[str, Tensor]:
+def list_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder by name.
 
     Args:

@@ -43,7 +43,7 @@ class Blocks:
     moved: float = 0.0
 
 
-def blocks_of(weight: CodedWeight) -> Blocks | str:
+def pack_blocks(weight: CodedWeight) -> Blocks | str:
     """A weight as blocks of the same values, or why there are none.
 
     Integers of up to 4 bits become Q4_0, of 5 Q5_0 and others Q8_0, with a scale in float16. Those

@@ -13,7 +13,7 @@ SHOWN = 20
 AS_IT_IS = "compressed-tensors holds the model as it is."
 
 
-def architecture_of(config: Any) -> Architecture:
+def check_architecture(config: Any) -> Architecture:
     """The architecture of a model, whose configuration says nothing that a file cannot.
 
     Raises:
@@ -51,12 +51,12 @@ def architecture_of(config: Any) -> Architecture:
     return found
 
 
-def metadata_of(config: Any, architecture: Architecture) -> dict[str, int | float | str]:
+def node_metadata(config: Any, architecture: Architecture) -> dict[str, int | float | str]:
     """A configuration as keys and values of GGUF.
 
     Args:
         config: of transformers.
-        architecture: its own, see `architecture_of`.
+        architecture: its own, see `check_architecture`.
     """
     name = architecture.name
     values = {key: getattr(config, x, None) for x, key in architecture.keys.items()}

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from chop.captured.layers.expert_linear import ExpertLinear
-from chop.captured.layers.experts import matrices_of
+from chop.captured.layers.experts import matrices_by_parameter
 from chop.export.gguf.architectures import Architecture
 from chop.nn.packed import PackedOperator
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 NORM, WEIGHT, SCALE = "norm.weight", ".weight", ".scale"
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
@@ -52,9 +52,9 @@ def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
     arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
     names = get_tensor_name_map(arch, model.config.num_hidden_layers)
     for path, module in model.named_modules(remove_duplicate=False):
-        layers = matrices_of(module)
+        layers = matrices_by_parameter(module)
         for own, layer in layers.items():
-            weight = parameters_of(module)[own]
+            weight = own_parameters(module)[own]
             assert weight is not None
             yield from _of_experts(path, own, module, (layer, len(weight)), names)
         if isinstance(module, ExpertLinear):
@@ -63,7 +63,7 @@ def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
             yield from _of_experts(path, WEIGHT[1:], module, made, names, owner)
             continue
         packed = module.packed_shapes if isinstance(module, PackedOperator) else {}
-        present = [name for name, x in parameters_of(module).items() if x is not None]
+        present = [name for name, x in own_parameters(module).items() if x is not None]
         is_turned = architecture.permutes and path.endswith((".q_proj", ".k_proj"))
         for operand in dict.fromkeys([*packed, *present]):
             if operand in layers:
@@ -104,7 +104,7 @@ def _of_experts(
         yield Named(path, operand, module, name, key, experts=count, half=half)
 
 
-def heads_of(path: str, config: Any) -> int:
+def get_heads(path: str, config: Any) -> int:
     """Heads of a query or key projection."""
     is_key = path.endswith(".k_proj")
     return int(config.num_key_value_heads if is_key else config.num_attention_heads)

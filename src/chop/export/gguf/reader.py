@@ -38,10 +38,10 @@ from chop.export.gguf.header import (
     read_header,
     write_part,
 )
-from chop.export.gguf.names import Named, heads_of, named_parameters, scale_name
+from chop.export.gguf.names import Named, get_heads, named_parameters, scale_name
 from chop.export.gguf.rope import frequency_divisors
 from chop.export.gguf.split import DEFAULT, PRE, set_split, without_others
-from chop.export.gguf.stored import stored_of
+from chop.export.gguf.stored import read_blocks
 from chop.export.gguf.target import TARGET
 from chop.ir.huggingface.config_file import config_errors
 
@@ -267,7 +267,7 @@ class _Weights:
             )
         data = self._bytes(place)
         if named.is_interleaved:
-            heads = heads_of(named.path, config)
+            heads = get_heads(named.path, config)
             rows = np.arange(len(data)).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
             data = data[torch.from_numpy(rows)]
         found = self._decoded(named, place, data)
@@ -302,7 +302,7 @@ class _Weights:
         try:
             blocks = data.view(len(data), -1, GGML_QUANT_SIZES[kind][1])
             is_matrix = named.operand == "weight" and len(place.shape) == 2
-            found = stored_of(place.type_name, blocks) if is_matrix else None
+            found = read_blocks(place.type_name, blocks) if is_matrix else None
             if found is not None:
                 return found
             self._floats.append(f"{named.name} ({place.type_name})")

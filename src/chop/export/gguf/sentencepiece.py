@@ -49,7 +49,7 @@ def _normalizers(document: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     return [(x["type"], x.get("pattern"), x.get("content", x.get("prepend"))) for x in parts]
 
 
-def scores_of(
+def compute_scores(
     vocabulary: Mapping[str, int], merges: Sequence[Pair]
 ) -> tuple[dict[str, float], bool]:
     """Scores by token, and whether they stand for the merges.

@@ -57,7 +57,7 @@ def steps_named(name: str) -> tuple[str, ...] | None:
     return None if split is None else (split, "bytes")
 
 
-def name_of(steps: tuple[str, ...], said: str | None) -> str | None:
+def get_name(steps: tuple[str, ...], said: str | None) -> str | None:
     """The name of steps; None: there is none."""
     if said is not None and steps_named(said) in (steps, None):
         return said

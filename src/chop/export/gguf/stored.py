@@ -24,7 +24,7 @@ SUPER, SUB = 256, 16
 NIBBLE = 15
 
 
-def stored_of(type_name: str, blocks: Tensor) -> Stored | None:
+def read_blocks(type_name: str, blocks: Tensor) -> Stored | None:
     """A weight in a format of the same values; None: there is none.
 
     Args:

@@ -18,13 +18,13 @@ from chop.errors import ConfigError
 from chop.export.coded import coded_weight
 from chop.export.foreign.loading import without_data
 from chop.export.gguf.architectures import ARCHITECTURES, Architecture
-from chop.export.gguf.blocks import Blocks, blocks_of
-from chop.export.gguf.config import architecture_of, metadata_of, unread_settings
+from chop.export.gguf.blocks import Blocks, pack_blocks
+from chop.export.gguf.config import check_architecture, node_metadata, unread_settings
 from chop.export.gguf.header import Header, TensorPlace, read_header, write_part
-from chop.export.gguf.names import SCALE, Named, heads_of, named_parameters, scale_name
+from chop.export.gguf.names import SCALE, Named, get_heads, named_parameters, scale_name
 from chop.export.gguf.rope import frequency_divisors
-from chop.export.gguf.tokenizer import Vocabulary, vocabulary_of
-from chop.export.packed_model import packed_model, runner_of, weights_of
+from chop.export.gguf.tokenizer import Vocabulary, get_vocabulary
+from chop.export.packed_model import get_runner, get_weights, packed_model
 from chop.export.refusals import refuse
 from chop.export.target import Runner, Target
 from chop.ir.graph import MaseGraph
@@ -82,15 +82,15 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
             f"gguf: expected a language model with a head, got a {type(model).__name__}; "
             "give one of AutoModelForCausalLM."
         )
-    architecture = architecture_of(config)
+    architecture = check_architecture(config)
     if isinstance(tokenizer, ProcessorMixin):
         tokenizer = getattr(tokenizer, "tokenizer", None)
-    vocabulary = None if tokenizer is None else vocabulary_of(tokenizer, config.vocab_size)
+    vocabulary = None if tokenizer is None else get_vocabulary(tokenizer, config.vocab_size)
     tensors, reasons = _tensors(model, architecture)
     refuse(TARGET.name, reasons | unheld, WAY_OUT)
     metadata = {
         "general.name": Path(config.name_or_path or "").name or type(model).__name__,
-        **metadata_of(config, architecture),
+        **node_metadata(config, architecture),
     }
     with atomic_file(path) as temporary:
         _write_file(temporary, architecture, metadata, vocabulary, tensors)
@@ -108,12 +108,12 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 def refusals(mg: MaseGraph) -> dict[str, str]:
     """By path of a module why a file cannot hold it, see `chop.export.target.Target`."""
     model, unheld = packed_model(mg, TARGET.name)
-    return _tensors(model, architecture_of(model.config))[1] | unheld
+    return _tensors(model, check_architecture(model.config))[1] | unheld
 
 
 def read(path: Path) -> Runner:
     """The model of a file, as `read_model` gives it."""
-    return runner_of(read_model(path))
+    return get_runner(read_model(path))
 
 
 def read_model(path: Path) -> nn.Module:
@@ -179,7 +179,7 @@ TARGET = Target(
         *(f"group_affine:width={bits}" for bits in range(2, 6)),
         *("mxint:width=4", "mxint:width=8", "mxfp:width=4", "nvfp4"),
     ),
-    weights=lambda path: weights_of(read_model(path)),
+    weights=lambda path: get_weights(read_model(path)),
     is_timed=False,
 )
 
@@ -254,7 +254,7 @@ def _stored(module: Any, operand: str) -> Blocks | str:
 
     if operand == "weight" and isinstance(module, PackedOperator):
         weight = coded_weight(module, zero_points=True)
-        found = weight if isinstance(weight, str) else blocks_of(weight)
+        found = weight if isinstance(weight, str) else pack_blocks(weight)
         return found if isinstance(found, str) else _known(found)
     values: Tensor = getattr(module, operand).detach().cpu()
     values = values.flatten(0, -2) if values.ndim == 3 else values
@@ -289,7 +289,7 @@ def _as_engines_have(stored: Blocks, named: Named, config: Any) -> Blocks:
     if named.is_vector:
         return replace(stored, data=stored.data.reshape(-1))
     if named.is_interleaved:
-        heads = heads_of(named.path, config)
+        heads = get_heads(named.path, config)
         rows = np.arange(len(stored.data)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
         return replace(stored, data=stored.data[rows])
     return replace(stored, data=stored.data + np.float32(1)) if named.is_less_one else stored

@@ -8,8 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chop.errors import ConfigError
-from chop.export.gguf.sentencepiece import BYTE, BYTES, SPACE, UNKNOWN, has_space_before, scores_of
-from chop.export.gguf.split import DEFAULT, NAME, WHOLE_WORDS, name_of, steps_named
+from chop.export.gguf.sentencepiece import (
+    BYTE,
+    BYTES,
+    SPACE,
+    UNKNOWN,
+    compute_scores,
+    has_space_before,
+)
+from chop.export.gguf.split import DEFAULT, NAME, WHOLE_WORDS, get_name, steps_named
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Types of tokens in GGUF."""
@@ -62,7 +69,7 @@ class Vocabulary:
         return f"{kind}; llama.cpp {self.differences}" if self.differences else kind
 
 
-def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
+def get_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
     """The tokens, merges and settings of a tokenizer.
 
     Args:
@@ -83,7 +90,9 @@ def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
     if isinstance(template, Mapping):
         template = [{"name": name, "template": text} for name, text in template.items()]
     said = tokenizer.init_kwargs.get(NAME)
-    pre = name_of(tuple(_steps(document["pre_tokenizer"])), said if isinstance(said, str) else None)
+    pre = get_name(
+        tuple(_steps(document["pre_tokenizer"])), said if isinstance(said, str) else None
+    )
     found = Vocabulary(
         [texts.get(index, UNUSED_TEXT.format(index)) for index in range(size)],
         [types.get(index, UNUSED) for index in range(size)],
@@ -122,7 +131,7 @@ def _of_characters(found: Vocabulary, space_before: bool, differences: str) -> V
     """Scores in the place of merges; types as SentencePiece has them."""
     vocabulary = {token: index for index, token in enumerate(found.tokens)}
     halves = (pair.partition(" ") for pair in found.merges)
-    scores, is_exact = scores_of(vocabulary, [(left, right) for left, _, right in halves])
+    scores, is_exact = compute_scores(vocabulary, [(left, right) for left, _, right in halves])
     named = zip(found.tokens, found.types, strict=True)
     types = [BYTES if BYTE.fullmatch(token) else kind for token, kind in named]
     unknown = found.ids.get("unknown_token_id")

@@ -22,7 +22,7 @@ from chop.export.foreign.loading import load
 from chop.export.foreign.stored import WORD, words_packed
 from chop.export.gptq.reader import METHOD, READER, WIDTHS
 from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
-from chop.export.packed_model import runner_of, weights_of
+from chop.export.packed_model import get_runner, get_weights
 from chop.export.target import Runner, Target
 from chop.formats.elements import Fixed
 
@@ -67,7 +67,7 @@ class Scheme:
         return f"{self.bits} bits in {of}"
 
 
-def scheme_of(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
+def get_scheme(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
     """Returns how a weight is stored, or the reason that it cannot be."""
     element = weight.element
     if not isinstance(element, Fixed) or element.code != "twos_complement":
@@ -134,10 +134,10 @@ def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
 
 def read(path: Path) -> Runner:
     """The model of a folder, as chop reads it: transformers needs GPTQModel and a GPU for it."""
-    return runner_of(load(READER, path))
+    return get_runner(load(READER, path))
 
 
-KIND = FolderKind(METHOD, HELD, scheme_of, quantization_config, _notes, _refused)
+KIND = FolderKind(METHOD, HELD, get_scheme, quantization_config, _notes, _refused)
 
 write = partial(write_folder, KIND)
 
@@ -155,6 +155,6 @@ TARGET = Target(
         *(f"group_integer:width={bits}" for bits in WIDTHS),
         *("mxint:width=4", "mxint:width=8"),
     ),
-    weights=lambda path: weights_of(load(READER, path)),
+    weights=lambda path: get_weights(load(READER, path)),
     is_timed=False,
 )

@@ -175,7 +175,7 @@ def _new_cache() -> Any:
 def _emptied(cache: Any) -> Any:
     """A cache of layers as these that holds no token."""
     empty = _new_cache()
-    for layer, parts in layers_of(cache).items():
+    for layer, parts in list_layers(cache).items():
         empty.update(parts["key"][:, :, :0], parts["value"][:, :, :0], layer)
     return empty
 
@@ -183,7 +183,7 @@ def _emptied(cache: Any) -> Any:
 # --- nested and flat ------------------------------------------------------------------------------
 
 
-def layers_of(cache: Any) -> Layers:
+def list_layers(cache: Any) -> Layers:
     """Keys and values of a cache of transformers by layer; layers that hold none are left out."""
     held = ((i, layer) for i, layer in enumerate(cache.layers) if layer.is_initialized)
     return {i: {"key": layer.keys, "value": layer.values} for i, layer in held}
@@ -193,14 +193,14 @@ def with_past(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs of a graph as one after `flatten_cache` takes them."""
     name, cache = find_cache(inputs)
     others = {key: x for key, x in inputs.items() if key != name}
-    return {**others, PAST: layers_of(cache)}
+    return {**others, PAST: list_layers(cache)}
 
 
 def with_present(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Outputs of a graph as one after `flatten_cache` gives them."""
     _, cache = find_cache(answer)
     fields = {key: x for key, x in answer.items() if x is not cache}
-    return {**fields, PRESENT: layers_of(cache)}
+    return {**fields, PRESENT: list_layers(cache)}
 
 
 def from_cache(run: Runner, shapes: Mapping[str, Sequence[int]]) -> Runner:

@@ -11,7 +11,7 @@ from chop.base.notices import AdjustedWarning, warn_each_time
 from chop.captured.difference import distance
 from chop.captured.state.preserve_state import Snapshot, preserve_state
 from chop.errors import GraphError, enumerate_names
-from chop.private.torch_api import version_of
+from chop.private.torch_api import write_count
 
 _SHOWN = 4
 """Names that a message lists."""
@@ -76,7 +76,7 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
 
 def _versions(module: nn.Module) -> dict[str, int]:
     """Counts the writes into each tensor; those of inference mode count nothing."""
-    return {n: 0 if x.is_inference() else version_of(x) for n, x in _state(module).items()}
+    return {n: 0 if x.is_inference() else write_count(x) for n, x in _state(module).items()}
 
 
 def _written_names(module: nn.Module, run: Snapshot, versions: Mapping[str, int]) -> list[str]:

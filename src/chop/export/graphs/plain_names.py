@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from torch import fx, nn
 
 from chop.ir.graph import MaseGraph
-from chop.private.modules import MEMBERS, children_of
+from chop.private.modules import MEMBERS, own_children
 
 
 def give_plain_names(mg: MaseGraph) -> None:
@@ -41,7 +41,7 @@ def give_plain_names(mg: MaseGraph) -> None:
 def _not_called(module: nn.Module, called: Collection[str], path: str = "") -> Iterator[nn.Module]:
     """A module and those below it that no node calls, nor a module that a node calls."""
     yield module
-    for name, child in children_of(module).items():
+    for name, child in own_children(module).items():
         inner = f"{path}.{name}" if path else name
         if child is not None and inner not in called:
             yield from _not_called(child, called, inner)
@@ -79,7 +79,7 @@ def _new_steps(
     found, module = [], model
     for step in steps:
         found.append(renamed.get(id(module), {}).get(step, step))
-        module = children_of(module).get(step) or module
+        module = own_children(module).get(step) or module
     return found
 
 

@@ -23,7 +23,7 @@ from chop.errors import VerificationError, first_line, shorten
 from chop.export.graphs.flat import WHERE, FlatGraph
 from chop.export.onnx import session
 from chop.export.onnx.operators import DEQUANTIZE, QUANTIZE, written_ends
-from chop.private.torch_api import TorchDispatchMode, schema_of
+from chop.private.torch_api import TorchDispatchMode, get_schema
 
 WAY_OUT = "no file was written; say the operator in question in other terms, or report it to torch"
 SHARE = 1e-4
@@ -68,7 +68,7 @@ class _Smooth(TorchDispatchMode):
         if func in CLAMPS:
             return CLAMPS[func](*args)
         found = func(*args, **(kwargs or {}))
-        aliases = any(each.alias_info is not None for each in schema_of(func).returns)
+        aliases = any(each.alias_info is not None for each in get_schema(func).returns)
         if self._generator is None or aliases or not isinstance(found, Tensor):
             return found
         if not found.is_floating_point():

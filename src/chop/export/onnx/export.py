@@ -26,7 +26,7 @@ from chop.export.graphs.flat import WHERE, FlatGraph, map_tensors, named_outputs
 from chop.export.onnx.check import check, without_roundings
 from chop.export.onnx.files import write_files
 from chop.export.onnx.qdq import qdq_graph
-from chop.export.onnx.write import proto_of
+from chop.export.onnx.write import build_proto
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 
@@ -75,7 +75,7 @@ def export(
         answers = examples_and_answers(mg, dynamic_axes)
     flat = FlatGraph(qdq.mg, answers[0][0])
     conditions = Conditions(mg.model.record.guards, answers[0][0], axes)
-    proto = proto_of(flat, conditions.varying() if dynamic_axes else None, axes)
+    proto = build_proto(flat, conditions.varying() if dynamic_axes else None, axes)
     unchecked = conditions.restricting(symbolic_axes(proto))
     if unchecked:
         log.warning(UNCHECKED, WHERE, " and ".join(unchecked))
@@ -109,12 +109,12 @@ def examples_and_answers(mg: MaseGraph, dynamic: bool) -> list[Answered]:
         dynamic: whether the batch may have other sizes.
     """
     example = example_inputs(mg.model)
-    found = [(example, answer_of(mg, example))]
+    found = [(example, compute_outputs(mg, example))]
     leaves = named_tensors(example).values()
     if dynamic and all(x.dim() and len(x) == 1 for x in leaves):
         twice = map_tensors(lambda x: torch.cat([x, x]), example)
         with suppress(GuardError):
-            found.insert(0, (twice, answer_of(mg, twice)))
+            found.insert(0, (twice, compute_outputs(mg, twice)))
     return found
 
 
@@ -129,7 +129,7 @@ def _cached_answers(mg: MaseGraph) -> list[Answered]:
     return found
 
 
-def answer_of(mg: MaseGraph, example: dict[str, Any]) -> dict[str, Tensor]:
+def compute_outputs(mg: MaseGraph, example: dict[str, Any]) -> dict[str, Tensor]:
     """Outputs of a graph by name, in eval mode; nothing of it changes.
 
     Raises:

@@ -10,7 +10,7 @@ from torch import Tensor
 from chop.formats import NumberFormat
 from chop.formats.groups import WHOLE_TENSOR
 from chop.formats.layout import Layout
-from chop.kernels.integers import integers_of, one_scale
+from chop.kernels.integers import get_integers, one_scale
 
 CHOICE = (
     "integer (width up to 8, not floored, calibrated) or scale_integer (width up to 8; granularity "
@@ -40,7 +40,7 @@ class AffineGrid:
         return torch.int8 if self.low < 0 else torch.uint8
 
 
-def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> AffineGrid | None:
+def get_grid(number_format: NumberFormat, parameter: Tensor | None = None) -> AffineGrid | None:
     """Affine grid of a format; None if ONNX cannot express it in 8 bits.
 
     Args:
@@ -48,7 +48,7 @@ def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Aff
         parameter: the tensor that is stored in it, if it is one; None for activations.
     """
     layout = number_format.layout() if number_format.is_fitted else None
-    integers = integers_of(layout)
+    integers = get_integers(layout)
     if layout is None or integers is None:
         return None
     low, high, step = integers
@@ -56,12 +56,12 @@ def grid_of(number_format: NumberFormat, parameter: Tensor | None = None) -> Aff
     if one:
         return AffineGrid(low, high, torch.tensor(one))
     if parameter is not None:
-        scale = scale_of(layout, parameter)
+        scale = get_scale(layout, parameter)
         return None if scale is None else AffineGrid(low, high, scale * step)
     return AffineGrid(low, high, None) if one == 0 and layout.groups == WHOLE_TENSOR else None
 
 
-def scale_of(layout: Layout, parameter: Tensor) -> Tensor | None:
+def get_scale(layout: Layout, parameter: Tensor) -> Tensor | None:
     """float32 () or (n,): the scale of a parameter or of each of its channels; None for others."""
     lines = layout.groups.lines(parameter.shape)
     if lines is None or layout.scaling is None or lines.groups_per_row > 1:

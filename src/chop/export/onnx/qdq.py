@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from chop.captured.overrides import has_hooks
 from chop.errors import ConfigError
-from chop.export.onnx.grids import CHOICE, AffineGrid, grid_of
+from chop.export.onnx.grids import CHOICE, AffineGrid, get_grid
 from chop.export.onnx.grouped import Grouped, grouped, has_float_inputs, twin
 from chop.export.onnx.operators import onnx_dequantize, onnx_round
 from chop.export.onnx.stand_ins import StandIns, Values, is_parameter, plan_stand_ins
@@ -147,8 +147,8 @@ def _round_early(qdq: MaseGraph) -> None:
     for node in qdq.nodes:
         if integer_form(qdq, node) != CONVOLUTION:
             continue
-        module: Any = qdq.module_of(node)
-        rounds = _rounds_of(qdq, node)
+        module: Any = qdq.get_module(node)
+        rounds = _get_rounds(qdq, node)
         grids = {stand_in.grid for stand_in in rounds if isinstance(stand_in, _Round)}
         fixed = len(grids) == 1 and len(rounds) == sum(isinstance(r, _Round) for r in rounds)
         (grid,) = grids if fixed else (None,)
@@ -156,17 +156,17 @@ def _round_early(qdq: MaseGraph) -> None:
             module.spec = module.spec.with_quantizers(data_out=_Round(grid))
 
 
-def _rounds_of(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
+def _get_rounds(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
     """What rounds a node's result, past steps that commute with rounding; None: nothing."""
     rounds: list[Quantizer | None] = []
     for user in node.users:
-        row, module = qdq.operator(user), qdq.module_of(user)
+        row, module = qdq.operator(user), qdq.get_module(user)
         if module is not None and has_hooks(module):
             rounds.append(None)
         elif isinstance(module, QuantizedOperator) and integer_form(qdq, user):
             rounds.append(module.spec.data_in)
         elif (row.commutes or row.only_moves) and not isinstance(module, QuantizedOperator):
-            rounds += _rounds_of(qdq, user)
+            rounds += _get_rounds(qdq, user)
         else:
             rounds.append(None)
     return rounds
@@ -174,7 +174,7 @@ def _rounds_of(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
 
 def integer_form(qdq: MaseGraph, node: fx.Node) -> str:
     """The ONNX operator that computes a quantized layer in integers; "" for other nodes."""
-    module = qdq.module_of(node)
+    module = qdq.get_module(node)
     is_layer = isinstance(module, QuantizedOperator) and module.function is None
     # A hook may change what is rounded, and runs on the layer as it is.
     is_layer = is_layer and not has_hooks(module)  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def qdq_graph(mg: MaseGraph, float_fallback: bool) -> _QdqGraph:
     quantized = planned.put()
     _round_early(qdq)
     for node in qdq.nodes:
-        layer: Any = qdq.module_of(node)
+        layer: Any = qdq.get_module(node)
         if isinstance(layer, QuantizedOperator) and isinstance(layer.spec.weight, Grouped):
             if (coded := twin(layer)) is not None:
                 qdq.replace(node, coded)
@@ -239,11 +239,11 @@ def _with_groups(planned: StandIns, mg: MaseGraph) -> StandIns:
 def _stand_in(step: QuantizedOperator, operand: str) -> StandIn | None:
     number_format = step.spec.number_format(operand)
     if not is_parameter(step, operand):
-        grid = grid_of(number_format)
+        grid = get_grid(number_format)
         return None if grid is None else _Round(grid)
     if operand == "bias":
         return Values(rounded_parameter(step, operand))
-    grid = grid_of(number_format, step.effective(operand))
+    grid = get_grid(number_format, step.effective(operand))
     if grid is None or grid.scale is None:
         return None
     codes = parameter_codes(step, operand, grid.scale)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from chop.export.onnx.grids import scale_of
+from chop.export.onnx.grids import get_scale
 from chop.export.onnx.operators import qonnx_bipolar, qonnx_quant
 from chop.export.onnx.qdq import LINEAR, integer_form
 from chop.export.onnx.stand_ins import StandIns, is_parameter, plan_stand_ins
@@ -21,7 +21,7 @@ from chop.formats.elements import Element, Fixed, Sign, Trit
 from chop.formats.layout import Layout
 from chop.ir.graph import MaseGraph
 from chop.kernels.integers import Integers, one_scale
-from chop.kernels.plan import row_of
+from chop.kernels.plan import get_row
 from chop.nn.quantized import QuantizedOperator, QuantLinear
 from chop.nn.quantized.codes import rounded_parameter
 
@@ -119,7 +119,7 @@ def quant_graph(mg: MaseGraph) -> MaseGraph:
     refuse(WHERE, _reasons(planned), WAY_OUT)
     planned.put()
     for node in planned.mg.nodes:
-        layer: Any = planned.mg.module_of(node)
+        layer: Any = planned.mg.get_module(node)
         if integer_form(planned.mg, node) == LINEAR and isinstance(layer.spec.weight, Quant):
             planned.mg.replace(node, _Linear(layer))
     return planned.mg
@@ -148,13 +148,13 @@ def _quant(step: QuantizedOperator, operand: str) -> Quant | None:
         return _of_parameter(layout.fitted(effective), effective, rounded_parameter(step, operand))
     if layout.element.threshold is not None and layout.scaling is not None:
         return None  # nodes compare with half a scale
-    steps: Steps | None = row_of(ROUNDED, layout.element)
+    steps: Steps | None = get_row(ROUNDED, layout.element)
     scale = steps and _one_scale(layout, steps)
     return Quant(steps, torch.tensor(scale)) if steps and scale else None
 
 
 def _of_parameter(layout: Layout, effective: Tensor, values: Tensor) -> Quant | None:
-    steps: Steps | None = row_of(STORED, layout.element)
+    steps: Steps | None = get_row(STORED, layout.element)
     if steps is None:
         return None
     scale = _scale(layout, steps, effective)
@@ -170,7 +170,7 @@ def _scale(layout: Layout, steps: Steps, effective: Tensor) -> Tensor | None:
     """float32 () or, for each index of the first axis, (n,): what a parameter's k stand for."""
     if one := _one_scale(layout, steps):
         return torch.tensor(one)
-    scale = scale_of(layout, effective)
+    scale = get_scale(layout, effective)
     return None if scale is None else scale * steps.step
 
 

@@ -16,7 +16,7 @@ from chop.ir.settled import hooked_modules, refuse_hooks, settled_copy
 from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.nn.quantized.codes import rounded_parameter
 from chop.nn.quantized.masks import MASK_BUFFERS
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import own_buffers, own_parameters
 
 Form = Callable[[QuantizedOperator, str], StandIn | None]
 """What stands for the format of an operand of a layer; None where the file has no form of it."""
@@ -64,7 +64,7 @@ class StandIns:
         """
         given: dict[tuple[str, str], set[str]] = {}
         for node in self.mg.nodes:
-            call = self.mg.module_of(node)
+            call = self.mg.get_module(node)
             if isinstance(call, QuantCall):
                 named = {**dict(zip(call.arguments, node.args, strict=False)), **node.kwargs}
                 for name, value in named.items():
@@ -91,7 +91,7 @@ class StandIns:
                 quantized.append(path)
             step.spec = QuantSpec().with_quantizers(**chosen)
             for name in MASK_BUFFERS:  # the values are zero there
-                buffers_of(step).pop(name, None)
+                own_buffers(step).pop(name, None)
         return quantized
 
 
@@ -122,7 +122,7 @@ def plan_stand_ins(mg: MaseGraph, form: Form, where: str) -> StandIns:
 
 def is_parameter(step: QuantizedOperator, operand: str) -> bool:
     """Whether an operand is a parameter of its layer, and no activation."""
-    return parameters_of(step).get(operand) is not None
+    return own_parameters(step).get(operand) is not None
 
 
 def fallback(step: QuantizedOperator, operand: str) -> Quantizer:

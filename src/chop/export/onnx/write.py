@@ -24,7 +24,7 @@ from chop.export.onnx.translations import OPSET, translations
 LOGGERS = ("torch.onnx", "torch._export", "torch.export", "onnxscript", "onnx_ir")
 
 
-def proto_of(
+def build_proto(
     flat: FlatGraph,
     varying: Mapping[str, Sequence[int]] | None,
     names: Mapping[str, AxisNames] = MappingProxyType({}),

@@ -19,9 +19,15 @@ from chop.base.files.temporary import scratch_folder
 from chop.base.installed import __version__
 from chop.base.native import cores
 from chop.errors import CheckpointError, ChopError, VerificationError
-from chop.hardware.check.project import DESIGN, Project, project_of, read_project, write_design
+from chop.hardware.check.project import (
+    DESIGN,
+    Project,
+    describe_project,
+    read_project,
+    write_design,
+)
 from chop.hardware.check.testbench import VECTORS, testbench_files
-from chop.hardware.check.vectors import codes_of, write_vectors
+from chop.hardware.check.vectors import get_codes, write_vectors
 from chop.hardware.check.verify import Check, Codes, Verification, check_sources, checks, run_check
 from chop.hardware.design.design import Design, with_fifo_depths
 from chop.hardware.design.emit import UNFOLDED
@@ -71,8 +77,8 @@ def check_emitted(folder: Path) -> list[Verification]:
     with scratch_folder("emit") as own:
         with shown_step("emitting the circuit again"):
             design = _emitted_again(folder, mg, manifest)
-            project = project_of(design)
-            codes = codes_of(project, golden)
+            project = describe_project(design)
+            codes = get_codes(project, golden)
             write_circuit(design, codes, own)
             check_circuit(folder, own, manifest)
         found = verify(own, project, codes, _planned(manifest, codes))
@@ -152,10 +158,10 @@ def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Desi
         design = emit_design(mg, fold, folds=folds, soft=soft)
     except ChopError as error:
         raise VerificationError(f"the model of '{folder}' has no circuit: {error}") from None
-    return _with_depths_of(design, folder) if manifest.settings.get("shrink_fifos") else design
+    return _with_depths(design, folder) if manifest.settings.get("shrink_fifos") else design
 
 
-def _with_depths_of(design: Design, folder: Path) -> Design:
+def _with_depths(design: Design, folder: Path) -> Design:
     """The same with the depths of a project's FIFOs, where they are less."""
     planned = {fifo.name: fifo.parameters["DEPTH"] for fifo in design.fifos}
     depths = {

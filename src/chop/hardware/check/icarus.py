@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from chop.base.files.temporary import scratch_folder
-from chop.hardware.check.project import sources_of
+from chop.hardware.check.project import list_sources
 from chop.hardware.check.simulation import Simulation, Stimulus
 from chop.hardware.check.testbench import (
     VECTORS,
@@ -58,7 +58,7 @@ def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
         SIMULATION: simulation_top(project.top, project.ports, project.streams),
         TESTBENCH: bench,
     }
-    own = {path.name: path for path in sources_of(work)}
+    own = {path.name: path for path in list_sources(work)}
     found = {f"{CHECK}.sv": RTL / f"{CHECK}.sv", **sources(bench), **own}
     for module, text in texts.items():
         found[f"{module}.sv"] = work / f".{module}.sv"

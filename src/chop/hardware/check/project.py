@@ -94,7 +94,7 @@ class Project:
     fifos: tuple[Fifo, ...] = ()
 
 
-def project_of(design: Design) -> Project:
+def describe_project(design: Design) -> Project:
     """What `DESIGN` says of a design."""
     boundaries = [*design.netlist.inputs, *design.netlist.outputs]
     codes = {port.name: _codes(port) for port in boundaries}
@@ -128,7 +128,7 @@ def write_design(design: Design, folder: Path, paths: Iterable[str] | None = Non
         write_text(folder / path, design.files[path])
         # Of the text and not of the file, which another process may have changed by now.
         _written.add(_mark(path, design.files[path].replace("\n", os.linesep).encode()))
-    write_json(folder / DESIGN, asdict(project_of(design)))
+    write_json(folder / DESIGN, asdict(describe_project(design)))
 
 
 def link_sources(folder: Path) -> None:
@@ -195,7 +195,7 @@ def _is_foreign(source: Path) -> bool:
     return _mark(f"rtl/{source.name}", read_bytes(source, "source")) not in _written
 
 
-def sources_of(folder: Path) -> list[Path]:
+def list_sources(folder: Path) -> list[Path]:
     """The files of a project that are compiled, sorted: all of `rtl/*.sv`, whoever wrote them."""
     return sorted((folder / "rtl").glob("*.sv"))
 
@@ -220,7 +220,7 @@ def warn_if_foreign(folder: Path) -> None:
         CheckpointError: a source cannot be read.
     """
     try:
-        foreign = [source for source in sources_of(folder) if _is_foreign(source)]
+        foreign = [source for source in list_sources(folder) if _is_foreign(source)]
     except (OSError, ConfigError) as error:
         raise CheckpointError(f"a source of '{folder}' cannot be read: {error}") from None
     if foreign:

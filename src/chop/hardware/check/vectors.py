@@ -22,7 +22,7 @@ Codes = dict[str, Tensor]
 """int64 (samples, *shape), by the name of the port."""
 
 
-def codes_of(project: Project, golden: Mapping[str, Tensor]) -> Codes:
+def get_codes(project: Project, golden: Mapping[str, Tensor]) -> Codes:
     """Codes of all ports.
 
     Args:

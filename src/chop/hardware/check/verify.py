@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError, VerificationError, did_you_mean
 from chop.hardware.check.profiles import PROFILES, Profile
-from chop.hardware.check.project import Project, read_project, sources_of, warn_if_foreign
+from chop.hardware.check.project import Project, list_sources, read_project, warn_if_foreign
 from chop.hardware.check.simulate import simulate
 from chop.hardware.check.simulation import Simulation, Simulator
 from chop.hardware.check.vectors import read_vectors
@@ -166,7 +166,7 @@ def check_sources(folder: Path, project: Project) -> None:
     Raises:
         VerificationError: one of them has something to say.
     """
-    sources = [path.relative_to(folder) for path in sources_of(folder)]
+    sources = [path.relative_to(folder) for path in list_sources(folder)]
     for tool, messages in _messages(folder, project, sources):
         if messages.strip():
             raise VerificationError(f"{tool}: {messages.strip().splitlines()[0]}")

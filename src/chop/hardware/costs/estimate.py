@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chop.hardware.costs.devices import XC7, Family, SmallRam
-from chop.hardware.costs.logic import logic_of
+from chop.hardware.costs.logic import estimate_logic
 from chop.hardware.design.connect import Connections, connect
 from chop.hardware.design.netlist import Instance, Netlist, netlist
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources
@@ -80,10 +80,10 @@ def design_cost(mg: MaseGraph, fold: int, family: Family = XC7) -> DesignCost:
         ConfigError: operators have no circuit; names all of them.
     """
     made = netlist(mg, fold)
-    return cost_of(made, connect(made), family)
+    return estimate_cost(made, connect(made), family)
 
 
-def cost_of(made: Netlist, connections: Connections, family: Family = XC7) -> DesignCost:
+def estimate_cost(made: Netlist, connections: Connections, family: Family = XC7) -> DesignCost:
     """The cost of a design."""
     interval = max(made.interval, connections.interval)
     latency = connections.schedule.latency(made)
@@ -187,7 +187,7 @@ def module_usage(
         family: of the device.
         has_multipliers: whether products are made by multipliers of the device.
     """
-    logic = logic_of(module, parameters)
+    logic = estimate_logic(module, parameters)
     takes_all = has_multipliers and family.input_registers > 1
     registers = logic.ff + (not takes_all) * logic.enabled + (not has_multipliers) * logic.factors
     added = logic.added * (1 - family.added * has_multipliers)

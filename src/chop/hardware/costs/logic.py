@@ -32,7 +32,7 @@ from chop.hardware.costs.logic_parts import (
 )
 
 
-def logic_of(module: str, parameters: Parameters) -> Logic:
+def estimate_logic(module: str, parameters: Parameters) -> Logic:
     """Resources of an instance; one without a formula has a register at its output."""
     formula = FORMULAS.get(module)
     if formula is None:

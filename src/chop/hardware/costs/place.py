@@ -23,7 +23,7 @@ from chop.base.installed import how_to_get
 from chop.base.installed import version as package_version
 from chop.base.native import discard, is_whole, kept
 from chop.errors import ConfigError, UnavailableError, did_you_mean
-from chop.hardware.check.project import Project, sources_of
+from chop.hardware.check.project import Project, list_sources
 from chop.hardware.costs.devices import DEVICES, LARGE_CELLS, Router
 from chop.hardware.costs.estimate import design_usage
 from chop.hardware.costs.synth import WITHOUT_MULTIPLIERS
@@ -187,7 +187,7 @@ def _synthesize(
     has_multipliers: bool,
 ) -> str:
     """Writes `netlist.json` into a folder; returns the digest of all that decides on a result."""
-    sources = [path.relative_to(folder) for path in sources_of(folder)]
+    sources = [path.relative_to(folder) for path in list_sources(folder)]
     # Those of iCE40 are taken if they are asked for alone, and HX8K has none.
     flags = WITHOUT_MULTIPLIERS if not has_multipliers and router.family != "ice40" else ""
     read = read_command(sources)

@@ -12,7 +12,7 @@ from typing import Any
 from chop.base.files.temporary import scratch_folder
 from chop.base.native import first_error
 from chop.errors import ConfigError
-from chop.hardware.check.project import Project, source_text, sources_of
+from chop.hardware.check.project import Project, list_sources, source_text
 from chop.hardware.costs.estimate import block_memories, table_luts, table_registers
 from chop.hardware.design.plan import Memory
 from chop.hardware.tools import read_command, run, tool_path
@@ -97,7 +97,7 @@ def synthesize(
         ConfigError: it does not accept the design.
     """
     with scratch_folder("synthesis") as work:
-        sources = sources_of(folder)
+        sources = list_sources(folder)
         elaborated, widths = _elaborate(folder, project.top, sources, work, seconds)
         without_files = _without_files(sources, widths, work)
         script = _SYNTHESIS.replace("{flags}", "" if has_multipliers else WITHOUT_MULTIPLIERS)

@@ -128,7 +128,7 @@ COMPONENTS: Registry[Component] = Registry(
 """Components by the name of the operator's class: those of chop, and those of other packages."""
 
 
-def component_of(operator: type[Any]) -> Component | None:
+def get_component(operator: type[Any]) -> Component | None:
     """Returns the component of a class of operators, or None if there is none."""
     row = COMPONENTS.get(operator.__name__)
     return row if row is not None and row.operator is operator else None

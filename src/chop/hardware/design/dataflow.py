@@ -37,7 +37,7 @@ class Dataflow:
     slowest: frozenset[str]
 
 
-def dataflow_of(design: Design) -> Dataflow:
+def build_dataflow(design: Design) -> Dataflow:
     """The boxes of a design, and what travels between them."""
     parts = design.netlist.instances
     boxes = {port.wire.signal: _port(port, Kind.INPUT) for port in design.netlist.inputs}
@@ -95,7 +95,7 @@ def _slowest(design: Design, homes: Mapping[str, str]) -> frozenset[str]:
 
 def dataflow_svg(design: Design) -> str:
     """SVG of the boxes of a design."""
-    found = dataflow_of(design)
+    found = build_dataflow(design)
     items = tuple(box_item(name, (k,), box) for k, (name, box) in enumerate(found.boxes.items()))
     root = Item("", tuple(range(len(items))), items)
     plan = ViewModel([], found.uses, found.boxes, root, 0, {}, frozenset())

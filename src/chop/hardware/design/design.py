@@ -64,7 +64,7 @@ class Design:
         return max(self.netlist.interval, self.connections.interval)
 
 
-def design_of(netlist: Netlist, top: str = TOP) -> Design:
+def build_design(netlist: Netlist, top: str = TOP) -> Design:
     """Writes a netlist as SystemVerilog."""
     connections = connect(netlist)
     ports = [Port.of(port.name, port.wire.stream, True) for port in netlist.inputs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from chop.errors import ConfigError
-from chop.hardware.design.design import Design, design_of
+from chop.hardware.design.design import Design, build_design
 from chop.hardware.design.netlist import netlist
 from chop.hardware.integer_form import integer_form
 from chop.hardware.settings import TOP
@@ -38,7 +38,7 @@ def emit(
     if fold < 0:
         raise ConfigError(f"fold: expected 0 or more cycles, got {fold}.")
     integer = integer_form(mg)
-    return design_of(netlist(integer, fold or default_fold(integer), folds, soft), top)
+    return build_design(netlist(integer, fold or default_fold(integer), folds, soft), top)
 
 
 def default_fold(mg: MaseGraph, multipliers: int = MULTIPLIERS) -> int:

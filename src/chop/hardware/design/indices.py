@@ -29,7 +29,7 @@ def _readers(mg: MaseGraph, node: fx.Node) -> list[nn.Module | None]:
     found: list[nn.Module | None] = []
     for user in node.users:
         moves = mg.operator(user).only_moves and mg.operator(user).layout != "read"
-        found += _readers(mg, user) if moves else [mg.module_of(user)]
+        found += _readers(mg, user) if moves else [mg.get_module(user)]
     return found
 
 

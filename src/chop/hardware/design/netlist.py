@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from chop.base.reach import reached
 from chop.errors import ConfigError
-from chop.hardware.design.components import component_of
+from chop.hardware.design.components import get_component
 from chop.hardware.design.indices import index_edge
 from chop.hardware.design.lanes import divisors, fewest_lanes
 from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
@@ -181,7 +181,7 @@ class _Builder:
         return [node for node in self.mg.nodes if node in found]
 
     def _is(self, node: fx.Node, kind: type[nn.Module] | UnionType) -> bool:
-        return isinstance(self.mg.module_of(node), kind)
+        return isinstance(self.mg.get_module(node), kind)
 
     def _refuse_unknown(self, nodes: Sequence[fx.Node]) -> None:
         unknown = [f"'{node.name}' ({self._kind(node)})" for node in nodes if not self._knows(node)]
@@ -192,14 +192,14 @@ class _Builder:
             )
 
     def _kind(self, node: fx.Node) -> str:
-        module = self.mg.module_of(node)
+        module = self.mg.get_module(node)
         return self.mg.operator(node).name if module is None else type(module).__name__
 
     def _knows(self, node: fx.Node) -> bool:
         row = self.mg.operator(node)
-        module = self.mg.module_of(node)
+        module = self.mg.get_module(node)
         ends = ENCODERS | Decode | Constant | KeptKeys
-        known = component_of(type(module)) is not None or isinstance(module, ends)
+        known = get_component(type(module)) is not None or isinstance(module, ends)
         known |= node.op == "placeholder"
         known |= row.layout == "copied" and len(_tensors(node)) == 1
         return known or row.only_moves or row.layout == "read" or row.joins(node)
@@ -209,10 +209,10 @@ class _Builder:
         if self.mg.operator(node).layout != "copied" or len(_tensors(node)) != 1:
             return False
         shape = self._shape(_tensors(node)[0])
-        return isinstance(mover(node, self.mg.module_of(node))(torch.empty(shape)), tuple | list)
+        return isinstance(mover(node, self.mg.get_module(node))(torch.empty(shape)), tuple | list)
 
     def _visit(self, node: fx.Node) -> None:
-        module = self.mg.module_of(node)
+        module = self.mg.get_module(node)
         if isinstance(module, ENCODERS):
             self._encode(node, module)
         elif isinstance(module, Decode):
@@ -225,7 +225,7 @@ class _Builder:
             self.masks[node] = Kept.of(module, *wires)
         elif isinstance(module, Constant):
             self.values[node] = Fixed(module.codes, module.out)
-        elif module is not None and (row := component_of(type(module))):
+        elif module is not None and (row := get_component(type(module))):
             self.values[node] = self._operate(node, module, row)
         elif self.mg.operator(node).joins(node):
             self.values[node] = self._join(node)
@@ -236,7 +236,7 @@ class _Builder:
         (source,) = node.all_input_nodes
         shape, fold = self._shape(node)[1:], self.folds.get(node.name, self.fold)
         stream = Stream.in_order(shape, encode.out)
-        rows = [component_of(type(self.mg.module_of(user))) for user in node.users]
+        rows = [get_component(type(self.mg.get_module(user))) for user in node.users]
         spatial = max((row.spatial for row in rows if row), default=0)
         if spatial and len(shape) != spatial + 1:
             raise ConfigError(
@@ -342,9 +342,9 @@ class _Builder:
         return self._instance(name, "cat", "chop_concat", plan, [first, second])
 
     def _move(self, node: fx.Node) -> Value:
-        (source,), moves = _tensors(node), [mover(node, self.mg.module_of(node))]
+        (source,), moves = _tensors(node), [mover(node, self.mg.get_module(node))]
         while self._is_parted(source):
-            moves.append(mover(source, self.mg.module_of(source)))
+            moves.append(mover(source, self.mg.get_module(source)))
             (source,) = _tensors(source)
         value, move = self.values[source], in_turn(moves[::-1])
         if isinstance(value, Fixed):

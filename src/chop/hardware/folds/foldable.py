@@ -8,7 +8,7 @@ from functools import cached_property
 
 from chop.hardware.costs.devices import Device
 from chop.hardware.costs.estimate import Usage, design_usage, plan_usage
-from chop.hardware.design.components import component_of
+from chop.hardware.design.components import get_component
 from chop.hardware.design.connect import connect
 from chop.hardware.design.emit import UNFOLDED
 from chop.hardware.design.netlist import Boundary, Instance, Netlist, netlist
@@ -96,7 +96,7 @@ class Foldable:
         if key not in self._plans:
             assert part.site is not None
             site = part.site.alone(fold, is_soft)
-            component = component_of(type(site.operator))
+            component = get_component(type(site.operator))
             assert component is not None
             plan = component.plan(site)
             usage = plan_usage(part.module, plan, self.device.family)

@@ -19,7 +19,7 @@ from pathlib import Path
 from chop.errors import ConfigError, VerificationError
 from chop.hardware.check.emitted import run_checks, verify
 from chop.hardware.check.profiles import EVEN_INPUT
-from chop.hardware.check.project import Project, project_of, write_design
+from chop.hardware.check.project import Project, describe_project, write_design
 from chop.hardware.check.verify import Check, Codes, Verification
 from chop.hardware.costs.logic_parts import LARGE_FIFO
 from chop.hardware.design.design import Design, top_path, with_fifo_depths
@@ -95,7 +95,7 @@ def verify_shrunk(folder: Path, design: Design, codes: Codes, planned: Sequence[
     Raises:
         VerificationError: the design fails with planned depths.
     """
-    project = project_of(design)
+    project = describe_project(design)
     if not design.fifos:
         return Verified(design, verify(folder, project, codes, planned), reason=NO_ROOM)
     (before,) = run_checks(folder, project, codes, planned[:1])
@@ -128,7 +128,7 @@ def _needed(
         full: its simulation without stalls.
         before: what came of it.
     """
-    project = project_of(design)
+    project = describe_project(design)
     paced = replace(project, interval=math.ceil(before.interval or project.interval))
     all_of_them = replace(full, profile=EVEN_INPUT)
     half = replace(all_of_them, samples=full.samples // 2)
@@ -153,7 +153,7 @@ def _verified(
     """The simulations of a design of smaller FIFOs, or a clause why they do not do."""
     _write_top(smaller, folder)
     try:
-        found = verify(folder, project_of(smaller), codes, planned)
+        found = verify(folder, describe_project(smaller), codes, planned)
     except VerificationError as error:
         return f"smaller ones fail: {error}"
     after, known = found[0].interval or 0, before.interval or 0

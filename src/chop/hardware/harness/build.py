@@ -19,7 +19,7 @@ from chop.base.native import (
     run_tool,
 )
 from chop.errors import ConfigError, UnavailableError
-from chop.hardware.check.project import Project, source_text, sources_of
+from chop.hardware.check.project import Project, list_sources, source_text
 from chop.hardware.design.plan import RTL
 from chop.hardware.harness.top import CHECK, FILL, SIMULATION, ports_header, simulation_top
 from chop.hardware.tools import tool_path, version
@@ -55,7 +55,7 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
     if found is None:
         raise UnavailableError("simulations need a C++ compiler: apt-get install g++")
     flags = (*FLAGS, f"-DVM_TRACE={int(wave)}")
-    own = {path.name: source_text(path) for path in sources_of(folder)}
+    own = {path.name: source_text(path) for path in list_sources(folder)}
     sources = own | {f"{name}.sv": (RTL / f"{name}.sv").read_text() for name in (CHECK, FILL)}
     generated = {
         f"{SIMULATION}.sv": simulation_top(

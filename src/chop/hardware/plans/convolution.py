@@ -7,7 +7,7 @@ from torch import Tensor
 from chop.hardware.design.lanes import MatrixLanes, divisors
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.plans.depthwise import depthwise_plan
-from chop.hardware.plans.weighted import product_stages, weight_memory, width_of
+from chop.hardware.plans.weighted import count_width, product_stages, weight_memory
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last, sliding, with_lanes
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
@@ -41,7 +41,7 @@ def plan_conv(site: Site) -> ComponentPlan:
     # A window's group waits here while the one before is multiplied for all of its outputs.
     depth = 2 * inputs // lanes.inputs if outputs > lanes.outputs else 2
     weight, bias = _as_sent(operator.weight, window), operator.bias.flatten()
-    bias_width, soft = width_of(bias), site.soft(read.width, width_of(weight))
+    bias_width, soft = count_width(bias), site.soft(read.width, count_width(weight))
     out = channels_last(shape, read, lanes.outputs).of(operator.out)
     parameters = window.parameters(read.width, 0) | {
         "DEPTH": depth,
@@ -49,7 +49,7 @@ def plan_conv(site: Site) -> ComponentPlan:
         "IN_LANES": lanes.inputs,
         "OUT_LANES": lanes.outputs,
         "OUT_FEATURES": outputs,
-        "WEIGHT_W": width_of(weight),
+        "WEIGHT_W": count_width(weight),
         "BIAS_W": bias_width,
         "OUT_W": out.width,
         "SHIFT": operator.shift,
@@ -66,7 +66,7 @@ def plan_conv(site: Site) -> ComponentPlan:
             "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), bias_width),
         },
         resources=Resources(
-            {(read.width, width_of(weight)): lanes.inputs * lanes.outputs},
+            {(read.width, count_width(weight)): lanes.inputs * lanes.outputs},
             window.memory_bits(read.width) + stored * read.width,
             is_soft=site.is_soft,
         ),

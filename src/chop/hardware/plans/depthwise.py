@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.plans.weighted import width_of
+from chop.hardware.plans.weighted import count_width
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
@@ -24,13 +24,13 @@ def depthwise_plan(
     """
     (read,), lanes = site.inputs, window.lanes
     taps = operator.weight.reshape(window.folds, lanes, -1).transpose(1, 2)
-    bias, width = operator.bias.flatten(), width_of(operator.weight)
+    bias, width = operator.bias.flatten(), count_width(operator.weight)
     out = channels_last(shape, read, lanes).of(operator.out)
     return ComponentPlan(
         window.parameters(read.width, 0)
         | {
             "WEIGHT_W": width,
-            "BIAS_W": width_of(bias),
+            "BIAS_W": count_width(bias),
             "OUT_W": out.width,
             "SHIFT": operator.shift,
         },
@@ -39,7 +39,7 @@ def depthwise_plan(
         cycles=window.cycles,
         memories={
             "WEIGHT_FILE": Memory.of(taps.reshape(-1, lanes).tolist(), width),
-            "BIAS_FILE": Memory.of(bias.view(-1, lanes).tolist(), width_of(bias)),
+            "BIAS_FILE": Memory.of(bias.view(-1, lanes).tolist(), count_width(bias)),
         },
         resources=Resources({(read.width, width): lanes}, window.memory_bits(read.width)),
         holds=(window.hold,),

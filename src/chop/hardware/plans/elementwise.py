@@ -22,7 +22,7 @@ from chop.nn.integer import (
     Table,
 )
 from chop.nn.integer.base import MAX_BITS
-from chop.nn.integer.edge import bits_of
+from chop.nn.integer.edge import bit_width
 
 ROUNDINGS = ("nearest_even", "floor", "sign", "threshold")
 """By the number of the parameter ROUNDING."""
@@ -114,7 +114,7 @@ def plan_requantize(site: Site) -> ComponentPlan:
     if division is not None or _multiplies(operator):
         latency += MULTIPLY_STAGES
         half = 0 if division is None else 1 << division.dropped - 1
-        product = bits_of(read.edge.low * largest, read.edge.high * largest + half)
+        product = bit_width(read.edge.low * largest, read.edge.high * largest + half)
         parameters |= {"MULTIPLIES": 1, "PRODUCT_W": product}
         multiplier = (read.width, width + 1)
     if division is not None:

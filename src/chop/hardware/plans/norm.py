@@ -11,7 +11,7 @@ from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.design.stream import Stream
 from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles, row_ends
 from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
-from chop.nn.integer.edge import bits_of
+from chop.nn.integer.edge import bit_width
 
 STAGES = 31
 """Cycles from the last code of a row to its first result, beside root and division; some spare."""
@@ -53,7 +53,7 @@ def plan_norm(site: Site) -> ComponentPlan:
         "FRACTION": operator.fraction,
         "EPS": operator.eps,
         "LIMIT": limit,
-        "LIMIT_W": bits_of(-limit, limit),
+        "LIMIT_W": bit_width(-limit, limit),
         "SCALE_SHIFT": operator.shift,
         "WEIGHT_W": weight.width // lanes,
         "BIAS_W": bias.width // lanes,
@@ -83,7 +83,7 @@ def _largest_radicand(operator: Norm, read: Stream) -> int:
 def _words(parameter: Tensor, order: Tensor, lanes: int) -> Memory:
     """A parameter's numbers as the features of a row travel, a word for each beat."""
     codes = parameter.flatten()[order.argsort()]
-    width = bits_of(int(codes.min()), int(codes.max()))
+    width = bit_width(int(codes.min()), int(codes.max()))
     return Memory.of(codes.view(-1, lanes).tolist(), width)
 
 

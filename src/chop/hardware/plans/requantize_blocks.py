@@ -65,8 +65,8 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
         edge = Edge.of(2.0**operator.exponent, read.edge.low, read.edge.high)
         plain = Requantize(edge, Grid(grid.step, -grid.limit, grid.limit))
         return replace(plan_requantize(replace(site, operator=plain)), module="chop_requantize")
-    block_of = _block_of_each(grid.groups, read)
-    runs = _runs(block_of)
+    get_block = _block_of_each(grid.groups, read)
+    runs = _runs(get_block)
 
     def cycles(lanes: int) -> int:
         return max(read.size // lanes, converter_cycles(read.size, read.lanes, lanes))
@@ -74,7 +74,7 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     choices = divisors(math.gcd(runs.block, runs.rest))
     lanes = first_within(choices, site.fold, cycles)
     out = read.of(operator.out).with_lanes(lanes)
-    of_beat = block_of[::lanes].contiguous()
+    of_beat = get_block[::lanes].contiguous()
     ends = torch.searchsorted(of_beat, of_beat, right=True) - 1
     return ComponentPlan(
         parameters={
@@ -122,14 +122,14 @@ def _block_of_each(groups: Blocks, read: Stream) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), changes.long().cumsum(0)])
 
 
-def _runs(block_of: Tensor) -> _Runs:
+def _runs(get_block: Tensor) -> _Runs:
     """The lengths of blocks.
 
     Raises:
         ConfigError: others than the last one of a row are shorter.
     """
-    lengths = block_of.bincount()
-    block, total = int(lengths[0]), len(block_of)
+    lengths = get_block.bincount()
+    block, total = int(lengths[0]), len(get_block)
     short = (lengths != block).nonzero().flatten().tolist()
     features = int(lengths[: short[0] + 1].sum()) if short else block
     runs = _Runs(block, features)

@@ -11,7 +11,7 @@ from chop.hardware.design.lanes import divisors
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.design.stream import Rows, Stream
 from chop.nn.integer import IntegerSoftmax
-from chop.nn.integer.edge import bits_of
+from chop.nn.integer.edge import bit_width
 from chop.nn.integer.mask import KeptKeys
 
 PIPELINE = 12
@@ -98,7 +98,7 @@ def _masked(plan: ComponentPlan, site: Site, rows: Rows, kept: KeptKeys) -> Comp
             "CAUSAL": int(kept.is_causal),
             "SCORE_W": read.width,
             "MASK_W": mask.width,
-            "IN_W": bits_of(hidden, high),
+            "IN_W": bit_width(hidden, high),
             "HIDDEN": hidden,
             "TABLE_DEPTH": 2 * len(table.words),
         },

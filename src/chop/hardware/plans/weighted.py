@@ -12,7 +12,7 @@ from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.design.stream import Stream
 from chop.hardware.plans.blocks import block_plan, input_lanes
 from chop.nn.integer import IntegerLinear
-from chop.nn.integer.edge import bits_of
+from chop.nn.integer.edge import bit_width
 from chop.nn.integer.linear import SharedBlocks
 
 PRODUCT_STAGES = 7
@@ -37,7 +37,7 @@ def plan_linear(site: Site) -> ComponentPlan:
     choices = None if blocks is None else input_lanes(rows, blocks)
     lanes = matrix_lanes(rows.count, rows.features, outputs, site.fold, read.lanes, choices)
     weight, bias = operator.weight[:, rows.order.argsort()], operator.bias
-    weight_width, bias_width = width_of(weight), width_of(bias)
+    weight_width, bias_width = count_width(weight), count_width(bias)
     is_ternary = bool((weight.abs() <= 1).all())
     soft = 0 if is_ternary or blocks else site.soft(read.width, weight_width)
     positions = rows.places[..., None] * outputs + torch.arange(outputs)
@@ -87,7 +87,7 @@ def _ternary_plan(
     if is_binary:  # the sum is twice the popcount, less the number of features
         shift, bias = shift + 1, bias - (weight.size(1) << shift)
         weight = (weight < 0).long()
-    width = width_of(bias)
+    width = count_width(bias)
     unknown = ("WEIGHT_W", "SOFT")
     parameters = {name: plan.parameters[name] for name in plan.parameters if name not in unknown}
     return replace(
@@ -119,9 +119,9 @@ def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int = 0) -> Memory:
     outputs, inputs = weight.shape
     groups, beats = outputs // lanes.outputs, inputs // lanes.inputs
     words = weight.view(groups, lanes.outputs, beats, lanes.inputs).transpose(1, 2)
-    return Memory.of(words.reshape(groups * beats, -1).tolist(), width or width_of(weight))
+    return Memory.of(words.reshape(groups * beats, -1).tolist(), width or count_width(weight))
 
 
-def width_of(codes: Tensor) -> int:
+def count_width(codes: Tensor) -> int:
     """Bits of the widest of codes in two's complement."""
-    return bits_of(int(codes.min()), int(codes.max()))
+    return bit_width(int(codes.min()), int(codes.max()))

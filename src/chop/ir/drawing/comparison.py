@@ -32,7 +32,7 @@ class Nodes:
     changes: list[str]
 
 
-def nodes_of(model: CapturedModule) -> Nodes:
+def list_nodes(model: CapturedModule) -> Nodes:
     """Those of one graph."""
     nodes = list(model.graph.nodes)
     place = {node: n for n, node in enumerate(nodes)}

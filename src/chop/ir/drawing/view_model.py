@@ -16,12 +16,12 @@ from chop.captured.module import CapturedModule
 from chop.captured.runtime import ByMode
 from chop.captured.specs import TensorSpec
 from chop.errors import ConfigError
-from chop.ir.drawing.comparison import CHANGED, MARKS, SAME, Nodes, merge, nodes_of
+from chop.ir.drawing.comparison import CHANGED, MARKS, SAME, Nodes, list_nodes, merge
 from chop.ir.drawing.hierarchy import Item
 from chop.ir.metadata import MaseMetadata
 from chop.ir.ops import Kind, module_of_node, of_node
 from chop.nn.quantized import QuantizedOperator
-from chop.nn.sparsity import PruneActivation, sparsity_of
+from chop.nn.sparsity import PruneActivation, get_sparsity
 from chop.private.modules import class_label
 
 MOST_BOXES = 120
@@ -120,7 +120,7 @@ def build_view_model(
     """
     if depth is not None and (not isinstance(depth, int) or depth < 1):
         raise ConfigError(f"draw: depth is {depth!r}, expected 1 or more levels of modules.")
-    all_nodes = nodes_of(model) if other is None else merge(model, other)
+    all_nodes = list_nodes(model) if other is None else merge(model, other)
     hidden = _size_arithmetic(model) | (set() if other is None else _size_arithmetic(other))
     shown = _without(all_nodes, hidden)
     paths = [_path(node) for node in shown.nodes]
@@ -264,9 +264,9 @@ class _Writer:
         row, module = of_node(node, model), module_of_node(node, model)
         is_quantized = _is_quantized(module)
         lines = [] if module is None else [type(module).__name__]
-        shape = self.shape_of(node)
+        shape = self.result_shape(node)
         lines += [shape] if shape else []
-        lines += formats_of(module) if isinstance(module, QuantizedOperator) else []
+        lines += list_formats(module) if isinstance(module, QuantizedOperator) else []
         lines += _sparsity(module)
         could = row.is_quantizable and node.op.startswith("call_") and row.kind != Kind.OTHER
         box = Box(
@@ -300,7 +300,7 @@ class _Writer:
             return ""
         return class_label(module)
 
-    def shape_of(self, node: fx.Node) -> str:
+    def result_shape(self, node: fx.Node) -> str:
         """The shape of a node's result, sizes of inputs as letters."""
         spec = node.meta.get("spec")
         if isinstance(spec, TensorSpec):
@@ -353,7 +353,7 @@ def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
     return f"{text[: longest - tail - 1]}…{text[-tail:]}"
 
 
-def formats_of(module: QuantizedOperator) -> list[str]:
+def list_formats(module: QuantizedOperator) -> list[str]:
     """One line per number format: its label and the operands that have it."""
     operands: dict[str, list[str]] = {}
     for operand, number_format in module.spec.items():
@@ -369,7 +369,7 @@ def _is_quantized(module: nn.Module | None) -> bool:
 
 def _sparsity(module: nn.Module | None) -> list[str]:
     """The share of its weight, or of what flows through it, that a module leaves out."""
-    share = module.sparsity if isinstance(module, PruneActivation) else sparsity_of(module)
+    share = module.sparsity if isinstance(module, PruneActivation) else get_sparsity(module)
     return [] if share is None else [f"{share:.0%} pruned"]
 
 

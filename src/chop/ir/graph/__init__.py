@@ -2,11 +2,11 @@
 
 from chop.capture import dummy_inputs
 from chop.ir.graph.mase_graph import MaseGraph
-from chop.ir.metadata import Provenance, metadata_of
+from chop.ir.metadata import Provenance, node_metadata
 
 __all__ = [
     "MaseGraph",
     "Provenance",
     "dummy_inputs",
-    "metadata_of",
+    "node_metadata",
 ]

@@ -23,7 +23,7 @@ from chop.ir.nodes import get_node_by_name
 from chop.ir.ops import OPS, Operator, module_of_node, of_node
 from chop.nn.quantized import QuantizedOperator
 from chop.private.graph_edits import last_edit
-from chop.private.modules import children_of
+from chop.private.modules import own_children
 
 
 class MaseGraph:
@@ -187,7 +187,7 @@ class MaseGraph:
         """
         return get_node_by_name(self, name)
 
-    def module_of(self, node: fx.Node) -> nn.Module | None:
+    def get_module(self, node: fx.Node) -> nn.Module | None:
         """The module that a `call_module` node calls; None for other nodes."""
         return module_of_node(node, self._model)
 
@@ -259,7 +259,7 @@ class MaseGraph:
         """
         if not isinstance(module, nn.Module):
             raise GraphError(f"mg.replace: expected an nn.Module, got {type(module).__name__}.")
-        old = self.module_of(node)
+        old = self.get_module(node)
         if old is None:
             stack = list(node.meta.get("nn_module_stack", ()))
             node.target = self._free_path(stack[-1] if stack else "", node.name)
@@ -270,9 +270,9 @@ class MaseGraph:
         else:
             module.train(old.training)
             for parent in list(self._model.modules()):
-                for name, child in children_of(parent).items():
+                for name, child in own_children(parent).items():
                     if child is old:
-                        children_of(parent)[name] = module
+                        own_children(parent)[name] = module
 
     def erase(self, node: fx.Node) -> None:
         """Removes a node; its users take its first input instead.

@@ -7,7 +7,7 @@ from torch import nn
 from chop.captured.module import CapturedModule
 from chop.ir.ops import stand_in_for
 from chop.nn.quantized.computed import why_computed
-from chop.private.modules import children_of, parameters_of
+from chop.private.modules import own_children, own_parameters
 
 
 def put_stand_ins(captured: CapturedModule) -> None:
@@ -22,14 +22,16 @@ def put_stand_ins(captured: CapturedModule) -> None:
     weights: dict[int, nn.Parameter | None] = {}
     for path, module in list(captured.named_modules()):
         make = stand_in_for(module)
-        if make is None or any(f"{path}.{name}" in read for name in parameters_of(module)):
+        if make is None or any(f"{path}.{name}" in read for name in own_parameters(module)):
             continue
         if why_computed(module) is not None:
             continue
         twin = made[id(module)] = make(module)
-        for name, parameter in parameters_of(module).items():  # tied weights stay tied
-            parameters_of(twin)[name] = weights.setdefault(id(parameter), parameters_of(twin)[name])
+        for name, parameter in own_parameters(module).items():  # tied weights stay tied
+            own_parameters(twin)[name] = weights.setdefault(
+                id(parameter), own_parameters(twin)[name]
+            )
     for parent in list(captured.modules()):
-        for name, child in children_of(parent).items():
+        for name, child in own_children(parent).items():
             if child is not None and id(child) in made:
-                children_of(parent)[name] = made[id(child)]
+                own_children(parent)[name] = made[id(child)]

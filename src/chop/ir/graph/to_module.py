@@ -31,7 +31,7 @@ from chop.ir.ops import module_of_node, of_node
 from chop.ir.propagate import example_inputs
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 HEAD_COUNTS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 """What a configuration says of heads, and pruning of whole heads changes."""
@@ -66,8 +66,8 @@ def to_module(
     for path, nodes in found.products.items():
         quantize_attention(model, path, _products(captured, path, nodes))
     for module in model.modules() if found.rounded else ():
-        for name, parameter in parameters_of(module).items():
-            parameters_of(module)[name] = found.rounded.get(id(parameter), parameter)
+        for name, parameter in own_parameters(module).items():
+            own_parameters(module)[name] = found.rounded.get(id(parameter), parameter)
     for module in model.modules():
         if isinstance(module, PackedOperator):
             module.packed_trainable = ()
@@ -125,7 +125,7 @@ def _divided(
         for each in weights:
             found.rounded.update(each)
         kept = [node for node, each in zip(nodes, weights, strict=True) if not each]
-        cls = original.class_of(path)
+        cls = original.get_class(path)
         reason = why_not_attention(cls, [*_products(captured, path, kept)]) if kept else None
         if reason is not None:
             where = f"module '{path}' ({cls.__name__ if cls else 'a part of the graph'})"
@@ -207,7 +207,7 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
     if like is not None:
         if type(like).__name__ != name:
             raise GraphError(f"to_module: expected a {name} as like, got a {type(like).__name__}.")
-        return _original_of(like, captured)
+        return _get_original(like, captured)
     if found is not None:
         return found
     from chop.ir.huggingface.skeleton import empty_model
@@ -220,10 +220,10 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
         )
     if captured.record.generation_config is not None:
         made.generation_config = build_generation_config(captured.record)
-    return _original_of(made, captured)
+    return _get_original(made, captured)
 
 
-def _original_of(model: nn.Module, captured: CapturedModule) -> Original:
+def _get_original(model: nn.Module, captured: CapturedModule) -> Original:
     """What `Original` knows of a model with what was recorded in the places of torch's layers."""
     with single_operators(model, lambda _, path: not is_scope(captured, path)) as recorded:
         return Original(recorded, captured)
@@ -300,7 +300,7 @@ def _all_round(
         getattr(module.spec, name, None) if isinstance(module, QuantizedOperator) else None
         for path, module in captured.named_modules()
         if path in called  # what only holds a tied weight reads none
-        for name, x in parameters_of(module).items()
+        for name, x in own_parameters(module).items()
         if x is parameter and module not in besides
     ]
     others += _formats_of_readers(captured, parameter, besides)

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from chop.captured.layers.attention import PRODUCTS, ProjectedAttention, attend
 from chop.errors import GraphError
 from chop.ir.ops import of_function
-from chop.private.modules import children_of
+from chop.private.modules import own_children
 from chop.private.transformers_api import attention_name, set_attention_name
 
 PREFIX = "chop_"
@@ -70,7 +70,7 @@ def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
     """
     module: Any = model.get_submodule(path)
     if isinstance(module, ProjectedAttention):
-        children_of(module)[PRODUCTS] = _hold(QuantizedProducts(), products)
+        own_children(module)[PRODUCTS] = _hold(QuantizedProducts(), products)
         return
     base = attention_name(module.config).removeprefix(PREFIX)
     expected = _counts(base)
@@ -90,7 +90,7 @@ def _hold(module: nn.Module, products: Products) -> nn.Module:
     names: dict[str, tuple[str | None, ...]] = {}
     for operator, calls in products.items():
         keys = [f"{operator}_{n}" if len(calls) > 1 else operator for n in range(len(calls))]
-        children_of(module).update(
+        own_children(module).update(
             {k: c for k, c in zip(keys, calls, strict=True) if c is not None}
         )
         names[operator] = tuple(
@@ -146,7 +146,7 @@ def _quantized(
     if not names:  # an attention whose products stay float, beside others
         return function(module, *args, **kwargs)
     calls = {
-        operator: iter([None if key is None else children_of(module)[key] for key in keys])
+        operator: iter([None if key is None else own_children(module)[key] for key in keys])
         for operator, keys in names.items()
     }
     with _Redirected(calls):

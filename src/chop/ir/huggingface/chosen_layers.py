@@ -9,13 +9,13 @@ from torch import nn
 
 from chop.base.notices import warn_each_time
 from chop.captured.layers.expert_linear import ExpertLinear
-from chop.captured.layers.experts import matrices_of
+from chop.captured.layers.experts import matrices_by_parameter
 from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats.recipe import Recipe
 from chop.ir.huggingface.stored import missing_module
 from chop.ir.ops import OPS, of_module, stand_in_for
-from chop.ir.unreached import UnreachedWarning, unreached_matrices_of, unreached_sentence
+from chop.ir.unreached import UnreachedWarning, list_unreached_matrices, unreached_sentence
 
 WHERE = "quantization_config"
 
@@ -72,7 +72,9 @@ def layers_to_pack(
     return found
 
 
-def formats_of(groups: Mapping[str, Sequence[str]], format: str, recipe: Recipe) -> dict[str, str]:
+def list_formats(
+    groups: Mapping[str, Sequence[str]], format: str, recipe: Recipe
+) -> dict[str, str]:
     """The format of each layer that is packed; that of a layer holds for those tied to it.
 
     Args:
@@ -108,7 +110,7 @@ def _expert_layers(model: nn.Module) -> dict[str, str]:
     return {
         f"{path}.{layer}": f"{path}.{name}"
         for path, module in model.named_modules()
-        for name, layer in matrices_of(module).items()
+        for name, layer in matrices_by_parameter(module).items()
     }
 
 
@@ -129,7 +131,7 @@ def _chosen_experts(
     return chosen
 
 
-def weights_of(model: nn.Module, groups: Iterable[str]) -> dict[str, str]:
+def get_weights(model: nn.Module, groups: Iterable[str]) -> dict[str, str]:
     """By name of a parameter, the path of the layer that it is the weight of.
 
     Args:
@@ -140,7 +142,7 @@ def weights_of(model: nn.Module, groups: Iterable[str]) -> dict[str, str]:
     return {experts.get(path, f"{path}.weight"): path for path in groups}
 
 
-def warn_of_unreached(
+def warn_about_unreached(
     model: nn.Module, groups: Mapping[str, Sequence[str]], recipe: Recipe
 ) -> None:
     """Warns where more than a tenth of the weights are in no layer that becomes codes.
@@ -150,9 +152,9 @@ def warn_of_unreached(
         groups: see `layers_to_pack`.
         recipe: says what the user leaves.
     """
-    weights = {id(x): x for x in map(model.get_parameter, weights_of(model, groups))}
+    weights = {id(x): x for x in map(model.get_parameter, get_weights(model, groups))}
     reached = sum(x.numel() for x in weights.values())
-    unreached = unreached_matrices_of(model, _left(model, recipe).__contains__)
+    unreached = list_unreached_matrices(model, _left(model, recipe).__contains__)
     text = unreached_sentence(unreached, reached, f"ChopConfig of {type(model).__name__}")
     if text is not None:
         warn_each_time(text, UnreachedWarning)

@@ -45,7 +45,7 @@ class Conversions:
         self._rules = conversion_rules(model)
         self._known, self._prefix = model.state_dict(), model.base_model_prefix
 
-    def name_of(self, name: str) -> str:
+    def get_name(self, name: str) -> str:
         """The name of the tensor that is made of one of files."""
         return self._renamed(name)[0]
 
@@ -82,4 +82,4 @@ class Conversions:
 def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
     """By name of a tensor in files, the name of the tensor that transformers makes of it."""
     conversions = Conversions(model)
-    return {name: conversions.name_of(name) for name in names}
+    return {name: conversions.get_name(name) for name in names}

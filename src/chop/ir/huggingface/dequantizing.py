@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.joined import joined_of
+from chop.captured.joined import joined_names
 from chop.captured.layers.experts import FusedExperts
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.huggingface.skeleton import empty_model
@@ -19,7 +19,7 @@ from chop.nn.packed import PackedOperator
 from chop.nn.packed.state import BUFFER_NAMES
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.transposed import stores_transposed
-from chop.private.modules import buffers_of, has_forward_hooks, parameters_of
+from chop.private.modules import has_forward_hooks, own_buffers, own_parameters
 
 MAX_NAMES = 4
 
@@ -58,7 +58,8 @@ def _check(model: nn.Module, layers: dict[str, QuantizedOperator], plain: nn.Mod
     owned = {
         path: "a mixture of experts, a joined attention, a rotation or an adapter"
         for path, module in model.named_modules()
-        if path and (isinstance(module, FusedExperts | Rotated | LoraLinear) or joined_of(module))
+        if path
+        and (isinstance(module, FusedExperts | Rotated | LoraLinear) or joined_names(module))
     }
     present = dict(plain.named_modules(remove_duplicate=False))
     owned |= {path: "in a module of another class" for path in layers if path not in present}
@@ -82,22 +83,22 @@ def _decoded(
     known: dict[tuple[int, ...], nn.Parameter],
 ) -> nn.Module:
     """The module without data with the values of a layer."""
-    parameters = parameters_of(module)
+    parameters = own_parameters(module)
     for name in [name for name, x in parameters.items() if x is not None]:
         key = _identity(layer, name)
         if key not in known:
             known[key] = nn.Parameter(_value(layer, name, dtype))
         parameters[name] = known[key]
-    buffers = buffers_of(module)
-    buffers.update({name: buffers_of(layer)[name] for name in buffers})
+    buffers = own_buffers(module)
+    buffers.update({name: own_buffers(layer)[name] for name in buffers})
     return module.train(layer.training)
 
 
 def _identity(layer: QuantizedOperator, name: str) -> tuple[int, ...]:
     """What layers with one value have in common."""
     if isinstance(layer, PackedOperator) and name in layer.packed_shapes:
-        return tuple(id(buffers_of(layer).get(buffer)) for buffer in BUFFER_NAMES[name])
-    return (id(parameters_of(layer).get(name)),)
+        return tuple(id(own_buffers(layer).get(buffer)) for buffer in BUFFER_NAMES[name])
+    return (id(own_parameters(layer).get(name)),)
 
 
 def _value(layer: QuantizedOperator, name: str, dtype: torch.dtype | None) -> Tensor:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from chop.captured.layers.attention import PROJECTIONS, ProjectedAttention
 from chop.captured.layers.expert_linear import ExpertLinear
-from chop.captured.layers.experts import LAYERS, FusedExperts, expert_layer, matrices_of
+from chop.captured.layers.experts import LAYERS, FusedExperts, expert_layer, matrices_by_parameter
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
 from chop.ir.huggingface.misfits import lacking, other_shape
@@ -28,7 +28,7 @@ from chop.ir.huggingface.weights import StoredTensors, but
 from chop.ir.ops import of_layer, of_module, stand_in_for
 from chop.nn.packed import KnownCodes, PackedOperator
 from chop.nn.packed.state import BUFFER_NAMES
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import own_buffers, own_parameters
 from chop.private.transformers_api import may_be_missing
 
 
@@ -48,8 +48,8 @@ class Tied:
 
     def put(self, model: nn.Module) -> None:
         """Shares the codes, and puts the layer in its place."""
-        source = buffers_of(model.get_submodule(self.source))
-        buffers = buffers_of(self.module)
+        source = own_buffers(model.get_submodule(self.source))
+        buffers = own_buffers(self.module)
         buffers.update({name: source[name] for name in BUFFER_NAMES["weight"] if name in source})
         _put(model, self.path, self.module)
 
@@ -108,7 +108,7 @@ def _take_apart(model: nn.Module, modules: Iterable[str]) -> None:
             continue
         if isinstance(module, nn.MultiheadAttention):
             _put(model, path, ProjectedAttention.around(module, {}))
-        elif matrices_of(module):
+        elif matrices_by_parameter(module):
             _put(model, path, FusedExperts.around(module, {}))
 
 
@@ -206,7 +206,7 @@ def check_shape(model: Any, name: str, weight: Tensor) -> None:
 def _expected_shape(model: Any, name: str, weight: Tensor) -> torch.Size:
     """The shape of a parameter in the model; its own, where it is shared out, or packed already."""
     path, _, own = name.rpartition(".")
-    parameter = parameters_of(model.get_submodule(path)).get(own)
+    parameter = own_parameters(model.get_submodule(path)).get(own)
     return weight.shape if parameter is None or isinstance(parameter, DTensor) else parameter.shape
 
 
@@ -251,7 +251,7 @@ def pack_layers(
     shared, made = nn.Parameter(weight, requires_grad=False), []
     for path in group:
         module = model.get_submodule(path)
-        parameters_of(module)["weight"] = shared
+        own_parameters(module)["weight"] = shared
         make = stand_in_for(module)
         module = module if make is None else make(module)
         row = of_layer(module)
@@ -308,9 +308,9 @@ def put_experts(model: nn.Module, made: Mapping[str, PackedOperator]) -> None:
     for owner in dict.fromkeys(path.rpartition(".")[0] for path in made):
         module = model.get_submodule(owner)
         layers = {}
-        for name, layer in matrices_of(module).items():
+        for name, layer in matrices_by_parameter(module).items():
             layers[layer] = made[f"{owner}.{layer}"]
-            bias = parameters_of(module).get(f"{name}_bias")
+            bias = own_parameters(module).get(f"{name}_bias")
             if bias is not None:  # it was without data when the layer was packed
-                parameters_of(layers[layer])["bias"] = bias
+                own_parameters(layers[layer])["bias"] = bias
         _put(model, owner, FusedExperts.around(module, {}, layers))

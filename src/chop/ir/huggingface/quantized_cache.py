@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import NumberFormat, parse_format, parse_format_string
-from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, block_of
+from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, get_block
 
 Given = str | Mapping[str, Any] | NumberFormat
 """A format as it is typed, as a mapping with `name`, or as itself."""
@@ -249,7 +249,7 @@ def _rule(name: str, given: Given, per: Per, **settings: Any) -> StoreRule:
         raise ConfigError(f"{name}_per: '{per}': {did_you_mean(str(per), PER)}")
     is_text = isinstance(given, str)
     number_format = parse_format_string(given) if is_text else parse_format(given, name)  # type: ignore[arg-type]
-    return StoreRule(number_format, per, block=block_of(number_format, per), **settings)
+    return StoreRule(number_format, per, block=get_block(number_format, per), **settings)
 
 
 def _config(model: Any) -> PreTrainedConfig:

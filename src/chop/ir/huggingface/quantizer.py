@@ -248,9 +248,9 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
             vision = check_has_vision(model, "skip_vision") if config.skip_vision else ()
             recipe = Recipe(config.overrides, (*config.skip, *vision))
             self.groups = chosen_layers.layers_to_pack(model, config.operators, recipe)
-            self.formats = chosen_layers.formats_of(self.groups, config.format, recipe)
-            self.names = chosen_layers.weights_of(model, self.groups)
-            chosen_layers.warn_of_unreached(model, self.groups, recipe)
+            self.formats = chosen_layers.list_formats(self.groups, config.format, recipe)
+            self.names = chosen_layers.get_weights(model, self.groups)
+            chosen_layers.warn_about_unreached(model, self.groups, recipe)
             watch_unread(model, self._keep_unread)
             self._read_in_float32(model, kwargs.get("dtype") or model.dtype)
             return

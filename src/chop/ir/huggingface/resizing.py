@@ -20,7 +20,7 @@ from chop.nn.packed import PackedOperator, pack, write
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import FULL, MASK, SALIENCY
 from chop.nn.quantized.state import SCALE_NAMES
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import own_buffers, own_parameters
 from chop.private.transformers_api import wrap_resized
 
 Make = Callable[[nn.Module], nn.Module]
@@ -99,22 +99,22 @@ def fit_rows(layer: QuantizedOperator) -> None:
 
     New rows are not masked, and their scales start as those of a new layer.
     """
-    weight = parameters_of(layer)["weight"]
+    weight = own_parameters(layer)["weight"]
     assert weight is not None
     for name, fill in ((MASK, torch.ones_like), (FULL, torch.clone), (SALIENCY, torch.zeros_like)):
-        buffer = buffers_of(layer).get(name)
+        buffer = own_buffers(layer).get(name)
         if buffer is not None and len(buffer) != len(weight):
             whole = fill(weight.detach()).to(buffer.dtype)
-            buffers_of(layer)[name] = _with_rows(whole, buffer)
+            own_buffers(layer)[name] = _with_rows(whole, buffer)
     for operand in ("weight", "bias"):
-        if parameters_of(layer).get(operand) is not None:
+        if own_parameters(layer).get(operand) is not None:
             _fit_learned_scales(layer, operand)
             _fit_given_scales(layer, operand)
 
 
 def _fit_learned_scales(layer: QuantizedOperator, operand: str) -> None:
     name = SCALE_NAMES[operand]
-    learned = parameters_of(layer).get(name)
+    learned = own_parameters(layer).get(name)
     if learned is None:
         return
     start = initial_scales(layer.spec.number_format(operand), layer.effective(operand).detach())

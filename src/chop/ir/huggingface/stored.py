@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chop.captured.joined import joined_of
+from chop.captured.joined import joined_names
 from chop.captured.layers.expert_linear import ExpertLinear
 from chop.captured.layers.experts import FusedExperts
 from chop.captured.overrides import why_not_its_class
@@ -27,7 +27,7 @@ from chop.nn.quantized import QuantizedOperator, leaf_operators
 from chop.nn.quantized.masks import MASK_BUFFERS
 from chop.nn.quantized.running import RANGE_NAMES
 from chop.nn.transposed import stores_transposed
-from chop.private.modules import buffers_of, parameters_of, set_members
+from chop.private.modules import own_buffers, own_parameters, set_members
 
 Settings = Mapping[str, Any]
 
@@ -88,7 +88,9 @@ class StoredModule:
             )
         learned = module.spec.lsq_operands
         formats = {
-            name: module.spec.number_format(name) if name in learned else module.format_of(name)
+            name: module.spec.number_format(name)
+            if name in learned
+            else module.operand_format(name)
             for name in OPERANDS
         }
         plain: dict[str, Any] = {name: _plain(x, f"'{path}'.{name}") for name, x in formats.items()}
@@ -151,7 +153,7 @@ def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
     """
     for path, module in model.named_modules():
         _check_experts(module, path)
-        parts = module.children() if joined_of(module) else ()
+        parts = module.children() if joined_names(module) else ()
         layers = [x for x in parts if isinstance(x, QuantizedOperator) and not x.spec.is_float]
         if layers and not any(isinstance(x, PackedOperator) for x in layers):
             raise ConfigError(
@@ -210,7 +212,7 @@ def drop_masks(model: nn.Module) -> None:
     for module in leaf_operators(model).values():
         module.take_spec(module.spec.with_quantizers(**module.fits))
         for name in (*MASK_BUFFERS, *RANGE_NAMES.values()):
-            buffers_of(module).pop(name, None)
+            own_buffers(module).pop(name, None)
 
 
 def quantized_module(
@@ -240,7 +242,7 @@ def quantized_module(
     spec = stored.spec(f"quantization_config.modules['{path}']")
     layer = row.quantized.from_float(module, spec)
     for name in RANGE_NAMES.values():  # until the weights are read; a folder has none
-        buffers_of(layer).pop(name, None)
+        own_buffers(layer).pop(name, None)
     return packed_module(layer, path, stored.exact, known) if stored.packed else layer
 
 
@@ -292,7 +294,7 @@ def _of_zeros(cls: type[PackedOperator], layer: QuantizedOperator, exact: bool) 
     """A packed layer on the meta device, by the codes of zeros."""
     parameters = {
         name: x if x is None else nn.Parameter(torch.zeros_like(x, device="cpu"))
-        for name, x in parameters_of(layer).items()
+        for name, x in own_parameters(layer).items()
     }
     set_members(layer, parameters)
     return cls.of(layer, {}, exact).to("meta")

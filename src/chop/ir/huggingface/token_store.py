@@ -171,7 +171,7 @@ def _is_separable(number_format: NumberFormat, shape: tuple[int, ...]) -> bool:
     return not layout.scaling.spans_tensor and layout.groups.count(shape) == of_each
 
 
-def block_of(number_format: NumberFormat, per: Per) -> int:
+def get_block(number_format: NumberFormat, per: Per) -> int:
     """Tokens of whole groups, at least `MIN_BLOCK` of them; 1 where nothing is rounded."""
     if number_format.is_identity or not number_format.is_fitted:
         return 1

@@ -10,7 +10,7 @@ from torch import nn
 
 from chop.nn.packed import PackedOperator
 from chop.nn.packed.state import BUFFER_NAMES
-from chop.private.modules import buffers_of, parameters_of, set_members
+from chop.private.modules import own_buffers, own_parameters, set_members
 from chop.private.transformers_api import set_tied_keys, tied_keys
 
 
@@ -81,7 +81,7 @@ def pack_uncalled(model: nn.Module, called: Collection[str]) -> None:
 
 def _sharing_codes(layer: nn.Module) -> nn.Module:
     twin = copy.copy(layer)
-    set_members(twin, dict(parameters_of(layer)), dict(buffers_of(layer)))
+    set_members(twin, dict(own_parameters(layer)), dict(own_buffers(layer)))
     return twin
 
 
@@ -138,7 +138,7 @@ def _untie(part: nn.Module, name: str) -> None:
     """Gives a tensor that is another one too a memory of its own."""
     path, _, last = name.rpartition(".")
     module = part.get_submodule(path)
-    for tensors in (parameters_of(module), buffers_of(module)):
+    for tensors in (own_parameters(module), own_buffers(module)):
         found: Any = tensors.get(last)
         if found is not None:
             copied = found.detach().clone()
@@ -162,6 +162,6 @@ def _tied(part: nn.Module, target: str, source: str) -> list[tuple[str, str]]:
     if not isinstance(packed, PackedOperator) or name not in packed.packed_shapes:
         return [(target, source)]
     present = [
-        buffer for buffer in BUFFER_NAMES[name] if buffers_of(packed).get(buffer) is not None
+        buffer for buffer in BUFFER_NAMES[name] if own_buffers(packed).get(buffer) is not None
     ]
     return [(f"{ours}.{buffer}", f"{theirs}.{buffer}") for buffer in present]

@@ -21,7 +21,7 @@ from chop.ir.huggingface.misfits import lacking, name_first, other_shape
 from chop.ir.huggingface.skeleton import empty_model
 from chop.ir.huggingface.tools import find_tool
 from chop.nn.packed.state import BUFFER_NAMES
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import own_buffers, own_parameters
 
 MOST_NAMES = 8
 POOLER = re.compile(r"(^|\.)pooler\.")
@@ -145,7 +145,7 @@ class _Family:
         """Returns whether a tensor of a file is one that the model computes."""
         is_buffer = any(key == name for name, _ in self.model.named_buffers())
         parent = self._modules.get(key.rpartition(".")[0])
-        has_bias = parent is not None and any(True for _ in parameters_of(parent).values())
+        has_bias = parent is not None and any(True for _ in own_parameters(parent).values())
         is_mask = CAUSAL_MASK.search(key) is not None and not has_bias
         return is_buffer or is_mask or DERIVED.search(key) is not None
 
@@ -247,5 +247,5 @@ class _Family:
 
 
 def _tensor_names(module: nn.Module) -> list[str]:
-    own = {**parameters_of(module), **buffers_of(module)}
+    own = {**own_parameters(module), **own_buffers(module)}
     return [name for name, x in own.items() if x is not None]

@@ -17,7 +17,7 @@ from chop.ir.huggingface.misfits import NO_FLOATS, no_floats
 from chop.ir.huggingface.tools import find_tool
 from chop.ir.storage.tensor_store import open_file
 from chop.nn.packed import PackedOperator
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import own_buffers, own_parameters
 from chop.private.transformers_api import may_be_missing, may_be_unexpected
 
 DTYPES = {torch.uint8: "U8", torch.float32: "F32"}
@@ -114,7 +114,7 @@ class StoredTensors:
         Raises:
             CheckpointError: the folder has fewer bits than the layer has numbers.
         """
-        for name, x in parameters_of(module).items():
+        for name, x in own_parameters(module).items():
             if x is None or x.numel() <= FREE_ELEMENTS:
                 continue
             found = self._find(f"{path}.{name}_codes") or self._find(f"{path}.{name}")
@@ -128,7 +128,7 @@ class StoredTensors:
 
     def check(self, path: str, module: PackedOperator) -> None:
         """Raises CheckpointError where codes are missing, or of another size."""
-        for name, buffer in buffers_of(module).items():
+        for name, buffer in own_buffers(module).items():
             if buffer is None:
                 continue
             found = self._find(f"{path}.{name}")

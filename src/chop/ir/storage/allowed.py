@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from chop.base.nested import field_of
-from chop.base.plugins import missing, root_of
+from chop.base.nested import read_field
+from chop.base.plugins import get_root, missing
 from chop.captured.huggingface.cache import NODE_FUNCTIONS
 from chop.captured.layers.attention import ProjectedAttention
 from chop.captured.layers.expert_linear import ExpertLinear
@@ -53,7 +53,7 @@ from chop.private.torch_api import (
     NN_FUNCTIONS,
     SET_GRAD_ENABLED,
     OpOverload,
-    schema_of,
+    get_schema,
 )
 
 
@@ -102,7 +102,7 @@ CAPTURED_CLASSES = {
 CAPTURED_FUNCTIONS = {
     function.__name__: function
     for function in (
-        *(set_item, field_of, retain_grad, guard_value, guard_autocast, by_mode),
+        *(set_item, read_field, retain_grad, guard_value, guard_autocast, by_mode),
         *(*REGIONS, *NODE_FUNCTIONS),
     )
 }
@@ -113,7 +113,7 @@ CAPTURED_HOMES = re.compile(r"chop\.(capture|captured|nested|base\.nested)(\.\w+
 """Homes, now and in earlier versions, of what runs in a captured graph."""
 
 
-def reference_of(thing: Any) -> str:
+def get_reference(thing: Any) -> str:
     """`module:qualname`, the name under which a file refers to a class or a function."""
     return f"{thing.__module__}:{thing.__qualname__}"
 
@@ -131,7 +131,7 @@ class AllowList:
     """
 
     def __init__(self, extra: Iterable[Any] = ()) -> None:
-        self._extra: dict[str, Any] = {reference_of(thing): thing for thing in extra}
+        self._extra: dict[str, Any] = {get_reference(thing): thing for thing in extra}
         self._imports: set[str] = set()
 
     def own(self, reference: str) -> Any:
@@ -231,7 +231,7 @@ class AllowList:
             if package is not None:
                 why = missing(str(package))
                 raise CheckpointError(f"the checkpoint's operator '{_last(reference)}' {why}")
-            root = root_of(home := reference.partition(":")[0])
+            root = get_root(home := reference.partition(":")[0])
             absent = LAYER_HOMES.fullmatch(home) and not _is_installed(root)
             way = (
                 f"install {root}" if absent else f"if it is yours, pass allow=[{_last(reference)}]"
@@ -293,7 +293,7 @@ def _declared_class(reference: str) -> type[nn.Module] | None:
             row.integer,
         )
         for kind in kinds:
-            if kind is not None and reference_of(kind) == reference:
+            if kind is not None and get_reference(kind) == reference:
                 return kind
     return None
 
@@ -350,7 +350,7 @@ def _operator_overload(reference: str) -> Callable[..., Any] | None:
     except AttributeError:
         return None
     base = name.split(".")[1]
-    types = [str(argument.type) for argument in schema_of(overload).arguments]
+    types = [str(argument.type) for argument in get_schema(overload).arguments]
     takes_storage = any(kind in ("Storage", "str", "t") for kind in types)
     if base in REFUSED_METHODS | REFUSED_OPERATORS or (takes_storage and "chop." not in name):
         return None
@@ -362,7 +362,7 @@ def _operator_overload(reference: str) -> Callable[..., Any] | None:
 def _torch_classes() -> dict[str, type[nn.Module]]:
     homes = [home for name, home in sys.modules.items() if name.startswith(TORCH_HOMES)]
     return {
-        reference_of(value): value
+        get_reference(value): value
         for home in homes
         for value in vars(home).values()
         if _is_module_class(value)

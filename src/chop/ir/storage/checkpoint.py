@@ -134,7 +134,7 @@ def read_checkpoint(
         CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version, or
             names code that is not allowed.
     """
-    with _errors_of(checkpoint):
+    with _reading_errors(checkpoint):
         document, stored, on_meta = _read(checkpoint, meta)
         model, provenance = _rebuild(document, stored, AllowList(allow), on_meta)
         if propagate_missing_metadata:
@@ -154,12 +154,12 @@ def open_checkpoint(checkpoint: str | Path, verify: bool = True) -> tuple[Path, 
     Raises:
         CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version.
     """
-    with _errors_of(checkpoint), shared_lock(_paths(checkpoint)[0].parent):
+    with _reading_errors(checkpoint), shared_lock(_paths(checkpoint)[0].parent):
         return _open(checkpoint, verify)
 
 
 @contextmanager
-def _errors_of(checkpoint: str | Path) -> Iterator[None]:
+def _reading_errors(checkpoint: str | Path) -> Iterator[None]:
     """Inside, whatever a malformed file makes code raise is a CheckpointError of one sentence."""
     try:
         yield

@@ -150,7 +150,7 @@ class Encoder:
         if isinstance(value, torch.device):
             return {"$device": str(value)}
         if isinstance(value, NumberFormat):
-            return {"$format": _settings_of(value)}
+            return {"$format": _get_settings(value)}
         if isinstance(value, QuantSpec):
             given = {name: x for name, x in value.items() if not x.is_identity}
             formats = {operand: self(x)["$format"] for operand, x in given.items()}
@@ -235,7 +235,7 @@ class Decoder:
         return self._rules[tag](content)
 
 
-def _settings_of(number_format: NumberFormat) -> Json:
+def _get_settings(number_format: NumberFormat) -> Json:
     """The format's name, and the fields that are not as by default."""
     settings = stored_settings(number_format)
     defaults = {field.name: field.default for field in dataclasses.fields(number_format)}  # type: ignore[arg-type]

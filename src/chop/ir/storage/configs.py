@@ -16,7 +16,7 @@ from typing import Any
 
 from chop.base.installed import version
 from chop.errors import CheckpointError
-from chop.ir.storage.allowed import AllowList, reference_of
+from chop.ir.storage.allowed import AllowList, get_reference
 from chop.ir.storage.codec import Encoder, Json, NotPlainError
 
 HOMES = re.compile(
@@ -72,7 +72,7 @@ class ConfigWriter:
         if id(config) not in self._numbers:
             number = self._numbers[id(config)] = len(self.plain)
             entry: dict[str, Json] = {
-                "class": reference_of(type(config)),
+                "class": get_reference(type(config)),
                 "model_type": getattr(config, "model_type", None),
                 **{key: getattr(config, name, None) for key, (name, _) in IMPLEMENTATIONS.items()},
             }
@@ -113,11 +113,11 @@ class ConfigReader:
 
 
 def _bare(entry: Json, allowed: AllowList) -> Any:
-    cls: Any = _class_of(entry["class"], entry["model_type"], allowed)
+    cls: Any = _get_class(entry["class"], entry["model_type"], allowed)
     return cls.__new__(cls)
 
 
-def _class_of(reference: str, model_type: str | None, allowed: AllowList) -> type:
+def _get_class(reference: str, model_type: str | None, allowed: AllowList) -> type:
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
     found = allowed.own(reference) or allowed.imported(HOMES, reference, _is_record_class)

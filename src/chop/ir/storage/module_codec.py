@@ -14,19 +14,19 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from chop.captured.joined import join_in_state_dicts, joined_of
+from chop.captured.joined import join_in_state_dicts, joined_names
 from chop.captured.layers.expert_linear import stack_in_state_dicts, stacks_transposed
 from chop.captured.overrides import has_hooks, why_not_its_class
 from chop.errors import CheckpointError
 from chop.formats import QuantSpec
 from chop.ir.ops import declaring_package, of_module
-from chop.ir.storage.allowed import AllowList, reference_of
+from chop.ir.storage.allowed import AllowList, get_reference
 from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
 from chop.ir.storage.tensor_store import TensorStore
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import (
     PRUNE,
-    warn_of_plain_weights,
+    warn_about_plain_weights,
     why_computed,
     with_plain_weights,
 )
@@ -35,14 +35,14 @@ from chop.nn.quantized.state import COPIES, adopt_attributes
 from chop.nn.transposed import stores_transposed, transpose_in_state_dicts
 from chop.private.modules import (
     COMPILED,
-    buffers_of,
-    children_of,
     collect_flat_weights,
     compute_parametrized,
     forget_flat_weights,
-    members_of,
     not_persistent,
-    parameters_of,
+    own_buffers,
+    own_children,
+    own_members,
+    own_parameters,
     set_members,
 )
 
@@ -83,7 +83,7 @@ def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Re
             records.append(_encode_module(path, module, store, encode))
             if has_hooks(module):
                 hooked.append(path)
-    warn_of_plain_weights("export", computed)
+    warn_about_plain_weights("export", computed)
     if hooked:
         warnings.warn(
             f"hooks are code and are not exported; there are some on: {', '.join(hooked)}.",
@@ -95,13 +95,13 @@ def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Re
 def _with_own_weights(module: nn.Module, reason: str | None) -> nn.Module:
     """The module without torch's hooks that compute its weight; a mask goes to an operator."""
     twin = module if reason is None else with_plain_weights(module)
-    if twin is module or MASK not in buffers_of(twin):
+    if twin is module or MASK not in own_buffers(twin):
         return twin
     row = of_module(type(twin))
     if row.quantized is not None:
         return row.quantized.from_float(twin, QuantSpec())
     for name in MASK_BUFFERS:
-        buffers_of(twin).pop(name, None)
+        own_buffers(twin).pop(name, None)
     return twin
 
 
@@ -113,7 +113,7 @@ def _paths(
     if module is None or id(module) in seen:
         return
     seen.add(id(module))
-    for name, child in children_of(module).items():
+    for name, child in own_children(module).items():
         yield from _paths(child, f"{path}.{name}" if path else name, seen)
 
 
@@ -123,8 +123,8 @@ def _encode_module(path: str, module: nn.Module, store: TensorStore, encode: Enc
     if path:
         record |= _class_and_attributes(path, module, encode)
     record["training"] = module.training
-    parameters = parameters_of(module).items()
-    buffers = buffers_of(module).items()
+    parameters = own_parameters(module).items()
+    buffers = own_buffers(module).items()
     if parameters:
         record["parameters"] = {
             name: None if x is None else store.add(prefix + name, x) for name, x in parameters
@@ -160,7 +160,7 @@ def _class_and_attributes(path: str, module: nn.Module, encode: Encoder) -> Reco
     package = declaring_package(cls)
     if package is not None:
         record["package"] = package
-    return {"class": reference_of(cls), **record, "attributes": attributes}
+    return {"class": get_reference(cls), **record, "attributes": attributes}
 
 
 def decode_tree(
@@ -186,7 +186,7 @@ def decode_tree(
             owner = made.get(parent)
             if owner is None or not _is_path_step(name):
                 raise CheckpointError(f"the checkpoint has a module at the invalid path {path!r}.")
-            children_of(owner)[name] = made[path]
+            own_children(owner)[name] = made[path]
         module = made[path]
         if module is not None and "same_as" not in record:
             _add_tensors(module, record, tensors)
@@ -198,7 +198,9 @@ def decode_tree(
         if isinstance(module, nn.RNNBase):
             _collect_weights(module)
     present = {path: module for path, module in made.items() if module is not None}
-    return {path: {*parameters_of(module), *buffers_of(module)} for path, module in present.items()}
+    return {
+        path: {*own_parameters(module), *own_buffers(module)} for path, module in present.items()
+    }
 
 
 def _check_tree(root: nn.Module, records: int) -> None:
@@ -218,7 +220,7 @@ def _check_tree(root: nn.Module, records: int) -> None:
             )
         if id(module) not in paths:
             above.add(id(module))
-            children = (child for child in children_of(module).values() if child is not None)
+            children = (child for child in own_children(module).values() if child is not None)
             paths[id(module)] = 1 + sum(map(count, children))
             above.remove(id(module))
         return paths[id(module)]
@@ -249,7 +251,7 @@ def _decode_module(
         transpose_in_state_dicts(module)
     if (is_transposed := stacks_transposed(module)) is not None:
         stack_in_state_dicts(module, bool(is_transposed))
-    if joined := joined_of(module):
+    if joined := joined_names(module):
         _check_joined(joined, record["path"])
         join_in_state_dicts(module, joined)
     return module
@@ -267,8 +269,8 @@ def _check_joined(joined: Any, path: str) -> None:
 def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor]) -> None:
     module.training = bool(record["training"])
     homes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("parameters", parameters_of(module)),
-        ("buffers", buffers_of(module)),
+        ("parameters", own_parameters(module)),
+        ("buffers", own_buffers(module)),
     )
     for kind, home in homes:
         for name, key in record.get(kind, {}).items():
@@ -292,7 +294,7 @@ def _collect_weights(module: Any) -> None:
 
 def _parametrize_again(module: Any) -> None:
     for name in module.parametrizations:
-        if name in {*itertools.chain(*members_of(module)), *vars(module)}:
+        if name in {*itertools.chain(*own_members(module)), *vars(module)}:
             raise CheckpointError(f"the checkpoint has a parametrized tensor '{name}' twice.")
     compute_parametrized(module, module.parametrizations)
 

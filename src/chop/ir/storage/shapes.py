@@ -27,10 +27,10 @@ from chop.captured.nodes.modes import is_of_training
 from chop.captured.runtime import ByMode
 from chop.captured.specs import TensorSpec
 from chop.captured.state.preserve_state import preserve_state
-from chop.ir.metadata import MaseMetadata, TensorInfo, metadata_of
+from chop.ir.metadata import MaseMetadata, TensorInfo, node_metadata
 from chop.ir.ops import OPS, module_of_node, of_node
-from chop.private.modules import buffers_of, parameters_of
-from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode, schema_of
+from chop.private.modules import own_buffers, own_parameters
+from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode, get_schema
 
 MAX_PARTS = 4096
 """Of a tensor that is split or unbound; also items of a sequence."""
@@ -94,7 +94,9 @@ def describe_missing(model: CapturedModule) -> None:
 
     Nodes whose shapes would take running more than the module's text says are named in a warning.
     """
-    described = {n for n in model.graph.nodes if "mase" in n.meta and metadata_of(n).common.mase_op}
+    described = {
+        n for n in model.graph.nodes if "mase" in n.meta and node_metadata(n).common.mase_op
+    }
     nodes = (node for node in model.graph.nodes if not is_of_training(node))
     missing = [node for node in nodes if node not in described]
     if not described or not missing:
@@ -102,7 +104,7 @@ def describe_missing(model: CapturedModule) -> None:
     values = _evaluate(model, missing)
     for node in missing:
         node.meta["mase"] = MaseMetadata(node)
-        common, row = metadata_of(node).common, of_node(node, model)
+        common, row = node_metadata(node).common, of_node(node, model)
         common.mase_op, common.mase_type = row.name, row.mase_type
         inputs = [values[n] for n in node.all_input_nodes]
         tensors = [TensorInfo.of(x) for x in inputs if isinstance(x, Tensor)]
@@ -142,7 +144,7 @@ def _evaluate(model: CapturedModule, wanted: list[fx.Node]) -> dict[fx.Node, Any
 
 def _noted(node: fx.Node) -> TensorInfo | None:
     """What the file notes of the one tensor that a node returns; None where it does not say."""
-    infos = list(metadata_of(node).common.results.values()) if "mase" in node.meta else []
+    infos = list(node_metadata(node).common.results.values()) if "mase" in node.meta else []
     may_be_sequence = any(user.target is operator.getitem for user in node.users)
     is_tensor = len(infos) == 1 and infos[0].torch_dtype is not None
     return infos[0] if is_tensor and not may_be_sequence else None
@@ -166,7 +168,7 @@ class _CountedTensor(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         self._left -= 1
-        makes_list = any(result.type.kind() == "ListType" for result in schema_of(func).returns)
+        makes_list = any(result.type.kind() == "ListType" for result in get_schema(func).returns)
         is_long = makes_list and max(getattr(args[0], "shape", ()), default=0) > MAX_PARTS
         if self._left < 0 or is_long:
             raise OverflowError("more operators or tensors than a file may ask for")
@@ -251,7 +253,9 @@ def _tensor(model: nn.Module, target: str) -> Any:
     """A parameter or buffer as it is stored: what is parametrized is not computed."""
     path, _, name = target.rpartition(".")
     owner = model.get_submodule(path)
-    return parameters_of(owner)[name] if name in parameters_of(owner) else buffers_of(owner)[name]
+    return (
+        own_parameters(owner)[name] if name in own_parameters(owner) else own_buffers(owner)[name]
+    )
 
 
 def _with_memory(module: nn.Module) -> Callable[..., Any]:

@@ -29,8 +29,8 @@ from chop.kernels.plan import (
     TERNARY,
     UNIT_ROUNDOFF,
     LoopParameters,
-    layout_of,
-    plan_of,
+    get_layout,
+    get_plan,
     with_kept_range,
 )
 
@@ -122,12 +122,12 @@ def run(
     loops = library().library
     if loops is None:
         return False
-    line = line_of(number_format, x) if mask is None and scales is None else None
+    line = get_line(number_format, x) if mask is None and scales is None else None
     if line is not None and out.is_contiguous():
         return line(x.data_ptr(), out.data_ptr(), x.numel()) == 0
     number_format = number_format.fitted(x)
-    plan = plan_of(number_format, x.dtype, scales is not None)
-    layout = layout_of(number_format)
+    plan = get_plan(number_format, x.dtype, scales is not None)
+    layout = get_layout(number_format)
     if plan is None or layout is None:
         return False
     if mask is not None:
@@ -270,7 +270,7 @@ _LINES: dict[tuple[int, torch.dtype], tuple[NumberFormat, Line | None]] = {}
 MOST_LINES = 4096
 
 
-def line_of(number_format: NumberFormat, x: Tensor) -> Line | None:
+def get_line(number_format: NumberFormat, x: Tensor) -> Line | None:
     """The short way for small tensors, whose plan would otherwise take longer than they do.
 
     None where something has to be measured first, or the library is not loaded yet.
@@ -290,7 +290,7 @@ def _whole_line(number_format: NumberFormat, dtype: torch.dtype) -> Line | None:
     loops = library().library
     if loops is None or dtype not in TYPES:
         return None
-    plan = plan_of(number_format, dtype) if number_format.is_fitted else None
+    plan = get_plan(number_format, dtype) if number_format.is_fitted else None
     if plan is None or plan.scale != NONE or plan.core == RESIDUAL:
         return None
     loop, kind, reference = _lines_loop(loops), TYPES[dtype], byref(plan)
@@ -320,4 +320,4 @@ def clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
 
 
 torch.library.register_kernel("chop::clip_gradient", "cpu", clip_gradient)
-CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantize", "cpu", run, line_of))
+CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantize", "cpu", run, get_line))

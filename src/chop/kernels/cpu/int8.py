@@ -18,8 +18,8 @@ from chop.formats.scaling import EPSILON, TINY
 from chop.kernels.codes import WHOLE, CodeTables, Packed, fixed_tables
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, is_large
-from chop.kernels.integers import integers_of, one_scale
-from chop.kernels.plan import layout_of
+from chop.kernels.integers import get_integers, one_scale
+from chop.kernels.plan import get_layout
 from chop.private.torch_api import has_int8_products, has_tiles, multiply_int8
 
 LONGEST_SUM = (2**31 - 1) // 128**2
@@ -92,8 +92,8 @@ def is_exact() -> bool:
 
 def whole_rule(number_format: NumberFormat) -> WholeRule | None:
     """The rule of a format, or None if it is not one of signed integers of up to 8 bits."""
-    layout = layout_of(number_format) if number_format.is_fitted else None
-    integers = integers_of(layout)
+    layout = get_layout(number_format) if number_format.is_fitted else None
+    integers = get_integers(layout)
     if layout is None or integers is None or integers.low >= 0:
         return None
     scale, by_row = one_scale(layout, integers), layout.groups == ROWS
@@ -197,7 +197,7 @@ def prepared_product(
 
 def _is_narrow(number_format: NumberFormat, tables: CodeTables, lines: Lines) -> bool:
     """Whether codes are whole numbers of fewer than 8 bits times a scale that rows share."""
-    integers = integers_of(layout_of(number_format))
+    integers = get_integers(get_layout(number_format))
     has_one_scale = tables.scale_values is None and lines.groups_per_row <= 1
     is_short = has_one_scale and lines.columns <= LONGEST_SUM
     if integers is None or (tables.stores_floats and integers.step != 1):
@@ -207,8 +207,8 @@ def _is_narrow(number_format: NumberFormat, tables: CodeTables, lines: Lines) ->
 
 def _widened(packed: Packed) -> Packed:
     """The codes as bytes in two's complement, and the step among the scales."""
-    layout = layout_of(from_key(packed.key))
-    integers = integers_of(layout)
+    layout = get_layout(from_key(packed.key))
+    integers = get_integers(layout)
     assert layout is not None and integers is not None
     width, scales = layout.element.width, packed.scales
     half, numel = 1 << width - 1, math.prod(packed.shape)

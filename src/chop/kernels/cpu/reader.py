@@ -72,10 +72,10 @@ def find_reader(packed: Packed) -> Reader | None:
     if not (is_ready() or is_large(shape)):
         return None
     if packed.tensor_scale is not None:
-        return _reader_of(fixed_tables(from_key(key)), shape, packed.tensor_scale)
+        return _get_reader(fixed_tables(from_key(key)), shape, packed.tensor_scale)
     reader = _fixed_reader(key, shape)
     if reader is None and packed.scales is not None:
-        return _reader_of(tables_of_levels(from_key(key), packed.scales), shape, None)
+        return _get_reader(tables_of_levels(from_key(key), packed.scales), shape, None)
     return reader
 
 
@@ -92,10 +92,10 @@ def is_large(shape: Sequence[int]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _fixed_reader(key: str, shape: tuple[int, ...]) -> Reader | None:
-    return _reader_of(fixed_tables(from_key(key)), shape, None)
+    return _get_reader(fixed_tables(from_key(key)), shape, None)
 
 
-def _reader_of(
+def _get_reader(
     tables: CodeTables | None, shape: tuple[int, ...], tensor_scale: Tensor | None
 ) -> Reader | None:
     loops = library().library

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat
-from chop.kernels.triton.elements import FRACTION_BITS, SIGN, WHOLE, bits_of, float_of
+from chop.kernels.triton.elements import FRACTION_BITS, SIGN, WHOLE, bit_width, bits_to_float
 from chop.kernels.triton.rules import CodeRule, block_size_along_rows, code_rule, decodes
 
 MAX_ALIGNMENT = 16  # bytes of the widest load
@@ -47,7 +47,7 @@ def decode_blocks(
     Returns: (blocks, LANES) float32, zeros beyond a block's end, unless the block is NaN.
     """
     exponent = tl.load(scales + block, mask=is_block, other=127).to(tl.int32)
-    scale = float_of(tl.where(exponent == 0, SMALLEST_SCALE, exponent << FRACTION_BITS))
+    scale = bits_to_float(tl.where(exponent == 0, SMALLEST_SCALE, exponent << FRACTION_BITS))
     scale = tl.where(exponent == NAN_SCALE, float("nan"), scale)
     if RULE.is_integer:
         scale = scale * RULE.factor  # a power of two, and at least 2^-149 stays one
@@ -56,12 +56,12 @@ def decode_blocks(
     first = tl.multiple_of(first, ALIGNMENT)[:, None]
     column = tl.multiple_of(column, ALIGNMENT)[:, None]
     if RULE.is_paired:  # two codes of four bits from one byte, which is read once
-        is_there = lanes_of(column // 2, is_block, row_size // 2, block_size // 2, LANES // 2)
+        is_there = get_lanes(column // 2, is_block, row_size // 2, block_size // 2, LANES // 2)
         pointer = codes + first // 2 + tl.arange(0, LANES // 2)[None, :]
         both = tl.load(pointer, mask=is_there, other=0).to(tl.int32)
         code = tl.interleave(both & 15, both >> 4)
     else:
-        is_there = lanes_of(column, is_block, row_size, block_size, LANES)
+        is_there = get_lanes(column, is_block, row_size, block_size, LANES)
         code = _load_codes(codes, first + tl.arange(0, LANES)[None, :], is_there, RULE)
     value = _value(code, RULE)
     scaled = value * scale[:, None]
@@ -79,7 +79,7 @@ def _limited(x, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def lanes_of(column, is_block, row_size, block_size, LANES: tl.constexpr):
+def get_lanes(column, is_block, row_size, block_size, LANES: tl.constexpr):
     """(blocks, LANES) True where a block that begins in `column`, (blocks, 1), has an element."""
     lane = tl.arange(0, LANES)[None, :]
     return is_block[:, None] & (lane < block_size) & (column + lane < row_size)
@@ -107,19 +107,19 @@ def _value(code, RULE: tl.constexpr):
     sign = 1 << (RULE.width - 1)
     if RULE.is_integer:
         # The bits of 2^23 + code: converting integers runs at an eighth of the rate of additions.
-        value = float_of((code ^ sign) | BITS_OF_WHOLE) - (WHOLE + sign)
+        value = bits_to_float((code ^ sign) | BITS_OF_WHOLE) - (WHOLE + sign)
     else:
         # As bits of a float32 the code keeps its fraction; only the exponent's bias differs.
         magnitude = code & (sign - 1)
-        value = float_of(magnitude << RULE.shift) * RULE.factor
+        value = bits_to_float(magnitude << RULE.shift) * RULE.factor
         value = tl.where(magnitude > RULE.largest, float("nan"), value)
         if RULE.has_infinity:
             value = tl.where(magnitude == RULE.largest + 1, float("inf"), value)
-        value = float_of(bits_of(value) | tl.where(code >= sign, SIGN, 0))
+        value = bits_to_float(bit_width(value) | tl.where(code >= sign, SIGN, 0))
     return value
 
 
-def rule_of(encoded: Encoded, number_format: NumberFormat) -> tuple[CodeRule, int]:
+def get_rule(encoded: Encoded, number_format: NumberFormat) -> tuple[CodeRule, int]:
     """How its codes are decoded, and the block size.
 
     Raises:

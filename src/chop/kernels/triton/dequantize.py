@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from chop.formats import Encoded, NumberFormat
-from chop.kernels.triton.decode import decode_blocks, lanes_of, rule_of
+from chop.kernels.triton.decode import decode_blocks, get_lanes, get_rule
 from chop.kernels.triton.elements import store_float, stored
 from chop.kernels.triton.rules import BlockLayout
 
@@ -40,7 +40,7 @@ def decode_rows(
     values = decode_blocks(
         codes, scales, block, first, column, is_block, row_size, block_size, RULE, LIMIT, LANES
     )
-    is_there = lanes_of(column[:, None], is_block, row_size, block_size, LANES)
+    is_there = get_lanes(column[:, None], is_block, row_size, block_size, LANES)
     store_float(y + first[:, None] + tl.arange(0, LANES)[None, :], values, is_there)
 
 
@@ -54,7 +54,7 @@ def dequantize(encoded: Encoded, number_format: NumberFormat) -> Tensor:
     Raises:
         ConfigError: another format.
     """
-    rule, block_size = rule_of(encoded, number_format)
+    rule, block_size = get_rule(encoded, number_format)
     y = torch.empty(encoded.shape, dtype=encoded.dtype, device=encoded.codes.device)
     if y.numel() == 0:
         return y

@@ -17,13 +17,13 @@ WHOLE = tl.constexpr(2.0**23)  # from here on, every float32 is a whole number
 
 
 @triton.jit
-def bits_of(x):
+def bit_width(x):
     """The bits of float32 numbers, int32."""
     return x.to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def float_of(bits):
+def bits_to_float(bits):
     """The float32 numbers that int32 bits are."""
     return bits.to(tl.float32, bitcast=True)
 
@@ -33,7 +33,7 @@ def load_float(pointer, mask):
     """float32 from float32, float16, or bfloat16 stored as int16."""
     raw = tl.load(pointer, mask=mask, other=0)
     if pointer.dtype.element_ty == tl.int16:
-        x = float_of(raw.to(tl.int32) << 16)
+        x = bits_to_float(raw.to(tl.int32) << 16)
     else:
         x = raw.to(tl.float32)
     return x
@@ -43,7 +43,7 @@ def load_float(pointer, mask):
 def store_float(pointer, x, mask):
     """Rounds float32 to the storage's dtype, ties to even."""
     if pointer.dtype.element_ty == tl.int16:
-        bits = bits_of(x)
+        bits = bit_width(x)
         rounded = bits + 0x7FFF + ((bits >> 16) & 1)
         high = tl.where(x != x, 0x7FC0, rounded >> 16)
         tl.store(pointer, high.to(tl.int16), mask=mask)
@@ -66,13 +66,13 @@ def clamp(x, low, high):
 @triton.jit
 def with_sign(magnitude, x):
     """Magnitudes with the signs of `x`, those of zeros included."""
-    return float_of(bits_of(magnitude) | (bits_of(x) & SIGN))
+    return bits_to_float(bit_width(magnitude) | (bit_width(x) & SIGN))
 
 
 @triton.jit
 def power_of_two(exponent):
     """2^exponent as float32, for -126 to 127."""
-    return float_of((exponent + 127) << FRACTION_BITS)
+    return bits_to_float((exponent + 127) << FRACTION_BITS)
 
 
 @triton.jit
@@ -116,11 +116,11 @@ def _round_fixed(x, RULE: tl.constexpr):
 @triton.jit
 def _round_minifloat(x, RULE: tl.constexpr):
     magnitude = tl.abs(x)
-    bits = bits_of(magnitude)
+    bits = bit_width(magnitude)
     # A significand without fraction bits is its hidden bit, which is odd.
     is_odd = ((bits >> RULE.dropped) & 1) if RULE.dropped < FRACTION_BITS else 1
     rounded = (bits + ((1 << (RULE.dropped - 1)) - 1) + is_odd) >> RULE.dropped
-    normal = float_of(rounded << RULE.dropped)  # a carry went into the exponent
+    normal = bits_to_float(rounded << RULE.dropped)  # a carry went into the exponent
     subnormal = (magnitude + RULE.grid) - RULE.grid
     y = tl.where(magnitude < RULE.smallest_normal, subnormal, normal)
     return tl.where(x != x, x, with_sign(clamp(y, 0.0, RULE.largest), x))
@@ -128,9 +128,9 @@ def _round_minifloat(x, RULE: tl.constexpr):
 
 @triton.jit
 def _round_log(x, RULE: tl.constexpr):
-    bits = bits_of(tl.abs(x))
+    bits = bit_width(tl.abs(x))
     exponent = clamp((bits + RULE.rounding_bias) >> FRACTION_BITS, RULE.lowest, RULE.highest)
-    y = float_of(exponent << FRACTION_BITS)
+    y = bits_to_float(exponent << FRACTION_BITS)
     y = tl.where(x < 0, -y, y)
     y = tl.where(bits < RULE.zero_below, 0.0, y)
     return tl.where(x != x, x, y)

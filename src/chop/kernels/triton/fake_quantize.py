@@ -11,13 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.kernels.plan import layout_of
+from chop.kernels.plan import get_layout
 from chop.kernels.triton.elements import (
     FRACTION_BITS,
     INFINITE,
-    bits_of,
+    bit_width,
+    bits_to_float,
     clamp,
-    float_of,
     load_float,
     round_element,
     store_float,
@@ -74,15 +74,15 @@ def round_blocks(
 @triton.jit
 def shared_exponent(values, SCALE: tl.constexpr):
     """The exponent for the largest finite magnitude of each row, and where NaN or infinity is."""
-    bits = bits_of(tl.abs(values))
+    bits = bit_width(tl.abs(values))
     largest = tl.max(bits, axis=1)
     has_non_finite = largest >= INFINITE
     # A row with NaN or infinity becomes NaN where scales have one: its exponent does not matter.
     if not SCALE.has_nan:
         largest = tl.max(tl.where(bits < INFINITE, bits, 0), axis=1)
-    amax = float_of(largest)
+    amax = bits_to_float(largest)
     is_tiny = amax < 2.0**-126
-    normal = bits_of(tl.where(is_tiny, amax * 2.0**24, amax))
+    normal = bit_width(tl.where(is_tiny, amax * 2.0**24, amax))
     exponent = ((normal + SCALE.rounding_bias) >> FRACTION_BITS) - 127 + SCALE.offset
     exponent = tl.where(is_tiny, exponent - 24, exponent)
     return clamp(exponent, SCALE.lowest, SCALE.highest), has_non_finite
@@ -101,7 +101,7 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor) -> None:
     number_format = number_format.fitted(x)
     x = x.contiguous()
     y = out if out.is_contiguous() else torch.empty_like(x)
-    layout = layout_of(number_format)
+    layout = get_layout(number_format)
     assert layout is not None
     if layout.scaling is None:
         _round_elements(x, y, number_format)
@@ -146,6 +146,6 @@ def _round_rows(x: Tensor, y: Tensor, number_format: NumberFormat, block_size: i
 
 def _limit(number_format: NumberFormat, dtype: torch.dtype) -> float:
     """The largest finite magnitude that results have."""
-    layout = layout_of(number_format)
+    layout = get_layout(number_format)
     becomes_infinite = layout is not None and layout.overflow == "infinity"
     return float("inf") if becomes_infinite else torch.finfo(dtype).max

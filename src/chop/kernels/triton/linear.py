@@ -13,7 +13,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat
-from chop.kernels.triton.decode import decode_blocks, rule_of
+from chop.kernels.triton.decode import decode_blocks, get_rule
 from chop.kernels.triton.elements import FLOAT32_MAX, load_float, store_float, stored
 
 OUTPUTS, DEPTH, WARPS = 4, 1024, 4  # of a program: its outputs, and the columns it takes at a time
@@ -55,7 +55,7 @@ def decode_tile(
 
 
 @triton.jit
-def columns_of(block, block_size, columns, RULE: tl.constexpr, LANES: tl.constexpr):
+def get_columns(block, block_size, columns, RULE: tl.constexpr, LANES: tl.constexpr):
     """The columns in the lanes of blocks, (blocks * LANES,), and which of them are there."""
     lane = tl.arange(0, LANES)[None, :] + tl.zeros_like(block)[:, None]
     lane = tl.reshape(lane, (block.shape[0] * LANES,))
@@ -94,7 +94,7 @@ def product_of_rows(
         weight = decode_tile(
             codes, scales, output, block, outputs, columns, blocks_per_row, block_size, RULE, LANES
         )
-        column, is_there = columns_of(block, block_size, columns, RULE, LANES)
+        column, is_there = get_columns(block, block_size, columns, RULE, LANES)
         total += weight * load_float(x + row * columns + column, is_there)[None, :]
     store_outputs(tl.sum(total, axis=1), bias, y + row * outputs + output, output, output < outputs)
 
@@ -126,7 +126,7 @@ def linear(
     Raises:
         ConfigError: another format, larger blocks, or shapes that do not fit.
     """
-    rule, block_size = rule_of(weight, number_format)
+    rule, block_size = get_rule(weight, number_format)
     lanes = triton.next_power_of_2(block_size)
     if len(weight.shape) != 2 or x.shape[-1:] != weight.shape[1:] or lanes > MAX_LANES:
         raise ConfigError(

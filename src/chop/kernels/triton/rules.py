@@ -17,7 +17,7 @@ from chop.formats import NumberFormat
 from chop.formats.elements import Denormal, Element, Fixed, Log2, Minifloat
 from chop.formats.groups import Blocks
 from chop.formats.scaling import FRACTION_BITS, Scaling, SharedExponent
-from chop.kernels.plan import first_fraction, layout_of, row_of
+from chop.kernels.plan import first_fraction, get_layout, get_row
 
 BIAS = 127
 SMALLEST_EXPONENT = 1 - BIAS
@@ -165,17 +165,17 @@ class CodeRule(NamedTuple):
 @lru_cache(maxsize=4096)
 def element_rule(number_format: NumberFormat) -> ElementRule | None:
     """The rule of the elements of a fitted format, or None."""
-    layout = layout_of(number_format)
+    layout = get_layout(number_format)
     if layout is None or layout.levels is not None or layout.has_zero_points:
         return None
-    rule: ElementRule | None = row_of(ELEMENTS, layout.element)
+    rule: ElementRule | None = get_row(ELEMENTS, layout.element)
     return rule
 
 
 @lru_cache(maxsize=4096)
 def scale_rule(number_format: NumberFormat) -> _ScaleRule | None:
     """The rule of the scales of a fitted format's groups, or None."""
-    layout = layout_of(number_format)
+    layout = get_layout(number_format)
     if layout is None or type(layout.scaling) is not SharedExponent:
         return None
     scaling, element = layout.scaling, layout.element
@@ -203,7 +203,7 @@ def _smallest_step(element: Element) -> int:
 
 def is_scaled(number_format: NumberFormat) -> bool:
     """True for formats with scales."""
-    layout = layout_of(number_format)
+    layout = get_layout(number_format)
     return layout is not None and layout.scaling is not None
 
 
@@ -217,14 +217,14 @@ def takes(number_format: NumberFormat, dtype: torch.dtype) -> bool:
 @lru_cache(maxsize=4096)
 def code_rule(number_format: NumberFormat) -> CodeRule | None:
     """The rule of codes of 8 bits or fewer that are scaled by E8M0, or None."""
-    layout = layout_of(number_format) if number_format.is_fitted else None
+    layout = get_layout(number_format) if number_format.is_fitted else None
     if layout is None or layout.scaling is None or layout.overflow == "infinity":
         return None
     if not _is_e8m0(layout.scaling):
         return None
     if layout.groups.nominal_size > MAX_BLOCK or layout.element.width > MAX_CODE_WIDTH:
         return None
-    rule: CodeRule | None = row_of(CODES, layout.element)
+    rule: CodeRule | None = get_row(CODES, layout.element)
     return rule
 
 
@@ -237,7 +237,7 @@ def decodes(number_format: NumberFormat, rank: int, dtype: torch.dtype) -> bool:
 
 def block_size_along_rows(number_format: NumberFormat, rank: int) -> int | None:
     """Elements of a block, if blocks run along the last axis of a tensor of that rank alone."""
-    layout = layout_of(number_format)
+    layout = get_layout(number_format)
     groups = None if layout is None else layout.groups
     if not isinstance(groups, Blocks) or not (rank < 2 or groups.is_row_separable(rank)):
         return None

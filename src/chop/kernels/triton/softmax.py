@@ -30,7 +30,7 @@ MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def tile_of(count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def get_tile(count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """Places of a program's rows, (ROWS, BLOCK_SIZE), and which of them are there."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK_SIZE)
@@ -39,7 +39,7 @@ def tile_of(count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def part_of(begin, columns, BLOCK_SIZE: tl.constexpr):
+def get_part(begin, columns, BLOCK_SIZE: tl.constexpr):
     """Places of a part of the program's one row, and which of them are there."""
     column = begin + tl.arange(0, BLOCK_SIZE)
     return tl.program_id(0).to(tl.int64) * columns + column, column < columns
@@ -48,7 +48,7 @@ def part_of(begin, columns, BLOCK_SIZE: tl.constexpr):
 @triton.jit
 def softmax_rows(x, y, count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """Softmax of `ROWS` rows, each of which fits in `BLOCK_SIZE`."""
-    place, is_there = tile_of(count, columns, ROWS, BLOCK_SIZE)
+    place, is_there = get_tile(count, columns, ROWS, BLOCK_SIZE)
     values = tl.where(is_there, load_float(x + place, is_there), MINUS_INFINITY)
     exponentials = tl.exp(values - tl.max(values, axis=1)[:, None])
     store_float(y + place, exponentials / tl.sum(exponentials, axis=1)[:, None], is_there)
@@ -60,7 +60,7 @@ def softmax_long_row(x, y, columns, BLOCK_SIZE: tl.constexpr, STAGES: tl.constex
     largest = tl.full((), MINUS_INFINITY, tl.float32)
     total = tl.zeros((), tl.float32)
     for begin in tl.range(0, columns, BLOCK_SIZE, num_stages=STAGES):
-        place, is_there = part_of(begin, columns, BLOCK_SIZE)
+        place, is_there = get_part(begin, columns, BLOCK_SIZE)
         values = tl.where(is_there, load_float(x + place, is_there), MINUS_INFINITY)
         found = tl.maximum(largest, tl.max(values, axis=0))
         # Infinity minus infinity would be NaN where nothing has been found yet.
@@ -68,7 +68,7 @@ def softmax_long_row(x, y, columns, BLOCK_SIZE: tl.constexpr, STAGES: tl.constex
         total = total * tl.exp(largest - shift) + tl.sum(tl.exp(values - shift), axis=0)
         largest = found
     for begin in tl.range(0, columns, BLOCK_SIZE, num_stages=STAGES):
-        place, is_there = part_of(begin, columns, BLOCK_SIZE)
+        place, is_there = get_part(begin, columns, BLOCK_SIZE)
         values = load_float(x + place, is_there)
         store_float(y + place, tl.exp(values - largest) / total, is_there)
 
@@ -76,7 +76,7 @@ def softmax_long_row(x, y, columns, BLOCK_SIZE: tl.constexpr, STAGES: tl.constex
 @triton.jit
 def gradient_rows(y, dy, dx, count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """The gradient of `ROWS` rows, each of which fits in `BLOCK_SIZE`."""
-    place, is_there = tile_of(count, columns, ROWS, BLOCK_SIZE)
+    place, is_there = get_tile(count, columns, ROWS, BLOCK_SIZE)
     outputs, gradients = load_float(y + place, is_there), load_float(dy + place, is_there)
     mean = tl.sum(outputs * gradients, axis=1)[:, None]
     store_float(dx + place, outputs * (gradients - mean), is_there)
@@ -87,10 +87,10 @@ def gradient_long_row(y, dy, dx, columns, BLOCK_SIZE: tl.constexpr, STAGES: tl.c
     """The gradient of one row in parts."""
     mean = tl.zeros((), tl.float32)
     for begin in tl.range(0, columns, BLOCK_SIZE, num_stages=STAGES):
-        place, is_there = part_of(begin, columns, BLOCK_SIZE)
+        place, is_there = get_part(begin, columns, BLOCK_SIZE)
         mean += tl.sum(load_float(y + place, is_there) * load_float(dy + place, is_there), axis=0)
     for begin in tl.range(0, columns, BLOCK_SIZE, num_stages=STAGES):
-        place, is_there = part_of(begin, columns, BLOCK_SIZE)
+        place, is_there = get_part(begin, columns, BLOCK_SIZE)
         outputs, gradients = load_float(y + place, is_there), load_float(dy + place, is_there)
         store_float(dx + place, outputs * (gradients - mean), is_there)
 

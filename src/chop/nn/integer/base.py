@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.nn.integer.edge import Edge, bits_of
+from chop.nn.integer.edge import Edge, bit_width
 
 MAX_BITS = 62
 """Of any integer that is computed: sums of two fit int64."""
@@ -102,14 +102,14 @@ class IntegerOperator(nn.Module):
 
     def extra_repr(self) -> str:
         """The width and the bounds of the codes."""
-        return f"{bits_of(self.out_low, self.out_high)} bits, {self.out_low} to {self.out_high}"
+        return f"{bit_width(self.out_low, self.out_high)} bits, {self.out_low} to {self.out_high}"
 
 
 def check_width(where: str, low: int, high: int) -> None:
     """Raises ConfigError where integers from `low` to `high` need more than `MAX_BITS`."""
-    if bits_of(low, high) > MAX_BITS:
+    if bit_width(low, high) > MAX_BITS:
         raise ConfigError(
-            f"{where}: integers from {low} to {high} need {bits_of(low, high)} bits, of at most "
+            f"{where}: integers from {low} to {high} need {bit_width(low, high)} bits, of at most "
             f"{MAX_BITS}; choose narrower formats."
         )
 

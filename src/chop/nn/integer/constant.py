@@ -16,7 +16,7 @@ from chop.nn.integer.parameters import integer_parameter
 from chop.nn.quantized import QuantizedOperator
 
 
-def _edge_of(codes: Tensor, step: float) -> Edge:
+def _get_edge(codes: Tensor, step: float) -> Edge:
     return Edge.of(step, int(codes.min()), int(codes.max()))
 
 
@@ -33,7 +33,7 @@ class Constant(IntegerOperator):
     codes: Tensor
 
     def __init__(self, codes: Tensor, step: float) -> None:
-        super().__init__(_edge_of(codes, step))
+        super().__init__(_get_edge(codes, step))
         self.register_buffer("codes", codes)
 
     @classmethod
@@ -59,7 +59,7 @@ class IntegerEmbedding(IntegerOperator):
     codes: Tensor
 
     def __init__(self, codes: Tensor, step: float) -> None:
-        super().__init__(_edge_of(codes, step))
+        super().__init__(_get_edge(codes, step))
         self.register_buffer("codes", codes)
 
     @classmethod

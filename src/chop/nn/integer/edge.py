@@ -18,10 +18,10 @@ GridRounding = Literal["nearest_even", "floor", "sign", "threshold"]
 on, else `low`; or the sign beyond a threshold, else 0."""
 
 
-def bits_of(low: int, high: int) -> int:
+def bit_width(low: int, high: int) -> int:
     """The two's-complement width that holds `low` to `high`.
 
-    >>> [bits_of(-128, 127), bits_of(0, 255), bits_of(0, 0)]
+    >>> [bit_width(-128, 127), bit_width(0, 255), bit_width(0, 0)]
     [8, 9, 1]
     """
     return 1 + max(
@@ -67,7 +67,7 @@ class Edge:
     @property
     def bits(self) -> int:
         """Width of the codes in two's complement."""
-        return bits_of(self.low, self.high)
+        return bit_width(self.low, self.high)
 
     @property
     def steps(self) -> list[float]:

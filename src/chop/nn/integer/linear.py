@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from chop.formats import NumberFormat
 from chop.nn.integer.base import matmul
 from chop.nn.integer.blocks import BlockGrid
-from chop.nn.integer.edge import Grid, bits_of
+from chop.nn.integer.edge import Grid, bit_width
 from chop.nn.integer.weighted import WeightedOperator
 from chop.nn.quantized import QuantizedOperator
 
@@ -34,7 +34,7 @@ class SharedBlocks(NamedTuple):
         Args:
             module: the layer; its formats are fitted.
         """
-        grids = [_grid(module.format_of(operand)) for operand in ("data_in", "weight")]
+        grids = [_grid(module.operand_format(operand)) for operand in ("data_in", "weight")]
         data_in, weight = grids
         if data_in is None or weight is None or data_in.sizes[-1] != weight.sizes[-1]:
             return None
@@ -42,7 +42,7 @@ class SharedBlocks(NamedTuple):
             grid.dim not in (-1, 1) or max(grid.sizes[:-1], default=1) > 1 for grid in grids if grid
         ):
             return None
-        widths = (bits_of(-grid.limit, grid.limit) for grid in (data_in, weight))
+        widths = (bit_width(-grid.limit, grid.limit) for grid in (data_in, weight))
         return cls(data_in.sizes[-1], *widths)
 
 
@@ -67,7 +67,7 @@ class IntegerLinear(WeightedOperator):
     def take_settings(self, module: nn.Module) -> None:
         """Takes over which features share exponents, and whether inputs are signs."""
         assert isinstance(module, QuantizedOperator)
-        data_in: Any = module.format_of("data_in")
+        data_in: Any = module.operand_format("data_in")
         grid = Grid.of(data_in) if isinstance(data_in, NumberFormat) else None
         self.has_signs = grid is not None and (grid.rounding, grid.low) == ("sign", -1)
         found = SharedBlocks.of(module)

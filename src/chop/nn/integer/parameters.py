@@ -14,7 +14,7 @@ from chop.formats.layout import Layout
 from chop.formats.scaling import TINY, SharedExponent, Unscaled
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.codes import parameter_codes, rounded_parameter
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 WINDOW_BITS = 16
 """How many places below the largest shared exponent of a parameter its smallest may lie."""
@@ -52,9 +52,9 @@ def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParamet
     Raises:
         ConfigError: the format has other elements, or scales that differ within an index.
     """
-    if parameters_of(module).get(operand) is None:
+    if own_parameters(module).get(operand) is None:
         raise _refusal(module, operand, "is an argument of a call; use a module with parameters")
-    number_format = module.format_of(operand)
+    number_format = module.operand_format(operand)
     if not isinstance(number_format, NumberFormat) or not number_format.is_fitted:
         raise _refusal(module, operand, "is not fitted: calibrate first")
     layout, x = number_format.layout(), module.effective(operand).detach()
@@ -73,7 +73,7 @@ def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParamet
 
 
 def _refusal(module: QuantizedOperator, operand: str, why: str) -> ConfigError:
-    label = module.format_of(operand).label
+    label = module.operand_format(operand).label
     return ConfigError(f"{type(module).__name__}.{operand}: {label} {why}.")
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chop.nn.integer.base import MAX_BITS, IntegerOperator, check_width
-from chop.nn.integer.edge import Edge, Grid, GridRounding, bits_of, shift_between
+from chop.nn.integer.edge import Edge, Grid, GridRounding, bit_width, shift_between
 from chop.nn.integer.rounding import Rounding, round_shift, saturate, shift_and_saturate
 
 MULTIPLIER_BITS = 16
@@ -51,7 +51,7 @@ class Requantize(IntegerOperator):
         largest = max(multipliers) << (max(-self.shift, 0) + 2 if self.divisor > 1 else 0)
         product = min(edge.low, -1) * largest, max(edge.high, 1) * largest
         is_split = max(multipliers) <= SPLIT and self.shift > SPLIT_BITS and self.divisor == 1
-        self.splits = is_split and bits_of(*product) > MAX_BITS
+        self.splits = is_split and bit_width(*product) > MAX_BITS
         if not self.splits:
             check_width("Requantize", *product)
         of_channel = torch.tensor(multipliers).view(edge.step.shape)

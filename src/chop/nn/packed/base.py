@@ -13,14 +13,14 @@ from chop.errors import ConfigError
 from chop.formats import Encoded, NumberFormat, Quantizer, QuantSpec
 from chop.kernels import fake_quantize_directly
 from chop.nn.adoption import adopt
-from chop.nn.packed.decoded import DecodedTensor, decoded_tensor, plain, source_of
+from chop.nn.packed.decoded import DecodedTensor, decoded_tensor, get_source, plain
 from chop.nn.packed.encoding import encode_in_parts
 from chop.nn.packed.rewriting import assign
 from chop.nn.packed.state import BUFFER_NAMES, PackedState, Parameters, not_a_parameter
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.masks import MASK, MASK_BUFFERS
 from chop.nn.weight_cache import decoded_once
-from chop.private.modules import BUFFERS, PARAMETERS, buffers_of, parameters_of, set_members
+from chop.private.modules import BUFFERS, PARAMETERS, own_buffers, own_parameters, set_members
 
 SMALL = 2**14
 """Elements of a parameter that is decoded once."""
@@ -73,8 +73,8 @@ class PackedOperator(PackedState):
     def of(cls, layer: QuantizedOperator, known: KnownCodes, exact: bool = False) -> Self:
         """Takes over a quantized layer that nothing keeps from being packed; see `pack`."""
         packed = {name: encoded(layer, name, known) for name in packable_operands(layer)}
-        parameters = {name: x for name, x in parameters_of(layer).items() if name not in packed}
-        buffers = {name: x for name, x in buffers_of(layer).items() if name not in MASK_BUFFERS}
+        parameters = {name: x for name, x in own_parameters(layer).items() if name not in packed}
+        buffers = {name: x for name, x in own_buffers(layer).items() if name not in MASK_BUFFERS}
         for name, stored in packed.items():
             parts = zip(
                 BUFFER_NAMES[name], (stored.codes, stored.scales, stored.tensor_scale), strict=True
@@ -108,7 +108,7 @@ class PackedOperator(PackedState):
             if name != "bias" or value is not None or name in self._parameters:  # it has none
                 super().__setattr__(name, value)
         elif isinstance(value, Tensor):
-            assign(self, name, plain(value), source_of(value))
+            assign(self, name, plain(value), get_source(value))
         else:
             raise ConfigError(
                 f"{type(self).__name__}.{name} is stored as codes; expected a tensor, got a "
@@ -163,7 +163,7 @@ class PackedOperator(PackedState):
             return super().quantize(operand, x, hidden)
         if operand is None or not isinstance(x, Tensor) or not x.is_floating_point():
             return x
-        quantizer = self.format_of(operand)
+        quantizer = self.operand_format(operand)
         # What learns its scales, or hides weights by a mask, is not packed.
         if quantizer.is_identity:
             return x

@@ -13,7 +13,7 @@ from chop.errors import ConfigError
 from chop.formats import Encoded
 from chop.nn.packed.rewriting import write
 from chop.nn.packed.state import PackedState
-from chop.private.torch_api import is_transformed, version_of
+from chop.private.torch_api import is_transformed, write_count
 
 
 @dataclass
@@ -111,10 +111,10 @@ class DecodedTensor(Tensor):
                 "would not reach; hand out a copy, layer.weight.clone()."
             )
         _refuse_gradient(func, args, kwargs, first)
-        before = [version_of(x._plain) for x in given]
+        before = [write_count(x._plain) for x in given]
         result = func(*_plain_in(args), **_plain_in(kwargs))
         for x, version in zip(given, before, strict=True):
-            if version_of(x._plain) != version or (x is first and func in _UNCOUNTED):
+            if write_count(x._plain) != version or (x is first and func in _UNCOUNTED):
                 _written(x)
         return _as_given(result, given)
 
@@ -136,7 +136,7 @@ def decoded_tensor(values: Tensor, layer: PackedState, name: str) -> Tensor:
     return DecodedTensor._view(values, _Source(values, layer, name, layer.encoded(name)))
 
 
-def source_of(x: Any) -> tuple[PackedState, str, Encoded] | None:
+def get_source(x: Any) -> tuple[PackedState, str, Encoded] | None:
     """The layer, the parameter and the codes that a tensor is all the values of; None: of none."""
     if not isinstance(x, DecodedTensor):
         return None

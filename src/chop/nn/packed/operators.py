@@ -45,7 +45,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         # The operator has a rule for `backward()` only; the way without it has rules for the rest.
         if self.packed_exact or unlike or is_transformed() or not self._has_packed_or_float_bias():
             return super().forward(input)
-        spec, buffers, x_format = self.spec, self._buffers, self.format_of("data_in")
+        spec, buffers, x_format = self.spec, self._buffers, self.operand_format("data_in")
         # Without a gradient to stop, the kernel rounds the input: to integers if it can.
         has_gradient = torch.is_grad_enabled() and not x_format.is_identity
         if has_gradient or not isinstance(x_format, NumberFormat):
@@ -70,7 +70,10 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         None where the way of all operators has to be taken, as of large weights that are not
         multiplied as integers.
         """
-        x_format, is_trained = self.format_of("data_in"), self.training and torch.is_grad_enabled()
+        x_format, is_trained = (
+            self.operand_format("data_in"),
+            self.training and torch.is_grad_enabled(),
+        )
         if is_trained or not isinstance(x_format, NumberFormat):
             return None
         if not is_small and torch.compiler.is_compiling():
@@ -230,15 +233,15 @@ class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[m
         is_small = self.in_features * self.out_features <= SMALL
         return bool(self.packed_exact or unlike or is_small or is_transformed())
 
-    def _codes_of(self, number: int) -> Encoded:
+    def _get_codes(self, number: int) -> Encoded:
         rows = self.out_features
         return self.encoded("weight").slice_rows(number * rows, (number + 1) * rows)
 
     def _multiply_by_numbers(self, rows: Tensor, number: int, bias: Tensor | None) -> Tensor:
-        return F.linear(rows, self._decode("weight", self._codes_of(number)), bias)
+        return F.linear(rows, self._decode("weight", self._get_codes(number)), bias)
 
     def _multiply_by_codes(self, rows: Tensor, number: int, bias: Tensor | None) -> Tensor:
-        stored = self._codes_of(number)
+        stored = self._get_codes(number)
         return packed_linear_directly(
             rows,
             FLOAT.key,

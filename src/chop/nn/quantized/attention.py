@@ -40,7 +40,7 @@ class ScoreCall(QuantCall):
             hidden: boolean, broadcasts to `scores`: True where a query does not see a key.
         """
         (first, second), Q = self.arguments.values(), self.quantize
-        if first == "weight" and self.format_of("weight").ignores_zeros:
+        if first == "weight" and self.operand_format("weight").ignores_zeros:
             hidden = None  # hidden keys have weights of zero
         return Q("data_out", self.function(Q(first, scores, hidden), Q(second, other)))
 

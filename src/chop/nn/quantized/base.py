@@ -215,10 +215,10 @@ class QuantizedOperator(QuantizedState):
     def _visible(self, operand: str, x: Tensor, hidden: Tensor) -> Tensor:
         """`x` with numbers in the places of masked scores that no scale follows."""
         # Measured starts leave infinities out, and no gradient comes back from them.
-        fill = -math.inf if self.spec.learns(operand) else self.format_of(operand).neutral
+        fill = -math.inf if self.spec.learns(operand) else self.operand_format(operand).neutral
         return torch.where(hidden, fill, x)
 
-    def format_of(self, operand: str) -> Quantizer:
+    def operand_format(self, operand: str) -> Quantizer:
         """The format of an operand as it is used: fitted, where training has shown to what."""
         quantizer: Quantizer = getattr(self.spec, operand)
         return quantizer if quantizer.is_fitted else state.restored_fit(self, operand, quantizer)
@@ -233,11 +233,11 @@ class QuantizedOperator(QuantizedState):
             is_batch = operand not in self._parameters
             y = lsq_fake_quantize(x, scales, self.spec.number_format(operand), is_batch)
         else:
-            y = self.format_of(operand)(x, self.spec.gradient)
+            y = self.operand_format(operand)(x, self.spec.gradient)
         return y if mask is None else apply_mask(y, mask)
 
     def _kept(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
-        quantizer = self.format_of(operand)
+        quantizer = self.operand_format(operand)
         key = quantizer.cache_key
         if key is None or (quantizer.is_identity and mask is None):
             return self._round(operand, x, mask)

@@ -165,7 +165,7 @@ class QuantContext(QuantCall):
         given = {**dict(zip(self.arguments, args, strict=False)), **kwargs}
         weights, value = given.pop(first), given.pop(second)
         name = self.arguments[first]
-        hidden = None if name is None or self.format_of(name).ignores_zeros else weights == 0
+        hidden = None if name is None or self.operand_format(name).ignores_zeros else weights == 0
         product = self.function(Q(name, weights, hidden), Q(self.arguments[second], value), **given)
         return Q("data_out", product)
 

@@ -25,10 +25,10 @@ from chop.private.modules import (
     FORWARD_HOOKS,
     MEMBERS,
     STATE_DICT_HOOKS,
-    buffers_of,
-    children_of,
     forward_pre_hooks,
-    parameters_of,
+    own_buffers,
+    own_children,
+    own_parameters,
     pruned_name,
     set_members,
 )
@@ -70,7 +70,7 @@ def masked_parameter(module: nn.Module, name: str) -> tuple[str, Tensor | None]:
     Returns: the name, and a boolean mask, True where it hides; None without a mask.
     """
     own = name.removesuffix("_orig")
-    mask, parameter = buffers_of(module).get(f"{own}_mask"), parameters_of(module).get(name)
+    mask, parameter = own_buffers(module).get(f"{own}_mask"), own_parameters(module).get(name)
     if mask is None or (parameter is not None and mask.shape != parameter.shape):
         return name, None
     return own, mask == 0
@@ -90,7 +90,7 @@ def with_plain_weights(module: nn.Module) -> nn.Module:
     for members in (*MEMBERS, FORWARD_HOOKS[0]):
         twin.__dict__[members] = type(module.__dict__[members])(module.__dict__[members])
     if is_parametrized(module):
-        del children_of(twin)[PARAMETRIZATIONS]
+        del own_children(twin)[PARAMETRIZATIONS]
         with _evaluating(module.parametrizations):  # type: ignore[arg-type]
             found = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr]
         for name, value in found.items():
@@ -117,8 +117,8 @@ def _bake(module: nn.Module, twin: nn.Module, kind: type, hook: Any) -> None:
     parts: dict[str, Any] = {part: getattr(module, f"{name}{part}", None) for part in _PARTS}
     learns = any(isinstance(x, nn.Parameter) and x.requires_grad for x in parts.values())
     for part in _PARTS:
-        parameters_of(twin).pop(f"{name}{part}", None)
-        buffers_of(twin).pop(f"{name}{part}", None)
+        own_parameters(twin).pop(f"{name}{part}", None)
+        own_buffers(twin).pop(f"{name}{part}", None)
     twin.__dict__.pop(name, None)
     _put(twin, name, value, learns)
     if kind is BasePruningMethod and name == "weight":
@@ -144,11 +144,11 @@ def _is_spectral(hook: Any) -> bool:
 
 def _put(twin: nn.Module, name: str, value: Tensor, learns: bool) -> None:
     """Sets a parameter ahead of the others, where a layer has its weight."""
-    held = {key: x for key, x in parameters_of(twin).items() if key != name}
+    held = {key: x for key, x in own_parameters(twin).items() if key != name}
     parameter = nn.Parameter(value.detach().clone(), requires_grad=learns)
     first = {name: parameter} if name == "weight" else {}
     last = {} if first else {name: parameter}
-    set_members(twin, type(parameters_of(twin))({**first, **held, **last}))
+    set_members(twin, type(own_parameters(twin))({**first, **held, **last}))
 
 
 @contextlib.contextmanager
@@ -163,7 +163,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def warn_of_plain_weights(where: str, computed: Mapping[str, str | None]) -> None:
+def warn_about_plain_weights(where: str, computed: Mapping[str, str | None]) -> None:
     """Warns of layers that an operator with formats replaces, and whose weights become plain.
 
     Args:

@@ -62,7 +62,7 @@ class QuantExpertLinear(QuantizedOperator, ExpertLinear):
         Raises:
             ConfigError: see `round_inputs`.
         """
-        given, kind = self._scales_of_inputs(), self.format_of("data_in")
+        given, kind = self._scales_of_inputs(), self.operand_format("data_in")
         if given is None:
             return kind
         return dataclasses.replace(kind, scales=(given[expert],))  # type: ignore[type-var]

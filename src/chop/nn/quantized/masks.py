@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from chop.private.modules import BUFFERS, buffers_of, parameters_of
+from chop.private.modules import BUFFERS, own_buffers, own_parameters
 
 MASK, FULL = "weight_mask", "weight_orig"
 SALIENCY = "weight_saliency"
@@ -36,11 +36,11 @@ def full_weight(module: nn.Module) -> Tensor:
     A masked element that is not zero was written since, by hand or as in `weight.data = other`,
     and is what counts.
     """
-    weight, full = parameters_of(module)["weight"], buffers_of(module).get(FULL)
+    weight, full = own_parameters(module)["weight"], own_buffers(module).get(FULL)
     assert weight is not None
     if full is None:
         return weight.detach().clone()
-    return torch.where(buffers_of(module)[MASK] | (weight != 0), weight, full)  # type: ignore[operator]
+    return torch.where(own_buffers(module)[MASK] | (weight != 0), weight, full)  # type: ignore[operator]
 
 
 @torch.no_grad()
@@ -49,13 +49,13 @@ def write_mask(module: nn.Module, kept: Tensor | None, full: Tensor) -> None:
 
     In place: optimizers know the parameter, and a compiled model stays compiled.
     """
-    weight = parameters_of(module)["weight"]
+    weight = own_parameters(module)["weight"]
     assert weight is not None
     weight.copy_(full if kept is None else apply_mask(full, kept))
     for name in MASK_BUFFERS if kept is None else ():
-        buffers_of(module).pop(name, None)
+        own_buffers(module).pop(name, None)
     for name, value in ((MASK, kept), (FULL, full)) if kept is not None else ():
-        buffer = buffers_of(module).get(name)
+        buffer = own_buffers(module).get(name)
         if buffer is None:
             module.register_buffer(name, value)
         else:
@@ -64,14 +64,14 @@ def write_mask(module: nn.Module, kept: Tensor | None, full: Tensor) -> None:
 
 def stored_weights(module: nn.Module) -> list[Tensor]:
     """What has to change with a rescaled weight: the parameter, and what pruning hides of it."""
-    stored = (parameters_of(module).get("weight"), buffers_of(module).get(FULL))
+    stored = (own_parameters(module).get("weight"), own_buffers(module).get(FULL))
     return [x for x in stored if x is not None]
 
 
 def zero_masked_weights(module: nn.Module) -> None:
     """Zeroes the masked weights of an operator that has a mask beside a dense weight."""
-    kept = buffers_of(module).get(MASK)
-    if kept is not None and has_unapplied_mask(buffers_of(module)):
+    kept = own_buffers(module).get(MASK)
+    if kept is not None and has_unapplied_mask(own_buffers(module)):
         write_mask(module, kept, full_weight(module))
 
 
@@ -103,7 +103,7 @@ def _keep_zeros(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     updated = {id(x) for group in optimizer.param_groups for x in group["params"]}
     for module in pruned:
-        weight, mask = parameters_of(module).get("weight"), buffers_of(module)[MASK]
+        weight, mask = own_parameters(module).get("weight"), own_buffers(module)[MASK]
         if weight is None or mask is None or id(weight) not in updated:
             continue
         if mask.shape == weight.shape:  # another model may have given a shared weight more rows

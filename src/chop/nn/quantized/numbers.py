@@ -13,7 +13,7 @@ from chop.private.torch_api import (
     is_dispatch_observed,
     is_fake,
     never_compiled,
-    version_of,
+    write_count,
 )
 
 WHOLE = (Tensor, nn.Parameter, nn.Buffer)
@@ -25,7 +25,7 @@ _READ: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @never_compiled
-def numbers_of(x: Tensor) -> list[float]:
+def get_numbers(x: Tensor) -> list[float]:
     """The numbers of a small tensor.
 
     Reading a tensor on a GPU waits for all that the GPU has to do, so that it is done once for
@@ -48,7 +48,7 @@ def _read_once(x: Tensor) -> list[float]:
     state is filled in, and not later.
     """
     known: Any = _READ.get(x)
-    state = version_of(x), x.data_ptr()
+    state = write_count(x), x.data_ptr()
     if known is None or known[0] != state or not any(y and isfinite(y) for y in known[1]):
         known = _READ[x] = state, x.tolist()
     numbers: list[float] = known[1]
@@ -66,7 +66,7 @@ def has_started(scales: Tensor | None) -> bool:
         return True
     if scales.is_cpu and scales.numel() > FEW and type(scales) is nn.Parameter:
         return is_in_fake_mode(scales) or bool(scales.any())
-    numbers = numbers_of(scales)
+    numbers = get_numbers(scales)
     return any(numbers) or not numbers  # an empty shard has no say
 
 

@@ -36,7 +36,7 @@ from chop.private.data_parallel import (
     process_groups,
     running_replicas,
 )
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import own_buffers, own_parameters
 from chop.private.torch_api import is_in_backward
 
 
@@ -205,10 +205,10 @@ def _agree_on_formats(model: nn.Module, group: Any) -> None:
 @torch.no_grad()
 def _take_spec(operator: QuantizedState, spec: QuantSpec) -> None:
     """Other formats whose learned scales are the parameters that DDP and optimizers know."""
-    held = parameters_of(operator)
+    held = own_parameters(operator)
     before = {name: held.get(name) for name in SCALE_NAMES.values()}
     operator.take_spec(spec)
-    held = parameters_of(operator)
+    held = own_parameters(operator)
     for name, old in before.items():
         new = held.get(name)
         if old is None or new is None or old is new:
@@ -230,7 +230,7 @@ def _scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Learned scales by path; sharded ones have started, see `join_replicas`."""
     for path, operator in _operators_by_path(model):
         for operand in operator.spec.lsq_operands:
-            x = parameters_of(operator).get(SCALE_NAMES[operand])
+            x = own_parameters(operator).get(SCALE_NAMES[operand])
             if type(x) is nn.Parameter:
                 yield f"{path}.{SCALE_NAMES[operand]}", x
 
@@ -239,6 +239,6 @@ def _ranges(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Range buffers by path."""
     for path, operator in _operators_by_path(model):
         for operand in OPERANDS:
-            x = buffers_of(operator).get(RANGE_NAMES[operand])
+            x = own_buffers(operator).get(RANGE_NAMES[operand])
             if x is not None:
                 yield f"{path}.{RANGE_NAMES[operand]}".lstrip("."), x

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from chop.errors import DerivativeError
 from chop.formats import OPERANDS, Quantizer
-from chop.nn.quantized.numbers import WHOLE, is_in_fake_mode, numbers_of
+from chop.nn.quantized.numbers import WHOLE, get_numbers, is_in_fake_mode
 from chop.private.torch_api import (
     is_batched,
     is_fake,
@@ -88,10 +88,10 @@ def read_range(buffer: Tensor, waiting: Quantizer) -> RunningMaximum | None:
             f"{waiting.label} has another range in each of the models that torch.vmap stacks; call "
             "one after the other, or run calibrate_transform_pass and leave the buffers out."
         )
-    return _range_of(numbers_of(buffer), waiting)
+    return _get_range(get_numbers(buffer), waiting)
 
 
-def _range_of(numbers: Sequence[float], waiting: Quantizer) -> RunningMaximum | None:
+def _get_range(numbers: Sequence[float], waiting: Quantizer) -> RunningMaximum | None:
     largest, derived, fingerprint = numbers[:HEAD]
     # NaN and infinity: nothing was seen, or an average with a copy that had seen nothing.
     if not 0 < largest < math.inf or not math.isfinite(derived):
@@ -151,8 +151,8 @@ def observe(buffer: Tensor, waiting: Quantizer, x: Tensor) -> bool:
     largest = _largest(x.detach())
     if not largest:
         return False
-    numbers = numbers_of(buffer)
-    maximum = known = _range_of(numbers, waiting)
+    numbers = get_numbers(buffer)
+    maximum = known = _get_range(numbers, waiting)
     before = [] if maximum is None else [y for y in numbers[HEAD:-1] if y > 0]
     recent = [largest, *before]
     peak = max(recent)

@@ -21,7 +21,7 @@ from chop.nn.quantized.running import (
     read_range,
     write_range,
 )
-from chop.private.modules import buffers_of, parameters_of, set_members
+from chop.private.modules import own_buffers, own_parameters, set_members
 from chop.private.torch_api import constant_when_compiled, is_fake
 
 SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}
@@ -112,7 +112,7 @@ def scales_for(operator: QuantizedState, operand: str, x: Tensor) -> Tensor:
     Raises:
         ConfigError: the call is compiled, and the scales have not started.
     """
-    scales = parameters_of(operator)[SCALE_NAMES[operand]]
+    scales = own_parameters(operator)[SCALE_NAMES[operand]]
     assert scales is not None
     if torch.compiler.is_compiling():
         note_compiling(operator)
@@ -150,7 +150,7 @@ def measured_scales(operator: QuantizedState, operand: str, x: Tensor) -> Tensor
     if x.is_meta or not x.numel() or is_in_fake_mode(x):
         return None
     number_format = operator.spec.number_format(operand)
-    if operand in parameters_of(operator):
+    if operand in own_parameters(operator):
         return initial_scales(number_format, x.detach())
     with visible_alone(x) as seen:
         if not ((seen != 0) & seen.isfinite()).any():
@@ -178,10 +178,10 @@ def observe_operand(operator: QuantizedState, operand: str, x: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     name = RANGE_NAMES[operand]
-    buffer = buffers_of(operator).get(name)
+    buffer = own_buffers(operator).get(name)
     if buffer is None:  # the spec was replaced by hand
         operator.register_buffer(name, empty_range(x.device))
-        buffer = buffers_of(operator)[name]
+        buffer = own_buffers(operator)[name]
     assert buffer is not None
     with visible_alone(x) as seen:
         is_changed = observe(buffer, getattr(operator.spec, operand), seen)
@@ -191,7 +191,7 @@ def observe_operand(operator: QuantizedState, operand: str, x: Tensor) -> None:
 
 def restored_fit(operator: QuantizedState, operand: str, waiting: Quantizer) -> Quantizer:
     """The fit that training has shown of a format that waits; the format itself without one."""
-    buffer = buffers_of(operator).get(RANGE_NAMES[operand])
+    buffer = own_buffers(operator).get(RANGE_NAMES[operand])
     if buffer is None:
         return waiting
     if torch.compiler.is_compiling() or (type(buffer) not in WHOLE and is_fake(buffer)):
@@ -208,7 +208,7 @@ def note(operator: QuantizedState) -> None:
     """Updates the attributes that compilers read; they compile again where one has changed."""
     learned = operator.spec.lsq_operands
     starts = frozenset(
-        n for n in learned if has_started(parameters_of(operator).get(SCALE_NAMES[n]))
+        n for n in learned if has_started(own_parameters(operator).get(SCALE_NAMES[n]))
     )
     fits = operator.fits
     if starts != operator.known_starts:
@@ -220,7 +220,7 @@ def note(operator: QuantizedState) -> None:
 @constant_when_compiled
 def note_compiling(operator: QuantizedState) -> bool:
     """`note`, where tensors have values: in `torch.compile`, not in `torch.export`."""
-    tensors = (*parameters_of(operator).values(), *buffers_of(operator).values())
+    tensors = (*own_parameters(operator).values(), *own_buffers(operator).values())
     has_values = not any(x is not None and (x.is_meta or is_fake(x)) for x in tensors)
     if has_values:
         torch.compiler.disable(note)(operator)
@@ -235,13 +235,15 @@ def renew(operator: QuantizedState, before: QuantSpec) -> None:
     stale = [n for n in OPERANDS if n not in same.intersection(learned, earlier)]
     if learned or earlier:
         dropped = {SCALE_NAMES[name] for name in stale}
-        parameters = {name: x for name, x in parameters_of(operator).items() if name not in dropped}
+        parameters = {
+            name: x for name, x in own_parameters(operator).items() if name not in dropped
+        }
         set_members(operator, parameters)
         for operand in (name for name in stale if name in learned):
             scales = _placeholder(operator, operand)
             operator.register_parameter(SCALE_NAMES[operand], nn.Parameter(scales))
     ranges = [name for name, fmt in operator.spec.items() if not fmt.is_fitted]
-    held = buffers_of(operator)
+    held = own_buffers(operator)
     if ranges or not held.keys().isdisjoint(RANGE_NAMES.values()):
         dropped = {RANGE_NAMES[name] for name in OPERANDS if name not in same.intersection(ranges)}
         set_members(operator, buffers={n: x for n, x in held.items() if n not in dropped})
@@ -253,19 +255,19 @@ def add_ranges(operator: QuantizedState) -> None:
     """Adds empty ranges for the operands whose formats wait and have none."""
     spec = vars(operator).get("spec", QuantSpec())  # that of an attention is its steps'
     for name, fmt in spec.items():
-        if not fmt.is_fitted and RANGE_NAMES[name] not in buffers_of(operator):
+        if not fmt.is_fitted and RANGE_NAMES[name] not in own_buffers(operator):
             operator.register_buffer(RANGE_NAMES[name], empty_range(_device(operator)))
 
 
 def _device(operator: QuantizedState) -> torch.device | None:
-    held = [*parameters_of(operator).values(), *buffers_of(operator).values()]
+    held = [*own_parameters(operator).values(), *own_buffers(operator).values()]
     return next((x.device for x in held if x is not None), None)
 
 
 def _placeholder(operator: QuantizedState, operand: str) -> Tensor:
     """Scales that come with the format, or zeros, which have not started."""
     number_format: Any = operator.spec.number_format(operand)
-    is_parameter = parameters_of(operator).get(operand) is not None
+    is_parameter = own_parameters(operator).get(operand) is not None
     row = torch.zeros(1, 1, device=_device(operator))
     x = operator.effective(operand).detach() if is_parameter else row
     start = initial_scales(number_format, x)
@@ -277,7 +279,7 @@ def adopt_attributes(operator: QuantizedState) -> None:
     """Moves what files and pickles of earlier versions have as attributes into tensors."""
     waiting, running = (vars(operator).pop(name, ()) for name in EARLIER)
     for operand in waiting:
-        scales = parameters_of(operator).get(SCALE_NAMES[operand])
+        scales = own_parameters(operator).get(SCALE_NAMES[operand])
         if scales is not None:
             scales.zero_()
     if "spec" not in vars(operator):
@@ -285,7 +287,7 @@ def adopt_attributes(operator: QuantizedState) -> None:
     add_ranges(operator)
     for operand, stored in dict(running).items():
         maximum = stored if isinstance(stored, RunningMaximum) else RunningMaximum(*stored)
-        buffer = buffers_of(operator).get(RANGE_NAMES[operand])
+        buffer = own_buffers(operator).get(RANGE_NAMES[operand])
         if buffer is not None:
             write_range(buffer, maximum, [maximum.largest])
     note(operator)

@@ -11,9 +11,9 @@ from chop.nn.sparsity.mask import (
     attach_mask,
     describe_pruning,
     detach_mask,
+    get_masked,
+    get_sparsity,
     make_permanent,
-    masked_of,
-    sparsity_of,
 )
 from chop.nn.sparsity.scores import SCORES, Score, ScoreInputs
 from chop.nn.sparsity.selection import kth_smallest, lowest
@@ -28,11 +28,11 @@ __all__ = [
     "attach_mask",
     "describe_pruning",
     "detach_mask",
+    "get_masked",
+    "get_sparsity",
     "kth_smallest",
     "lowest",
     "lowest_weights",
     "make_permanent",
-    "masked_of",
-    "sparsity_of",
     "unit_scores",
 ]

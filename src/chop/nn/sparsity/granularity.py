@@ -123,11 +123,11 @@ def lowest_weights(
         marks = [_lowest_in_rows(layer) for layer in layers]
     else:
         ranked = [(layer.ranked, int(layer.hidden.sum()), layer.sparsity) for layer in layers]
-        marks = _lowest_of(ranked, scope, of_all)
+        marks = _select_lowest(ranked, scope, of_all)
     return [mark | layer.hidden for mark, layer in zip(marks, layers, strict=True)]
 
 
-def _lowest_of(
+def _select_lowest(
     ranked: Sequence[tuple[Tensor, int, float]], scope: Scope, of_all: bool
 ) -> list[Tensor]:
     """The lowest of each tensor, or of all together.
@@ -165,7 +165,7 @@ def _lowest_columns(
         values = unit_scores(layer.values, layer.input_axis, score)
         ranked = values.masked_fill(is_gone, -math.inf)
         columns.append((ranked, int(is_gone.sum()), layer.sparsity))
-    marks = _lowest_of(columns, scope, of_all)
+    marks = _select_lowest(columns, scope, of_all)
     shapes = [_along(layer.values, layer.input_axis) for layer in layers]
     return [
         mark.view(shape).expand_as(layer.values).clone()

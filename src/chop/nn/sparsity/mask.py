@@ -11,7 +11,7 @@ from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import masked_parameter
 from chop.nn.quantized.masks import full_weight, write_mask
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 
 NOTE = "pruned_by"
 ORIGINAL = "weight_orig"
@@ -63,7 +63,7 @@ def make_permanent(module: QuantizedOperator) -> None:
     module.__dict__.pop(NOTE, None)
 
 
-def masked_of(module: object) -> Tensor | None:
+def get_masked(module: object) -> Tensor | None:
     """Boolean, the weight's shape: True where it is masked; None without a mask.
 
     A mask of `torch.nn.utils.prune` counts. A packed weight keeps no mask: if it had one, its zeros
@@ -73,14 +73,14 @@ def masked_of(module: object) -> Tensor | None:
         return module.weight == 0
     if isinstance(module, QuantizedOperator) and module.is_pruned:
         return ~module.weight_mask
-    if isinstance(module, nn.Module) and ORIGINAL in parameters_of(module):
+    if isinstance(module, nn.Module) and ORIGINAL in own_parameters(module):
         return masked_parameter(module, ORIGINAL)[1]
     return None
 
 
-def sparsity_of(module: object) -> float | None:
+def get_sparsity(module: object) -> float | None:
     """The share of masked weights; None without a mask."""
-    masked = masked_of(module)
+    masked = get_masked(module)
     return None if masked is None else int(masked.sum()) / max(masked.numel(), 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.ops import Kind
 from chop.passes.base import MASE_KEYS, graph_pass
 
@@ -49,9 +49,9 @@ def add_hardware_metadata_analysis_pass(
         row = mg.operator(node)
         is_wiring = row.layout in ("view", "read") or row.kind is Kind.DROPOUT
         is_port = not node.op.startswith("call_")
-        metadata_of(node).hardware["is_implicit"] = is_wiring or is_port
+        node_metadata(node).hardware["is_implicit"] = is_wiring or is_port
     interval = _note_components(mg, config.fold)
-    implicit = sum(metadata_of(node).hardware["is_implicit"] for node in mg.nodes)
+    implicit = sum(node_metadata(node).hardware["is_implicit"] for node in mg.nodes)
     explicit = len(mg.nodes) - implicit
     return {"implicit": implicit, "explicit": explicit, "interval": interval}
 
@@ -67,7 +67,7 @@ def _note_components(mg: MaseGraph, fold: int) -> int | None:
     design = emit(mg, fold)
     parts = {part.node: part for part in design.netlist.instances if part.node}
     for node in mg.nodes:
-        part, record = parts.get(node.name), metadata_of(node).hardware
+        part, record = parts.get(node.name), node_metadata(node).hardware
         record["is_implicit"] = part is None
         if part is not None:
             plan = part.plan

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chop.ir.batches import select_inputs
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.passes.base import graph_pass
 from chop.pruning.sparsity import layer_zeros, total
 
@@ -47,7 +47,7 @@ def add_natural_sparsity_metadata_analysis_pass(
     found = layer_zeros(mg, select_inputs(mg, [config.dummy_in], f"{WHERE}.dummy_in"))
     for layer, (weight, data_in) in found.items() if config.add_meta else ():
         for node in layer.nodes:
-            entries = metadata_of(node).software["args"]
+            entries = node_metadata(node).software["args"]
             entries.setdefault("weight", {})["natural_sparsity"] = weight.share
             entries.setdefault("data_in_0", {})["natural_sparsity"] = data_in.share
     weights = {f"{layer.path}_weight": n for layer, (n, _) in found.items()}

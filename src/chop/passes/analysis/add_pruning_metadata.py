@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import fx
 
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.layers import Layer
-from chop.nn.sparsity import PruneActivation, describe_pruning, masked_of
+from chop.nn.sparsity import PruneActivation, describe_pruning, get_masked
 from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 from chop.pruning.layers import prunable_layers
 
@@ -32,7 +32,7 @@ def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[
         weight = _weight(layer)
         for node in layer.nodes:
             noted = {"weight": dict(weight), "data_in_0": _data_in(mg, node)}
-            metadata_of(node).software["pruning"] = noted
+            node_metadata(node).software["pruning"] = noted
             layers.setdefault(layer.path, noted)
     weights = [noted["weight"] for noted in layers.values()]
     total = sum(weight["numel"] for weight in weights)
@@ -43,14 +43,14 @@ def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[
 
 
 def _weight(layer: Layer) -> dict[str, Any]:
-    mask, numel = masked_of(layer.module), layer.weight.numel()
+    mask, numel = get_masked(layer.module), layer.weight.numel()
     masked = 0 if mask is None else int(mask.sum())
     note = UNPRUNED | describe_pruning(layer.module)
     return {"sparsity": masked / max(numel, 1), **note, "hidden": masked, "numel": numel}
 
 
 def _data_in(mg: MaseGraph, node: fx.Node) -> dict[str, Any]:
-    pruner = mg.module_of(node.all_input_nodes[0])
+    pruner = mg.get_module(node.all_input_nodes[0])
     if not isinstance(pruner, PruneActivation):
         return {"sparsity": 0.0, **UNPRUNED}
     scope = "local" if pruner.threshold is None else "global"

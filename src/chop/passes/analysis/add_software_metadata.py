@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import TensorInfo
 from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 
@@ -18,7 +18,7 @@ def add_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
     Returns: nothing.
     """
     for node in mg.nodes:
-        metadata = metadata_of(node)
+        metadata = node_metadata(node)
         for side in ("args", "results"):
             entries = metadata.software.setdefault(side, {})
             for name, info in metadata.common[side].items():

@@ -30,7 +30,7 @@ def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
     weight_bits, weight_count = parameter_bits(mg)
     data_bits, data_count = 0.0, 0
     for node in mg.nodes:
-        is_quantized = isinstance(mg.module_of(node), QuantizedOperator)
+        is_quantized = isinstance(mg.get_module(node), QuantizedOperator)
         if is_of_training(node) or not (is_quantized or mg.operator(node).is_quantizable):
             continue
         for bits, numel in _data_in(mg, node):

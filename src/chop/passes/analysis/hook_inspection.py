@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from chop.base.tables import print_table
 from chop.ir.graph import MaseGraph
-from chop.nn.sparsity import PruneActivation, sparsity_of
+from chop.nn.sparsity import PruneActivation, get_sparsity
 from chop.passes.base import graph_pass
 from chop.private.modules import HOOKS_BY_KIND
 
@@ -56,7 +56,7 @@ def _attached(module: nn.Module) -> dict[str, Any]:
     return {
         **hooks,
         "parametrizations": computed,
-        "mask": sparsity_of(module),
+        "mask": get_sparsity(module),
         "pruner": module.sparsity if isinstance(module, PruneActivation) else None,
     }
 

@@ -14,7 +14,7 @@ from chop.base.tables import print_table
 from chop.config import Range, check_fields
 from chop.errors import ConfigError, enumerate_names
 from chop.ir.batches import select_inputs
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import Record
 from chop.ir.profile import Found, Profile, make_statistics, nodes_named
 from chop.passes.base import graph_pass
@@ -121,7 +121,7 @@ def _not_finite(found: Mapping[fx.Node, Found]) -> Iterator[str]:
 
 
 def _note(node: fx.Node, found: Found) -> None:
-    software: Record = metadata_of(node).software
+    software: Record = node_metadata(node).software
     for section, tensors in found.items():
         for tensor, statistics in tensors.items():
             entry = software.setdefault(section, {}).setdefault(tensor, {})

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from chop.base.tables import print_table
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import Record
 from chop.passes.base import graph_pass
 
@@ -43,7 +43,7 @@ def report_node_meta_param_analysis_pass(
     chosen = [section for section in SECTIONS if section in config.which or "all" in config.which]
     rows = []
     for node in mg.nodes:
-        metadata, row = metadata_of(node), mg.operator(node)
+        metadata, row = node_metadata(node), mg.operator(node)
         entry: dict[str, Any] = {section: _plain(metadata[section]) for section in chosen}
         names = {"node": node.name, "operator": row.name, "mase_type": row.mase_type}
         rows.append({**names, **entry})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chop.base.tables import print_table
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import TensorInfo
 from chop.passes.base import NoConfig, graph_pass
 
@@ -23,7 +23,7 @@ def report_node_type_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str,
     """
     rows = []
     for node in mg.nodes:
-        row, module = mg.operator(node), mg.module_of(node)
+        row, module = mg.operator(node), mg.get_module(node)
         class_name = "" if module is None else type(module).__name__
         called = node.target if isinstance(node.target, str) else node.target.__name__
         values = (node.name, node.op, row.name, row.mase_type, class_name, called)
@@ -45,7 +45,7 @@ def report_node_shape_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str
     """
     rows = []
     for node in mg.nodes:
-        common = metadata_of(node).common
+        common = node_metadata(node).common
         inputs, outputs = _tensors(common.args), _tensors(common.results)
         rows.append({"node": node.name, "inputs": inputs, "outputs": outputs})
     print_table("Node shapes", [{**row, **_as_text(row)} for row in rows], SHAPE_COLUMNS)
@@ -81,7 +81,7 @@ def report_node_hardware_type_analysis_pass(mg: MaseGraph, config: NoConfig) -> 
     """
     rows = []
     for node in mg.nodes:
-        hardware = metadata_of(node).hardware
+        hardware = node_metadata(node).hardware
         module, cycles = hardware.get("module", ""), hardware.get("cycles", "")
         values = (node.name, mg.operator(node).name, hardware["is_implicit"], module, cycles)
         rows.append(dict(zip(HARDWARE_COLUMNS, values, strict=True)))

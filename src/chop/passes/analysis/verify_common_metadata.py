@@ -10,7 +10,7 @@ from torch import fx
 
 from chop.errors import GraphError
 from chop.ir.annotate import common_metadata
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import CommonMetadata, TensorInfo
 from chop.ir.propagate import noted_inputs, propagate
 from chop.passes.base import graph_pass
@@ -49,7 +49,7 @@ def verify_common_metadata_analysis_pass(
 
     def compare(node: fx.Node, result: Any) -> None:
         results[node] = result
-        _compare(node, metadata_of(node).common, common_metadata(mg, node, results))
+        _compare(node, node_metadata(node).common, common_metadata(mg, node, results))
 
     inputs = noted_inputs(mg.model) if config.dummy_in is None else config.dummy_in
     propagate(mg.model, inputs, compare)

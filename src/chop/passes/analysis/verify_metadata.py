@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chop.errors import GraphError
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import TensorInfo
 from chop.passes.base import MASE_KEYS, PASSES, NoConfig, graph_pass
 
@@ -21,7 +21,7 @@ def verify_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> d
         GraphError: a tensor has no entry in `software`.
     """
     for node in mg.nodes:
-        metadata = metadata_of(node)
+        metadata = node_metadata(node)
         for side in ("args", "results"):
             noted = metadata.software.get(side, {})
             for name, info in metadata.common[side].items():
@@ -44,7 +44,7 @@ def verify_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> d
         GraphError: a node lacks it.
     """
     for node in mg.nodes:
-        if not isinstance(metadata_of(node).hardware.get("is_implicit"), bool):
+        if not isinstance(node_metadata(node).hardware.get("is_implicit"), bool):
             raise GraphError(
                 f"node '{node.name}': its hardware metadata lacks is_implicit; run "
                 "add_hardware_metadata_analysis_pass again."

@@ -13,7 +13,7 @@ GRAPH_FILE = "graph_module"
 """The name of an exported graph in its folder, without suffix."""
 
 
-def path_of(pass_args: Any, key: str, where: str) -> Path:
+def settings_path(pass_args: Any, key: str, where: str) -> Path:
     """The file or folder that the settings of a pass name, either alone or under `key`.
 
     Raises:

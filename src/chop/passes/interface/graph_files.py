@@ -9,7 +9,7 @@ from typing import Any
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.metadata_file import read_metadata, write_metadata
 from chop.passes.base import check_graph
-from chop.passes.interface.base import GRAPH_FILE, path_of
+from chop.passes.interface.base import GRAPH_FILE, settings_path
 
 
 def save_mase_graph_interface_pass(
@@ -28,7 +28,7 @@ def save_mase_graph_interface_pass(
         CheckpointError: something in the graph cannot be exported.
     """
     check_graph("save_mase_graph_interface_pass", graph)
-    path = path_of(pass_args, "save_dir", "save_mase_graph_interface_pass") / GRAPH_FILE
+    path = settings_path(pass_args, "save_dir", "save_mase_graph_interface_pass") / GRAPH_FILE
     graph.export(path)
     return graph, {"path": path}
 
@@ -47,7 +47,7 @@ def load_mase_graph_interface_pass(
         ConfigError: no folder is named.
         CheckpointError: the files are missing, broken, or name code that is not allowed.
     """
-    path = path_of(pass_args, "load_dir", "load_mase_graph_interface_pass") / GRAPH_FILE
+    path = settings_path(pass_args, "load_dir", "load_mase_graph_interface_pass") / GRAPH_FILE
     return MaseGraph.from_checkpoint(path), {"path": path}
 
 
@@ -68,7 +68,7 @@ def save_node_meta_param_interface_pass(
         ConfigError: no file is named.
     """
     check_graph("save_node_meta_param_interface_pass", graph, ("init_metadata_analysis_pass",))
-    path = path_of(pass_args, "path", "save_node_meta_param_interface_pass")
+    path = settings_path(pass_args, "path", "save_node_meta_param_interface_pass")
     return graph, {"nodes": write_metadata(graph.nodes, graph.provenance, path), "path": path}
 
 
@@ -88,5 +88,5 @@ def load_node_meta_param_interface_pass(
         CheckpointError: the file is missing, broken or of another kind.
     """
     check_graph("load_node_meta_param_interface_pass", graph)
-    path = path_of(pass_args, "path", "load_node_meta_param_interface_pass")
+    path = settings_path(pass_args, "path", "load_node_meta_param_interface_pass")
     return graph, {"nodes": read_metadata(graph.nodes, graph.provenance, path), "path": path}

@@ -11,10 +11,10 @@ from torch import nn
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
 from chop.lora.files import adapter_file, apply_adapter
-from chop.lora.in_full import warn_of_shared_weights
+from chop.lora.in_full import warn_about_shared_weights
 from chop.lora.peft_format import read_adapter, targets_for, write_adapter
 from chop.passes.base import check_graph
-from chop.passes.interface.base import path_of
+from chop.passes.interface.base import settings_path
 
 
 def save_lora_adapter_interface_pass(
@@ -39,9 +39,9 @@ def save_lora_adapter_interface_pass(
         ConfigError: no folder is named.
     """
     check_graph("save_lora_adapter_interface_pass", mg)
-    folder = path_of(pass_args, "save_dir", "save_lora_adapter_interface_pass")
+    folder = settings_path(pass_args, "save_dir", "save_lora_adapter_interface_pass")
     adapter = adapter_file(mg, "save_lora_adapter_interface_pass")
-    warn_of_shared_weights(mg, adapter.layers, "save_lora_adapter_interface_pass")
+    warn_about_shared_weights(mg, adapter.layers, "save_lora_adapter_interface_pass")
     linears = [path for path, m in mg.model.named_modules() if isinstance(m, nn.Linear)]
     write_adapter(folder, adapter, targets_for(adapter.layers, linears))
     return mg, {"path": folder, "layers": len(adapter.layers)}
@@ -68,7 +68,7 @@ def load_lora_adapter_interface_pass(
         ConfigError: no folder is named.
     """
     check_graph("load_lora_adapter_interface_pass", mg)
-    folder = path_of(pass_args, "load_dir", "load_lora_adapter_interface_pass")
+    folder = settings_path(pass_args, "load_dir", "load_lora_adapter_interface_pass")
     adapter = read_adapter(folder)
     result = mg.copy()
     apply_adapter(result, adapter, folder, "load_lora_adapter_interface_pass")

@@ -12,8 +12,8 @@ from chop.captured.wrappers import check_is_module
 from chop.config import parse
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import (
+    count_stored_parameters,
     stored_parameters,
-    stored_parameters_of,
     total_bits,
 )
 from chop.passes.base import NoConfig
@@ -48,6 +48,6 @@ def calculate_avg_bits_module_analysis_pass(
         # Quantized calls of functions take parameters too; only the graph knows which.
         stored = stored_parameters(MaseGraph(module))
     else:
-        stored = stored_parameters_of(module)
+        stored = count_stored_parameters(module)
     bits, count = total_bits(stored)
     return module, {"w_avg_bit": bits / max(count, 1), "weight_bytes": bits / 8}

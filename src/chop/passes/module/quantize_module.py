@@ -10,12 +10,12 @@ from torch import nn
 from chop.captured.followed_calls import follow_calls
 from chop.captured.wrappers import check_is_module
 from chop.errors import ConfigError
-from chop.ir.unreached import unreached_matrices_of, unreached_sentence, warn_of_share
+from chop.ir.unreached import list_unreached_matrices, unreached_sentence, warn_about_share
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.replicas import keep_ranges_local
 from chop.passes.base import MASE_KEYS
 from chop.passes.module.base import documented
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.quantization.modules import quantize_modules
 from chop.quantization.selection import QuantizeConfig
 
@@ -58,10 +58,10 @@ def quantize_module_transform_pass(
         weight.numel()
         for module in result.modules()
         if isinstance(module, QuantizedOperator) and not module.spec.weight.is_identity
-        if (weight := parameters_of(module).get("weight")) is not None
+        if (weight := own_parameters(module).get("weight")) is not None
     ]
-    unreached = unreached_matrices_of(result, lambda path: not config.may_mean(path))
+    unreached = list_unreached_matrices(result, lambda path: not config.may_mean(path))
     text = unreached_sentence(unreached, sum(weights), NAME)
     if text is not None:
-        warn_of_share(network, text, NAME)
+        warn_about_share(network, text, NAME)
     return result, {"quantized": count}

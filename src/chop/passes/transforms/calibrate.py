@@ -71,7 +71,7 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
             elif operand in dict(step.named_parameters(recurse=False)):
                 step.start_scales(operand, step.effective(operand))
     for node in mg.nodes:
-        called = mg.module_of(node)
+        called = mg.get_module(node)
         if isinstance(called, QuantizedOperator):
             record_formats(node, called)
     dynamic = sum(len(_dynamic(step)) for step in steps.values())

@@ -58,9 +58,9 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.check.cocotb import FOLDER, cocotb_files
-    from chop.hardware.check.project import project_of, write_design
+    from chop.hardware.check.project import describe_project, write_design
     from chop.hardware.check.testbench import testbench_files
-    from chop.hardware.check.vectors import codes_of, write_vectors
+    from chop.hardware.check.vectors import get_codes, write_vectors
     from chop.hardware.design.emit import emit
     from chop.hardware.integer_form import example_batch, integer_form
     from chop.integer.golden import golden_values
@@ -70,8 +70,8 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     inputs = [example_batch(integer, seed) for seed in range(config.num_batches)]
     if config.batches:
         inputs = list(select_inputs(integer, config.batches, f"{NAME}.batches"))
-    project = project_of(design)
-    found = [codes_of(project, golden_values(integer, batch)) for batch in inputs]
+    project = describe_project(design)
+    found = [get_codes(project, golden_values(integer, batch)) for batch in inputs]
     codes = {port.name: torch.cat([one[port.name] for one in found]) for port in project.ports}
     samples = len(codes[project.ports[0].name])
     write_vectors(design, codes, config.project_dir)

@@ -7,7 +7,7 @@ from typing import Any
 from chop.errors import GraphError
 from chop.ir.graph import MaseGraph
 from chop.lora.layers import attach
-from chop.nn.lora import adapters_of, unfreeze
+from chop.nn.lora import list_adapters, unfreeze
 from chop.passes.base import NoConfig, graph_pass
 
 
@@ -26,7 +26,7 @@ def fuse_lora_weights_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
     Raises:
         GraphError: the graph has no adapter.
     """
-    layers = adapters_of(mg.model)
+    layers = list_adapters(mg.model)
     if not layers:
         raise GraphError(
             "fuse_lora_weights_transform_pass: the graph has no adapter; "

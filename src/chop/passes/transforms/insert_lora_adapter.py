@@ -8,7 +8,7 @@ from typing import Any
 
 from chop.config import parse, renamed
 from chop.ir.graph import MaseGraph
-from chop.ir.unreached import unreached_sentence, warn_of_share
+from chop.ir.unreached import unreached_sentence, warn_about_share
 from chop.lora.insertion import TrainBias, insert_adapters
 from chop.lora.selection import ALL_LINEAR, adapted_linears, modules_named
 from chop.nn.lora import check_adapter, refuse_adapters
@@ -103,5 +103,5 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
         unreached = [*unreached_matrices(mg, formats_count=False), *matrices_of_experts(mg)]
         text = unreached_sentence(unreached, reached, NAME, "get no adapter")
         if text is not None:
-            warn_of_share(mg.model, text, NAME)
+            warn_about_share(mg.model, text, NAME)
     return insert_adapters(mg, targets, adapter, saved, config.train_bias)

@@ -20,7 +20,7 @@ from chop.quantization.packing import (
     packed_rows,
     unpack_layers,
 )
-from chop.quantization.unreached import warn_of_unreached
+from chop.quantization.unreached import warn_about_unreached
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
     else:
         packed, reasons = pack_layers(mg, selection, config.exact)
         if config.include is None:
-            warn_of_unreached(mg, WHERE, packs=True)
+            warn_about_unreached(mg, WHERE, packs=True)
     return {"packed": packed, "unpacked": unpacked, **_measure(mg, reasons, config)}
 
 

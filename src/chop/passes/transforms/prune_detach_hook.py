@@ -36,7 +36,7 @@ def prune_detach_hook_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
             masks += 1
     pruners = 0
     for node in mg.nodes:
-        if isinstance(mg.module_of(node), PruneActivation):
+        if isinstance(mg.get_module(node), PruneActivation):
             mg.erase(node)
             parent, _, name = str(node.target).rpartition(".")
             delattr(mg.model.get_submodule(parent), name)
@@ -48,7 +48,7 @@ def prune_detach_hook_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
 def _make_plain(mg: MaseGraph) -> None:
     plain: dict[int, nn.Module] = {}
     for node in mg.nodes:
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if isinstance(module, QuantizedOperator) and _is_float_module(module):
             mg.replace(node, plain.setdefault(id(module), _plain_twin(module)))
 

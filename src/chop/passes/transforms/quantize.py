@@ -9,7 +9,7 @@ from chop.ir.graph import MaseGraph
 from chop.passes.base import MASE_KEYS, graph_pass
 from chop.quantization.operators import quantize_nodes
 from chop.quantization.selection import QuantizeConfig
-from chop.quantization.unreached import warn_of_unreached
+from chop.quantization.unreached import warn_about_unreached
 
 
 def quantize_config(settings: Mapping[str, Any]) -> QuantizeConfig:
@@ -40,5 +40,5 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
     """
     chosen = config.select(mg)
     quantize_nodes(mg, chosen)
-    warn_of_unreached(mg, config.where, config.may_mean)
+    warn_about_unreached(mg, config.where, config.may_mean)
     return {"quantized": sum(not spec.is_float for spec in chosen.values())}

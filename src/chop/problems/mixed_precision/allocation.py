@@ -13,7 +13,7 @@ from chop.errors import ConfigError
 from chop.problems.mixed_precision.costs import COSTS
 from chop.problems.mixed_precision.fisher import LossIncreases
 from chop.problems.mixed_precision.problem import PrecisionProblem
-from chop.search.objective import ROUNDING, Constraint, Goals, NotANumberError, constraints_of
+from chop.search.objective import ROUNDING, Constraint, Goals, NotANumberError, select_constraints
 from chop.search.samplers.knapsack import best_sum
 from chop.search.space import Config
 
@@ -45,7 +45,7 @@ class Allocation:
 
     def __init__(self, problem: PrecisionProblem, goals: Goals, fold: str | None = None) -> None:
         self.problem, options = problem, tuple(problem.options)
-        self.limits = [limit for limit in constraints_of(goals) if limit.name in COSTS]
+        self.limits = [limit for limit in select_constraints(goals) if limit.name in COSTS]
         groups = _groups(problem, [limit.name for limit in self.limits])
         counts = [len(options) ** len(group) for group in groups]
         self._ways: list[list[dict[str, str]]] = []
@@ -81,7 +81,7 @@ class Allocation:
         """(limits,): the costs of the base but for some choices, turned to be made small."""
         if not self.limits:
             return np.zeros(0)
-        costs = self.problem.costs_of({**self._first, **changed})
+        costs = self.problem.compute_costs({**self._first, **changed})
         return np.array([_as_minimized(limit, costs[limit.name]) for limit in self.limits])
 
     def _check(self) -> None:

@@ -68,7 +68,7 @@ def format_candidates(
     unused = set(ranges)
     found: list[NumberFormat] = []
     for given in formats:
-        fields = fields_of(given)
+        fields = get_fields(given)
         unused -= fields
         if isinstance(given, NumberFormat):
             found.append(given)
@@ -78,7 +78,7 @@ def format_candidates(
         else:
             found.append(parse_format_string(given))
     if unused:
-        known = {name for given in formats for name in fields_of(given)}
+        known = {name for given in formats for name in get_fields(given)}
         name = min(unused)
         raise ConfigError(f"ranges: no format has a field '{name}': {did_you_mean(name, known)}")
     if not found:
@@ -196,10 +196,10 @@ def _error(number_format: NumberFormat, sample: Tensor) -> float:
     return float((number_format.round(sample) - sample).square().sum())
 
 
-def fields_of(given: str | NumberFormat) -> set[str]:
+def get_fields(given: str | NumberFormat) -> set[str]:
     """The fields of a format given by name whose values may be given; of any other, none.
 
-    >>> "width" in fields_of("mxint"), "width" in fields_of("binary"), fields_of("4.auto")
+    >>> "width" in get_fields("mxint"), "width" in get_fields("binary"), get_fields("4.auto")
     (True, False, set())
     """
     if not isinstance(given, str) or given[:1].isdigit() or ":" in given:

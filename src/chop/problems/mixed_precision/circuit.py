@@ -157,7 +157,7 @@ def begin(
     costs: CircuitCosts,
     names: Iterable[str],
     options: Sequence[str],
-    formats_of: Callable[[Config], Mapping[str, Formats]],
+    list_formats: Callable[[Config], Mapping[str, Formats]],
 ) -> tuple[tuple[int, ...], Config]:
     """The cycles that are options, ascending, and a mix that has a circuit.
 
@@ -167,7 +167,7 @@ def begin(
         costs: of the circuit.
         names: of the choices.
         options: of each choice, those of few bits first.
-        formats_of: a mix of some choices -> formats of the layers, of those choices alone.
+        list_formats: a mix of some choices -> formats of the layers, of those choices alone.
     Returns: of the mixes that take one option everywhere that of fewest bits; where none of them
         has a circuit, one that was found choice by choice.
     Raises:
@@ -178,14 +178,14 @@ def begin(
     for text in reversed(options):
         mix: Config = dict.fromkeys(names, text)
         try:
-            folds = folds or costs.folds(formats_of(mix))
-            costs.design(formats_of(mix), folds[-1])
+            folds = folds or costs.folds(list_formats(mix))
+            costs.design(list_formats(mix), folds[-1])
             base = mix
         except ConfigError as error:
             refused[text] = str(error).rstrip(".")
     if base is None:
-        base = _by_choice(costs, names, options, formats_of)
-        folds = costs.folds(formats_of(base))
+        base = _by_choice(costs, names, options, list_formats)
+        folds = costs.folds(list_formats(base))
     if refused:
         first, reason = next(iter(refused.items()))
         warn_once(
@@ -199,7 +199,7 @@ def _by_choice(
     costs: CircuitCosts,
     names: Iterable[str],
     options: Sequence[str],
-    formats_of: Callable[[Config], Mapping[str, Formats]],
+    list_formats: Callable[[Config], Mapping[str, Formats]],
 ) -> Config:
     """A mix that has a circuit: each choice takes the first option that has one beside those before
     it, while those after it have the format of the other operators.
@@ -212,7 +212,7 @@ def _by_choice(
     for name in names:
         reasons = {}
         for text in reversed(options):
-            chosen = formats_of({**taken, name: text})
+            chosen = list_formats({**taken, name: text})
             filled = {
                 layer: {**dict.fromkeys(own.operands, others), **chosen.get(layer, {})}
                 for layer, own in costs.layers.by_name.items()

@@ -53,10 +53,12 @@ class _Stored:
     def bits(self, chosen: Mapping[str, Formats]) -> float:
         """Of all its elements, in the widest of the formats in which it is taken."""
         formats = [chosen.get(name, {}).get(operand, FLOAT) for name, operand in self.users]
-        return self.numel * max(bits_of(fmt, self.shape, self.float_bits) for fmt in formats)
+        return self.numel * max(bit_width(fmt, self.shape, self.float_bits) for fmt in formats)
 
 
-def bits_of(number_format: NumberFormat, shape: torch.Size, float_bits: int = FLOAT_BITS) -> float:
+def bit_width(
+    number_format: NumberFormat, shape: torch.Size, float_bits: int = FLOAT_BITS
+) -> float:
     """Storage per element of a tensor of this shape."""
     return float(float_bits) if number_format.is_identity else number_format.bits(shape)
 
@@ -115,14 +117,14 @@ class Costs:
     def share(self, name: str, operand: str, number_format: NumberFormat) -> float:
         """What a layer's operand adds to `bits`; a parameter of several counts for the first."""
         own = [stored for stored in self._stored if stored.users[0] == (name, operand)]
-        bits = (s.numel * bits_of(number_format, s.shape, s.float_bits) for s in own)
+        bits = (s.numel * bit_width(number_format, s.shape, s.float_bits) for s in own)
         return sum(bits) / max(self.numel, 1)
 
 
 def _inputs(layer: Layer, formats: Formats) -> tuple[float, float]:
     """(bits, elements) of a layer's inputs for one row of data."""
     fmt = formats.get("data_in", FLOAT)
-    found = [(count * bits_of(fmt, shape), count) for count, shape in layer.inputs.values()]
+    found = [(count * bit_width(fmt, shape), count) for count, shape in layer.inputs.values()]
     return sum(bits for bits, _ in found), sum(count for _, count in found)
 
 
@@ -131,6 +133,6 @@ def _bit_operations(layer: Layer, formats: Formats) -> float:
     if not layer.macs or not shapes:
         return 0.0
     weight = layer.parameters().get("weight")
-    data_bits = bits_of(formats.get("data_in", FLOAT), shapes[0])
+    data_bits = bit_width(formats.get("data_in", FLOAT), shapes[0])
     weight_shape = shapes[0] if weight is None else weight.shape
-    return layer.macs * data_bits * bits_of(formats.get("weight", FLOAT), weight_shape)
+    return layer.macs * data_bits * bit_width(formats.get("weight", FLOAT), weight_shape)

@@ -12,8 +12,8 @@ from chop.captured.padding.hidden import following, hidden_elements
 from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, StandIn
 from chop.ir.rows import check_loss
-from chop.private.modules import parameters_of
-from chop.problems.mixed_precision.layers import operands_of
+from chop.private.modules import own_parameters
+from chop.problems.mixed_precision.layers import list_operands
 from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.train.evaluator import Evaluator
 from chop.train.feed import eval_mode
@@ -75,12 +75,12 @@ def _insert_observers(
         for choice in problem.targets
         for layer, operands in problem.rounded(choice).items()
         for path, part in problem.layers.by_name[layer].parts.items()
-        for operand in set(operands) & set(operands_of(part))
+        for operand in set(operands) & set(list_operands(part))
     ]
     for choice, path, part, operand in rounded:
         options = problem.options.items()
         fit = {text: problem.layers.fit(path, part, operand, fmt) for text, fmt in options}
-        is_parameter = parameters_of(part).get(operand) is not None
+        is_parameter = own_parameters(part).get(operand) is not None
         observer = _GradientObserver(fit, is_parameter, anchor)
         part.spec = part.spec.with_quantizers(**{operand: observer})
         observers.append((choice, observer))

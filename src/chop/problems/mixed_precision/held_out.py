@@ -10,11 +10,11 @@ from torch import Tensor
 from chop.problems.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.search import Config
 from chop.statistics.intervals import LEVEL_TEXT, bootstrap
-from chop.statistics.verdicts import sign_of, verdict_of
+from chop.statistics.verdicts import get_sign, write_verdict
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
 from chop.train.evaluator import divergences as row_divergences
-from chop.train.intervals import format_cell, format_interval, interval_of
+from chop.train.intervals import compute_interval, format_cell, format_interval
 from chop.train.judge import interval_of_rows
 
 
@@ -24,7 +24,7 @@ class HeldOutScore:
 
     Attributes:
         value: the task's metric.
-        interval: of the value, see `chop.train.intervals.interval_of`.
+        interval: of the value, see `chop.train.intervals.compute_interval`.
         predictions: (K, ...) as the metric takes them, K the answers that are compared.
         divergences: of classes float64 (K,), KL from the float model's answers in nats; of
             pictures the mean over their pixels.
@@ -86,7 +86,7 @@ class HeldOutRows:
             divergences = divergences.reshape(len(divergences), -1).mean(1)  # over pixels
         predictions, expected = self.metric.read(logits, self.held_out.labels)
         value = self.held_out.scores(logits)[self.held_out.task.metric.name]
-        interval = interval_of(self.metric, predictions.cpu(), expected.cpu())
+        interval = compute_interval(self.metric, predictions.cpu(), expected.cpu())
         losses = self._losses(logits) if self.goal == "loss" else None
         return HeldOutScore(value, interval, predictions, divergences, losses)
 
@@ -115,8 +115,8 @@ class HeldOutRows:
                 f"Gained on {label}: {self.metric.name} {gain:+.3g}; one number has no interval.",
             )
         gains = self._gains(mine, other)
-        signs = {name: sign_of(ends) for name, ends in gains.items()}
-        verdict = verdict_of(signs, self.goal, label)
+        signs = {name: get_sign(ends) for name, ends in gains.items()}
+        verdict = write_verdict(signs, self.goal, label)
         scales = {self.metric.name: (100, " points") if self.metric.is_share else (1, "")}
         words, parts = {1: "better", 0: "within error", -1: "worse"}, []
         for name, (low, high) in gains.items():

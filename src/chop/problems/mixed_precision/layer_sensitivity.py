@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.ir.rows import check_loss
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.problems.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.train import read_rows
@@ -104,7 +104,7 @@ class Sensitivity:
     def _of_weights(self, name: str) -> dict[str, float]:
         layer, operands = self.problem.targets[name]
         operator = self.problem.layers.by_name[layer].operator
-        weight = parameters_of(operator).get("weight")
+        weight = own_parameters(operator).get("weight")
         if weight is None or "weight" not in operands:
             return dict.fromkeys(set(METRICS) - set(OF_OUTPUTS), float("nan"))
         with torch.no_grad():

@@ -16,12 +16,12 @@ from chop.errors import ConfigError, did_you_mean
 from chop.formats import Float, NumberFormat, QuantSpec
 from chop.ir.annotate import record_formats
 from chop.ir.flops import FlopCounts
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.ops import OPS, quantizable_operators
 from chop.nn.quantized import QuantCall, QuantizedOperator, leaf_operators
 from chop.passes import quantize_transform_pass
 from chop.passes.base import check_graph
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.problems.mixed_precision.candidates import Rule, fitted
 from chop.quantization.calibration import sample_operands
 from chop.train.feed import eval_mode
@@ -57,7 +57,7 @@ class Layer:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Its own parameters that have a format, by operand."""
-        held = parameters_of(self.operator)
+        held = own_parameters(self.operator)
         return {name: x for name in PARAMETERS if (x := held.get(name)) is not None}
 
 
@@ -107,18 +107,18 @@ class Layers:
         _count(self, kept[0])
         parts = {p: part for layer in self.by_name.values() for p, part in layer.parts.items()}
         inputs = {
-            p: [n for n in part.operands if n not in parameters_of(part)]
+            p: [n for n in part.operands if n not in own_parameters(part)]
             for p, part in parts.items()
         }
         self._samples = sample_operands(self.mg.model, kept, inputs)
 
     def _layer(self, node: fx.Node) -> Layer:
-        twin = self.mg.module_of(self.mg.node(node.name))
+        twin = self.mg.get_module(self.mg.node(node.name))
         assert isinstance(twin, QuantizedOperator)
         path = next(path for path, module in self.mg.model.named_modules() if module is twin)
         inner = leaf_operators(twin)
         parts = {f"{path}.{inside}" if inside else path: part for inside, part in inner.items()}
-        return Layer(_name(node), parts, operands_of(twin))
+        return Layer(_name(node), parts, list_operands(twin))
 
     def fit(
         self, path: str, part: QuantizedOperator, operand: str, fmt: NumberFormat
@@ -126,7 +126,7 @@ class Layers:
         """The format with its scale derived from what that operand of a part is; found once."""
         key = (path, operand, fmt.key)
         if key not in self._fitted:
-            is_parameter = parameters_of(part).get(operand) is not None
+            is_parameter = own_parameters(part).get(operand) is not None
             samples = part.effective(operand) if is_parameter else self._samples[path].get(operand)
             self._fitted[key] = fmt if samples is None else fitted(fmt, samples, self.rule)
         return self._fitted[key]
@@ -145,7 +145,7 @@ class Layers:
     def _spec(self, path: str, part: QuantizedOperator, formats: Formats) -> QuantSpec:
         key = (path, *(f"{operand} {fmt.key}" for operand, fmt in formats.items()))
         if key not in self._specs:
-            present = operands_of(part)
+            present = list_operands(part)
             own: dict[str, Any] = {
                 n: self.fit(path, part, n, fmt) for n, fmt in formats.items() if n in present
             }
@@ -178,7 +178,7 @@ class Layers:
         self.switch(chosen)
         mg = self.mg.copy()
         for node in mg.nodes:
-            module = mg.module_of(node)
+            module = mg.get_module(node)
             if isinstance(module, QuantizedOperator):
                 record_formats(node, module)
         return mg
@@ -193,7 +193,7 @@ def _sharing(layers: Mapping[str, Layer]) -> dict[str, list[str]]:
     return {names[0]: names[1:] for names in users.values() if len(names) > 1}
 
 
-def operands_of(operator: QuantizedOperator) -> tuple[str, ...]:
+def list_operands(operator: QuantizedOperator) -> tuple[str, ...]:
     """What an operator has to quantize: a layer may lack a bias, a call has what it is given."""
     is_call = operator.function is not None
     return tuple(operator.operands if is_call else operator.present_operands(operator))
@@ -209,12 +209,12 @@ def _chosen(mg: MaseGraph, operators: Sequence[str] | None, is_any: bool = False
     """
     found: dict[str, fx.Node] = {}
     for node in mg.nodes:
-        row, module = mg.operator(node), mg.module_of(node)
+        row, module = mg.operator(node), mg.get_module(node)
         can_be_named = row.is_quantizable or row.is_opt_in
         lacks_form = not can_be_named or (module is not None and row.quantized is None)
         if lacks_form or is_of_training(node):
             continue
-        results = metadata_of(node).common.results.values()
+        results = node_metadata(node).common.results.values()
         wanted = row.name in operators if operators is not None else _has_matrix(module)
         wanted |= is_any and row.is_quantizable
         if wanted and all(info.is_floating for info in results):

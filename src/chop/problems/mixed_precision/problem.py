@@ -21,7 +21,7 @@ from chop.formats import INPUT_OPERANDS, NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.nn import cached_weights
 from chop.problems.mixed_precision.candidates import Ranges, Rule, format_candidates
-from chop.problems.mixed_precision.costs import COSTS, Costs, bits_of
+from chop.problems.mixed_precision.costs import COSTS, Costs, bit_width
 from chop.problems.mixed_precision.layers import FLOAT, Formats, Layers
 from chop.search.objective import Goals, NotANumberError, Report
 from chop.search.space import Choice, Config, SearchSpace
@@ -278,9 +278,9 @@ class PrecisionProblem:
         layer, operands = self.targets[name]
         weight = self.layers.by_name[layer].parameters().get("weight")
         if weight is not None and "weight" in operands:
-            return bits_of(self.options[text], weight.shape)
+            return bit_width(self.options[text], weight.shape)
         shapes = [shape for _, shape in self.layers.by_name[layer].inputs.values()]
-        return bits_of(self.options[text], shapes[0] if shapes else torch.Size())
+        return bit_width(self.options[text], shapes[0] if shapes else torch.Size())
 
     def _circuit(
         self, settings: CircuitSettings | None, batches: Sequence[Mapping[str, Any]]
@@ -300,7 +300,7 @@ class PrecisionProblem:
         folds, base = begin(costs, self.targets, tuple(self.options), self._formats)
         return costs, {str(fold): fold for fold in reversed(folds)}, base
 
-    def costs_of(self, config: Config) -> dict[str, float]:
+    def compute_costs(self, config: Config) -> dict[str, float]:
         """Costs of a configuration: the numbers of `chop.problems.mixed_precision.costs.COSTS`,
         and those of a circuit where the problem has one.
 
@@ -313,9 +313,9 @@ class PrecisionProblem:
     def _circuit_costs(self, formats: Mapping[str, Formats], config: Config) -> dict[str, float]:
         if self.circuit is None:
             return {}
-        return self.circuit(formats, self.fold_of(config))
+        return self.circuit(formats, self.max_fold(config))
 
-    def fold_of(self, config: Config) -> int:
+    def max_fold(self, config: Config) -> int:
         """Most cycles of a component of the circuit for a sample."""
         return self.folds[config.get(FOLD, next(iter(self.folds)))]
 
@@ -387,7 +387,7 @@ class PrecisionProblem:
             nats), what `chop.problems.mixed_precision.costs.Costs` gives, and each custom
             metric.
         """
-        costs = self.costs_of(config)  # a mix without a circuit is not run
+        costs = self.compute_costs(config)  # a mix without a circuit is not run
         model = self.model(config, report)
         on_batch = None if self.training else self._reporter(report)
         numbers = self._numbers(model, on_batch) | costs

@@ -19,7 +19,7 @@ from chop.problems.mixed_precision.fisher import LossIncreases, fisher_loss_incr
 from chop.problems.mixed_precision.layer_sensitivity import gradient_rows
 from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.search import Config, Constraint
-from chop.search.objective import Goals, NotANumberError, constraints_of, objectives_of
+from chop.search.objective import Goals, NotANumberError, select_constraints, select_objectives
 from chop.train.evaluator import Evaluator, kl_divergence
 
 LABEL = "no search"
@@ -135,7 +135,7 @@ def measured_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossI
 
 def _budgets(problem: PrecisionProblem, goals: Goals) -> dict[str, Goals]:
     """By what is added to a label: the goals, with costs that are objectives as constraints."""
-    costs = [goal for goal in objectives_of(goals) if goal.name in COSTS]
+    costs = [goal for goal in select_objectives(goals) if goal.name in COSTS]
     if not costs:
         return {"": goals}
     found: dict[str, Goals] = {}
@@ -151,7 +151,7 @@ def _budgets(problem: PrecisionProblem, goals: Goals) -> dict[str, Goals]:
 def uniforms_within(problem: PrecisionProblem, goals: Goals) -> dict[str, Config]:
     """One option everywhere, where that has a circuit, if one is asked for, and keeps within the
     budgets of costs; the dearest first."""
-    limits = [limit for limit in constraints_of(goals) if limit.name in COSTS]
+    limits = [limit for limit in select_constraints(goals) if limit.name in COSTS]
     found = {}
     for text in reversed(problem.options):
         for fold in problem.folds or (None,):
@@ -165,7 +165,7 @@ def uniforms_within(problem: PrecisionProblem, goals: Goals) -> dict[str, Config
 def costs_if_any(problem: PrecisionProblem, config: Config) -> dict[str, float] | None:
     """The costs of a configuration; None where it has no circuit."""
     try:
-        return problem.costs_of(config)
+        return problem.compute_costs(config)
     except NotANumberError:
         return None
 

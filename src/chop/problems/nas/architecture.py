@@ -104,7 +104,7 @@ class Architectures:
         infeasible: Rule | None = None,
         seed: int = 0,
     ) -> None:
-        self.model_class, self.base = type(model), _config_of(model)
+        self.model_class, self.base = type(model), _get_config(model)
         self.fields = _checked_fields(self.base, fields)
         self.square_layers = dict(SQUARE_LAYERS if square_layers is None else square_layers)
         self.rule, self.seed = infeasible, seed
@@ -238,7 +238,7 @@ class Architectures:
         return []
 
 
-def _config_of(model: nn.Module) -> PreTrainedConfig:
+def _get_config(model: nn.Module) -> PreTrainedConfig:
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):

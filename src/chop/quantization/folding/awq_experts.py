@@ -74,23 +74,23 @@ class ExpertSite:
 
     def multiplied(self, mg: MaseGraph) -> list[Tensor]:
         """The weights of the second layers."""
-        down: Any = mg.module_of(self.down)
+        down: Any = mg.get_module(self.down)
         return stored_weights(down)
 
     def divided(self, mg: MaseGraph) -> list[Tensor]:
         """The weights and biases of the first layers."""
-        up: Any = mg.module_of(self.up)
+        up: Any = mg.get_module(self.up)
         return [*stored_weights(up), *([] if up.bias is None else [up.bias])]
 
     def columns(self, mg: MaseGraph, values: Tensor, number: int) -> Tensor:
         """(outputs, inputs) of an expert, in the memory of what is multiplied."""
-        down: Any = mg.module_of(self.down)
+        down: Any = mg.get_module(self.down)
         return values.detach()[number * down.out_features : (number + 1) * down.out_features]
 
     def rows(self, mg: MaseGraph, values: Tensor, number: int) -> Tensor:
         """(inputs of the second layer, n) of an expert, in the memory of what is divided."""
-        up: Any = mg.module_of(self.up)
-        down: Any = mg.module_of(self.down)
+        up: Any = mg.get_module(self.up)
+        down: Any = mg.get_module(self.down)
         half = slice(down.in_features, up.out_features)
         return values.detach().view(up.num_experts, up.out_features, -1)[number, half]
 
@@ -120,7 +120,7 @@ class ExpertScales:
 
     def divisor(self, given: Mapping[fx.Node, Any]) -> Tensor:
         """A scale for each row, that of its expert."""
-        down: Any = self.mg.module_of(self.site.down)
+        down: Any = self.mg.get_module(self.site.down)
         ones = {"dtype": torch.float64, "device": down.weight.device}
         scales = torch.ones(down.num_experts, down.in_features, **ones)
         for number, one in self.found.items():
@@ -215,7 +215,7 @@ def choose_for_experts(
         where: what was given, for messages.
     """
     mg, index = walk.mg, site.down.all_input_nodes[1]
-    down: Any = mg.module_of(site.down)
+    down: Any = mg.get_module(site.down)
     samples = list(
         weighed_samples(
             site.value,

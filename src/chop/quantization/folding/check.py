@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from chop.ir.graph import MaseGraph
 from chop.ir.propagate import GraphRunner
-from chop.private.torch_api import StorageWeakRef, version_of
+from chop.private.torch_api import StorageWeakRef, write_count
 from chop.quantization.folding.folding import Change
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
@@ -79,7 +79,7 @@ class FoldCheck:
         for value in self._values.keys() & node.all_input_nodes:
             # Views share their base's version, so that a write through one shows. A value that was
             # read from a file has other memory, and a version of its own.
-            seen = StorageWeakRef(values[value].untyped_storage()), version_of(values[value])
+            seen = StorageWeakRef(values[value].untyped_storage()), write_count(values[value])
             first, site = self._versions.setdefault((value, number), seen), self._values[value]
             if seen[0] == first[0] and seen[1] != first[1] and node in site.readers:
                 reason = f"'{node.target}' reads what was written into it in place"
@@ -154,7 +154,7 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     return float(off.amax()) if bool(off.isfinite().all()) else float("inf")
 
 
-def warn_of_undone(where: str, undone: Mapping[str, str]) -> None:
+def warn_about_undone(where: str, undone: Mapping[str, str]) -> None:
     """One warning that names all folds that were undone, and why."""
     if undone:
         reasons = "; ".join(f"'{path}': {reason}" for path, reason in undone.items())

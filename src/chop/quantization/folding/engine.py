@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from chop.ir.batches import Runs
 from chop.ir.graph import MaseGraph
-from chop.quantization.folding.check import Checked, FoldCheck, warn_of_undone
+from chop.quantization.folding.check import Checked, FoldCheck, warn_about_undone
 from chop.quantization.folding.folding import (
     UNREACHED,
     Change,
@@ -158,7 +158,7 @@ def move_scales(
                     continue
                 choices.chosen[site.source].fold(walk)
                 told |= choices.chosen[site.source].told
-    warn_of_undone(where, undone)
+    warn_about_undone(where, undone)
     return told, skipped
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from chop.captured.nodes.modes import is_of_training
 from chop.ir.annotate import common_metadata
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import MaseMetadata
 from chop.ir.ops import Operator
 from chop.ir.ownership import Ownership
@@ -61,7 +61,7 @@ class Site:
 
     def weights(self, mg: MaseGraph) -> list[Tensor]:
         """The readers' weights, (outputs, inputs) each, masked."""
-        readers: list[Any] = [mg.module_of(reader) for reader in self.readers]
+        readers: list[Any] = [mg.get_module(reader) for reader in self.readers]
         return [
             reader.effective("weight") if isinstance(reader, QuantizedOperator) else reader.weight
             for reader in readers
@@ -112,7 +112,7 @@ def why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None
     reason = owned.why_shared(node)
     if reason is not None:
         return f"it {reason}"
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
         return "it is quantized already"
     computed = why_computed(module)
@@ -132,7 +132,7 @@ def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | 
         return _source_of_product(mg, value, owned)
     if not row.is_homogeneous:
         return _parameters(mg, value, owned)
-    reason = why_hooked(mg.module_of(value))
+    reason = why_hooked(mg.get_module(value))
     if reason is not None:
         return None, f"'{value.name}' comes before it: {reason}"
     (inner, *_) = value.all_input_nodes
@@ -168,7 +168,7 @@ def _source_of_product(
 
 
 def _has_shape_of(factor: fx.Node, value: fx.Node) -> bool:
-    shapes = [metadata_of(n).common.results["data_out_0"].shape for n in (factor, value)]
+    shapes = [node_metadata(n).common.results["data_out_0"].shape for n in (factor, value)]
     return bool(shapes[0] == shapes[1])
 
 
@@ -177,7 +177,7 @@ def _gain(
 ) -> tuple[fx.Node | None, str | None]:
     """A parameter with an element for each channel, that nothing else uses."""
     gain = mg.model.get_parameter(str(factor.target)) if is_parameter(mg, factor) else None
-    shape = metadata_of(value).common.results["data_out_0"].shape
+    shape = node_metadata(value).common.results["data_out_0"].shape
     if gain is None or gain.dim() != 1 or len(gain) != shape[-1] or len(gain) < 2:
         return None, f"'{factor.name}' before it has no weight for each channel"
     if owned.is_parameter_shared(factor):
@@ -194,14 +194,14 @@ def _parameters(
     mg: MaseGraph, source: fx.Node, owned: Ownership
 ) -> tuple[fx.Node | None, str | None]:
     """A norm or Linear whose parameters have an element for each channel of its result."""
-    row, module = mg.operator(source), mg.module_of(source)
+    row, module = mg.operator(source), mg.get_module(source)
     if row.features is None:
         return None, f"what it reads comes from '{source.name}', no norm or Linear"
     reason = why_infeasible(mg, source, owned)
     if reason is not None:
         return None, f"'{source.name}' comes before it: {reason}"
     weight = getattr(module, "weight", None)
-    shape = metadata_of(source).common.results["data_out_0"].shape
+    shape = node_metadata(source).common.results["data_out_0"].shape
     if weight is None or shape[-1] != weight.shape[_channel_axis(row)]:
         return None, f"'{source.name}' before it has no weight for each channel"
     if row.features % len(shape) != len(shape) - 1:
@@ -241,7 +241,7 @@ def fold_changes(mg: MaseGraph, site: Site, scale: Tensor) -> list[Change]:
 
 def _multiplied(mg: MaseGraph, site: Site) -> list[Tensor]:
     """The readers' weights, (outputs, inputs) each."""
-    readers: list[Any] = [mg.module_of(reader) for reader in site.readers]
+    readers: list[Any] = [mg.get_module(reader) for reader in site.readers]
     return [stored for reader in readers for stored in stored_weights(reader)]
 
 
@@ -249,7 +249,7 @@ def _divided(mg: MaseGraph, site: Site) -> list[tuple[Tensor, int]]:
     """The source's parameters, each with the axis of its channels."""
     if site.source.op == "get_attr":
         return [(mg.model.get_parameter(str(site.source.target)), -1)]
-    source: Any = mg.module_of(site.source)
+    source: Any = mg.get_module(site.source)
     axis = _channel_axis(mg.operator(site.source))
     divided = [(stored, axis) for stored in stored_weights(source)]
     bias = getattr(source, "bias", None)
@@ -311,7 +311,7 @@ def rescale_others(mg: MaseGraph, site: Site, scale: Tensor) -> None:
         factor = graph.get_attr(f"{path}.smoothing_scale".removeprefix("."))
     with graph.inserting_after(factor):
         product = graph.call_function(operator.mul, (site.value, factor))
-    shape = metadata_of(site.value).common.results["data_out_0"].shape
+    shape = node_metadata(site.value).common.results["data_out_0"].shape
     values = {site.value: scale.new_empty(shape, device="meta"), factor: scale}
     values[product] = values[site.value]
     for node in (factor, product):

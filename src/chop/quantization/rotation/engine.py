@@ -21,7 +21,7 @@ from chop.kernels.hadamard import hadamard_transform, largest_block
 from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import why_computed
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.quantization.folding.folding import why_hooked
 from chop.quantization.rotation.online import insert_rotations, is_rotated
 from chop.quantization.rotation.stream import (
@@ -166,7 +166,7 @@ def _rotate_stream(mg: MaseGraph, stream: Stream, rotation: Rotation) -> None:
     """x becomes x Q: E Q, Q^T W of writers, W diag(g) Q of readers."""
     for table in {table_parameter(mg, node): None for node in stream.tables}:
         module, name = table
-        _put(module, name, rotation.rows(_double(parameters_of(module)[name])))
+        _put(module, name, rotation.rows(_double(own_parameters(module)[name])))
     gains = {reader: gain.values(mg) for reader, gain in stream.readers.items() if gain}
     for reader in stream.readers:
         weight = _weight(mg, reader)
@@ -197,12 +197,12 @@ def _check(mg: MaseGraph, stream: Stream, pairs: dict[fx.Node, Values | str]) ->
     """Refuses layers that cannot change; the paths of those that are tied to the embedding."""
     owned = Ownership(mg)
     tables = [table_parameter(mg, node) for node in stream.tables]
-    shared = {id(parameters_of(module)[name]) for module, name in tables}
+    shared = {id(own_parameters(module)[name]) for module, name in tables}
     makers = [pair.maker for pair in pairs.values() if isinstance(pair, Values)]
     untied = []
     for node in dict.fromkeys([*stream.readers, *stream.writers, *makers]):
-        module = mg.module_of(node)
-        is_tied = module is not None and id(parameters_of(module).get("weight")) in shared
+        module = mg.get_module(node)
+        is_tied = module is not None and id(own_parameters(module).get("weight")) in shared
         reason = _why_unchangeable(mg, node)
         if reason is None and not is_tied:
             reason = owned.why_shared(node)
@@ -215,7 +215,7 @@ def _check(mg: MaseGraph, stream: Stream, pairs: dict[fx.Node, Values | str]) ->
 
 
 def _why_unchangeable(mg: MaseGraph, node: fx.Node) -> str | None:
-    module: Any = mg.module_of(node)
+    module: Any = mg.get_module(node)
     if module is None:
         return "is a function call, not a module"
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
@@ -228,12 +228,12 @@ def _why_unchangeable(mg: MaseGraph, node: fx.Node) -> str | None:
 
 
 def _weight(mg: MaseGraph, node: fx.Node) -> Tensor:
-    module: Any = mg.module_of(node)
+    module: Any = mg.get_module(node)
     return _double(module.weight)
 
 
 def _bias(mg: MaseGraph, node: fx.Node) -> Tensor | None:
-    module: Any = mg.module_of(node)
+    module: Any = mg.get_module(node)
     return None if module.bias is None else _double(module.bias)
 
 
@@ -243,16 +243,16 @@ def _double(x: Tensor | None) -> Tensor:
 
 
 def _store(mg: MaseGraph, node: fx.Node, name: str, x: Tensor) -> None:
-    module = mg.module_of(node)
+    module = mg.get_module(node)
     assert module is not None
     _put(module, name, x)
 
 
 def _put(module: nn.Module, name: str, x: Tensor) -> None:
     """A parameter of its own: a layer that shared the old one keeps it."""
-    old = parameters_of(module)[name]
+    old = own_parameters(module)[name]
     assert old is not None
     if not x.isfinite().all():
         raise ConfigError(f"{WHERE}: a {type(module).__name__} has a {name} that is not finite.")
     made = x.to(old.dtype).contiguous()
-    parameters_of(module)[name] = nn.Parameter(made, old.requires_grad)
+    own_parameters(module)[name] = nn.Parameter(made, old.requires_grad)

@@ -9,16 +9,16 @@ from torch import fx
 
 from chop.captured.original import node_digest
 from chop.ir.annotate import common_metadata
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import MaseMetadata
 from chop.nn.hadamard import Hadamard, Rotated
-from chop.quantization.rotation.stream import input_of, shape_of
+from chop.quantization.rotation.stream import find_input, result_shape
 
 
 def is_rotated(mg: MaseGraph, layer: fx.Node) -> bool:
     """Whether what a layer reads is rotated while the model runs."""
-    source = input_of(layer)
-    return isinstance(source, fx.Node) and isinstance(mg.module_of(source), Hadamard)
+    source = find_input(layer)
+    return isinstance(source, fx.Node) and isinstance(mg.get_module(source), Hadamard)
 
 
 def insert_rotations(mg: MaseGraph, blocks: Mapping[fx.Node, int]) -> None:
@@ -34,9 +34,9 @@ def insert_rotations(mg: MaseGraph, blocks: Mapping[fx.Node, int]) -> None:
     model = mg.model  # asked for again, it would be compiled for each new node
     known = model.record.node_digests
     for layer, block in blocks.items():
-        path, source = str(layer.target), input_of(layer)
+        path, source = str(layer.target), find_input(layer)
         is_original = known.get(layer.name) == node_digest(layer)
-        rotation = Hadamard(shape_of(source)[-1], block)
+        rotation = Hadamard(result_shape(source)[-1], block)
         mg.replace(layer, Rotated(rotation, model.get_submodule(path)))
         with mg.fx_graph.inserting_before(layer):
             node = mg.fx_graph.call_module(f"{path}.rotation", (source,))
@@ -49,7 +49,7 @@ def insert_rotations(mg: MaseGraph, blocks: Mapping[fx.Node, int]) -> None:
 
 def _annotate(mg: MaseGraph, node: fx.Node, source: fx.Node, like: fx.Node) -> None:
     node.meta.update({name: x for name, x in like.meta.items() if name != "mase"})
-    dtype = metadata_of(source).common.results["data_out_0"].torch_dtype
-    value = torch.empty(shape_of(source), dtype=dtype, device="meta")
+    dtype = node_metadata(source).common.results["data_out_0"].torch_dtype
+    value = torch.empty(result_shape(source), dtype=dtype, device="meta")
     values = {source: value, node: value}
     node.meta["mase"] = MaseMetadata(node, common=common_metadata(mg, node, values))

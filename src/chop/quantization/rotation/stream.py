@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import GraphError
-from chop.ir.graph import MaseGraph, metadata_of
+from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.ops import BlockedError, Call, Kind, UnitDim
 from chop.quantization.folding.folding import is_parameter
 
@@ -70,7 +70,7 @@ def find_stream(mg: MaseGraph) -> Stream:
     start = next((node for node in mg.nodes if _is_table(mg, node)), None)
     if start is None:
         raise GraphError(f"{WHERE}: the graph has no embedding that its layers add to.")
-    walk = _Walk(mg, Stream(shape_of(start)[-1]))
+    walk = _Walk(mg, Stream(result_shape(start)[-1]))
     walk.follow(start)
     if not walk.stream.writers or not walk.stream.readers:
         raise GraphError(f"{WHERE}: no linear layers read and write what '{start.name}' begins.")
@@ -112,9 +112,9 @@ class _Walk:
         if is_linear(self.mg, value):
             self.stream.writers.append(value)
             return []
-        if row.name == "add" and all(shape_of(x) == shape_of(value) for x in _two(value)):
+        if row.name == "add" and all(result_shape(x) == result_shape(value) for x in _two(value)):
             return _two(value)
-        scaled = [x for x in value.all_input_nodes if shape_of(x) == shape_of(value)]
+        scaled = [x for x in value.all_input_nodes if result_shape(x) == result_shape(value)]
         if row.name == "mul" and len(scaled) == 1 and _per_token(_other(value, scaled[0])):
             return scaled
         if self._is_norm_without_gain(value):
@@ -126,7 +126,7 @@ class _Walk:
     def _results(self, user: fx.Node, value: fx.Node) -> list[fx.Node]:
         """The values of the stream that a reader makes of a value."""
         row = self.mg.operator(user)
-        if is_linear(self.mg, user) and input_of(user) is value:
+        if is_linear(self.mg, user) and find_input(user) is value:
             self._read(user, None)
             return []
         if self._is_norm_without_gain(user):
@@ -165,17 +165,17 @@ class _Walk:
                 return None
             offset += numbers[0] if is_shift else 0.0
             (node,) = node.all_input_nodes
-        known = is_parameter(self.mg, node) and shape_of(node) == (self.stream.width,)
+        known = is_parameter(self.mg, node) and result_shape(node) == (self.stream.width,)
         return Gain(str(node.target), offset) if known else None
 
     def _gain_of_module(self, user: fx.Node) -> Gain:
-        module: Any = self.mg.module_of(user)
+        module: Any = self.mg.get_module(user)
         if module is None or tuple(module.normalized_shape) != (self.stream.width,):
             raise self._refusal(user, "normalizes it, and has no weight for each channel")
         return Gain(f"{user.target}.weight")
 
     def _is_norm_without_gain(self, node: fx.Node) -> bool:
-        module: Any = self.mg.module_of(node)
+        module: Any = self.mg.get_module(node)
         if self.mg.operator(node).name != "rms_norm" or module is None or module.weight is not None:
             return False
         return tuple(module.normalized_shape) == (self.stream.width,)
@@ -183,7 +183,7 @@ class _Walk:
     def _read_after(self, value: fx.Node, gain: Gain) -> None:
         """Linear layers alone may read what has a gain: they take it over."""
         for user in value.users:
-            if is_linear(self.mg, user) and input_of(user) is value:
+            if is_linear(self.mg, user) and find_input(user) is value:
                 self._read(user, gain)
             elif reads_no_number(self.mg, user, value):
                 continue
@@ -208,8 +208,8 @@ class _Walk:
         )
 
     def _refusal(self, node: fx.Node, what: str) -> GraphError:
-        module = self.mg.module_of(node)
-        path = owner_of(node) if module is None else str(node.target)
+        module = self.mg.get_module(node)
+        path = get_owner(node) if module is None else str(node.target)
         kind = type(self.mg.model.get_submodule(path)) if module is None else type(module)
         name = vars(self.mg.model.get_submodule(path)).get("_scoped_class", kind.__name__)
         return GraphError(
@@ -219,30 +219,32 @@ class _Walk:
         )
 
 
-def shape_of(node: fx.Node) -> tuple[int, ...]:
+def result_shape(node: fx.Node) -> tuple[int, ...]:
     """The shape of a node's first result; () where it is no tensor."""
-    result = metadata_of(node).common.results.get("data_out_0")
+    result = node_metadata(node).common.results.get("data_out_0")
     return () if result is None else tuple(result.shape)
 
 
-def input_of(node: fx.Node) -> Any:
+def find_input(node: fx.Node) -> Any:
     """What a linear layer reads."""
     return node.args[0] if node.args else node.kwargs.get("input")
 
 
-def owner_of(node: fx.Node) -> str:
+def get_owner(node: fx.Node) -> str:
     """The path of the module whose forward makes a node."""
     return str([*(node.meta.get("nn_module_stack") or ("",))][-1])
 
 
 def keeps_last_axis(mg: MaseGraph, node: fx.Node, source: fx.Node) -> bool:
     """Whether the last axis of what a node reads is that of its result, by its dimension rule."""
-    row, last = mg.operator(node), len(shape_of(source)) - 1
+    row, last = mg.operator(node), len(result_shape(source)) - 1
     if row.follow is None or last < 0:
         return False
-    shapes = {x: shape_of(x) for x in (*node.all_input_nodes, node)}
+    shapes = {x: result_shape(x) for x in (*node.all_input_nodes, node)}
     try:
-        found = row.follow(Call(node, row, mg.module_of(node), shapes), source, UnitDim(last)).place
+        found = row.follow(
+            Call(node, row, mg.get_module(node), shapes), source, UnitDim(last)
+        ).place
     except (BlockedError, IndexError, ValueError, KeyError):
         return False
     return found is not None and found.run == 1 and found.dim == len(shapes[node]) - 1
@@ -263,12 +265,12 @@ def reads_no_number(mg: MaseGraph, node: fx.Node, value: fx.Node) -> bool:
     layout = mg.operator(node).layout
     if layout == "cast":
         return bool(node.args) and node.args[0] is not value
-    return layout == "read" and not metadata_of(node).common.results
+    return layout == "read" and not node_metadata(node).common.results
 
 
 def _per_token(factor: Any) -> bool:
     """A number, or a tensor with one for all channels."""
-    return not isinstance(factor, fx.Node) or shape_of(factor)[-1:] in ((), (1,))
+    return not isinstance(factor, fx.Node) or result_shape(factor)[-1:] in ((), (1,))
 
 
 def _other(node: fx.Node, value: fx.Node) -> Any:
@@ -298,7 +300,7 @@ def table_parameter(mg: MaseGraph, node: fx.Node) -> tuple[nn.Module, str]:
     Raises:
         GraphError: its weight is no parameter, or it rescales rows while it looks them up.
     """
-    module: Any = mg.module_of(node)
+    module: Any = mg.get_module(node)
     if module is not None and getattr(module, "max_norm", None) is None:
         return module, "weight"
     weight = node.args[1] if module is None and len(node.args) > 1 else None

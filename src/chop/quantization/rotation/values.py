@@ -17,11 +17,11 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.ir.ops import dimensions as d
 from chop.quantization.rotation.stream import (
-    input_of,
+    find_input,
     is_linear,
     keeps_last_axis,
     reads_no_number,
-    shape_of,
+    result_shape,
 )
 
 
@@ -43,16 +43,16 @@ class Values:
 def find_values(mg: MaseGraph, reader: fx.Node) -> Values | str:
     """The values whose sums a linear layer reads, or why they cannot be rotated for nothing."""
     path: list[fx.Node] = [reader]
-    value = input_of(reader)
-    while isinstance(value, fx.Node) and _values_of(mg, value) is None:
+    value = find_input(reader)
+    while isinstance(value, fx.Node) and _get_values(mg, value) is None:
         path.append(value)
         value = _before(mg, value)
     if not isinstance(value, fx.Node):
         return "it reads no attention"
-    product, value = value, _values_of(mg, value)
+    product, value = value, _get_values(mg, value)
     assert value is not None
     path.append(product)
-    size = shape_of(value)[-1]
+    size = result_shape(value)[-1]
     while not is_linear(mg, value):
         path.append(value)
         before = _before(mg, value)
@@ -60,7 +60,7 @@ def find_values(mg: MaseGraph, reader: fx.Node) -> Values | str:
             return f"its values go through '{value.name}'"
         value = before
     for node in (*path[1:], value):
-        if shape_of(node)[-1:] and shape_of(node)[-1] % size:
+        if result_shape(node)[-1:] and result_shape(node)[-1] % size:
             return f"'{node.name}' parts the channels of a head"
         others = [user for user in _readers(mg, node) if user not in path]
         if others:
@@ -80,7 +80,7 @@ def _readers(mg: MaseGraph, node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _values_of(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
+def _get_values(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
     """What an attention or a product of its weights sums up; None of other nodes."""
     row = mg.operator(node)
     if row.follow is d.attention:

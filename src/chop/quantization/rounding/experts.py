@@ -15,7 +15,7 @@ from chop.nn.quantized import QuantLinear
 from chop.nn.quantized.masks import MASK as WEIGHT_MASK
 from chop.nn.quantized.running import RANGE_NAMES
 from chop.nn.quantized.state import SCALE_NAMES
-from chop.private.modules import buffers_of, parameters_of
+from chop.private.modules import own_buffers, own_parameters
 
 Sample = tuple[Tensor, Tensor | None]
 """Rows of a batch, (S, I), and what they count, (S,); None: alike."""
@@ -48,16 +48,16 @@ def layer_of_expert(layer: Any, number: int) -> QuantLinear:
     made.in_features, made.out_features = layer.in_features, layer.out_features
     made.spec = layer.spec.with_quantizers(data_in=layer.input_format(number))
     weight = layer.weight.detach()[rows]
-    parameters_of(made).update(weight=nn.Parameter(weight, layer.weight.requires_grad), bias=None)
+    own_parameters(made).update(weight=nn.Parameter(weight, layer.weight.requires_grad), bias=None)
     for name in (SCALE_NAMES[operand] for operand in layer.spec.lsq_operands):
-        scales = parameters_of(layer).get(name)
+        scales = own_parameters(layer).get(name)
         if scales is not None:  # one for all, or as many for each expert
             own = scales if len(scales) == 1 else scales.view(layer.num_experts, -1)[number]
-            parameters_of(made)[name] = nn.Parameter(own.detach(), scales.requires_grad)
-    ranges = {name: x for name, x in buffers_of(layer).items() if name in RANGE_NAMES.values()}
-    buffers_of(made).update(ranges)
+            own_parameters(made)[name] = nn.Parameter(own.detach(), scales.requires_grad)
+    ranges = {name: x for name, x in own_buffers(layer).items() if name in RANGE_NAMES.values()}
+    own_buffers(made).update(ranges)
     if layer.is_pruned:
-        buffers_of(made)[WEIGHT_MASK] = layer.weight_mask[rows]
+        own_buffers(made)[WEIGHT_MASK] = layer.weight_mask[rows]
     return made.train(layer.training)
 
 
@@ -83,7 +83,7 @@ def _counted_rows_of_experts(node: fx.Node, x: Tensor, batch: Mapping[str, Any])
     return None
 
 
-def counted_rows_of(
+def counted_rows_by_layer(
     mg: MaseGraph, node: fx.Node, x: Tensor, batch: Mapping[str, Any]
 ) -> Tensor | None:
     """`counted_rows` of what a node gives, layers of several experts included."""

@@ -23,7 +23,7 @@ from chop.ir.ownership import Ownership
 from chop.ir.rows import Measured
 from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantExpertLinear, QuantizedOperator
-from chop.private.modules import padding_before, parameters_of
+from chop.private.modules import own_parameters, padding_before
 from chop.quantization.rounding.columns import Solver, rounding_grid
 from chop.quantization.rounding.experts import (
     Sample,
@@ -167,7 +167,7 @@ def correct_layer(
         ConfigError: as of `Gptq`.
     """
     source, *others = node.all_input_nodes
-    layer, path = mg.module_of(node), str(node.target)
+    layer, path = mg.get_module(node), str(node.target)
     samples = weighed_samples(
         source,
         values(source),
@@ -184,7 +184,7 @@ def correct_layer(
 
 def _layer(mg: MaseGraph, node: fx.Node) -> Any:
     """The layer that a node calls, if its weight is quantized and is a matrix for each group."""
-    row, module = mg.operator(node), mg.module_of(node)
+    row, module = mg.operator(node), mg.get_module(node)
     if row.weight is None or not row.is_product or row.weight.is_transposed:
         return None
     # `F.unfold` lays out the inputs of two dimensions.
@@ -198,7 +198,7 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
     owned = Ownership(mg)
     skipped: dict[str, str] = {}
     for node in mg.nodes:
-        module = mg.module_of(node)
+        module = mg.get_module(node)
         if not isinstance(module, QuantizedOperator) or module.spec.weight.is_identity:
             continue
         only_trains = "is called in train() only" if is_of_training(node) else None
@@ -207,7 +207,7 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
             is_cut = is_cut_by_experts(module.spec.number_format("weight"))
             reason = None if is_cut else "has a weight format with one scale for all experts"
         if _layer(mg, node) is None:
-            if "weight" in parameters_of(module):
+            if "weight" in own_parameters(module):
                 skipped[node.name] = "it is neither a Linear nor a Conv2d, nor of experts"
         elif reason is not None:
             skipped[node.name] = f"it {reason}"
@@ -219,7 +219,7 @@ def _correct(layer: Any, samples: Iterable[Sample], solver: Solver, path: str) -
 
     Shapes: G groups of a convolution, O outputs of a group, D weights of each.
     """
-    columns = ((columns_of(layer, x), weights) for x, weights in samples)
+    columns = ((get_columns(layer, x), weights) for x, weights in samples)
     hessians = second_moments(columns)
     better = _idempotent(layer, _solved(layer, hessians, solver), path)
     nearest = layer.quantize("weight", layer.weight)
@@ -316,7 +316,7 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
     )
 
 
-def columns_of(layer: Any, x: Tensor) -> Tensor:
+def get_columns(layer: Any, x: Tensor) -> Tensor:
     """What a batch multiplies the weight by, float32 (G, rows, D)."""
     x = layer.quantize("data_in", x).float()
     is_image = of_called(layer).spatial == 2

@@ -20,7 +20,7 @@ from chop.quantization.rounding.experts import (
     samples_of_experts,
     weighed_samples,
 )
-from chop.quantization.rounding.gptq import columns_of
+from chop.quantization.rounding.gptq import get_columns
 from chop.quantization.rounding.row_weights import RowWeights
 from chop.quantization.walk.walk import FloatBlock
 
@@ -101,7 +101,7 @@ def _energies(layer: Any, x: Tensor, counted: Tensor | None) -> Tensor:
 
     A sum that is not finite tells nothing: rounding to nearest then minimizes no sum.
     """
-    rows = columns_of(layer, x).square()
+    rows = get_columns(layer, x).square()
     if counted is not None:
         rows = torch.where(counted[:, None] > 0, rows * counted[:, None], 0)
     return rows.sum(1).nan_to_num(nan=0.0)

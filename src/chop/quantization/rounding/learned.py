@@ -25,14 +25,14 @@ from chop.ir.batches import Runs
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized.base import quantizers_off
 from chop.nn.weight_cache import cached_weights
-from chop.private.modules import parameters_of
+from chop.private.modules import own_parameters
 from chop.quantization.rounding.columns import Solver
 from chop.quantization.rounding.gptq import correct_block, correctable_layers
 from chop.quantization.rounding.input_energies import InputEnergies
 from chop.quantization.rounding.learned_weights import LearnedWeight, why_not_learnable
 from chop.quantization.rounding.row_weights import RowWeights, moderated, row_weights
-from chop.quantization.walk.error import BlockError, outputs_of
-from chop.quantization.walk.parts import Part, block_paths, parts_of
+from chop.quantization.walk.error import BlockError, list_outputs
+from chop.quantization.walk.parts import Part, block_paths, get_parts
 from chop.quantization.walk.values import NoBlocksError, Values
 from chop.quantization.walk.walk import FloatBlock, Rounded, Walk, run_nodes
 
@@ -176,7 +176,7 @@ def _outputs(layers: Layers, parts: Sequence[Part]) -> list[fx.Node]:
     found: list[fx.Node] = []
     for part in (*parts[:-1], _as_far_as(layers, parts[-1])):
         if any(node in layers for node in part.nodes):
-            own = outputs_of(part)
+            own = list_outputs(part)
             if not own:
                 raise NoBlocksError(f"'{part.name}' gives no floating tensor")
             found += own
@@ -200,7 +200,7 @@ def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Pat
     Raises:
         NoBlocksError: the graph cannot be cut, or a value between parts cannot be kept.
     """
-    parts = parts_of(mg, block_paths(mg.model))
+    parts = get_parts(mg, block_paths(mg.model))
     parts[-1] = _as_far_as(layers, parts[-1])
     while not any(node in layers for node in parts[-1].nodes):
         parts.pop()
@@ -314,7 +314,7 @@ def _descend(
 ) -> None:
     """Steps against the signs of the gradient, their size falling to zero."""
     block = compared.block
-    order = _order([_rows_of(batch) for batch in block.batches], learning)
+    order = _order([_get_rows(batch) for batch in block.batches], learning)
     with _without_quantizers(layers):
         for step in range(learning.steps):
             rate = (1 - step / learning.steps) / learning.steps
@@ -330,7 +330,7 @@ def _descend(
                     learned[node].learn(leaf.grad.masked_fill(~changing[node], 0), rate)
 
 
-def _rows_of(batch: Mapping[str, Any]) -> int:
+def _get_rows(batch: Mapping[str, Any]) -> int:
     tensors = [x for x in batch.values() if isinstance(x, Tensor) and x.dim() > 0]
     return len(tensors[0]) if tensors else 1
 
@@ -374,11 +374,11 @@ def _without_quantizers(layers: Layers) -> Iterator[None]:
 @contextlib.contextmanager
 def _standing_in(layers: Layers, leaves: Mapping[fx.Node, Tensor]) -> Iterator[None]:
     """Inside, the layers have tensors in the place of their weights, which get gradients."""
-    own = {node: parameters_of(layer)["weight"] for node, layer in layers.items()}
+    own = {node: own_parameters(layer)["weight"] for node, layer in layers.items()}
     try:
         for node, layer in layers.items():
-            parameters_of(layer)["weight"] = leaves[node]  # type: ignore[assignment]
+            own_parameters(layer)["weight"] = leaves[node]  # type: ignore[assignment]
         yield
     finally:
         for node, layer in layers.items():
-            parameters_of(layer)["weight"] = own[node]
+            own_parameters(layer)["weight"] = own[node]

@@ -39,7 +39,7 @@ class BlockWalk(Walk):
 
     Args:
         mg: quantized in formats that wait for no data, on the meta device; it is changed.
-        parts: from `parts_of`.
+        parts: from `get_parts`.
         weights: of the graph's model.
         batches: from `select_inputs`.
         files: keeps what is done.

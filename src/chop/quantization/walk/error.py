@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from chop.ir.graph import metadata_of
+from chop.ir.graph import node_metadata
 from chop.ir.rows import Measured, check_finite
-from chop.quantization.rounding.experts import counted_rows_of
+from chop.quantization.rounding.experts import counted_rows_by_layer
 from chop.quantization.rounding.row_weights import RowWeights
 from chop.quantization.walk.parts import Part
 from chop.quantization.walk.values import Values
 from chop.quantization.walk.walk import FloatBlock, Note
 
 
-def outputs_of(part: Part) -> list[fx.Node]:
+def list_outputs(part: Part) -> list[fx.Node]:
     """The nodes of a part whose results are one floating tensor that later nodes read."""
     inside = set(part.nodes)
     return [node for node in part.nodes if set(node.users) - inside and _is_floating(node)]
 
 
 def _is_floating(node: fx.Node) -> bool:
-    results = metadata_of(node).common.results.values()
+    results = node_metadata(node).common.results.values()
     is_one = len(results) == 1 and all(info.is_floating for info in results)
     return is_one and bool(node.all_input_nodes)
 
@@ -52,11 +52,11 @@ class BlockError:
     ) -> None:
         self.block, self._targets, self._weights = block, targets, weights
         self._measured = Measured(where, block.part.name)
-        self._outputs = outputs_of(block.part)
+        self._outputs = list_outputs(block.part)
         self._energy = {node: torch.finfo(torch.float64).tiny for node in self._outputs}
         for number in range(len(block.batches)):
             for node, target in self._of(number).items():
-                rows = counted_rows_of(block.mg, node, target, block.batches[number])
+                rows = counted_rows_by_layer(block.mg, node, target, block.batches[number])
                 check_finite(target, rows, block.batches[number], number, self._measured)
                 self._energy[node] += self._sum(node, number, target).item()
 
@@ -69,7 +69,7 @@ class BlockError:
         # Channels lie before the dimensions that a convolution slides over.
         channels = -1 - self.block.mg.operator(node).spatial
         of_rows = x.float().square().sum(channels if x.dim() >= -channels else ()).flatten()
-        counted = counted_rows_of(self.block.mg, node, x, self.block.batches[number])
+        counted = counted_rows_by_layer(self.block.mg, node, x, self.block.batches[number])
         if node in self._weights:
             weights = self._weights[node][number].to(of_rows)
             counted = weights > 0

@@ -15,7 +15,7 @@ from chop.base.files import atomic_file, atomic_folder, make_folder
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.tensor_store import read_file
 from chop.quantization.walk.values import Values
-from chop.runs.journal import Journal, key_of
+from chop.runs.journal import Journal, compute_key
 
 JOURNAL = "journal.jsonl"
 SCRATCH = "scratch"
@@ -40,7 +40,7 @@ class BlockFiles:
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        key = key_of(settings)
+        key = compute_key(settings)
         self.folder, self._key, self.removed = folder / f"{WALK}{key[:16]}", {"walk": key}, False
         for other in folder.glob(f"{WALK}*"):
             if other != self.folder:

@@ -46,7 +46,7 @@ def block_paths(model: nn.Module) -> list[str]:
     return [f"{path}.{name}" for name, _ in lists[path].named_children()]
 
 
-def parts_of(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
+def get_parts(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
     """The graph cut at the first node of each block and after the last one's last.
 
     Raises:
@@ -56,7 +56,7 @@ def parts_of(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
         raise NoBlocksError("the model has no list of blocks of one class")
     nodes, places = list(mg.nodes), {path: list[int]() for path in blocks}
     for place, node in enumerate(nodes):
-        path = _block_of(node, blocks)
+        path = _get_block(node, blocks)
         if path is not None:
             places[path].append(place)
     if not all(places.values()):
@@ -75,7 +75,7 @@ def parts_of(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
     return parts
 
 
-def _block_of(node: fx.Node, blocks: Sequence[str]) -> str | None:
+def _get_block(node: fx.Node, blocks: Sequence[str]) -> str | None:
     if node.op not in ("call_module", "get_attr"):
         return None
     # `layers.1` is no prefix of what is in `layers.10`.

@@ -219,7 +219,7 @@ class Walk:
     Args:
         mg: the graph; it is changed.
         batches: from `select_inputs`.
-        parts: from `parts_of`; None: the graph is one part.
+        parts: from `get_parts`; None: the graph is one part.
         scratch: an existing folder for values that do not fit into memory; None: all stay there.
         runs_float: whether the float parts run too, each on what the float ones before it give.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.memory import release_freed
-from chop.private.modules import buffers_of, not_persistent, parameters_of
+from chop.private.modules import not_persistent, own_buffers, own_parameters
 
 SMALL = 2**16
 """Numbers of a tensor that is read at once and stays: norms and biases."""
@@ -34,7 +34,7 @@ class LazyWeights:
         self._changes: dict[int, list[Callable[[Tensor], None]]] = {}
         made: dict[int, Any] = {}
         for path, module in model.named_modules():
-            for tensors in (parameters_of(module), buffers_of(module)):
+            for tensors in (own_parameters(module), own_buffers(module)):
                 for name, x in list(tensors.items()):
                     if x is None or not x.is_meta:
                         continue
@@ -97,7 +97,7 @@ class LazyWeights:
         modules = dict(self._model.named_modules())
         for path in paths:
             owned = {path: self._lazy[path]} if path in self._lazy else {}
-            owned |= tensors_of(modules[path], path) if path in modules else {}
+            owned |= list_tensors(modules[path], path) if path in modules else {}
             for name, x in owned.items():
                 if id(x) not in seen:
                     seen.add(id(x))
@@ -109,17 +109,17 @@ class LazyWeights:
         for name, new in tensors.items():
             path, _, last = name.rpartition(".")
             owner = self._model.get_submodule(path)
-            parameter = parameters_of(owner).get(last)
+            parameter = own_parameters(owner).get(last)
             if parameter is not None:
                 parameter.data = new
                 self._there.add(id(parameter))
                 self._placed[id(parameter)] = parameter
                 continue
-            old = buffers_of(owner)[last]
+            old = own_buffers(owner)[last]
             for module in self._model.modules():
-                for key, buffer in list(buffers_of(module).items()):
+                for key, buffer in list(own_buffers(module).items()):
                     if buffer is old:
-                        buffers_of(module)[key] = new
+                        own_buffers(module)[key] = new
             self._placed[id(new)] = new
 
     @contextlib.contextmanager
@@ -133,7 +133,7 @@ class LazyWeights:
         self.load(direct)
         handles = []
         for path, module in self._model.named_modules():
-            own = [*parameters_of(module), *buffers_of(module)]
+            own = [*own_parameters(module), *own_buffers(module)]
             names = [f"{path}.{name}" if path else name for name in own]
             names = [name for name in names if name in self._lazy and name not in direct]
             if any(self._lazy[name].numel() > SMALL for name in names):
@@ -159,14 +159,14 @@ def _zero(x: Tensor) -> Tensor:
     return torch.zeros((), dtype=x.dtype).expand(x.shape)
 
 
-def tensors_of(module: nn.Module, path: str) -> dict[str, Tensor]:
+def list_tensors(module: nn.Module, path: str) -> dict[str, Tensor]:
     """The parameters and persistent buffers below a path, by name, of the shapes that they have.
 
     State dicts may have them in others, as those of experts and of GPT-2's layers do.
     """
     found: dict[str, Tensor] = {}
     for below, owner in module.named_modules(prefix=path):
-        own = parameters_of(owner) | buffers_of(owner)
+        own = own_parameters(owner) | own_buffers(owner)
         kept = own.keys() - not_persistent(owner)
         found |= {f"{below}.{n}": x for n, x in own.items() if n in kept and x is not None}
     return found

@@ -48,7 +48,7 @@ def best_so_far_charts(
         measured = [run for run in finite if run]
         if not measured:
             continue
-        counts, columns = spread_of(measured)
+        counts, columns = compute_spread(measured)
         middle = [median(column) for column in columns]
         early = _first_level(middle)
         marks = []
@@ -74,10 +74,10 @@ def _first_level(values: Sequence[float]) -> int:
     return next(i for i, value in enumerate(values) if value != values[0])
 
 
-def spread_of(runs: Sequence[Run]) -> tuple[list[int], list[list[float]]]:
+def compute_spread(runs: Sequence[Run]) -> tuple[list[int], list[list[float]]]:
     """Each trial count from which all runs have a value, and the runs' values there.
 
-    >>> spread_of([[(1, 0.5), (3, 0.7)], [(2, 0.6)]])
+    >>> compute_spread([[(1, 0.5), (3, 0.7)], [(2, 0.6)]])
     ([2, 3], [[0.5, 0.6], [0.7, 0.6]])
     """
     first = max(run[0][0] for run in runs)

@@ -327,13 +327,13 @@ def finite(chart: Chart) -> Chart:
             )
             for each in chart.series
         )
-        levels, limits = _finite_of(chart.levels), _finite_of(chart.limits)
+        levels, limits = _finite_numbers(chart.levels), _finite_numbers(chart.limits)
         return replace(chart, series=series, levels=levels, limits=limits)
     if isinstance(chart, BarChart):
         bars = tuple(bar for bar in chart.bars if all(map(math.isfinite, bar.parts)))
-        return replace(chart, bars=bars, limits=_finite_of(chart.limits))
+        return replace(chart, bars=bars, limits=_finite_numbers(chart.limits))
     if isinstance(chart, GraphChart):
-        nodes = tuple(replace(node, numbers=_finite_of(node.numbers)) for node in chart.nodes)
+        nodes = tuple(replace(node, numbers=_finite_numbers(node.numbers)) for node in chart.nodes)
         return replace(chart, nodes=nodes)
     return chart
 
@@ -357,7 +357,7 @@ def chart_in_words(chart: Chart) -> Chart:
     return chart
 
 
-def _finite_of(numbers: Mapping[str, float]) -> dict[str, float]:
+def _finite_numbers(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 

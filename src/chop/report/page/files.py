@@ -12,7 +12,14 @@ from chop.base.files import write_json, write_text
 from chop.base.notices import warn_each_time
 from chop.errors import CheckpointError, ConfigError
 from chop.report.charts.chart import Chart
-from chop.report.document import FILE, Document, PageTable, document_of, page_table, read_document
+from chop.report.document import (
+    FILE,
+    Document,
+    PageTable,
+    build_document,
+    page_table,
+    read_document,
+)
 from chop.report.page.page import PAGE, PageRun, render
 from chop.report.report import Report, Table
 from chop.runs import MANIFEST, Manifest, Run, as_json, read_manifest
@@ -33,7 +40,7 @@ def add_page(report: Report[Any], run: Run, results: Path) -> None:
 def _document(report: Report[Any]) -> Document:
     """The document; results that took hours are not lost where it cannot be made."""
     try:
-        return document_of(report)
+        return build_document(report)
     except Exception as error:
         said = f"The page has no tables and charts ({type(error).__name__}: {error})"
         warn_each_time(f"{said}; all other files are there.", UserWarning)

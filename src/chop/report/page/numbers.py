@@ -11,7 +11,7 @@ from chop.report.page.svg import number
 from chop.report.report import Cell, Table
 
 
-def numbers_of(chart: Chart) -> PageTable | None:
+def get_numbers(chart: Chart) -> PageTable | None:
     """The numbers of a chart; None of a graph."""
     if isinstance(chart, LineChart):
         rows = list(_of_lines(chart))

@@ -23,7 +23,7 @@ from chop.report.command_line import command_line
 from chop.report.document import Document, PageTable, page_table
 from chop.report.page.captions import caption
 from chop.report.page.histogram import histogram
-from chop.report.page.numbers import numbers_of
+from chop.report.page.numbers import get_numbers
 from chop.report.page.svg import COLORS, NARROW, color_class, legend, shades, svg
 from chop.report.report import Cell, Table
 from chop.report.words import time_text
@@ -144,7 +144,7 @@ def common_charts(runs: Sequence[PageRun]) -> Iterable[Chart]:
         drawn = Counter[tuple[str, ...]]()
         for chart in run.document.charts:
             if not isinstance(chart, GraphChart):
-                axes = _axes_of(chart)
+                axes = _get_axes(chart)
                 keys.setdefault((*axes, str(drawn[axes])), {})[run.name] = chart
                 drawn[axes] += 1
     for charts in keys.values():
@@ -153,7 +153,7 @@ def common_charts(runs: Sequence[PageRun]) -> Iterable[Chart]:
             yield common
 
 
-def _axes_of(chart: Chart) -> tuple[str, ...]:
+def _get_axes(chart: Chart) -> tuple[str, ...]:
     if isinstance(chart, LineChart):
         return chart.kind, chart.x.label, chart.y.label
     label = chart.x.label if chart.kind == "bars" else ""
@@ -165,7 +165,7 @@ def picture(chart: Chart) -> Picture:
     chart = replace(chart, title=", ".join(chart.title.splitlines()))
     if isinstance(chart, GraphChart):
         return Picture(chart.title, chart.kind, (), data=_data(chart))
-    numbers = numbers_of(chart)
+    numbers = get_numbers(chart)
     if isinstance(chart, Histograms):
         grids = dict.fromkeys(label for panel in chart.panels for label in panel.grids)
         entries = {label: f"c{i % COLORS}" for i, label in enumerate(grids)}
@@ -184,14 +184,14 @@ def picture(chart: Chart) -> Picture:
         chart.title,
         chart.kind,
         (svg(chart),),
-        _legend_of(chart),
+        _build_legend(chart),
         numbers,
         narrow=(svg(chart, NARROW),),
         caption=caption(chart),
     )
 
 
-def _legend_of(chart: Chart) -> str:
+def _build_legend(chart: Chart) -> str:
     if isinstance(chart, LineChart) and len(chart.series) > 1:
         kinds = zip(chart.series, family_places(chart.series), strict=True)
         entries = {
@@ -216,7 +216,7 @@ def _data(chart: GraphChart) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def shades_of(table: PageTable) -> dict[int, list[int | None]]:
+def get_shades(table: PageTable) -> dict[int, list[int | None]]:
     """The colors of the shaded columns, by place of the column and row; None of no number."""
     found = {}
     for place, name in enumerate(table.columns):
@@ -299,7 +299,7 @@ def environment(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["shades_of"] = shades_of
+    found.globals["get_shades"] = get_shades
     found.globals["is_number"] = _is_number
     found.globals["numeric_columns"] = numeric_columns
     found.filters["printable"] = printable

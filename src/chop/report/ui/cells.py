@@ -43,7 +43,7 @@ def list_cells(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
         run: the run.
         now: the time, for the duration of a run that goes on.
     """
-    outcome, spent = run.outcome, seconds_of(run, now or datetime.now(UTC))
+    outcome, spent = run.outcome, get_seconds(run, now or datetime.now(UTC))
     share = outcome is not None and outcome.is_share
     value, reference, bits, size = (
         _known(getattr(outcome, name, None))
@@ -93,7 +93,7 @@ def size_text(size: float | None) -> str:
     return f"{size / factor:,.0f} {unit}" if unit == "B" else f"{size / factor:,.1f} {unit}"
 
 
-def seconds_of(run: FoundRun, now: datetime) -> float | None:
+def get_seconds(run: FoundRun, now: datetime) -> float | None:
     """Returns the duration of a run so far. None if it is unknown, as after a kill."""
     start = parsed_time(run.started)
     end = now if run.state == "running" else parsed_time(run.ended)

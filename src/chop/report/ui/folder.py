@@ -231,7 +231,7 @@ def _point(line: bytes) -> Mapping[str, Any] | None:
 
 def _search(folder: Path) -> tuple[tuple[LineChart, ...], dict[str, int] | None]:
     """The best value so far of a search in its storage; none where it cannot be read yet."""
-    from chop.search.objective import objectives_of
+    from chop.search.objective import select_objectives
     from chop.search.reading import load_search
 
     try:
@@ -239,7 +239,7 @@ def _search(folder: Path) -> tuple[tuple[LineChart, ...], dict[str, int] | None]
     except (ChopError, OSError, ValueError, KeyError):
         return (), None
     run = result.best_by_trial()
-    name = objectives_of(noted["goals"])[0].name
+    name = select_objectives(noted["goals"])[0].name
     if not run:
         return (), dict(result.counts)
     title, curve = f"{name} by trials", {noted["name"]: [run]}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chop.private.optuna_api import cached_trials
-from chop.search.optuna_study import CLAIMED_ELSEWHERE, excess_of, params_of
+from chop.search.optuna_study import CLAIMED_ELSEWHERE, get_excess, trial_params
 from chop.search.samplers.surrogate import Array, Codes
 from chop.search.space import Config, SearchSpace, all_active, as_it_is
 
@@ -81,11 +81,11 @@ class Coding:
         """Candidates (C, D) as surrogates see them: inactive is one more option."""
         return np.where(self.active(codes), codes, self.counts)
 
-    def code_of(self, trial: FrozenTrial) -> Code | None:
+    def get_code(self, trial: FrozenTrial) -> Code | None:
         """`code` of a trial; of one that has ended, read once: it changes no more."""
         known, code = self._known.get(trial.number, (None, None))
         if known is not trial:
-            code = self.code(params_of(trial))
+            code = self.code(trial_params(trial))
             if trial.state.is_finished():
                 self._known[trial.number] = (trial, code)
         return code
@@ -110,7 +110,7 @@ class Coding:
 
 
 @lru_cache(maxsize=4)
-def coding_of(space: SearchSpace) -> Coding:
+def get_coding(space: SearchSpace) -> Coding:
     """The coding of a space, made once."""
     return Coding(space)
 
@@ -154,7 +154,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
     found = History()
     rows: dict[Code, FrozenTrial] = {}
     for trial in cached_trials(study):
-        code = coding.code_of(trial)
+        code = coding.get_code(trial)
         state = trial.state.name
         if (
             trial.number == number
@@ -180,7 +180,7 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
 
 def _excess(trials: list[FrozenTrial]) -> Array:
     """(N, B); a constraint that a trial does not tell counts as met."""
-    found = [excess_of(trial) for trial in trials]
+    found = [get_excess(trial) for trial in trials]
     names = sorted({name for each in found for name in each})
     excess = [[each.get(name, 0.0) for name in names] for each in found]
     return np.array(excess, dtype=float).reshape(len(trials), len(names))

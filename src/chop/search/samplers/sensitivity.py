@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 
 from chop.search.joint import JointSampler
 from chop.search.samplers.acquisition import Posterior
-from chop.search.samplers.history import Code, Coding, History, coding_of, read_history
+from chop.search.samplers.history import Code, Coding, History, get_coding, read_history
 from chop.search.samplers.surrogate import Codes
 from chop.search.space import Config
 
@@ -66,7 +66,7 @@ class SensitivitySampler(JointSampler):
 
     def next_config(self, study: Study, trial: FrozenTrial) -> Config:
         """The next configuration: of the initial design, of greatest acquisition, or a restart."""
-        coding = coding_of(self.space)
+        coding = get_coding(self.space)
         history = read_history(study, coding, trial.number)
         draw = np.random.default_rng([self.seed, len(history.taken)])
         with _blas().limit(limits=1, user_api="blas"):

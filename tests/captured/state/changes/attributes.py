@@ -85,7 +85,7 @@ CASES: dict[str, Case] = {
     "attribute to None": Case(
         lambda self, x: x if self.options is None else x * 2, setter("options", None)
     ),
-    "by a property": Case(lambda self, x: x * self.scale_of, setter("number", 5.0)),
+    "by a property": Case(lambda self, x: x * self.get_scale, setter("number", 5.0)),
     "by a method": Case(lambda self, x: self.twice(x), setter("twice", lambda x: x * 3)),
     "a method that is an attribute": Case(
         lambda self, x: self.method(x), setter("method", lambda x: x * 3)

@@ -224,7 +224,7 @@ class Base(Root):
         return x * 2
 
     @property
-    def scale_of(self) -> float:
+    def get_scale(self) -> float:
         return self.number
 
     @functools.cached_property
