@@ -22,31 +22,31 @@ from chop.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 LARGEST = 2**1023
-"""Beyond it no float has an integer's value."""
+"""Largest integer that a float can represent."""
 LONGEST = 200
-"""Characters of a value in a message."""
+"""Maximum length of a value in a message, in characters."""
 COMMAND = "chop "
-"""What the name of a command begins with."""
+"""Prefix of command names."""
 NA = "NA"
-"""What MASE's TOML files have for None."""
+"""Value that stands for None in TOML files of MASE."""
 MORE: Mapping[str, str] = {"panel": "More options"}
-"""`field(metadata=MORE)`: a setting that few people need; `--help` lists it last."""
+"""Metadata of a setting that few people need; `--help` lists it last."""
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers that a setting may be: `Annotated[int, Range(1, 100)]`.
+    """Range of a numeric setting: `Annotated[int, Range(1, 100)]`.
 
-    `convert` checks it, so that `parse` and `check_fields` do, and `--help-all` shows it. None and
-    texts pass; every number of a list or mapping is checked. NaN is in no range.
+    `convert` checks it, as do `parse` and `check_fields`, and `--help-all` shows it. None and
+    texts pass. Every number of a list or mapping is checked. NaN is out of every range.
 
     Attributes:
         least: smallest number. Default: no bound.
         most: largest number. Default: no bound.
         unit: unit of the numbers in messages, such as bits.
-        above: bound that numbers are larger than, in place of `least`.
-        below: bound that numbers are smaller than, in place of `most`.
+        above: exclusive lower bound, in place of `least`.
+        below: exclusive upper bound, in place of `most`.
 
     >>> str(Range(1, 32, "bits")), str(Range(1)), str(Range(0, below=1)), str(Range(above=0))
     ('1 to 32 bits', '1 or more', '0 to below 1', 'more than 0')
@@ -75,7 +75,7 @@ class Range:
         return f"{text} {self.unit}".rstrip()
 
     def check(self, value: Any, where: str) -> None:
-        """Raises ConfigError where `value`, or a number in it, is out of range."""
+        """Raises ConfigError if `value`, or a number in it, is out of range."""
         if isinstance(value, Mapping):
             for key, member in value.items():
                 self.check(member, f"{where}['{key}']")
@@ -116,7 +116,7 @@ def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "")
     for key, value in settings.items():
         if key not in fields and isinstance(value, Mapping) and value.keys() & fields.keys():
             raise ConfigError(
-                f"{where}: unknown key '{key}': settings stand at the top, without [{key}]."
+                f"{where}: unknown key '{key}': settings are at the top level, without [{key}]."
             )
         if key not in fields:
             raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, fields)}")
@@ -130,9 +130,9 @@ def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "")
 
 
 def _value(value: Any, hint: Any, field: dataclasses.Field[Any], where: str) -> Any:
-    """A setting, converted; where it cannot be, the field's own `hint` closes the sentence.
+    """Converts a setting; in errors, the `hint` of the field ends the sentence.
 
-    Of a command, `where` is its name, and the setting an option.
+    For a command, `where` is its name and settings are named as options.
     """
     is_command = where.startswith(COMMAND)
     named = f"{where} --{field.name.replace('_', '-')}" if is_command else f"{where}.{field.name}"
@@ -184,7 +184,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _convert_fixed(value: Sequence[Any], members: Sequence[Any], where: str) -> tuple[Any, ...]:
-    """A tuple whose members have types of their own."""
+    """Converts a tuple whose members have different types."""
     if len(value) != len(members):
         raise ConfigError(f"{where}: expected {len(members)} values, got {len(value)}.")
     pairs = enumerate(zip(value, members, strict=True))
@@ -192,9 +192,9 @@ def _convert_fixed(value: Sequence[Any], members: Sequence[Any], where: str) -> 
 
 
 def check_text(value: Any, where: str) -> None:
-    """Raises ConfigError where a text that names something is empty, or can be in no file."""
+    """Raises ConfigError if a name is empty or has characters that no file can store."""
     if value == "":
-        raise ConfigError(f"{where}: got an empty text (is a variable not set?).")
+        raise ConfigError(f"{where}: got an empty text; is a variable not set?.")
     if isinstance(value, str | Path) and "\0" in str(value):
         raise ConfigError(f"{where}: got {str(value)!r}, expected a text without null bytes.")
     if isinstance(value, str | Path) and SURROGATE.search(str(value)):
@@ -221,7 +221,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
 
 
 def without_na(settings: Any) -> Any:
-    """The settings with None where MASE writes "NA"; dicts and lists are copied, to any depth.
+    """Returns a deep copy of the settings with None in place of the "NA" of MASE.
 
     >>> without_na({"mean": "NA", "block_size": [1, 16]})
     {'mean': None, 'block_size': [1, 16]}
@@ -234,7 +234,7 @@ def without_na(settings: Any) -> Any:
 
 
 def load_config(config_path: str | Path) -> dict[str, Any]:
-    """Reads a TOML file, with None where it says "NA"; a pass takes one of its tables.
+    """Reads a TOML file, with None in place of "NA". A pass takes one of its tables.
 
     Raises:
         ConfigError: the file is missing or is not TOML; the message has the line.
@@ -248,41 +248,41 @@ def load_config(config_path: str | Path) -> dict[str, Any]:
 
 
 def ignoring(settings: Mapping[str, Any], keys: Collection[str], where: str) -> dict[str, Any]:
-    """The settings without those of `keys` that they have, which a line of the debug log names."""
+    """Returns the settings without `keys`; the debug log lists the ignored ones."""
     ignored = [key for key in settings if key in keys]
     if ignored:
-        log.debug("%s: %s: read by MASE, no effect here.", where, ", ".join(ignored))
+        log.debug("%s: %s: settings of MASE without an effect in chop.", where, ", ".join(ignored))
     return {key: value for key, value in settings.items() if key not in keys}
 
 
 def renamed(settings: Mapping[str, Any], aliases: Mapping[str, str], where: str) -> dict[str, Any]:
-    """The settings under our names.
+    """Returns the settings under the names of `chop`.
 
     Args:
-        settings: by our names or others'.
-        aliases: ours by the others'.
-        where: what the settings belong to, for the error message.
+        settings: settings under the names of `chop` or under aliases.
+        aliases: name of `chop` by alias.
+        where: subject of the error message.
 
     Raises:
-        ConfigError: one is given under two names.
+        ConfigError: a setting is given under two names.
 
     >>> renamed({"r": 4}, {"r": "rank"}, "lora")
     {'rank': 4}
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in settings.items():
         name = aliases.get(key, key)
-        if name in found:
+        if name in result:
             raise ConfigError(f"{where}: '{name}' is given twice, once as '{key}'; drop one.")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def check_fields(instance: Any, where: str) -> None:
-    """Checks types and ranges of a dataclass's values, for instances that were not made by `parse`.
+    """Checks types and ranges of the fields of an instance that was not made by `parse`.
 
-    Values are put in as `parse` has them: NumPy's numbers as Python's, lists as tuples, texts as
-    paths, each where the field says so.
+    It converts values as `parse` does: NumPy numbers to Python numbers, lists to tuples and
+    texts to paths, as the field says.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range.
@@ -290,9 +290,9 @@ def check_fields(instance: Any, where: str) -> None:
     hints = _type_hints(type(instance))  # type: ignore[arg-type]
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        found = _value(value, hints[field.name], field, where)
-        if found is not value:
-            object.__setattr__(instance, field.name, found)
+        converted = _value(value, hints[field.name], field, where)
+        if converted is not value:
+            object.__setattr__(instance, field.name, converted)
 
 
 @cache
@@ -335,7 +335,7 @@ def _fits(value: Any, hint: Any, origin: Any) -> bool:
 
 
 def _plain(value: Any, hint: Any) -> Any:
-    """Paths as such, and NumPy's numbers as Python's, which formats compare and JSON writes."""
+    """Converts NumPy numbers to Python numbers, which formats compare and JSON can represent."""
     if hint is Path:
         return Path(value)
     if hint is int and not isinstance(value, int):
@@ -344,7 +344,7 @@ def _plain(value: Any, hint: Any) -> Any:
 
 
 def _describe(value: Any) -> str:
-    """In one line, cut where it is long."""
+    """Describes a value in one line, shortened if it is long."""
     if value is None:
         return "nothing (None)"
     return f"{shorten(repr(value), LONGEST, placeholder=' ...')} ({type(value).__name__})"

@@ -25,14 +25,14 @@ import difflib
 from collections.abc import Collection, Iterable, Sequence
 
 MOST_CHARACTERS = 2000
-"""Of a message."""
-KEPT_AT_END = 500
-"""Of a longer one: the end says the way out."""
-LEFT_OUT = " ... (left out: the message is too long) ... "
+"""Maximum length of a message, in characters."""
+END_CHARACTERS = 500
+"""Length of the end that a shortened message keeps; it contains the suggestion."""
+OMISSION = " ... (shortened) ... "
 
 
 class ChopError(Exception):
-    """Base of every error raised on purpose; the middle of a long message is left out."""
+    """Base class of all errors raised on purpose. It shortens long messages in the middle."""
 
     def __str__(self) -> str:
         return bounded(super().__str__())
@@ -43,19 +43,19 @@ class ConfigError(ChopError, ValueError):
 
 
 class PlanError(ConfigError):
-    """A sharding plan does not fit the model, the mesh or the processes."""
+    """A sharding plan does not fit the model, the mesh or the number of processes."""
 
 
 class GraphError(ChopError, ValueError):
-    """A graph is not valid, or a pass was called before what it needs."""
+    """A graph is not valid, or a pass was called before a pass that it needs."""
 
 
 class CaptureError(ChopError, RuntimeError):
-    """A model cannot be written down as a graph."""
+    """A model cannot be captured as a graph."""
 
 
 class GuardError(CaptureError):
-    """A captured graph was called with inputs outside what it was captured for."""
+    """A captured graph was called with inputs outside its guards."""
 
 
 class CheckpointError(ChopError, ValueError):
@@ -63,37 +63,37 @@ class CheckpointError(ChopError, ValueError):
 
 
 class WriteError(ChopError, OSError):
-    """A file or folder cannot be written: no space left, read-only, or something is in the way."""
+    """A file or folder cannot be written, such as on a full or read-only disk."""
 
 
 class DerivativeError(ChopError, NotImplementedError):
-    """A derivative is asked for in a way that an operator has no rule for."""
+    """An operator has no rule for the requested derivative."""
 
 
 class UnavailableError(ChopError, OSError):
-    """A package, file or remote resource is needed and not there."""
+    """A required package, file or remote resource is missing."""
 
 
 class VerificationError(ChopError, RuntimeError):
-    """A circuit or file differs from the graph it was made from, or files from their manifest."""
+    """A circuit or file differs from its graph, or files differ from their manifest."""
 
 
 class DistributedError(ChopError, RuntimeError):
-    """Another process ended or does not answer, or a sharded model differs from the whole one."""
+    """Another process ended or does not answer, or a sharded model differs from the original."""
 
 
 class NotBuiltError(ChopError, NotImplementedError):
-    """A name of MASE's whose part `chop` lacks."""
+    """A name of MASE stands for a part that `chop` does not have."""
 
 
 MOST_NAMES = 60
-"""Names in a sentence."""
+"""Maximum number of names in a sentence."""
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
-    """A closing sentence naming the nearest choice, or all of them when none is near.
+    """Returns a closing sentence with the nearest choice, or with all if none is near.
 
-    Of more than 60, the first ones and the number of the others.
+    Of more than 60 choices, it lists the first ones and the number of the others.
 
     >>> did_you_mean("linaer", ["linear", "conv2d"])
     "did you mean 'linear'?"
@@ -114,7 +114,7 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
 
 
 def check_known(word: object, choices: Collection[object], what: str) -> None:
-    """Raises ConfigError where a word is none of the choices; its message names the nearest.
+    """Raises ConfigError, with the nearest choice, if a word is not one of the choices.
 
     >>> check_known("linaer", ["linear", "conv2d"], "unknown operator")
     Traceback (most recent call last):
@@ -134,7 +134,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shorten(value: object, limit: int = 200) -> str:
-    """A value as text, its beginning where that is long.
+    """Returns a value as text, shortened to its beginning if it is long.
 
     >>> shorten("x" * 500, 5)
     'xxxxx... (500 characters)'
@@ -144,19 +144,19 @@ def shorten(value: object, limit: int = 200) -> str:
 
 
 def bounded(text: str) -> str:
-    """A message of at most 2,000 characters: beginning and end, where the way out stands.
+    """Shortens a message to 2,000 characters: its beginning, and its end with the suggestion.
 
     >>> len(bounded("x" * 200_000)) <= 2000, bounded("short")
     (True, 'short')
     """
     if len(text) <= MOST_CHARACTERS:
         return text
-    start, end = text[: MOST_CHARACTERS - KEPT_AT_END - len(LEFT_OUT)], text[-KEPT_AT_END:]
-    return f"{start}{LEFT_OUT}{end}"
+    start, end = text[: MOST_CHARACTERS - END_CHARACTERS - len(OMISSION)], text[-END_CHARACTERS:]
+    return f"{start}{OMISSION}{end}"
 
 
 def enumerate_names(names: Sequence[str], limit: int) -> str:
-    """The first names of a list, and how many more there are.
+    """Joins the first names of a list and counts the others.
 
     >>> enumerate_names(["a", "b", "c"], 2)
     'a, b and 1 more'

@@ -96,7 +96,7 @@ def test_a_table_that_is_cut_repeats_what_tells_its_rows_apart(monkeypatch, caps
 
 
 def test_a_long_title_is_printed_once_and_its_place_is_not_broken(monkeypatch, capsys):
-    title = "The saved model beside float (in turns, compared by processor time, 1 thread)"
+    title = "The saved model beside float (interleaved, compared by processor time, 1 thread)"
     monkeypatch.setenv("COLUMNS", "80")
     print_table(title, SPEED)
     told = capsys.readouterr().out

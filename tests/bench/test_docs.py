@@ -14,4 +14,4 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     assert [variant["name"] for variant in record["variants"]] == ["float32", "MXINT8"]
     assert record["variants"][1]["prepare_seconds"] > 0
     assert 0 < record["variants"][1]["largest_difference"] < 0.1
-    assert "Times of one call (in turns" in capsys.readouterr().out
+    assert "Times of one call (interleaved" in capsys.readouterr().out

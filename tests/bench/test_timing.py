@@ -51,7 +51,7 @@ def test_rows_are_for_people_and_the_file_has_everything(found, tmp_path, capsys
     assert "prepare" not in one and one["largest difference"] is None
     assert twice["times as fast"] == format_ratio(found["twice"].ratio)
     found.table("Products")
-    assert "Products (in turns" in capsys.readouterr().out
+    assert "Products (interleaved" in capsys.readouterr().out
     found.save(tmp_path / "found.json")
     record = json.loads((tmp_path / "found.json").read_text())
     assert record["variants"][1]["speed_up"] == found["twice"].speed_up
@@ -125,7 +125,7 @@ def test_blocks_are_long_enough_by_the_clock_that_decides():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"baseline": "b"}, "'b' is no variant"),
+        ({"baseline": "b"}, "'b' is not a variant"),
         ({"method": "pared"}, "did you mean 'paired'"),
         ({"clock": "device"}, "no 'device' on cpu; choose from: processor, wall"),
         ({"seconds": 0}, "more than 0, got 0"),

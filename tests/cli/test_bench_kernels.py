@@ -26,7 +26,7 @@ def chop(*arguments, code=0):
 )
 def test_a_command_leaves_its_tables_plots_and_measurements(command, cases, tmp_path):
     text = chop(*command, "--quick", "--out", tmp_path)
-    assert "in turns, compared by processor time" in text
+    assert "interleaved, compared by processor time" in text
     files = {f"{case}.{kind}" for case in cases for kind in ("json", "svg")}
     files |= {"report.html", "report.json"}
     assert {file.name for file in tmp_path.iterdir()} == {"tables.md", MANIFEST, *files}

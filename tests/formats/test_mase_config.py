@@ -160,7 +160,7 @@ def test_keys_without_an_effect_are_in_the_debug_log(caplog):
     with caplog.at_level(logging.DEBUG, "chop.config"):
         assert QuantSpec.parse(settings, where="layer") == QuantSpec.uniform(Integer(8, 4))
     assert [record.getMessage() for record in caplog.records] == [
-        "layer: cache_quantized_weight: read by MASE, no effect here."
+        "layer: cache_quantized_weight: settings of MASE without an effect in chop."
     ]
 
 

@@ -166,7 +166,9 @@ def test_options_of_mases_have_one_line_in_the_debug_log(toy, caplog):
         )
     first, second = [record.getMessage() for record in caplog.records]
     listed = "report, baseline_weight_path, load_type, input_generator, dummy_in"
-    assert first == f"quantize_transform_pass: {listed}: read by MASE, no effect here."
+    assert (
+        first == f"quantize_transform_pass: {listed}: settings of MASE without an effect in chop."
+    )
     assert second == first.replace("quantize", "prune")
 
 

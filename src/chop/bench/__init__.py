@@ -1,4 +1,4 @@
-"""Measuring what was gained: times in turns, with intervals, outputs and surroundings."""
+"""Benchmark engine: interleaved runs, confidence intervals, output comparison, environment."""
 
 from chop.bench.record import Comparison, Measured
 from chop.bench.statistics import Interval, paired_ratio

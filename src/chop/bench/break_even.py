@@ -1,4 +1,4 @@
-"""Break-even: the number of calls after which compiling has paid for itself."""
+"""Break-even point of compilation: the number of calls that repay the compile time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NEVER = "never"
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Calls after which compiling has paid for itself; infinite where it never does.
+    """Number of calls that repay the compile time; infinite if compiled calls are not faster.
 
     Attributes:
         calls: at the measured ratio.
         low: at the upper bound of the ratio.
-        high: at its lower bound.
+        high: at the lower bound of the ratio.
     """
 
     calls: float
@@ -31,17 +31,18 @@ class BreakEven:
 
 
 def compile_seconds(measured: Measured) -> float:
-    """From `torch.compile` to the end of the first call; without a compiler, the first call."""
+    """Returns the seconds of `torch.compile` and the first call; eager, of the first call."""
     if measured.prepare_seconds is None:
         return measured.first_call_seconds
     return measured.prepare_seconds
 
 
 def break_even(eager: Measured, compiled: Measured) -> BreakEven:
-    """(seconds of compiling - first eager call) / seconds that a call saves, rounded up, plus 1.
+    """Returns the compile time divided by the time saved per call, rounded up, plus 1.
 
-    A call saves eager (1 - 1 / ratio). Never where the interval of the ratio spans 1, or where
-    compiled calls are slower; and where no interval is known nothing is shown.
+    The compile time is that of `compile_seconds` without the first eager call. A call saves
+    eager (1 - 1 / ratio). The result is infinite if the interval of the ratio spans 1, if
+    compiled calls are slower, or if there is no interval.
     """
     start = compile_seconds(compiled) - eager.first_call_seconds
 

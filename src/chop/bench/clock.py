@@ -16,21 +16,21 @@ from chop.errors import ConfigError, did_you_mean
 Call = Callable[[], Any]
 CLOCKS = ("wall", "processor", "device")
 BLOCK_SECONDS = 0.02
-"""Shorter blocks are lost in the jitter of clocks and caches."""
+"""Length of a block in seconds. Shorter blocks are lost in the jitter of clocks and caches."""
 FEWEST_BLOCKS = 10
-"""Of a variant: a measurement with no time for so many long blocks has short ones."""
+"""Minimum number of blocks per variant; a short measurement shortens the blocks instead."""
 LONGEST_BLOCK_SECONDS = 0.5
-"""By the wall: calls that sleep never fill a block of processor time."""
+"""Wall-clock limit of a block: calls that sleep never fill a block of processor time."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds of one call, averaged over a block of them.
+    """Seconds of one call, averaged over a block of calls.
 
     Attributes:
-        wall: that passed.
-        processor: that all threads of this process computed; None where it was not read.
-        device: that the GPU took, between two events; None on a CPU.
+        wall: elapsed time.
+        processor: time of all threads of this process; None if it was not read.
+        device: time on the GPU between two events; None on a CPU.
     """
 
     wall: float
@@ -39,26 +39,26 @@ class Reading:
 
 
 class Clock(ABC):
-    """Times blocks of calls.
+    """Timer for blocks of calls.
 
     Attributes:
-        decides: which field of a `Reading` variants are compared by.
+        decides: field of `Reading` by which variants are compared.
     """
 
     decides: str
 
     @abstractmethod
     def time(self, call: Call, calls: int) -> Reading:
-        """Calls so often, one after the other, and reads all clocks."""
+        """Makes a number of calls one after another and reads all clocks."""
 
     def decisive(self, reading: Reading) -> float:
-        """The seconds that variants are compared by."""
+        """Returns the seconds by which variants are compared."""
         return float(getattr(reading, self.decides))
 
     def block_size(self, call: Call, wanted_seconds: float = BLOCK_SECONDS) -> int:
-        """Calls that fill a block; they warm up what they call on the way.
+        """Returns the number of calls that fill a block. Its trial calls serve as warm-up.
 
-        By the clock that decides: a block that another process held up has room for more calls.
+        The deciding clock counts, so a block that another process interrupted gets more calls.
         """
         calls = 1
         while True:
@@ -69,7 +69,7 @@ class Clock(ABC):
             calls = max(2 * calls, min(10 * calls, round(wanted)))
 
     def _fastest(self, call: Call, calls: int) -> tuple[float, float]:
-        """(decisive seconds, wall seconds) of the fastest block of three, or of one long one."""
+        """Returns deciding and wall seconds of the fastest of three blocks, or of a long one."""
         blocks: list[tuple[float, float]] = []
         while len(blocks) < 3 and sum(passed for _, passed in blocks) < LONGEST_BLOCK_SECONDS:
             reading = self.time(call, calls)
@@ -78,13 +78,13 @@ class Clock(ABC):
 
 
 class HostClock(Clock):
-    """Of code that runs on the CPU."""
+    """Clock for code on the CPU."""
 
     def __init__(self, decides: str) -> None:
         self.decides = decides
 
     def time(self, call: Call, calls: int) -> Reading:
-        """Wall and processor time."""
+        """Reads wall and processor time."""
         wall, processor = time.perf_counter(), time.process_time()
         for _ in range(calls):
             call()
@@ -93,14 +93,14 @@ class HostClock(Clock):
 
 
 class _CudaClock(Clock):
-    """Of code that runs on a GPU: events before the first and after the last call of a block."""
+    """Clock for code on a GPU, with events before the first and after the last call of a block."""
 
     def __init__(self, decides: str, device: torch.device) -> None:
         self.decides = decides
         self.device = device
 
     def time(self, call: Call, calls: int) -> Reading:
-        """All three; the wall's includes waiting for the device."""
+        """Reads all three clocks. Wall time includes the wait for the device."""
         with torch.cuda.device(self.device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
@@ -115,7 +115,7 @@ class _CudaClock(Clock):
 
 
 def block_seconds(seconds: float) -> float:
-    """Seconds of a block, of a measurement that may take so many per variant.
+    """Returns the length of a block for a given measuring time per variant, in seconds.
 
     >>> block_seconds(1.0), block_seconds(0.05)
     (0.02, 0.005)
@@ -124,14 +124,14 @@ def block_seconds(seconds: float) -> float:
 
 
 def clock_for(device: torch.device, threads: int, decides: str | None) -> Clock:
-    """The clock of a device.
+    """Returns the clock of a device.
 
-    On a CPU one thread is compared by the processor's time: it does not count while other
-    processes have the core, and without them it is the wall's. Several threads are compared by
-    the wall's time, which they are there to shorten. On a GPU the device's time decides.
+    On a CPU, one thread is compared by processor time, which excludes other processes.
+    Several threads are compared by wall time, which they are meant to shorten. On a GPU,
+    device time decides.
 
     Raises:
-        ConfigError: no such clock on that device.
+        ConfigError: the device has no such clock.
     """
     if device.type == "cuda":
         return _CudaClock(_known(decides or "device", CLOCKS, device), device)

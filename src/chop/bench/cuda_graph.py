@@ -1,4 +1,4 @@
-"""CUDA graph of a call: recorded once, launched as one piece."""
+"""CUDA graphs of calls, recorded once and launched as a whole."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import torch
 
 from chop.bench.clock import Call
+from chop.errors import first_line
 
 WARM_UP_CALLS = 3
 
@@ -14,10 +15,12 @@ log = logging.getLogger(__name__)
 
 
 def as_cuda_graph(call: Call, device: torch.device) -> Call:
-    """A call that replays what `call` launches; `call` itself, with a warning, if it cannot be.
+    """Returns a call that replays the kernels of `call`.
 
-    What a graph launches reads the tensors that were there when it was recorded and writes the
-    same outputs at every call.
+    If the kernels cannot be recorded, it warns and returns `call`.
+
+    The graph reads the tensors that existed during the recording and writes the same outputs
+    in every call.
     Source: the PyTorch manual, CUDA semantics, "Whole-network capture".
     """
     # A recording that fails leaves its own stream as the current one.
@@ -37,7 +40,7 @@ def _recorded(call: Call) -> Call:
         with torch.cuda.graph(graph):
             output = call()
     except RuntimeError as error:
-        log.warning("no CUDA graph, timed as it is: %s", str(error).splitlines()[0])
+        log.warning("no CUDA graph can record the call, timed without: %s", first_line(error))
         return call
 
     def replay() -> object:

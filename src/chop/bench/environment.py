@@ -1,4 +1,4 @@
-"""On what a measurement was taken."""
+"""Environment of a measurement: device, instruction set, threads and load."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from chop.base.native import LOADED
 
 
 def environment(device: torch.device, threads: int) -> dict[str, Any]:
-    """What a reader needs to judge a time, or to take it again.
+    """Returns the facts that a reader needs to judge or repeat a measurement.
 
-    `device` names the GPU or the processor, `instructions` the widest set that torch uses on the
-    CPU, `threads` those of torch.
+    `device` names the GPU or the processor, `instructions` the widest instruction set that
+    torch uses on the CPU, and `threads` the number of threads of torch.
     """
     return {
         **runs.read_environment(),
@@ -26,7 +26,7 @@ def environment(device: torch.device, threads: int) -> dict[str, Any]:
 
 
 def load() -> float | None:
-    """Load average of the last minute, in processes; None where the system has none."""
+    """Returns the load average of the last minute, in processes, or None if it is unknown."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
@@ -34,12 +34,12 @@ def load() -> float | None:
 
 
 def kernels() -> str:
-    """Which C++ kernels this process has loaded; tensors that stay small never compile them."""
+    """Names the C++ kernels that this process has loaded. Small tensors never compile them."""
     return "; ".join(LOADED.values()) or "not loaded"
 
 
 def _device_name(device: torch.device) -> str:
-    """What a person calls the device."""
+    """Returns the product name of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return runs.processor_name() if device.type == "cpu" else str(device)

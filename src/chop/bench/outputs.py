@@ -1,4 +1,4 @@
-"""Whether variants compute the same."""
+"""Comparison of the outputs of variants."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from chop.errors import ConfigError
 
 
 def list_tensors(output: Any) -> Iterator[Tensor]:
-    """All tensors of a tensor, or of nested sequences and mappings, in order."""
+    """Returns all tensors of an output in order, from nested sequences and mappings too."""
     return tree_tensors(output, fields=False)
 
 
 def copied(output: Any) -> list[Tensor]:
-    """Tensors of an output that later calls leave as they are."""
+    """Returns copies of the tensors of an output, which later calls do not overwrite."""
     return [x.detach().clone() for x in list_tensors(output)]
 
 
 def largest_difference(ours: list[Tensor], expected: list[Tensor], name: str) -> float | None:
-    """The largest |ours - expected| over all elements; None where there are no elements.
+    """Returns the largest |ours - expected| over all elements, or None without elements.
 
-    Equal infinities, and NaN beside NaN, do not differ; NaN beside a number differs by infinity.
+    Equal infinities, and NaN beside NaN, count as equal. NaN beside a number counts as infinity.
 
     Raises:
-        ConfigError: there are other tensors, or other shapes.
+        ConfigError: the number or the shapes of the tensors differ.
     """
     shapes = [[tuple(x.shape) for x in tensors] for tensors in (ours, expected)]
     if shapes[0] != shapes[1]:
         raise ConfigError(
             f"variant '{name}' returns tensors of shapes {shapes[0]}, the baseline {shapes[1]}: "
-            "expected the same; outputs=False compares times alone."
+            "expected the same; outputs=False compares only times."
         )
     pairs = zip(ours, expected, strict=True)
     return max((_difference(x, y) for x, y in pairs if x.numel()), default=None)

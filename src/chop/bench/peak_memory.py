@@ -10,15 +10,15 @@ from chop.bench.clock import Call
 
 PROC = Path("/proc/self")
 RESET_HIGH_WATER = "5"
-"""What the kernel takes as the order to do so, see proc_pid_clear_refs(5)."""
+"""Value that resets the high-water mark, see proc_pid_clear_refs(5)."""
 
 
 def peak_bytes(call: Call, device: torch.device) -> int | None:
-    """The most that one call holds at once, beyond what was held before it.
+    """Returns the peak memory of one call beyond the memory held before it, in bytes.
 
-    On a GPU what torch's allocator hands out. On a CPU the growth of the resident set, in steps
-    of some pages: a lower bound, since memory that the process has freed and kept is used again.
-    None where the system does not tell.
+    On a GPU, this is memory handed out by torch's allocator. On a CPU, it is the growth of the
+    resident set, a lower bound, because the process may reuse freed memory. None if the
+    operating system does not report it.
     """
     if device.type == "cuda":
         return _allocated(call, device)
@@ -31,7 +31,7 @@ def peak_bytes(call: Call, device: torch.device) -> int | None:
 
 
 def resident_bytes(field: str = "VmRSS") -> int | None:
-    """Of this process: what is resident now, or with "VmHWM" the most since the last reset."""
+    """Returns the resident set in bytes; "VmHWM" is its peak since the last reset."""
     try:
         lines = (PROC / "status").read_text().splitlines()
     except OSError:
@@ -41,7 +41,7 @@ def resident_bytes(field: str = "VmRSS") -> int | None:
 
 
 def reset_high_water() -> bool:
-    """Lets "VmHWM" start anew from what is resident now; False where the system cannot."""
+    """Resets "VmHWM" to the resident set. Returns false if the system does not support it."""
     try:
         (PROC / "clear_refs").write_text(RESET_HIGH_WATER)
     except OSError:

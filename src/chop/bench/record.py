@@ -1,4 +1,4 @@
-"""Measurements: as rows, as a table and as a file."""
+"""Measurements as rows, as a table and as a JSON file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 @dataclass(frozen=True)
 class Measured:
-    """One variant.
+    """Measurement of one variant.
 
     Attributes:
-        name: of the variant.
-        seconds: of one call in the steady state: the median over the blocks, by the device's
-            clock on a GPU, else by the wall's.
-        processor_seconds: of one call, by all threads of the process; None where it was not read.
-        ratio: how many times as fast as the baseline: its time over this variant's.
-        first_call_seconds: by the wall: the first call after `prepare`, where compilers work.
-        prepare_seconds: by the wall; None where there was nothing to prepare.
-        largest_difference: of the outputs, against the baseline's; None where not compared.
-        peak_bytes: what a call takes while it runs, see `chop.bench.peak_memory`; None where
-            not known.
-        readings: of every block, in the order in which they were taken.
+        name: name of the variant.
+        seconds: of one call in the steady state: the median over the blocks, by the device clock
+            on a GPU, else by the wall clock.
+        processor_seconds: of one call, by all threads of the process; None if not measured.
+        ratio: time of the baseline divided by the time of this variant.
+        first_call_seconds: wall time of the first call after `prepare`, in which compilers work.
+        prepare_seconds: wall time of `prepare`; None without it.
+        largest_difference: of the outputs from those of the baseline; None if not compared.
+        peak_bytes: memory of a call, see `chop.bench.peak_memory`; None if unknown.
+        readings: of every block, in the order of measurement.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Measured:
 
     @property
     def speed_up(self) -> float | None:
-        """How many times as fast as the baseline; None where no difference is shown."""
+        """Speed relative to the baseline; None if no difference is shown."""
         return None if self.ratio.spans_one else self.ratio.median
 
 
@@ -59,11 +58,11 @@ class Comparison:
 
     Attributes:
         baseline: name of the variant that the others are compared with.
-        method: "paired", in turns; "torch" and "time", one after the other.
-        clock: by which they are compared: "wall", "processor" or "device".
-        variants: in the order in which they were given.
-        environment: of the measurement, see `chop.bench.environment`, with the load at both ends
-            and the C++ kernels that were loaded at the end.
+        method: "paired" for interleaved runs; "torch" and "time" for one variant after another.
+        clock: clock of the comparison, "wall", "processor" or "device".
+        variants: measurements in the order of the call.
+        environment: see `chop.bench.environment`, with the load at both ends and the C++ kernels
+            that were loaded at the end.
     """
 
     baseline: str
@@ -80,48 +79,48 @@ class Comparison:
             if measured.name == name:
                 return measured
         hint = did_you_mean(name, [measured.name for measured in self.variants])
-        raise ConfigError(f"no variant '{name}' was measured: {hint}")
+        raise ConfigError(f"there is no variant '{name}': {hint}")
 
     def decisive_seconds(self, name: str) -> float:
-        """Of one call of a variant, by the clock that variants are compared by."""
+        """Returns the seconds of one call of a variant, by the clock of the comparison."""
         measured = self[name]
         own = measured.processor_seconds if self.clock == "processor" else None
         return measured.seconds if own is None else own
 
     def ratio(self, name: str, baseline: str) -> Interval:
-        """How many times as fast a variant is as another, of measurements in turns.
+        """Returns the speed of a variant relative to another, from interleaved runs.
 
         Raises:
-            ConfigError: there is no variant of that name, or they were not measured in turns.
+            ConfigError: there is no variant of that name, or the runs were not interleaved.
         """
         if self.method != "paired":
-            raise ConfigError(f"ratio: expected variants that took turns, got '{self.method}'.")
+            raise ConfigError(f"ratio: expected interleaved variants, got method '{self.method}'.")
         readings = (self[baseline].readings, self[name].readings)
         base, own = ([getattr(each, self.clock) for each in taken] for taken in readings)
         return paired_ratio(base, own)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row per variant, as formatted text; what no variant has is left out."""
+        """Returns a row of formatted text for each variant, without columns that no variant has."""
         rows = [self._row(measured) for measured in self.variants]
         names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
         return [{name: row[name] for name in names} for row in rows]
 
     def table(self, title: str = "Times of one call") -> None:
-        """Prints the rows; the title says how they were taken."""
+        """Prints the rows. The title describes the method of measurement."""
         print_table(f"{title} ({self.how})", self.rows())
 
     @property
     def how(self) -> str:
-        """How the times were taken, in a few words."""
+        """Describes the method of measurement in a few words."""
         threads = self.environment["threads"]
         where = f"{threads} thread{'s' if threads > 1 else ''}"
         if self.method == "paired":
-            return f"in turns, compared by {self.clock} time, {where}"
+            return f"interleaved, compared by {self.clock} time, {where}"
         way = "torch.utils.benchmark" if self.method == "torch" else "time"
-        return f"by {way}, one variant after the other: no interval, {where}"
+        return f"by {way}, one variant after another, without an interval, {where}"
 
     def save(self, path: str | Path) -> None:
-        """Writes all there is as JSON, in one step; what is not finite becomes null."""
+        """Writes all readings as JSON, atomically; numbers that are not finite become null."""
         record = dataclasses.asdict(self)
         for variant, measured in zip(record["variants"], self.variants, strict=True):
             variant["speed_up"] = measured.speed_up
@@ -145,7 +144,7 @@ class Comparison:
 
 
 def format_seconds(seconds: float | None) -> str | None:
-    """Three digits and a unit.
+    """Formats seconds with three digits and a unit.
 
     >>> format_seconds(0.0000123)
     '12.3 µs'
@@ -159,7 +158,7 @@ def format_seconds(seconds: float | None) -> str | None:
 
 
 def format_bytes(count: float | None) -> str | None:
-    """In units of 1,000 bytes and powers of it.
+    """Formats bytes in units of 1,000 and its powers.
 
     >>> format_bytes(2_500_000), format_bytes(66_000)
     ('2.5 MB', '66.0 kB')
@@ -171,7 +170,7 @@ def format_bytes(count: float | None) -> str | None:
 
 
 def format_ratio(ratio: Interval) -> str:
-    """With its bounds, and no number where they span 1.
+    """Formats a ratio with its bounds, without a number if the bounds span 1.
 
     >>> format_ratio(Interval(1.31, 1.29, 1.34)), format_ratio(Interval(1.01, 0.99, 1.04))
     ('1.31 (1.29 to 1.34)', 'no difference shown (0.99 to 1.04)')

@@ -1,4 +1,4 @@
-"""Roofline of a device, as measured: bytes copied, and operations of a matrix product."""
+"""Roofline of a device, from measured copies and matrix products."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from chop.bench.clock import Call, Clock, clock_for
 
 COPIED_BYTES = {"cpu": 2**27, "cuda": 2**30}
-"""More than any cache holds."""
+"""Size of the copied tensor in bytes, larger than any cache."""
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}
 TRIES = 7
-"""The fastest counts: a ceiling is what the device reaches when nothing is in its way."""
+"""Number of tries; the fastest one counts, because a ceiling is the undisturbed speed."""
 MOST_SECONDS = 1.0
-"""After so long no further try is made: numbers of 16 bits that a CPU has no product for."""
+"""Time limit of the tries: some CPUs have no fast product of 16-bit numbers."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Two ceilings of a device.
+    """Memory and compute ceilings of a device.
 
     Attributes:
-        bytes_per_second: read and written while a tensor is copied.
+        bytes_per_second: read and written during the copy of a tensor.
         flops_per_second: of the product of two matrices.
 
     Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
@@ -33,11 +33,11 @@ class Roofline:
     flops_per_second: float
 
     def floor_seconds(self, moved_bytes: float, flops: float) -> float:
-        """The shortest time in which so much can be moved and computed, both at once."""
+        """Returns the lower bound of the time to move and compute this much concurrently."""
         return max(moved_bytes / self.bytes_per_second, flops / self.flops_per_second)
 
     def bound(self, moved_bytes: float, flops: float) -> str:
-        """Which ceiling that is: "memory" or "compute"."""
+        """Returns the ceiling that bounds a computation, "memory" or "compute"."""
         in_memory = moved_bytes / self.bytes_per_second
         return "memory" if in_memory > flops / self.flops_per_second else "compute"
 
@@ -47,15 +47,15 @@ def measured_roofline(
     device: str | torch.device = "cpu",
     clock: Clock | None = None,
 ) -> Roofline:
-    """Both ceilings, with torch's present number of threads.
+    """Measures both ceilings with the present number of threads of torch.
 
-    Products count in `dtype` or in float32, whichever is faster: a kernel may compute numbers of
-    16 bits as float32.
+    The product is measured in `dtype` and in float32, and the faster one counts, because a
+    kernel may compute 16-bit numbers in float32.
 
     Args:
-        dtype: of the matrices.
-        device: where.
-        clock: None takes that of the device, see `chop.bench.clock.clock_for`.
+        dtype: dtype of the matrices.
+        device: device to measure.
+        clock: default: the clock of the device, see `chop.bench.clock.clock_for`.
     """
     place = torch.device(device)
     watch = clock or clock_for(place, torch.get_num_threads(), None)
@@ -64,7 +64,7 @@ def measured_roofline(
 
 
 def copy_bytes_per_second(device: torch.device, clock: Clock) -> float:
-    """Bytes read plus bytes written a second while a tensor larger than the caches is copied."""
+    """Returns bytes read and written per second by a copy that exceeds the caches."""
     count = COPIED_BYTES[device.type]
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

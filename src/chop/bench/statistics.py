@@ -1,4 +1,4 @@
-"""Ratios of times that were taken in turns, and how sure they are."""
+"""Ratios of interleaved times, with bootstrap confidence intervals."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from chop.statistics.intervals import LEVEL
 
 MIN_PAIRS = 10
-"""Intervals of ten hold the median in 90 % of cases, those of twenty in 95 %; of fewer, less."""
+"""Minimum number of pairs. Intervals cover the median in 90 % of cases, of 20 pairs in 95 %."""
 RESAMPLES = 2000
 RESOLUTION = 0.01
-"""The same code with its data at other addresses may differ by as much."""
+"""Smallest ratio that counts: the same code at other addresses may differ by as much."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A ratio, and the bounds within which it lies.
+    """Ratio with its confidence bounds.
 
     Attributes:
-        median: of the pairs.
-        low: lower bound; 0 where nothing is known.
-        high: upper bound; infinity where nothing is known.
+        median: median of the pairs.
+        low: lower bound; 0 if unknown.
+        high: upper bound; infinity if unknown.
     """
 
     median: float
@@ -33,28 +33,28 @@ class Interval:
 
     @property
     def spans_one(self) -> bool:
-        """True when no difference is shown: the bounds leave 1, give or take 1 %, between them."""
+        """True if no difference is shown: the bounds contain 1, with a tolerance of 1 %."""
         return self.low <= 1 + RESOLUTION and self.high >= 1 - RESOLUTION
 
     @property
     def is_known(self) -> bool:
-        """False when there are no bounds."""
+        """True if there are bounds."""
         return self.high < math.inf
 
 
 def paired_ratio(
     above: Sequence[float], below: Sequence[float], *, confidence: float = LEVEL, seed: int = 0
 ) -> Interval:
-    """The median of ratios `above[i] / below[i]`, with bootstrap percentiles of that median.
+    """Returns the median of the ratios `above[i] / below[i]` with bootstrap percentiles.
 
-    A pair is taken close together in time, so what slows the machine slows both and cancels.
+    The two times of a pair are measured close together, so load from other processes cancels.
 
     Args:
-        above: positive numbers, in the order in which they were measured.
-        below: as many.
-        confidence: share of all such intervals that hold the true median, from 0 to 1.
-        seed: of the resampling.
-    Returns: bounds are unknown for fewer than ten pairs.
+        above: positive numbers, in the order of measurement.
+        below: as many positive numbers.
+        confidence: coverage of the interval, from 0 to 1.
+        seed: seed of the resampling.
+    Returns: the interval; its bounds are unknown for fewer than ten pairs.
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 13.3.
 
     >>> paired_ratio([2.0] * 10, [1.0] * 10)

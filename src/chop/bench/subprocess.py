@@ -1,4 +1,4 @@
-"""Runs a function in a Python of its own: with other settings, or with nothing in memory yet."""
+"""Runs a function in a new Python process, with its own settings and memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MODULE, FUNCTION, ARGUMENTS = range(1, 4)
 
 
 def in_subprocess(function: Callable[..., Any], *arguments: Any, **variables: str) -> Any:
-    """`function(*arguments)`, computed by a new process that has imported its module alone.
+    """Runs `function(*arguments)` in a new process that has imported only its module.
 
     Args:
-        function: of a module, by its own name there.
-        arguments: what JSON can write; so must be what the function returns.
-        variables: of the environment, on top of this process's.
+        function: function at the top level of its module.
+        arguments: values that JSON can represent, as the result has to be.
+        variables: environment variables, added to those of this process.
     Raises:
-        RuntimeError: the function fails there; the message is its last line of errors.
+        RuntimeError: the function fails; the message is the last line of its standard error.
     """
     code = "from chop.bench.subprocess import answer; answer()"
     command = [sys.executable, "-c", code, function.__module__, function.__name__]
@@ -33,12 +33,12 @@ def in_subprocess(function: Callable[..., Any], *arguments: Any, **variables: st
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"{function.__name__} failed in a process of its own: {reason}")
+        raise RuntimeError(f"{function.__name__} failed in its own process: {reason}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def answer() -> None:
-    """The new process's part: writes the result as a line."""
+    """Entry point of the new process: computes the result and writes it as one line."""
     module = importlib.import_module(sys.argv[MODULE])
     result = getattr(module, sys.argv[FUNCTION])(*json.loads(sys.argv[ARGUMENTS]))
     sys.stdout.write(f"\n{json.dumps(result)}\n")

@@ -1,4 +1,4 @@
-"""Compares how long variants of a computation take, in a way that holds on a shared machine."""
+"""Interleaved timing of variants, robust on a shared machine."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Variant:
     """One way to compute something.
 
     Attributes:
-        name: in tables.
-        call: the steady state: computes once and returns the outputs.
-        prepare: in its place, what is done once (compile, raise, pack); returns the call.
+        name: name in tables.
+        call: computes once and returns the outputs.
+        prepare: alternative to `call`: compiles, captures or packs once, and returns the call.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A variant that was prepared and called once."""
+    """Variant that was prepared and called once."""
 
     name: str
     call: Call
@@ -74,37 +74,36 @@ def compare(
     cuda_graph: bool = False,
     seed: int = 0,
 ) -> Comparison:
-    """Times variants in turns: A B ... B A, in blocks of at least 20 ms.
+    """Measures variants in turns, A B ... B A, in blocks of at least 20 ms.
 
-    Each block is paired with the baseline's of the same sweep, and the ratio of two variants is
-    the median over the pairs: what slows the machine for longer than a sweep slows both. Times
-    taken one variant after the other have no such excuse, and no interval here.
+    Each block is paired with the block of the baseline in the same sweep. The ratio of two
+    variants is the median over the pairs, so that a slow phase of the machine affects both.
+    The methods "torch" and "time" measure one variant after another and give no interval.
 
     Args:
-        variants: with different names.
-        baseline: name of the one that the others are compared with; default, the first.
-        seconds: of measuring, per variant; slow calls take longer, until there are ten pairs.
-            Below 0.2, blocks are shorter than 20 ms: a tenth of it.
-        method: "paired"; "torch" (`torch.utils.benchmark`) and "time" (a loop and a mean) measure
-            one variant after the other, as is usual, for comparison.
-        device: of the computation; on a GPU, events around each block are timed.
-        threads: of torch while it is measured; None leaves them.
-        clock: "wall", "processor" or "device"; None decides, see `chop.bench.clock.clock_for`.
-        outputs: compares those of the first calls with the baseline's.
-        memory: measures what a call takes.
+        variants: variants with different names.
+        baseline: variant that the others are compared with. Default: the first.
+        seconds: measuring time per variant; slow calls take longer, until there are ten pairs.
+            Below 0.2, a block takes a tenth of it instead of 20 ms.
+        method: "paired", "torch" (`torch.utils.benchmark`) or "time" (a loop and a mean).
+        device: device of the computation; on a GPU, events around each block are timed.
+        threads: threads of torch during the measurement. Default: unchanged.
+        clock: "wall", "processor" or "device". Default: see `chop.bench.clock.clock_for`.
+        outputs: compares the outputs of the first calls with those of the baseline.
+        memory: measures the peak memory of a call.
         inference: runs everything under `torch.inference_mode()`.
-        cuda_graph: on a GPU, records each call as a CUDA graph where that works; the memory is
-            that of the call itself.
-        seed: of the order in a sweep, and of the bootstrap.
+        cuda_graph: on a GPU, records each call as a CUDA graph if possible; memory is measured
+            without the graph.
+        seed: seed of the order in a sweep and of the bootstrap.
     Raises:
         ConfigError: a setting is wrong, or outputs cannot be compared.
 
     Example::
 
-        found = compare([Variant("eager", lambda: model(x)),
-                         Variant("compiled", prepare=lambda: partial(torch.compile(model), x))])
-        found.table()
-        found["compiled"].speed_up  # None: no difference shown
+        result = compare([Variant("eager", lambda: model(x)),
+                          Variant("compiled", prepare=lambda: partial(torch.compile(model), x))])
+        result.table()
+        result["compiled"].speed_up  # None: no difference shown
     """
     from chop.runs.progress import announce_step  # brings bars along
 
@@ -125,7 +124,7 @@ def compare(
     record |= {"load_after": load(), "kernels": kernels()}
     taken = format_seconds(time.perf_counter() - began)
     announce_step(f"measured {', '.join(each.name for each in ready)} in {taken}")
-    found = tuple(
+    measured = tuple(
         Measured(
             name=each.name,
             seconds=_seconds(method, own),
@@ -139,7 +138,7 @@ def compare(
         )
         for each, own, peak, difference in zip(ready, readings, peaks, differences, strict=True)
     )
-    return Comparison(baseline, method, watch.decides, found, record)
+    return Comparison(baseline, method, watch.decides, measured, record)
 
 
 def _check(
@@ -153,7 +152,9 @@ def _check(
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"variants: expected one or more with different names, got {names}.")
     if baseline is not None and baseline not in names:
-        raise ConfigError(f"baseline '{baseline}' is no variant: {did_you_mean(baseline, names)}")
+        raise ConfigError(
+            f"baseline '{baseline}' is not a variant: {did_you_mean(baseline, names)}"
+        )
     if method not in METHODS:
         raise ConfigError(f"unknown method '{method}': {did_you_mean(method, METHODS)}")
     if not seconds > 0:
@@ -168,8 +169,8 @@ def surroundings(threads: int | None, inference: bool) -> Iterator[None]:
     """Context in which variants are prepared and called.
 
     Args:
-        threads: of torch; None leaves them.
-        inference: as in `torch.inference_mode`.
+        threads: threads of torch. Default: unchanged.
+        inference: whether `torch.inference_mode` is on.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(before if threads is None else threads)
@@ -183,7 +184,7 @@ def surroundings(threads: int | None, inference: bool) -> Iterator[None]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A collection of garbage is not part of the call that it happens to fall into."""
+    """Disables garbage collection, which would count toward a random call."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -204,7 +205,7 @@ def _prepare(variant: Variant, clock: Clock) -> _Ready:
 
 
 def _called_once(call: Call, clock: Clock) -> tuple[Any, float]:
-    """What a call returns, and its seconds by the wall, until the device is done too."""
+    """Returns the result of a call and its wall seconds, including the wait for the device."""
     returned: list[Any] = []
     reading = clock.time(lambda: returned.append(call()), 1)
     return returned[0], reading.wall

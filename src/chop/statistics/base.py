@@ -1,4 +1,4 @@
-"""Statistics: their base class and registry."""
+"""Base class and registry of statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 
 STATISTICS: dict[str, type[Statistic]] = {}
-"""Every statistic by its name in configs."""
+"""Statistics by their names in configs."""
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Statistic(ABC):
     """Statistic of a stream of tensors. Subclasses register under `name` and `aliases`.
 
     Attributes:
-        device: where to compute; None stays where the tensors are.
+        device: device of the computation. Default: that of the tensors.
     """
 
     name: ClassVar[str] = ""
@@ -40,11 +40,11 @@ class Statistic(ABC):
 
     @abstractmethod
     def update(self, x: Tensor, hidden: Tensor | None = None) -> None:
-        """Takes in the next tensor of the stream.
+        """Adds the next tensor of the stream.
 
         Args:
             x: any shape and real dtype.
-            hidden: boolean of that shape, True where an element does not count; None: all count.
+            hidden: boolean of the same shape, true for elements that do not count. Default: none.
         """
 
     @abstractmethod
@@ -58,44 +58,42 @@ class Statistic(ABC):
 
 @dataclass
 class Reduction(Statistic):
-    """A statistic of numbers, kept apart along the axes that are not reduced.
+    """A statistic of numbers, computed separately along the axes that are not reduced.
 
     Attributes:
-        dims: the axes that are reduced: `"all"`, a list of axes, or None for none. Channels of
-            (N, C, H, W) are kept apart by `[0, 2, 3]`. All tensors of the stream add to the same
-            numbers.
+        dims: reduced axes: `"all"`, a list of axes, or None for none. `[0, 2, 3]` gives one
+            statistic for each channel of (N, C, H, W).
     """
 
     dims: Literal["all"] | tuple[int, ...] | None = "all"
 
     def __post_init__(self) -> None:
-        self.kept_shape: tuple[int, ...] | None = None
+        self.reduced_shape: tuple[int, ...] | None = None
         self.count = 0
 
     def update(self, x: Tensor, hidden: Tensor | None = None) -> None:
-        """Takes in the next tensor; the sizes of the axes that are kept must not change.
+        """Adds the next tensor. The sizes of the axes that are not reduced must not change.
 
         Args:
             x: any shape and real dtype.
-            hidden: boolean of that shape, True where an element does not count; None: all count.
-                Where it is not the same for all cells that are kept, numbers of which some cells
-                are hidden are left out of all.
+            hidden: boolean of the same shape, true for elements that do not count. Default: none.
+                A number that is hidden in one cell is ignored in all.
 
         Raises:
-            ConfigError: they do, or an axis is missing.
+            ConfigError: these sizes changed, or an axis does not exist.
         """
         x = x.detach().to(self.device or x.device, torch.float64)
-        kept = self._kept_axes(x)
-        shape = tuple(x.shape[axis] for axis in kept)
-        if self.kept_shape not in (None, shape):
+        remaining = self._remaining_axes(x)
+        shape = tuple(x.shape[axis] for axis in remaining)
+        if self.reduced_shape not in (None, shape):
             raise ConfigError(
-                f"{self.name}.dims: the axes that are kept had the sizes {self.kept_shape} and "
-                f"then {shape}; reduce those that vary."
+                f"{self.name}.dims: the sizes of the axes that are not reduced changed from "
+                f"{self.reduced_shape} to {shape}; reduce the axes that vary."
             )
-        self.kept_shape = shape
-        others = [axis for axis in range(x.dim()) if axis not in kept]
+        self.reduced_shape = shape
+        others = [axis for axis in range(x.dim()) if axis not in remaining]
         numbers = math.prod(x.shape[axis] for axis in others)
-        cells, order = math.prod(shape), [*kept, *others]
+        cells, order = math.prod(shape), [*remaining, *others]
         values = x.permute(order).reshape(cells, numbers)
         if hidden is not None and cells:
             values = values[:, ~hidden.permute(order).reshape(cells, numbers).any(0)]
@@ -105,19 +103,19 @@ class Reduction(Statistic):
 
     @abstractmethod
     def observe(self, values: Tensor) -> None:
-        """Takes in `values` (cells, numbers), float64; `count` is still that before them."""
+        """Adds `values` (cells, numbers), float64. `count` does not include them yet."""
 
-    def kept(self, values: Tensor) -> Tensor:
-        """`values` (cells, ...) in the shape of the axes that are kept.
+    def reduced(self, values: Tensor) -> Tensor:
+        """Returns `values` (cells, ...) in the shape of the axes that are not reduced.
 
         Raises:
             ConfigError: nothing was observed.
         """
-        if self.kept_shape is None or self.count == 0:
+        if self.reduced_shape is None or self.count == 0:
             raise ConfigError(f"{self.name}: nothing was observed.")
-        return values.reshape([*self.kept_shape, *values.shape[1:]])
+        return values.reshape([*self.reduced_shape, *values.shape[1:]])
 
-    def _kept_axes(self, x: Tensor) -> list[int]:
+    def _remaining_axes(self, x: Tensor) -> list[int]:
         if self.dims == "all":
             return []
         reduced = self.dims or ()

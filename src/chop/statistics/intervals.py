@@ -16,13 +16,13 @@ LEVEL_TEXT = f"{100 * LEVEL:.0f} %"
 NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 """Standard errors to either side of a normally distributed estimate."""
 DRAWS = 1000
-"""Of a bootstrap that decides between two configurations."""
+"""Number of draws of a bootstrap that decides between two configurations."""
 
 Interval = tuple[float, float]
 
 
 def wilson(right: float, count: int) -> Interval:
-    """The interval of a share of right answers at the level `LEVEL`.
+    """Returns the Wilson score interval of a proportion at the level `LEVEL`.
 
     Source: Wilson, Probable inference, the law of succession, and statistical inference, Journal
         of the American Statistical Association 22, 1927.
@@ -40,12 +40,12 @@ def wilson(right: float, count: int) -> Interval:
 
 
 def wilson_of_share(share: float, count: int) -> Interval:
-    """`wilson` of a share of `count` answers."""
+    """Returns the Wilson score interval of a proportion of `count` answers."""
     return wilson(round(share * count), count)
 
 
 def interval_of_estimate(value: float, error: float) -> Interval:
-    """The interval of a share from its standard error, within 0 and 1.
+    """Returns the interval of a proportion from its standard error, clipped to 0 and 1.
 
     >>> [round(end, 3) for end in interval_of_estimate(0.9, 0.1)]
     [0.704, 1.0]
@@ -54,12 +54,12 @@ def interval_of_estimate(value: float, error: float) -> Interval:
 
 
 def bootstrap(statistic: Callable[[Tensor], float], count: int, draws: int = DRAWS) -> Interval:
-    """The middle `LEVEL` of a statistic over draws of so many answers with replacement.
+    """Returns the percentile bootstrap interval of a statistic at the level `LEVEL`.
 
     Args:
-        statistic: of int64 (count,), places of answers.
-        count: of the answers.
-        draws: how many.
+        statistic: function of int64 (count,), the drawn places of answers.
+        count: number of answers.
+        draws: number of resamples, drawn with replacement.
     """
     draw = torch.Generator().manual_seed(0)
     drawn = [statistic(torch.randint(count, (count,), generator=draw)) for _ in range(draws)]

@@ -1,4 +1,4 @@
-"""Means and variances, merged batch by batch."""
+"""Means and variances, merged over batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from chop.statistics.base import Reduction
 
 @dataclass
 class Variance(Reduction):
-    """Mean and unbiased variance, as `torch.var`; the variance of one number is NaN.
+    """Mean and unbiased variance, as `torch.var`; the variance of a single number is NaN.
 
-    Computed in float64 in two passes over each batch, and merged exactly; both of MASE's names
-    are the same.
+    Computed in float64 in two passes over each batch and merged exactly. Both names of MASE
+    compute the same.
 
     Source of the merging: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise
     algorithm for computing sample variances", eq. 2.1.
@@ -30,7 +30,7 @@ class Variance(Reduction):
         self.mean = self.squares = torch.zeros((), dtype=torch.float64)
 
     def observe(self, values: Tensor) -> None:
-        """Merges the batch's mean and sum of squared deviations."""
+        """Merges the mean and the sum of squared deviations of the batch."""
         n, total = values.shape[1], self.count + values.shape[1]
         mean = values.mean(1)
         delta = mean - self.mean.to(mean.device)
@@ -40,20 +40,20 @@ class Variance(Reduction):
         self.mean = self.mean.to(mean.device) + delta * (n / total)
 
     def compute(self) -> dict[str, Any]:
-        """`mean` and `variance` in the shape that is kept, and `count` per cell."""
+        """Returns `mean` and `variance` in the reduced shape, and `count` per cell."""
         divisor = self.count - 1 if self.count > 1 else float("nan")
-        variance = self.kept(self.squares) / divisor
-        return {"mean": self.kept(self.mean), "variance": variance, "count": self.count}
+        variance = self.reduced(self.squares) / divisor
+        return {"mean": self.reduced(self.mean), "variance": variance, "count": self.count}
 
 
 @dataclass
 class NSigmaRange(Reduction):
-    """mean - n sigma to mean + n sigma.
+    """Range from mean - n sigma to mean + n sigma.
 
     Attributes:
         abs: measures magnitudes.
         num_sigma: n.
-        var_mode: accepted for MASE's sake; both are the same here.
+        var_mode: accepted for compatibility with MASE; both modes compute the same.
     """
 
     name: ClassVar[str] = "range_n_sigma"
@@ -67,15 +67,15 @@ class NSigmaRange(Reduction):
         self._variance = Variance()
 
     def observe(self, values: Tensor) -> None:
-        """Takes in the batch's moments."""
+        """Merges the moments of the batch."""
         self._variance.dims = (1,)
         self._variance.update(values.abs() if self.abs else values)
 
     def compute(self) -> dict[str, Any]:
-        """`min`, `max`, `range` in the shape that is kept, and `count` per cell."""
-        found = {name: x for name, x in self._variance.compute().items() if name != "count"}
-        reach = self.kept(found["variance"].sqrt() * self.num_sigma)
-        mean = self.kept(found["mean"])
+        """Returns `min`, `max` and `range` in the reduced shape, and `count` per cell."""
+        moments = {name: x for name, x in self._variance.compute().items() if name != "count"}
+        reach = self.reduced(moments["variance"].sqrt() * self.num_sigma)
+        mean = self.reduced(moments["mean"])
         return {"min": mean - reach, "max": mean + reach, "range": 2 * reach, "count": self.count}
 
 
@@ -90,9 +90,9 @@ class AbsoluteMean(Reduction):
         self.total = torch.zeros((), dtype=torch.float64)
 
     def observe(self, values: Tensor) -> None:
-        """Adds the batch's magnitudes."""
+        """Adds the magnitudes of the batch."""
         self.total = self.total.to(values.device) + values.abs().sum(1)
 
     def compute(self) -> dict[str, Any]:
-        """`abs_mean` in the shape that is kept, and `count` per cell."""
-        return {"abs_mean": self.kept(self.total) / self.count, "count": self.count}
+        """Returns `abs_mean` in the reduced shape, and `count` per cell."""
+        return {"abs_mean": self.reduced(self.total) / self.count, "count": self.count}

@@ -1,4 +1,4 @@
-"""Ranges of numbers: extremes, quantiles and histograms."""
+"""Statistics of ranges: extremes, quantiles and histograms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIN_EXPONENT = -60
 
 @dataclass
 class MinMaxRange(Reduction):
-    """Smallest and largest number, exact.
+    """Exact minimum and maximum.
 
     Attributes:
         abs: measures magnitudes.
@@ -37,30 +37,30 @@ class MinMaxRange(Reduction):
         self._ends: tuple[Tensor, Tensor] | None = None
 
     def observe(self, values: Tensor) -> None:
-        """Widens the range to the batch's."""
+        """Widens the range to that of the batch."""
         low, high = (values.abs() if self.abs else values).aminmax(dim=1)
         if self._ends is not None:
             low, high = torch.minimum(self._ends[0], low), torch.maximum(self._ends[1], high)
         self._ends = low, high
 
     def compute(self) -> dict[str, Any]:
-        """`min`, `max`, `range` in the shape that is kept, and `count` per cell."""
-        low, high = map(self.kept, self._ends or (torch.empty(0), torch.empty(0)))
+        """Returns `min`, `max` and `range` in the reduced shape, and `count` per cell."""
+        low, high = map(self.reduced, self._ends or (torch.empty(0), torch.empty(0)))
         return {"min": low, "max": high, "range": high - low, "count": self.count}
 
 
 @dataclass
 class QuantileRange(Reduction):
-    """From the quantile 1 - q to the quantile q, interpolated linearly as `torch.quantile`.
+    """Range from the quantile 1 - q to the quantile q, interpolated as in `torch.quantile`.
 
-    Exact up to `max_samples` numbers over all cells (at least 1,024 per cell). Of more a uniform
-    sample of n is kept, and the rank of what is returned is off by a standard error of
+    Exact up to `max_samples` numbers over all cells (at least 1,024 per cell). Beyond that, a
+    uniform sample of n numbers is kept, and the rank of the result has a standard error of
     sqrt(q (1 - q) / n): 0.00067 for the default q and 65,536 numbers.
 
     Attributes:
         abs: measures magnitudes.
         quantile: q, from 0.5 to 1.
-        max_samples: how many numbers to keep.
+        max_samples: maximum number of values to keep.
     """
 
     name: ClassVar[str] = "range_quantile"
@@ -75,22 +75,24 @@ class QuantileRange(Reduction):
         self._sample: Reservoir | None = None
 
     def observe(self, values: Tensor) -> None:
-        """Offers the batch to the sample."""
+        """Adds the batch to the sample."""
         if self._sample is None:
             cells = max(values.shape[0], 1)
             self._sample = Reservoir(max(self.max_samples // cells, MIN_SAMPLES_PER_CELL))
         self._sample.add(values.abs() if self.abs else values)
 
     def compute(self) -> dict[str, Any]:
-        """`min`, `max`, `range` in the shape that is kept, and `count` per cell."""
+        """Returns `min`, `max` and `range` in the reduced shape, and `count` per cell."""
         sample = self._sample.columns() if self._sample else None
         ordered = (torch.empty(0, 1) if sample is None else sample).sort(1).values
-        low, high = (self.kept(_quantile(ordered, q)) for q in (1 - self.quantile, self.quantile))
+        low, high = (
+            self.reduced(_quantile(ordered, q)) for q in (1 - self.quantile, self.quantile)
+        )
         return {"min": low, "max": high, "range": high - low, "count": self.count}
 
 
 def _quantile(ordered: Tensor, q: float) -> Tensor:
-    """`torch.quantile` of sorted rows, of any length."""
+    """Returns `torch.quantile` of sorted rows of any length."""
     position = q * (ordered.shape[1] - 1)
     below, above = ordered[:, math.floor(position)], ordered[:, math.ceil(position)]
     return below.lerp(above, position - math.floor(position))
@@ -98,13 +100,13 @@ def _quantile(ordered: Tensor, q: float) -> Tensor:
 
 @dataclass
 class Histogram(Reduction):
-    """Counts in equal bins over the narrowest range -2^e to 2^e that holds every number, exact.
+    """Exact counts in equal bins over the narrowest range -2^e to 2^e that holds every number.
 
-    A number on an edge belongs to the bin above it. When a batch needs a wider range, e grows and
-    neighboring bins are added up, so that the counts are those of the whole stream.
+    A number on an edge belongs to the bin above it. If a batch needs a wider range, e grows and
+    neighboring bins are added up, so the counts are those of the whole stream.
 
     Attributes:
-        bins: how many, a power of two from 4.
+        bins: number of bins, a power of two from 4.
     """
 
     name: ClassVar[str] = "histogram"
@@ -120,7 +122,7 @@ class Histogram(Reduction):
         self._not_finite = 0
 
     def observe(self, values: Tensor) -> None:
-        """Counts the batch; what is not finite is counted apart."""
+        """Counts the batch. Numbers that are not finite have their own count."""
         cells, device = values.shape[0], values.device
         if self._counts is None:
             self._counts = torch.zeros(cells, self.bins, dtype=torch.int64, device=device)
@@ -146,9 +148,9 @@ class Histogram(Reduction):
             self._exponent += 1
 
     def compute(self) -> dict[str, Any]:
-        """`counts` (*kept, bins), `edges` (bins + 1), `not_finite` and `count` per cell."""
-        counts = self.kept(torch.empty(0) if self._counts is None else self._counts)
+        """Returns `counts` (..., bins), `edges` (bins + 1), `not_finite` and `count` per cell."""
+        counts = self.reduced(torch.empty(0) if self._counts is None else self._counts)
         reach = 2.0**self._exponent
         edges = torch.linspace(-reach, reach, self.bins + 1, dtype=torch.float64)
-        found = {"counts": counts, "edges": edges, "not_finite": self._not_finite}
-        return {**found, "count": self.count}
+        histogram = {"counts": counts, "edges": edges, "not_finite": self._not_finite}
+        return {**histogram, "count": self.count}

@@ -1,4 +1,4 @@
-"""Record of every tensor of a stream."""
+"""Record of all tensors of a stream."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from chop.statistics.base import Statistic
 
 @dataclass
 class Record(Statistic):
-    """Keeps every tensor: the one statistic whose memory grows with the stream.
+    """Statistic that keeps every tensor; the only one whose memory grows with the stream.
 
     Attributes:
-        add_new_dim_before_concat: stacks the tensors along a new first axis instead of joining
-            them along the one they have.
+        add_new_dim_before_concat: stacks the tensors along a new first axis instead of
+            concatenating them along the existing one.
     """
 
     name: ClassVar[str] = "record"
@@ -29,14 +29,14 @@ class Record(Statistic):
         self._parts: list[Tensor] = []
 
     def update(self, x: Tensor, hidden: Tensor | None = None) -> None:
-        """Keeps a copy.
+        """Keeps a copy of a tensor.
 
         Args:
             x: any shape and real dtype.
             hidden: masked elements. They are recorded too, because tensors are kept whole.
 
         Raises:
-            ConfigError: the tensor's sizes do not fit those before it.
+            ConfigError: the sizes of the tensor do not fit the earlier ones.
         """
         x = x.detach().to(self.device or x.device, copy=True)
         x = x[None] if self.add_new_dim_before_concat or x.dim() == 0 else x
@@ -48,7 +48,7 @@ class Record(Statistic):
         self._parts.append(x)
 
     def compute(self) -> dict[str, Any]:
-        """`data`, the number of tensors in `count`, and `size_in_bytes`."""
+        """Returns `data`, the number of tensors in `count`, and `size_in_bytes`."""
         if not self._parts:
             raise ConfigError("record: nothing was observed.")
         data = torch.cat(self._parts)

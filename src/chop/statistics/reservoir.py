@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 class Reservoir:
-    """Reservoir sample: at most `capacity` columns of all that were added, each equally likely.
+    """Reservoir sample: at most `capacity` columns of a stream, each equally likely.
 
-    Every column draws a random key and those with the smallest keys stay, so that the sample does
-    not depend on how the stream is cut into batches. Until `capacity` is reached it is everything.
+    Every column draws a random key, and the columns with the smallest keys stay, so the sample
+    does not depend on the batches. Up to `capacity` columns the sample is complete.
 
     Args:
-        capacity: the most columns to keep.
+        capacity: maximum number of columns.
 
     Source: bottom-k sampling, Cohen and Kaplan 2007, "Summarizing data using bottom-k sketches".
     """
@@ -26,7 +26,7 @@ class Reservoir:
         self._parts: list[Tensor] = []
 
     def add(self, columns: Tensor) -> None:
-        """Adds columns, shape (..., n); the leading shape is always the same."""
+        """Adds columns of shape (..., n). The leading shape is the same in every call."""
         n = columns.shape[-1]
         self.count += n
         keys = torch.rand(n, generator=self._generator, dtype=torch.float64)
@@ -40,16 +40,16 @@ class Reservoir:
 
     def _thin(self) -> None:
         columns = torch.cat(self._parts, dim=-1)
-        self._keys, kept = self._keys.topk(min(self.capacity, len(self._keys)), largest=False)
-        self._parts = [columns[..., kept.to(columns.device)]]
+        self._keys, smallest = self._keys.topk(min(self.capacity, len(self._keys)), largest=False)
+        self._parts = [columns[..., smallest.to(columns.device)]]
 
     @property
     def is_everything(self) -> bool:
-        """True while nothing has been left out."""
+        """True as long as no column has been dropped."""
         return self.count <= self.capacity
 
     def columns(self) -> Tensor | None:
-        """The sample, shape (..., at most `capacity`), in no particular order; None if empty."""
+        """Sample of shape (..., at most `capacity`), in no particular order; None if empty."""
         if len(self._keys) > self.capacity:
             self._thin()
         return torch.cat(self._parts, dim=-1) if self._parts else None

@@ -1,4 +1,4 @@
-"""Verdicts: which of two configurations is better, by the intervals of what one gains."""
+"""Verdicts on two configurations from confidence intervals of their difference."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 
 def get_sign(ends: tuple[float, float]) -> int:
-    """1 where an interval lies above 0, -1 below, 0 where it holds 0."""
+    """Returns 1 if an interval is above 0, -1 if it is below 0, and 0 if it contains 0."""
     low, high = ends
     return (low > 0) - (high < 0)
 
 
 def write_verdict(signs: Mapping[str, int], goal: str, label: str) -> str:
-    """Which configuration is better, in words.
+    """Returns the verdict on two configurations in words.
 
     >>> write_verdict({"accuracy": -1, "kl": 1}, "kl", "no search")
     'better than no search by more than its error, but worse in accuracy'
