@@ -103,7 +103,7 @@ def stop(*args, **kwargs):
     [
         (
             ["compress", "--qat-epochs", 0],
-            "actions.compress.job.measure",
+            "actions.compress.whole.measure",
             "no results were written",
         ),
         (["sweep", "quantize"], "workloads.workload.fit", r"2 finished points are kept in .*jsonl"),
@@ -136,7 +136,7 @@ def terminate(*args, **kwargs):
     [
         (
             ["compress", "--qat-epochs", 0],
-            "actions.compress.job.raise_to_graph",
+            "actions.compress.whole.raise_to_graph",
             "no results were written",
         ),
         (["sweep", "prune"], "actions.sweep.experiment.raise_to_graph", "0 finished points"),

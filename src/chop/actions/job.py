@@ -108,7 +108,8 @@ def run_job(
             ExitStack() as stack,
         ):
             output = Output(run, stack)
-            report = _with_assumptions(job.run(config, loaded, output), assumed)
+            report = job.run(config, loaded, output)
+            report = _with_assumptions(report, assumed)
             show(*report.blocks)
             write_report(report, output.results)
             run.rows, run.outcome = report.rows, report.outcome

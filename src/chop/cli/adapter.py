@@ -95,7 +95,7 @@ TYPES = {int: "INTEGER", float: "FLOAT", Path: "PATH"}
 """Names of types on a page; the others are TEXT."""
 
 
-class SingleCommand(TyperCommand):
+class _SingleCommand(TyperCommand):
     """Command whose page `chop.cli.help` makes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -193,7 +193,7 @@ def _built(command: Command, name: str, text: str) -> Any:
     single = typer.Typer(rich_markup_mode="rich", add_completion=False)
     # The help option is made once, with whichever context asks first.
     help_options = {"help_option_names": ["-h", "--help"]}
-    single.command(name, cls=SingleCommand, help=text, context_settings=help_options)(callback)
+    single.command(name, cls=_SingleCommand, help=text, context_settings=help_options)(callback)
     made: Any = typer.main.get_command(single)
     ranges = _ranges(command.source)
     for parameter in made.params:

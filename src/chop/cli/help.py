@@ -196,7 +196,7 @@ class Page:
                 yield from self._block(block)
 
     def _block(self, block: Sequence[str]) -> Iterator[Text]:
-        yield from self._wrapped(styled(block[0]), 0)
+        yield from self._wrapped(_styled(block[0]), 0)
         for line in block[1:]:
             yield from self._example(line.strip())
         yield Text()
@@ -205,7 +205,7 @@ class Page:
         """A command that can be pasted, whatever the width; its comment where there is room."""
         command, _, comment = (part.strip() for part in line.partition(" # "))
         if not command.startswith(("chop ", "torchrun ")):
-            yield from self._wrapped(styled(line), 2)
+            yield from self._wrapped(_styled(line), 2)
             return
         room = self.console.width - 4  # behind the indentation, ahead of the backslash
         if comment and len(line) > room + 2:
@@ -311,7 +311,7 @@ class Page:
             yield Text.assemble(" " * indent, line)
 
 
-def styled(text: str) -> Text:
+def _styled(text: str) -> Text:
     """Renders `[bold]...[/]` of a text in bold."""
     parts = BOLD.split(text)  # every second one is bold
     return Text.assemble(*((part, "bold" if i % 2 else "") for i, part in enumerate(parts)))

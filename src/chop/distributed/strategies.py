@@ -76,14 +76,14 @@ def _shardable(layout: Layout, every: dict[int, int]) -> dict[int, int]:
     if scaling is None or isinstance(scaling, Unscaled):
         return every
     if isinstance(scaling, StaticScale):
-        count = 1 if layout.levels is not None else given_scales(layout)
+        count = 1 if layout.levels is not None else _given_scales(layout)
         return every if count == 1 else {}
     if layout.levels is not None or scaling.spans_tensor:
         return {}
     return layout.groups.separable_dims(len(every))
 
 
-def given_scales(layout: Layout | None) -> int:
+def _given_scales(layout: Layout | None) -> int:
     """How many scales of groups a format brings along; 0 where they follow the data."""
     if layout is None or not isinstance(layout.scaling, StaticScale):
         return 0
@@ -93,7 +93,7 @@ def given_scales(layout: Layout | None) -> int:
 def has_cut_scales(number_format: NumberFormat, shape: Sequence[int]) -> bool:
     """Whether a format brings scales of groups along that are cut with dimension 0."""
     layout = number_format.layout() if number_format.is_fitted else None
-    if layout is None or layout.levels is not None or given_scales(layout) < 2:
+    if layout is None or layout.levels is not None or _given_scales(layout) < 2:
         return False
     return layout.groups.separable_dims(len(shape)).get(0) == 1
 
@@ -113,7 +113,7 @@ def _rounds_chunks(given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> b
     if has_cut_scales(number_format, whole):
         layout = number_format.layout()
         assert layout is not None
-        return given_scales(layout) == layout.groups.count(local)
+        return _given_scales(layout) == layout.groups.count(local)
     multiples = shardable_dims(number_format, whole)
     return all(
         mine == size or (dim in multiples and mine % multiples[dim] == 0)

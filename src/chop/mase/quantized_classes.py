@@ -146,7 +146,7 @@ MODULES: dict[str, tuple[type[QuantizedOperator], ...]] = {
 PACKAGE = "chop.nn.quantized.modules"
 
 
-def find_class(name: str) -> Any:
+def _find_class(name: str) -> Any:
     """The bound class of that name, or the module of an operator.
 
     Raises:
@@ -231,7 +231,7 @@ def _with_config(operator: type[QuantizedOperator]) -> inspect.Signature:
 def _fill_package(module: ModuleType) -> None:
     """Gives the package its names; the module that defines a class is imported with it."""
     module.__doc__ = "Operators bound to formats, one module for each operator."
-    vars(module).update(__all__=list(MODULES), __getattr__=find_class)
+    vars(module).update(__all__=list(MODULES), __getattr__=_find_class)
 
 
 add_modules([PACKAGE], _fill_package)

@@ -13,7 +13,7 @@ TOY_CHANNELS = (3, 8, 16, 32, 64)
 """Of the input and of the four convolutions of `ToyConvNet`."""
 
 
-class PlainModel(nn.Module):
+class _PlainModel(nn.Module):
     """What the plain models have in common.
 
     Args:
@@ -30,7 +30,7 @@ class PlainModel(nn.Module):
         return {"x": torch.randn(3, *self.input_shape)}
 
 
-class MLP(PlainModel):
+class MLP(_PlainModel):
     """Linear layers with ReLU between them; pictures are flattened.
 
     Args:
@@ -51,7 +51,7 @@ class MLP(PlainModel):
         return logits
 
 
-class JetTagger(PlainModel):
+class JetTagger(_PlainModel):
     """Linear layers, each after a batch norm and a ReLU, for the jets of the LHC.
 
     Source of the task: J. Duarte et al., arXiv:1804.06913, section 2; of the larger widths:
@@ -78,7 +78,7 @@ class JetTagger(PlainModel):
         return logits
 
 
-class VGG7(PlainModel):
+class VGG7(_PlainModel):
     """Six 3 x 3 convolutions in three pairs, each pair followed by pooling, and two linear layers.
 
     Source: F. Li et al., Ternary Weight Networks, arXiv:1605.04711, section 3.1: 2x(128-C3) + MP2
@@ -121,7 +121,7 @@ class ToyNet(MLP):
         super().__init__(image_size, (hidden, hidden, num_classes))
 
 
-class ToyConvNet(PlainModel):
+class ToyConvNet(_PlainModel):
     """Two 2-D and two 1-D convolutions, each with ReLU, pooling, and a linear layer.
 
     Args:
@@ -155,7 +155,7 @@ class ToyConvNet(PlainModel):
         return logits
 
 
-class ToyCustomFnNet(PlainModel):
+class ToyCustomFnNet(_PlainModel):
     """Sums, products and differences with tensors and numbers, both convolutions, `matmul`, `bmm`.
 
     Args:

@@ -109,17 +109,17 @@ def check_component(
     """
     case = Case(operator, inputs, fold, tuple(profiles), kept, is_soft)
     laws: list[Callable[[Case], None]] = [
-        it_has_a_row_by_its_class,
-        the_plan_fits_its_streams,
-        codes_stay_within_the_proven_bounds,
-        linters_are_silent,
-        rtl_equals_integer_under_all_stalls,
+        _it_has_a_row_by_its_class,
+        _the_plan_fits_its_streams,
+        _codes_stay_within_the_proven_bounds,
+        _linters_are_silent,
+        _rtl_equals_integer_under_all_stalls,
     ]
     if FULL_SPEED in profiles:
-        laws += [samples_leave_as_often_as_planned, the_first_result_leaves_when_planned]
-    for law in [*laws, a_reset_starts_afresh]:
+        laws += [_samples_leave_as_often_as_planned, _the_first_result_leaves_when_planned]
+    for law in [*laws, _a_reset_starts_afresh]:
         try:
-            obeys(law.__name__.replace("_", " "), law, case)
+            obeys(law, case)
         except AssertionError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None  # a refusal of these streams, not a broken law
@@ -198,13 +198,13 @@ class Case:
         return self.runs[FULL_SPEED].left["data_out_0"]
 
 
-def it_has_a_row_by_its_class(case: Case) -> None:
+def _it_has_a_row_by_its_class(case: Case) -> None:
     """Emission finds the row by the class, and the source by the row's module and folder."""
     file, folder = f"{case.component.module}.sv", case.component.folder
     assert any((home / file).is_file() for home in (folder, RTL)), f"there is no {folder / file}"
 
 
-def the_plan_fits_its_streams(case: Case) -> None:
+def _the_plan_fits_its_streams(case: Case) -> None:
     """Lanes divide the inputs, and the shape that leaves is that of the integer twin."""
     plan = case.plan
     assert len(plan.lanes) == len(case.inputs), f"it has lanes for {len(plan.lanes)} inputs"
@@ -216,7 +216,7 @@ def the_plan_fits_its_streams(case: Case) -> None:
     assert plan.cycles >= most, f"{most} beats of a sample cannot pass in {plan.cycles} cycles"
 
 
-def codes_stay_within_the_proven_bounds(case: Case) -> None:
+def _codes_stay_within_the_proven_bounds(case: Case) -> None:
     """No code of the integer twin is outside of the edge that it declares."""
     edge, found = case.plan.out.edge, case.expected
     low, high = int(found.min()), int(found.max())
@@ -225,19 +225,19 @@ def codes_stay_within_the_proven_bounds(case: Case) -> None:
     )
 
 
-def linters_are_silent(case: Case) -> None:
+def _linters_are_silent(case: Case) -> None:
     """Verilator with all warnings and Yosys have no complaint."""
     with case.bench.compiled() as bench:
         complaints = bench.complaints()
     assert not complaints, complaints
 
 
-def rtl_equals_integer_under_all_stalls(case: Case) -> None:
+def _rtl_equals_integer_under_all_stalls(case: Case) -> None:
     """Each code that leaves is that of the integer twin, and streams keep their rules."""
     check_passed(case.runs)
 
 
-def samples_leave_as_often_as_planned(case: Case) -> None:
+def _samples_leave_as_often_as_planned(case: Case) -> None:
     """At full speed the cycles between samples are those of the plan, within 3 % or 2."""
     beats = case.plan.out.beats
     check_interval(case.left[beats - 1 :: beats], case.plan.cycles)
@@ -254,7 +254,7 @@ def check_interval(left: Sequence[int], cycles: int) -> None:
     )
 
 
-def the_first_result_leaves_when_planned(case: Case) -> None:
+def _the_first_result_leaves_when_planned(case: Case) -> None:
     """The first beat leaves no later than the plan says, and hardly earlier."""
     planned, left = planned_cycles(case), case.left[0] - 1
     assert left <= planned <= left + SPARE_CYCLES, (
@@ -274,7 +274,7 @@ def planned_cycles(case: Case) -> int:
     return max(needed) + plan.latency
 
 
-def a_reset_starts_afresh(case: Case) -> None:
+def _a_reset_starts_afresh(case: Case) -> None:
     """After a reset in the middle of a sample, results are those of a new circuit."""
     cycles = min(case.plan.cycles * 3 // 2 + 3, MOST_CYCLES_BEFORE_RESET)
     with case.bench.compiled(case.bench.top_with_reset(cycles)) as bench:

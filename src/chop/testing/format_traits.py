@@ -30,12 +30,12 @@ def get_scaling(fmt: NumberFormat) -> Any:
     return None if isinstance(scaling, Unscaled) else scaling
 
 
-def is_measured(fmt: NumberFormat) -> bool:
+def _is_measured(fmt: NumberFormat) -> bool:
     """True where scales follow the data."""
     return get_scaling(fmt) is not None and get_scaling(fmt).statistic is not None
 
 
-def has_levels(fmt: NumberFormat) -> bool:
+def _has_levels(fmt: NumberFormat) -> bool:
     """True for sums of several roundings."""
     return get_layout(fmt) is not None and get_layout(fmt).levels is not None
 
@@ -45,7 +45,7 @@ def floors(fmt: NumberFormat) -> bool:
     return getattr(get_element(fmt), "rounding", None) == "floor"
 
 
-def is_unsigned(fmt: NumberFormat) -> bool:
+def _is_unsigned(fmt: NumberFormat) -> bool:
     """Returns true if codes have no sign."""
     return getattr(get_element(fmt), "code", None) == "unsigned"
 
@@ -60,7 +60,7 @@ def is_deterministic(fmt: NumberFormat) -> bool:
     return fmt.is_deterministic
 
 
-def is_zero_one(fmt: NumberFormat) -> bool:
+def _is_zero_one(fmt: NumberFormat) -> bool:
     """Returns true for binary numbers 0 and 1."""
     return isinstance(get_element(fmt), Sign) and not get_element(fmt).bipolar
 
@@ -68,20 +68,20 @@ def is_zero_one(fmt: NumberFormat) -> bool:
 def has_its_own_values_as_fixed_points(fmt: NumberFormat) -> bool:
     """Not so: {0, 1} takes 0 to 1, and scales that are means or rounded quotients move."""
     scaling = get_scaling(fmt)
-    measures_levels = is_measured(fmt) and has_levels(fmt) and get_layout(fmt).levels > 1
-    cuts = is_measured(fmt) and (scaling.statistic.quantile < 1 or floors(fmt))
+    measures_levels = _is_measured(fmt) and _has_levels(fmt) and get_layout(fmt).levels > 1
+    cuts = _is_measured(fmt) and (scaling.statistic.quantile < 1 or floors(fmt))
     moves = measures_levels or cuts or isinstance(scaling, ScaledFloatScale)
-    return is_deterministic(fmt) and not (is_zero_one(fmt) or moves)
+    return is_deterministic(fmt) and not (_is_zero_one(fmt) or moves)
 
 
 def is_monotone(fmt: NumberFormat) -> bool:
     """Not so where a residual's factor is larger than that of the level before."""
-    return is_deterministic(fmt) and not (has_levels(fmt) and is_measured(fmt))
+    return is_deterministic(fmt) and not (_has_levels(fmt) and _is_measured(fmt))
 
 
 def has_mirror(fmt: NumberFormat) -> bool:
     """Not so: floors, unsigned numbers, and {0, 1}; signs take a rest of zero to +1."""
-    return not (floors(fmt) or is_unsigned(fmt) or is_zero_one(fmt) or has_levels(fmt))
+    return not (floors(fmt) or _is_unsigned(fmt) or _is_zero_one(fmt) or _has_levels(fmt))
 
 
 def rounds_to_nearest(fmt: NumberFormat) -> bool:
@@ -92,8 +92,8 @@ def rounds_to_nearest(fmt: NumberFormat) -> bool:
     by_rule = isinstance(get_element(fmt), Trit) and (
         get_element(fmt).threshold != 0.5 or get_scaling(fmt) is not None
     )
-    greedy = has_levels(fmt) and is_measured(fmt)
-    exact = is_deterministic(fmt) and not (floors(fmt) or is_zero_one(fmt))
+    greedy = _has_levels(fmt) and _is_measured(fmt)
+    exact = is_deterministic(fmt) and not (floors(fmt) or _is_zero_one(fmt))
     return exact and fmt.bits() < 9 and not (by_rule or greedy)
 
 
@@ -107,6 +107,6 @@ def rounds_parts_alike(fmt: NumberFormat) -> bool:
     layout = get_layout(fmt)
     if layout is None or get_scaling(fmt) is None:
         threshold = getattr(get_element(fmt), "threshold", 0.0)
-        return isinstance(threshold, float) and not has_levels(fmt)
+        return isinstance(threshold, float) and not _has_levels(fmt)
     by_row = layout.groups.is_row_separable(3) and layout.groups != Whole("channel")
-    return by_row and not (layout.scaling.spans_tensor or has_levels(fmt))
+    return by_row and not (layout.scaling.spans_tensor or _has_levels(fmt))

@@ -84,11 +84,11 @@ def check_format(kind: type[NumberFormat], examples: Iterable[NumberFormat]) -> 
     assert examples and all(type(fmt) is kind for fmt in examples), (
         f"{kind.__name__}: expected examples of this class, got {examples!r:.80}"
     )
-    obeys("search space holds valid settings", search_space_holds_valid_settings, examples[0])
+    obeys(search_space_holds_valid_settings, examples[0])
     for law in CHECKS:
         applying = [fmt for fmt in examples if law.applies(fmt)]
         for fmt in applying[:1] if law.run in ONCE_PER_KIND else applying:
-            obeys(law.name, law.run, fmt)
+            obeys(law.run, fmt)
 
 
 def values(
@@ -151,7 +151,7 @@ def rounding_mirrors_signs(fmt: NumberFormat) -> None:
     assert torch.equal(fmt.round(-x), -fmt.round(x))
 
 
-def code_books(fmt: NumberFormat, x: Tensor) -> Tensor:
+def _code_books(fmt: NumberFormat, x: Tensor) -> Tensor:
     """(codes, *x.shape): what every code means at each place, given the scales that `x` gets."""
     stored = fmt.encode(x)
     width = 8 * stored.codes.numel() // x.numel()
@@ -175,15 +175,15 @@ def is_the_nearest_of_all_its_numbers(fmt: NumberFormat) -> None:
     """No code stands for a nearer value than the one that is chosen."""
     normal = torch.randn(24, 96, generator=torch.Generator().manual_seed(0)).double()
     x = normal * torch.logspace(-2, 1, 24).double()[:, None]
-    assert_nearest(fmt, x)
-    books = code_books(fmt, x).sort(0).values
+    _assert_nearest(fmt, x)
+    books = _code_books(fmt, x).sort(0).values
     middles = (books[1:] + books[:-1]) / 2
     ties = middles.gather(0, torch.randint(len(middles), x.shape)[None])[0]
-    tops = largest_of_group(fmt, x)
-    assert_nearest(fmt, torch.where((x.abs() < tops) & (ties.abs() < tops), ties, x))
+    tops = _largest_of_group(fmt, x)
+    _assert_nearest(fmt, torch.where((x.abs() < tops) & (ties.abs() < tops), ties, x))
 
 
-def largest_of_group(fmt: NumberFormat, x: Tensor) -> Tensor:
+def _largest_of_group(fmt: NumberFormat, x: Tensor) -> Tensor:
     """The largest magnitude of each element's group; infinity where there are no groups."""
     if get_scaling(fmt) is None:
         return torch.full_like(x, INF)
@@ -193,9 +193,9 @@ def largest_of_group(fmt: NumberFormat, x: Tensor) -> Tensor:
     return joined
 
 
-def assert_nearest(fmt: NumberFormat, x: Tensor) -> None:
+def _assert_nearest(fmt: NumberFormat, x: Tensor) -> None:
     """`round` gives a number of the code book, and none is nearer (in the log domain: of `log`)."""
-    books, y = code_books(fmt, x), fmt.round(x)
+    books, y = _code_books(fmt, x), fmt.round(x)
     if getattr(get_element(fmt), "rounding", None) == "nearest_log":
         lowest = books.abs().where(books != 0, INF).amin(0)
         inside = (x.abs() >= lowest) & (books.sign() == x.sign())

@@ -7,26 +7,25 @@ from collections.abc import Callable
 from typing import Any
 
 
-def obeys(law: str, check: Callable[..., None], subject: Any, *more: Any) -> None:
+def obeys(law: Callable[[Any], None], subject: Any) -> None:
     """Runs the check of a law.
 
     Args:
-        law: the law in words.
-        check: raises an error where the law is broken.
-        subject: what is checked, the first argument of `check`.
-        more: its other arguments.
+        law: raises an error where the law is broken; its name is the law in words.
+        subject: what is checked.
     Raises:
         AssertionError: names the law, the subject, and the line that failed.
     """
     if not __debug__:
         raise RuntimeError("chop.testing checks by assertions: run Python without -O.")
     try:
-        check(subject, *more)
+        law(subject)
     except Exception as error:  # code of other people
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}:{place.lineno}"
         kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+        title = law.__name__.strip("_").replace("_", " ")
         name = getattr(subject, "label", None) or getattr(subject, "__name__", subject)
         raise AssertionError(
-            f"{name} breaks the law '{law}': {kind}{str(error) or place.line} ({where})"
+            f"{name} breaks the law '{title}': {kind}{str(error) or place.line} ({where})"
         ) from error

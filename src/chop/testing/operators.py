@@ -86,34 +86,34 @@ def check_operator(row: Operator, example: tuple[nn.Module, Tensor | tuple[Tenso
     module, x = example
     case = Example(row, module.eval(), x if isinstance(x, tuple) else (x,))
     laws: list[Callable[[Example], None]] = [
-        it_is_registered_by_its_name,
-        a_graph_keeps_it_as_one_node,
+        _it_is_registered_by_its_name,
+        _a_graph_keeps_it_as_one_node,
     ]
     if row.flops is not None:
-        laws.append(flops_are_counted_as_torch_counts_products)
+        laws.append(_flops_are_counted_as_torch_counts_products)
     laws += [law for trait, law in TRAITS.items() if getattr(row, trait)]
     if row.quantized is not None:
         laws += [
-            a_quantized_twin_adopts_the_module,
-            a_wide_format_changes_nothing,
-            each_operand_is_rounded,
-            each_input_is_rounded,
-            gradients_reach_the_input_and_the_parameters,
+            _a_quantized_twin_adopts_the_module,
+            _a_wide_format_changes_nothing,
+            _each_operand_is_rounded,
+            _each_input_is_rounded,
+            _gradients_reach_the_input_and_the_parameters,
         ]
         if "weight" in row.quantized.operands:
-            laws.append(packed_computes_what_quantized_computes)
+            laws.append(_packed_computes_what_quantized_computes)
     for law in laws:
-        obeys(law.__name__.replace("_", " "), law, case)
+        obeys(law, case)
 
 
-def it_is_registered_by_its_name(case: Example) -> None:
+def _it_is_registered_by_its_name(case: Example) -> None:
     """Passes find the row by name and by class."""
     assert OPS.get(case.row.name) is case.row, "the table has no such row; was it registered?"
     found = of_module(type(case.module)).name
     assert found == case.row.name, f"the example is a module of the operator '{found}'"
 
 
-def a_graph_keeps_it_as_one_node(case: Example) -> None:
+def _a_graph_keeps_it_as_one_node(case: Example) -> None:
     """A capture calls the module, and a checkpoint of the graph computes the same."""
     named = dict(zip("abc", case.inputs, strict=False))
     mg = MaseGraph(_Around(copy.deepcopy(case.module)).eval(), dummy_in=named)
@@ -125,7 +125,7 @@ def a_graph_keeps_it_as_one_node(case: Example) -> None:
         assert torch.equal(read.model(**named), case.floating()), "the checkpoint differs"
 
 
-def flops_are_counted_as_torch_counts_products(case: Example) -> None:
+def _flops_are_counted_as_torch_counts_products(case: Example) -> None:
     """Operations of a call are a whole number; those of a product are torch's count."""
     assert case.row.flops is not None
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -139,19 +139,19 @@ def flops_are_counted_as_torch_counts_products(case: Example) -> None:
         assert flops == counted, f"got {flops}, torch counts {counted}"
 
 
-def a_factor_passes_through_a_homogeneous_operator(case: Example) -> None:
+def _a_factor_passes_through_a_homogeneous_operator(case: Example) -> None:
     """f(x / s) = f(x) / s."""
     found = case.computed(case.changed(lambda x: x / FACTOR))
     torch.testing.assert_close(found, case.floating() / FACTOR)
 
 
-def rounding_commutes(case: Example) -> None:
+def _rounding_commutes(case: Example) -> None:
     """f(round(x)) = round(f(x)), for monotone roundings that keep zero."""
     rounded = case.computed(case.changed(NARROW.round))
     assert torch.equal(rounded, NARROW.round(case.floating())), "results differ"
 
 
-def what_only_moves_keeps_every_element(case: Example) -> None:
+def _what_only_moves_keeps_every_element(case: Example) -> None:
     """The result has the elements of the input, once each."""
     sizes = [x.numel() for x in case.inputs]
     whole = torch.arange(sum(sizes), dtype=case.inputs[0].dtype)
@@ -162,7 +162,7 @@ def what_only_moves_keeps_every_element(case: Example) -> None:
     assert keeps_order == (case.row.layout == "view"), f"the row has the layout '{case.row.layout}'"
 
 
-def it_is_affine_at_inference(case: Example) -> None:
+def _it_is_affine_at_inference(case: Example) -> None:
     """f(x) - f(y) = f(x - y) - f(0)."""
     other = case.changed(lambda x: x.flip(0) / 2)
     apart = case.computed(case.changed(lambda x: x - x.flip(0) / 2))
@@ -171,15 +171,15 @@ def it_is_affine_at_inference(case: Example) -> None:
 
 
 TRAITS: dict[str, Callable[[Example], None]] = {
-    "is_homogeneous": a_factor_passes_through_a_homogeneous_operator,
-    "commutes": rounding_commutes,
-    "only_moves": what_only_moves_keeps_every_element,
-    "is_affine": it_is_affine_at_inference,
+    "is_homogeneous": _a_factor_passes_through_a_homogeneous_operator,
+    "commutes": _rounding_commutes,
+    "only_moves": _what_only_moves_keeps_every_element,
+    "is_affine": _it_is_affine_at_inference,
 }
 """Law by the trait of a row that states it."""
 
 
-def a_quantized_twin_adopts_the_module(case: Example) -> None:
+def _a_quantized_twin_adopts_the_module(case: Example) -> None:
     """The twin has the parameters and the state dict of the module."""
     assert case.row.quantized is not None
     assert issubclass(case.row.quantized, case.row.modules), "it is no subclass of the module"
@@ -190,14 +190,14 @@ def a_quantized_twin_adopts_the_module(case: Example) -> None:
     assert all(a is b for a, b in shared), "the twin has parameters of its own"
 
 
-def a_wide_format_changes_nothing(case: Example) -> None:
+def _a_wide_format_changes_nothing(case: Example) -> None:
     """The twin computes what the module computes where a format rounds next to nothing."""
     with torch.no_grad():
         found = case.quantized(QuantSpec.uniform(WIDE))(*case.inputs)
     torch.testing.assert_close(found, case.floating(), atol=1e-3, rtol=1e-3)
 
 
-def each_operand_is_rounded(case: Example) -> None:
+def _each_operand_is_rounded(case: Example) -> None:
     """A coarse format of one operand changes the result."""
     assert case.row.quantized is not None
     for name in dict.fromkeys((*case.row.quantized.operands, "data_out")):
@@ -211,7 +211,7 @@ def each_operand_is_rounded(case: Example) -> None:
         assert not torch.equal(found, case.floating()), f"'{name}' is not rounded"
 
 
-def each_input_is_rounded(case: Example) -> None:
+def _each_input_is_rounded(case: Example) -> None:
     """An input that is rounded already gives the same result as the input itself."""
     twin = case.quantized(QuantSpec().with_quantizers(data_in=COARSE))
     with torch.no_grad():
@@ -222,7 +222,7 @@ def each_input_is_rounded(case: Example) -> None:
                 assert torch.equal(twin(*given), expected), f"input {k} is not rounded"
 
 
-def gradients_reach_the_input_and_the_parameters(case: Example) -> None:
+def _gradients_reach_the_input_and_the_parameters(case: Example) -> None:
     """Training in a format gives finite gradients."""
     twin = case.quantized(QuantSpec.uniform(NARROW))
     inputs = case.changed(lambda x: x.clone().requires_grad_())
@@ -234,7 +234,7 @@ def gradients_reach_the_input_and_the_parameters(case: Example) -> None:
         assert tensor.grad.isfinite().all(), f"the gradient of {name} is not finite"
 
 
-def packed_computes_what_quantized_computes(case: Example) -> None:
+def _packed_computes_what_quantized_computes(case: Example) -> None:
     """Stored codes stand for the rounded values, bit for bit."""
     layer = case.quantized(QuantSpec.uniform(NARROW))
     assert isinstance(layer, QuantizedOperator)

@@ -68,21 +68,21 @@ def check_pass(
     """
     given = Given(name, mg, inputs, dict(settings or {}))
     laws: list[Callable[[Given], None]] = [
-        it_is_registered_by_its_name,
-        it_returns_a_graph_and_findings,
-        the_settings_stay_as_they_were,
-        an_unknown_key_is_refused,
+        _it_is_registered_by_its_name,
+        _it_returns_a_graph_and_findings,
+        _the_settings_stay_as_they_were,
+        _an_unknown_key_is_refused,
     ]
     if name.endswith("_transform_pass"):
         laws += [
-            the_given_graph_stays_as_it_was,
-            it_gives_the_same_graph_again,
-            the_new_graph_is_written_and_read,
+            _the_given_graph_stays_as_it_was,
+            _it_gives_the_same_graph_again,
+            _the_new_graph_is_written_and_read,
         ]
     elif name.endswith("_analysis_pass"):
-        laws.append(an_analysis_changes_no_output)
+        laws.append(_an_analysis_changes_no_output)
     for law in laws:
-        obeys(law.__name__.replace("_", " "), law, given)
+        obeys(law, given)
 
 
 def same(first: Any, second: Any) -> bool:
@@ -94,13 +94,13 @@ def same(first: Any, second: Any) -> bool:
     )
 
 
-def it_is_registered_by_its_name(given: Given) -> None:
+def _it_is_registered_by_its_name(given: Given) -> None:
     """Pipelines and commands find a pass by name."""
     assert given.name in PASSES, "no pass of that name; is it defined under @graph_pass?"
     assert PASSES[given.name].__name__ == given.name
 
 
-def it_returns_a_graph_and_findings(given: Given) -> None:
+def _it_returns_a_graph_and_findings(given: Given) -> None:
     """A pass returns a graph and a dictionary of findings, and is recorded in the graph."""
     result = given.run()
     assert isinstance(result, tuple) and len(result) == 2, f"got {type(result).__name__}"
@@ -109,14 +109,14 @@ def it_returns_a_graph_and_findings(given: Given) -> None:
     assert graph.provenance[-1].name == given.name
 
 
-def the_settings_stay_as_they_were(given: Given) -> None:
+def _the_settings_stay_as_they_were(given: Given) -> None:
     """A pass does not change the caller's settings."""
     before = copy.deepcopy(given.settings)
     given.run()
     assert given.settings == before, f"they were {before} and are {given.settings}"
 
 
-def an_unknown_key_is_refused(given: Given) -> None:
+def _an_unknown_key_is_refused(given: Given) -> None:
     """A misspelt setting is an error, not a default."""
     try:
         given.run(**{UNKNOWN: 1})
@@ -126,7 +126,7 @@ def an_unknown_key_is_refused(given: Given) -> None:
         raise AssertionError("settings with an unknown key were accepted")
 
 
-def the_given_graph_stays_as_it_was(given: Given) -> None:
+def _the_given_graph_stays_as_it_was(given: Given) -> None:
     """A transform pass works on a copy."""
     mg = given.mg
     code, state = mg.model.code, copy.deepcopy(mg.model.state_dict())
@@ -138,14 +138,14 @@ def the_given_graph_stays_as_it_was(given: Given) -> None:
     assert same(given.outputs(mg), before), "the given graph computes something else"
 
 
-def an_analysis_changes_no_output(given: Given) -> None:
+def _an_analysis_changes_no_output(given: Given) -> None:
     """An analysis pass annotates the graph that it is given, and the model stays as it was."""
     before = given.outputs(given.mg)
     graph, _ = given.run()
     assert same(given.outputs(graph), before), "the graph computes something else"
 
 
-def it_gives_the_same_graph_again(given: Given) -> None:
+def _it_gives_the_same_graph_again(given: Given) -> None:
     """A second run, with the same random numbers, gives the same graph."""
     found = []
     for _ in range(2):
@@ -155,7 +155,7 @@ def it_gives_the_same_graph_again(given: Given) -> None:
     assert same(given.outputs(found[0]), given.outputs(found[1]))
 
 
-def the_new_graph_is_written_and_read(given: Given) -> None:
+def _the_new_graph_is_written_and_read(given: Given) -> None:
     """A checkpoint of the new graph computes the same."""
     graph, _ = given.run()
     with TemporaryDirectory() as folder:

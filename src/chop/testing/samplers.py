@@ -31,12 +31,12 @@ def check_sampler(name: str) -> None:
         >>> check_sampler("random")
     """
     row = sampler_row(name)
-    laws = [every_trial_is_a_configuration_of_the_space, a_seed_gives_one_search]
-    laws += [a_resumed_search_is_the_unbroken_one, a_small_space_is_searched_to_its_end]
+    laws = [_every_trial_is_a_configuration_of_the_space, _a_seed_gives_one_search]
+    laws += [_a_resumed_search_is_the_unbroken_one, _a_small_space_is_searched_to_its_end]
     if row.max_goals > 1:
-        laws.append(takes_several_objectives)
+        laws.append(_takes_several_objectives)
     for law in laws:
-        obeys(law.__name__.replace("_", " "), law, name)
+        obeys(law, name)
 
 
 def measure(config: Mapping[str, str], report: Any) -> dict[str, float]:
@@ -51,44 +51,44 @@ def list_trials(search: Search, until: int) -> list[Mapping[str, str]]:
     return [trial.config for trial in search.run(until=until, progress=False).trials]
 
 
-def search_with(name: str, seed: int = 0, **settings: Any) -> Search:
+def _search_with(name: str, seed: int = 0, **settings: Any) -> Search:
     """Makes a search for the fewest bits, in memory unless settings say otherwise."""
     settings = {"storage": "memory", **settings}
     return Search(SPACE, measure, Goal("bits", "minimize"), sampler=name, seed=seed, **settings)
 
 
-def every_trial_is_a_configuration_of_the_space(name: str) -> None:
+def _every_trial_is_a_configuration_of_the_space(name: str) -> None:
     """Each trial has one of the options of every choice."""
-    for config in list_trials(search_with(name), MORE):
+    for config in list_trials(_search_with(name), MORE):
         assert set(config) == {choice.name for choice in SPACE.choices}, config
         assert all(option in OPTIONS for option in config.values()), config
 
 
-def a_seed_gives_one_search(name: str) -> None:
+def _a_seed_gives_one_search(name: str) -> None:
     """The same seed gives the same trials, in another process too."""
-    first, second = (list_trials(search_with(name, seed=3), MORE) for _ in range(2))
+    first, second = (list_trials(_search_with(name, seed=3), MORE) for _ in range(2))
     assert first == second, f"trials of two searches differ: {first} and {second}"
 
 
-def a_resumed_search_is_the_unbroken_one(name: str) -> None:
+def _a_resumed_search_is_the_unbroken_one(name: str) -> None:
     """A sampler reads the study and has no state of its own between trials."""
     with TemporaryDirectory() as folder:
-        list_trials(search_with(name, storage=None, out=Path(folder)), FEW)
-        resumed = list_trials(search_with(name, storage=None, out=Path(folder)), MORE)
-    unbroken = list_trials(search_with(name), MORE)
+        list_trials(_search_with(name, storage=None, out=Path(folder)), FEW)
+        resumed = list_trials(_search_with(name, storage=None, out=Path(folder)), MORE)
+    unbroken = list_trials(_search_with(name), MORE)
     assert resumed == unbroken, f"after trial {FEW} the search went on with {resumed[FEW:]}"
 
 
-def a_small_space_is_searched_to_its_end(name: str) -> None:
+def _a_small_space_is_searched_to_its_end(name: str) -> None:
     """Every configuration is measured once, and the best is found."""
-    result = search_with(name).run(until=SPACE.size, progress=False)
+    result = _search_with(name).run(until=SPACE.size, progress=False)
     assert len(result.measured) == SPACE.size, (
         f"{len(result.measured)} of {SPACE.size} were measured"
     )
     assert min(trial.values["bits"] for trial in result.measured) == 12.0
 
 
-def takes_several_objectives(name: str) -> None:
+def _takes_several_objectives(name: str) -> None:
     """A search with two objectives gives a Pareto front."""
     goals = (Goal("bits", "minimize"), Goal("error", "minimize"))
     search = Search(SPACE, measure, goals, sampler=name, storage="memory")

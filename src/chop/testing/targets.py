@@ -64,26 +64,26 @@ def check_target(name: str, mg: MaseGraph, refused: MaseGraph | None = None) -> 
         >>> check_target("onnx", mg)  # doctest: +SKIP
     """
     laws: list[Callable[[Case], None]] = [
-        it_is_registered_by_its_name,
-        it_holds_what_it_does_not_refuse,
-        the_given_graph_stays_as_it_was,
-        outputs_of_the_file_are_those_of_the_graph,
-        weights_of_the_file_are_those_of_the_graph,
+        _it_is_registered_by_its_name,
+        _it_holds_what_it_does_not_refuse,
+        _the_given_graph_stays_as_it_was,
+        _outputs_of_the_file_are_those_of_the_graph,
+        _weights_of_the_file_are_those_of_the_graph,
     ]
     if name in TARGETS:
         TARGETS[name].require()
     for law in laws:
-        obeys(law.__name__.replace("_", " "), law, Case(name, mg))
+        obeys(law, Case(name, mg))
     if refused is not None:
-        obeys("a refusal writes nothing", a_refusal_writes_nothing, Case(name, refused))
+        obeys(_a_refusal_writes_nothing, Case(name, refused))
 
 
-def it_is_registered_by_its_name(case: Case) -> None:
+def _it_is_registered_by_its_name(case: Case) -> None:
     """`--to` finds a target by its name."""
     assert case.name in TARGETS, "no target of that name"
 
 
-def it_holds_what_it_does_not_refuse(case: Case) -> None:
+def _it_holds_what_it_does_not_refuse(case: Case) -> None:
     """A graph without refusals is written, to the place that the user gave."""
     refusals = case.target.refusals(case.mg)
     assert not refusals, f"it refuses layers of the graph: {refusals}"
@@ -95,7 +95,7 @@ def it_holds_what_it_does_not_refuse(case: Case) -> None:
             assert file.is_file() and Path(folder) in file.parents, f"there is no file {file}"
 
 
-def the_given_graph_stays_as_it_was(case: Case) -> None:
+def _the_given_graph_stays_as_it_was(case: Case) -> None:
     """Writing changes neither the code nor the tensors of the graph."""
     code, state = case.mg.model.code, copy.deepcopy(case.mg.model.state_dict())
     with TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def the_given_graph_stays_as_it_was(case: Case) -> None:
     assert now.keys() == state.keys() and all(torch.equal(now[k], x) for k, x in state.items())
 
 
-def outputs_of_the_file_are_those_of_the_graph(case: Case) -> None:
+def _outputs_of_the_file_are_those_of_the_graph(case: Case) -> None:
     """The library reads outputs by their names, close to those of the graph, again and again."""
     mg = case.mg
     layers = [each for each in mg.model.modules() if isinstance(each, QuantizedOperator)]
@@ -121,7 +121,7 @@ def outputs_of_the_file_are_those_of_the_graph(case: Case) -> None:
                 raise AssertionError(str(error)) from error
 
 
-def weights_of_the_file_are_those_of_the_graph(case: Case) -> None:
+def _weights_of_the_file_are_those_of_the_graph(case: Case) -> None:
     """The library decodes each packed weight to the values of the graph."""
     if case.target.weights is None:
         return
@@ -131,7 +131,7 @@ def weights_of_the_file_are_those_of_the_graph(case: Case) -> None:
     assert is_equal, f"{proof} weights are equal; the largest difference is {proof.difference}"
 
 
-def a_refusal_writes_nothing(case: Case) -> None:
+def _a_refusal_writes_nothing(case: Case) -> None:
     """A layer that a target cannot hold is named, and no file is written."""
     refusals = case.target.refusals(case.mg)
     assert refusals, "it refuses no layer of this graph"

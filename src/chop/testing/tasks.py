@@ -51,28 +51,28 @@ def check_task(name: str, answers: Tensor, labels: Tensor) -> None:
     """
     case = Answered(name, answers, labels)
     for law in (
-        it_is_registered_by_its_name,
-        labels_fit_the_answers,
-        right_answers_score_better_than_wrong_ones,
-        the_loss_is_a_scalar_with_a_gradient,
-        right_answers_have_the_smaller_loss,
+        _it_is_registered_by_its_name,
+        _labels_fit_the_answers,
+        _right_answers_score_better_than_wrong_ones,
+        _the_loss_is_a_scalar_with_a_gradient,
+        _right_answers_have_the_smaller_loss,
     ):
-        obeys(law.__name__.replace("_", " "), law, case)
+        obeys(law, case)
 
 
-def it_is_registered_by_its_name(case: Answered) -> None:
+def _it_is_registered_by_its_name(case: Answered) -> None:
     """`--task` finds a task by its name."""
     assert case.name in TASKS, "no task of that name"
 
 
-def labels_fit_the_answers(case: Answered) -> None:
+def _labels_fit_the_answers(case: Answered) -> None:
     """The task takes the labels, and compares as many answers as labels."""
     case.task.check_labels(case.labels)
     answers, labels = case.task.compare(case.answers, case.labels)
     assert len(answers) == len(labels), f"{len(answers)} answers, {len(labels)} labels"
 
 
-def right_answers_score_better_than_wrong_ones(case: Answered) -> None:
+def _right_answers_score_better_than_wrong_ones(case: Answered) -> None:
     """The metric is a finite number of Python, and knows which way is better."""
     right, wrong = case.score(case.answers), case.score(case.answers.roll(1, 0))
     assert isinstance(right, int | float), f"the metric is no number but a {type(right).__name__}"
@@ -81,7 +81,7 @@ def right_answers_score_better_than_wrong_ones(case: Answered) -> None:
     assert is_better, f"right answers score {right:.6g}, those of other rows {wrong:.6g}"
 
 
-def the_loss_is_a_scalar_with_a_gradient(case: Answered) -> None:
+def _the_loss_is_a_scalar_with_a_gradient(case: Answered) -> None:
     """Training can follow the loss."""
     answers = case.answers.roll(1, 0).requires_grad_()
     loss = case.task.loss(*case.task.compare(answers, case.labels))
@@ -91,7 +91,7 @@ def the_loss_is_a_scalar_with_a_gradient(case: Answered) -> None:
     assert gradient is not None and bool(gradient.any()) and bool(gradient.isfinite().all())
 
 
-def right_answers_have_the_smaller_loss(case: Answered) -> None:
+def _right_answers_have_the_smaller_loss(case: Answered) -> None:
     """Training leads to right answers."""
     with torch.no_grad():
         right, wrong = (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from chop.actions.compress.by_block import LEARNED, _skipping_part, compress_by_block
+from chop.actions.compress.by_block import LEARNED, Decoder, _skipping_part
 from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
 from chop.data import get_tokenizer
@@ -51,14 +51,14 @@ def test_what_a_walk_does_not_do_is_refused(settings, reason):
 def test_a_built_in_model_is_not_walked(tmp_path):
     config = CompressConfig(model="gpt-tiny", out=tmp_path / "out", by_block=True, **ROUNDED)
     with pytest.raises(NoBlocksError, match="no folder of transformers"):
-        compress_by_block(config)
+        Decoder.load(config, None)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_format_that_waits_for_data_is_not_walked(tmp_path):
     settings = {**ROUNDED, **SHORT, "formats": ("8.auto",), "model": llama(tmp_path / "float")}
     with pytest.raises(NoBlocksError, match="format 8.auto waits for data"):
-        compress_by_block(CompressConfig(out=tmp_path / "out", by_block=True, **settings))
+        Decoder.load(CompressConfig(out=tmp_path / "out", by_block=True, **settings), None)
 
 
 @pytest.mark.long
@@ -72,7 +72,7 @@ def test_weights_that_are_no_numbers_are_named(tmp_path, value, reason):
     state[name][3, 4] = float(value)
     save_file(state, file, {"format": "pt"})
     with pytest.raises(ConfigError, match=f"have {reason}: {name}"):
-        compress_by_block(CompressConfig(out=tmp_path / "out", by_block=True, **settings))
+        compress(CompressConfig(out=tmp_path / "out", by_block=True, **settings))
 
 
 LEFT = {
@@ -196,13 +196,10 @@ def test_a_refusal_comes_before_files_and_evaluation(tmp_path, monkeypatch, plac
         return []
 
     monkeypatch.setattr(f"chop.{place}", refused)
-    monkeypatch.setattr(
-        "chop.actions.compress.by_block.compute_scores", lambda *_: pytest.fail("late")
-    )
     settings = {**ROUNDED, **SHORT, "method": ("learned_rounding",)}
     settings["model"] = llama(tmp_path / "float")
     with pytest.raises(NoBlocksError, match="one after the other|gives no floating tensor"):
-        compress_by_block(CompressConfig(out=tmp_path / "out", by_block=True, **settings))
+        Decoder.load(CompressConfig(out=tmp_path / "out", by_block=True, **settings), None)
     assert not [*(tmp_path / "out").glob("*")]
 
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.actions.bench.job import BenchModelConfig, bench_model
-from chop.actions.compress.job import CompressConfig, compress, measure
+from chop.actions.compress.job import CompressConfig, compress
+from chop.actions.compress.measure import measure
 from chop.actions.compress.table import Row
 from chop.errors import CheckpointError, ConfigError, UnavailableError, WriteError
 from chop.formats import parse_format_string
@@ -186,7 +187,7 @@ def test_wrong_layers_are_named(layers, message):
 
 def test_a_layer_that_is_not_there_is_named_before_anything_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "chop.actions.compress.job.measure", lambda *args: pytest.fail("it measured")
+        "chop.actions.compress.whole.measure", lambda *args: pytest.fail("it measured")
     )
     config = CompressConfig(model="mlp", out=tmp_path, layers={"fc9": {"weight": "4.mse"}})
     with pytest.raises(ConfigError, match="'fc9': did you mean"):

@@ -14,7 +14,8 @@ import torch
 from rich import get_console
 from torch.distributions import Categorical, kl_divergence
 
-from chop.actions.compress.job import CompressConfig, quantize_layers
+from chop.actions.compress.ptq import quantize_layers
+from chop.actions.compress.settings import CompressConfig
 from chop.actions.search import precision, precision_rows, precision_subject
 from chop.actions.search.job import get_settings, run_search
 from chop.actions.search.nas import NasConfig

@@ -60,7 +60,7 @@ def workload_config(
     """
     if not run.has_model:
         raise no_model(run.folder)
-    return settings_of_run(run, given, option)
+    return _get_settings(WorkloadConfig, run, run.settings, given, option)
 
 
 def no_model(folder: Path) -> CheckpointError:
@@ -71,21 +71,10 @@ def no_model(folder: Path) -> CheckpointError:
     )
 
 
-def settings_of_run(
-    run: CompressedRun, given: Mapping[str, Any], option: str | None = None
-) -> WorkloadConfig:
-    """The same, whether the run saved a model or not.
-
-    Raises:
-        ConfigError: its files name code, see `chop.base.trust`.
-    """
-    return _get_settings(WorkloadConfig, run, run.settings, given, option)
-
-
 def judged_settings_of_run(
     run: CompressedRun, given: Mapping[str, Any], option: str, command: str
 ) -> JudgedWorkloadConfig:
-    """The same with the function that judged the run, without one that trained it.
+    """Model, data and judge of a run, without the function that trained it.
 
     Args:
         run: see `compressed_run`.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from chop import passes
 from chop.actions.compress.table import Candidate, Row
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.ir.parameters import parameter_bits
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.summary import layer_rows, poor_fit
 from chop.quantization.unreached import describe_unreached
@@ -18,6 +20,22 @@ from chop.workloads.workload import Workload
 
 FLOAT, QUANTIZED, TRAINING = "float", "quantized", "training"
 """Kinds of stages, by how long they take."""
+
+
+class Measured(NamedTuple):
+    """Candidates of a compression.
+
+    Attributes:
+        exact: the float graph.
+        rounded: those of the formats.
+        trained: those that were trained back.
+        note: why none was trained back; None: it is not said.
+    """
+
+    exact: Candidate
+    rounded: Sequence[Candidate]
+    trained: Sequence[Candidate] = ()
+    note: str | None = None
 
 
 def compute_scores(
@@ -63,10 +81,9 @@ def measure(
     kind, title = (FLOAT, label) if method == FLOAT else (QUANTIZED, f"{method} {label}")
     scores = compute_scores(mg, workload, stages, kind, title)
     validation, test = scores.values()
-    _, bits = passes.calculate_avg_bits_mg_analysis_pass(mg)
+    bits, numbers = parameter_bits(mg)
     operators = map(mg.get_module, mg.nodes)
     count = sum(isinstance(op, QuantizedOperator) and not op.spec.is_float for op in operators)
-    size_kb = bits["weight_bytes"] / 1000
     lost = poor_fit(mg, layer_rows(mg))
     unreached = describe_unreached(mg, "formats")
     row = Row(
@@ -74,9 +91,9 @@ def measure(
         label,
         validation.value,
         test.value,
-        bits["w_avg_bit"],
+        bits / max(numbers, 1),
         count,
-        size_kb,
+        bits / 8 / 1000,
         lost,
         unreached,
         validation.interval,

@@ -109,7 +109,7 @@ def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
                 "bits": Cell.of(bits[name], ".2f") if name in bits else None,
                 "rounded to zero": Cell.of(row["share_rounded_to_zero"], ".1%"),
                 "clipped": Cell.of(row["share_saturated"], ".1%"),
-                "SQNR (dB)": sqnr(row["weight_error"]),
+                "SQNR (dB)": _sqnr(row["weight_error"]),
                 **({"sensitivity": _sensitivity(row)} if about else {}),
             }
         )
@@ -146,10 +146,10 @@ def _sensitivity(row: Mapping[str, Any]) -> Cell | None:
     return None if value is None else Cell.of(value, ".2e")
 
 
-def sqnr(error: float) -> Cell | None:
+def _sqnr(error: float) -> Cell | None:
     """The signal-to-quantization-noise ratio of a relative squared error; None where it is 0.
 
-    >>> str(sqnr(0.001))
+    >>> str(_sqnr(0.001))
     '30.0'
     """
     return Cell.of(-10 * math.log10(error), ".1f") if error > 0 else None

@@ -31,7 +31,7 @@ from chop.actions.next_steps import steps_after_compression
 from chop.quantization.packing import READ_DIRECTLY, explained
 from chop.quantization.summary import format_rows, operator_rows
 from chop.report.charts.accuracy import accuracy_charts
-from chop.report.report import Block, Note, Report, figure
+from chop.report.report import Block, Note, Report, Step, figure
 from chop.statistics.intervals import LEVEL_TEXT
 from chop.studies.model import BATCH_SIZES, ModelComparison
 from chop.train.intervals import Score
@@ -44,16 +44,14 @@ if TYPE_CHECKING:
 
 def build_report(
     candidates: Sequence[Candidate],
-    saved: Saved | None,
     measured: Sequence[Block],
     workload: Workload,
     config: CompressConfig,
 ) -> Report[dict[str, Any]]:
-    """Reports on a compression and on the model that was saved.
+    """Reports on what a compression measured.
 
     Args:
         candidates: what was measured, float first.
-        saved: the model; None where none was saved.
         measured: the table of the candidates and what stands below it.
         workload: the model and its rows.
         config: the settings.
@@ -72,47 +70,61 @@ def build_report(
         "row_counts": _row_counts(workload),
         "rows": [printed_row(candidate, metric) for candidate in candidates],
         "saved": None,
+        "versions": {"torch": torch.__version__},
     }
-    blocks: list[Block] = [
-        Note(None if metric.name == "accuracy" else f"{metric.title}:", is_printed=False)
-    ]
-    blocks += measured
-    page: dict[str, Any] = {}
-    if saved is None:
-        result["versions"] = {"torch": torch.__version__}
-    else:
-        chosen = saved.chosen
-        blocks += _about_saved(candidates[0], saved, result, workload, config)
-        page = {
-            "warnings": list_warnings(result, chosen),
-            "tiles": build_tiles(result, chosen, candidates[0], workload),
-            "tables": [
-                *([layer_table(result, chosen.graph)] if result["layers"] else []),
-                *legend_tables(config.formats, chosen.graph),
-            ],
-            "charts": saved.charts,
-            "outcome": summarize_outcome(
-                chosen, candidates[0], result["saved_bytes"]["model.pt"], workload
-            ),
-        }
-    class_name = candidates[0].graph.model.record.class_name
-    page["steps"] = steps_after_compression(result, config.out, class_name, ONNX_FILE)
-    floats = {"float": rows[0].test, **workload.baselines}
     draw = figure(
         accuracy_charts,
         build_curves(rows),
-        floats,
+        {"float": rows[0].test, **workload.baselines},
         xlabel="average bits per parameter",
         title=f"{workload.title}: {metric.title}{workload.judged_on}",
         metric=metric,
     )
+    heading = None if metric.name == "accuracy" else f"{metric.title}:"
     return Report(
         workload.title,
-        {"table.md": blocks},
+        {"table.md": [Note(heading, is_printed=False), *measured]},
         result,
         result["rows"],
         figures={f"{metric.name}.svg": draw},
-        **page,
+        steps=_steps(result, candidates[0], config),
+    )
+
+
+def _steps(result: Mapping[str, Any], exact: Candidate, config: CompressConfig) -> list[Step]:
+    class_name = exact.graph.model.record.class_name
+    return steps_after_compression(result, config.out, class_name, ONNX_FILE)
+
+
+def with_saved(
+    report: Report[dict[str, Any]],
+    exact: Candidate,
+    saved: Saved,
+    workload: Workload,
+    config: CompressConfig,
+) -> Report[dict[str, Any]]:
+    """A report of a compression with the model that was saved.
+
+    Args:
+        report: without it.
+        exact: the float model.
+        saved: the model.
+        workload: the model and its rows.
+        config: the settings.
+    """
+    chosen, result = saved.chosen, {**report.result}
+    about = _about_saved(exact, saved, result, workload, config)
+    layers = [layer_table(result, chosen.graph)] if result["layers"] else []
+    return dataclasses.replace(
+        report,
+        documents={name: [*blocks, *about] for name, blocks in report.documents.items()},
+        result=result,
+        warnings=list_warnings(result, chosen),
+        tiles=build_tiles(result, chosen, exact, workload),
+        tables=[*layers, *legend_tables(config.formats, chosen.graph)],
+        charts=saved.charts,
+        outcome=summarize_outcome(chosen, exact, result["saved_bytes"]["model.pt"], workload),
+        steps=_steps(result, exact, config),
     )
 
 
@@ -160,7 +172,6 @@ def _about_saved(
         "float_layers": saved.float_layers,
         "onnx": onnx,
         "why_no_onnx": saved.why_no_onnx,
-        "versions": {"torch": torch.__version__},
     }
     is_whole = onnx is not None and not onnx["fallback"]
     file = saved.folder / ONNX_FILE if is_whole else None

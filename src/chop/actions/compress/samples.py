@@ -89,7 +89,7 @@ def with_texts(
     chosen = rows.take(torch.arange(min(config.samples, len(rows))))
     longest = max(len(_tokens(rows, row)) for row in range(len(rows)))
     found = [
-        continued(exact.graph.model, saved.graph.model, _tokens(chosen, row), longest, tokenizer)
+        _continued(exact.graph.model, saved.graph.model, _tokens(chosen, row), longest, tokenizer)
         for row in range(len(chosen))
     ]
     equal = sum(each.exact == each.saved for each in found)
@@ -110,7 +110,7 @@ def _tokens(rows: Rows, row: int) -> Tensor:
     return ids[rows.columns[MASK][row].bool()] if MASK in rows.columns else ids
 
 
-def continued(
+def _continued(
     exact: nn.Module,
     saved: nn.Module,
     tokens: Tensor,

@@ -7,6 +7,7 @@ reaches the storage can rebuild the same search: a worker on another machine, or
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import shlex
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from chop.errors import ChopError, check_known
 from chop.report.report import Report
 from chop.report.search_figures import search_tiles
 from chop.search.ledger import Ledger
-from chop.search.location import MEMORY, storage_file, storage_url, without_password
+from chop.search.location import MEMORY, storage_file, without_password
 from chop.search.reading import finished_trials
 from chop.search.storage import open_for_reading
 from chop.search.study import BEST_FOLDER
@@ -34,7 +35,6 @@ from chop.train.tasks import share_metrics
 if TYPE_CHECKING:
     from chop.search.result import Result, TrialRecord
     from chop.search.study import Search
-    from chop.workloads.workload import Workload
 
 BEST_FILE = "best.json"
 """What a search notes of its best configuration."""
@@ -106,17 +106,13 @@ def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Resu
         config: its settings.
         others: searches of the same command that come after it.
     """
-    opened: list[S] = []
-
-    def load(config: SearchConfig, _: Workload | None) -> Search:
-        opened.append(job.load(config))
-        return opened[0].search
+    subject = functools.cache(lambda: job.load(config))
 
     def searched(config: SearchConfig, search: Search, output: Output) -> Report[Result]:
         extensions = dataclasses.asdict(Extensions.of_this_process())
         search.note_job(job.name, get_settings(config), extensions)
         result = search.run(until=config.trials, workers=config.workers)
-        best, report = result.best, job.report(opened[0], result)
+        best, report = result.best, job.report(subject(), result)
         saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).glob("*")
         tiles = [*report.tiles, *search_tiles(result, search.space, share_metrics())]
         return replace(report, tiles=tiles, written=[*report.written, *saved])
@@ -124,13 +120,13 @@ def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Resu
     whole: Job[SearchConfig, Search, Result] = Job(
         f"search {job.name}",
         searched,
-        load=load,
+        load=lambda *_: subject().search,
         kept=lambda config: _resume_note(config, others),
         settings=lambda config, _: get_settings(config),
         folder=lambda config: config.folder,
     )
     result = run_job(whole, config)
-    job.finish(opened[0], result)
+    job.finish(subject(), result)
     return result
 
 
@@ -140,7 +136,7 @@ def _resume_note(config: SearchConfig, others: int) -> str:
             f"finished trials are kept; the same command goes on from there, with {others} more "
             f"search{'es' * (others != 1)}. chop search compare draws what there is."
         )
-    url = storage_url(config.storage, config.out)
+    url = config.url
     where = without_password(url) if config.storage else str(config.folder)
     name = f" --name {shlex.quote(config.study)}" if config.storage else ""
     with suppress(ChopError):  # of a storage that is not there the same command says more
@@ -165,7 +161,7 @@ def where_model_is(config: SearchConfig, best: TrialRecord) -> str:
 
     A worker on another machine saves into a folder of its own, unless it shares this one.
     """
-    url = storage_url(config.storage, config.out)
+    url = config.url
     if not config.keep or url == MEMORY or (config.folder / BEST_FOLDER / best.key).is_dir():
         return ""
     with open_for_reading(url) as engine:
@@ -193,9 +189,9 @@ def get_settings(config: SearchConfig) -> dict[str, Any]:
     fields = {
         k: v for k, v in dataclasses.asdict(config).items() if v is not None and k not in SPLITTING
     }
-    url = storage_url(fields.pop("storage", None), config.out)
-    if config.storage and storage_file(url):
-        fields |= {"storage": url, "out": config.out.absolute()}
+    fields.pop("storage", None)
+    if config.storage and storage_file(config.url):
+        fields |= {"storage": config.url, "out": config.out.absolute()}
     return {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
 
 

@@ -14,7 +14,7 @@ from chop.errors import ConfigError
 from chop.problems.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.problems.mixed_precision.warm_start import SHARE, cached, uniforms_within, warm_start
 from chop.search import Config, Search
-from chop.search.location import storage_file, storage_url
+from chop.search.location import storage_file
 from chop.train import CAUSAL_LM
 from chop.workloads.chance import check_answers, check_judged
 from chop.workloads.fingerprints import (
@@ -102,7 +102,7 @@ class PrecisionSubject:
             return {}
         steps = 3 * config.epochs * len(self.workload.train) / len(found.evaluator)
         # Where a storage has no folder here, every worker would measure loss increases for itself.
-        is_here = storage_file(storage_url(config.storage, config.out)) is not None
+        is_here = storage_file(config.url) is not None
         evaluations = SHARE * config.trials * (1 + steps) if is_here else 0.0
         goals = config.all_goals()
         key = {**self.identity, "goals": [dataclasses.astuple(goal) for goal in goals]}

@@ -63,6 +63,13 @@ class SearchConfig(WorkloadConfig):
         """Where the study writes: several may share `out` and its storage."""
         return self.out / self.study
 
+    @property
+    def url(self) -> str:
+        """The URL of the storage."""
+        from chop.search.location import storage_url
+
+        return storage_url(self.storage, self.out)
+
     def search(self, space: SearchSpace, measure: Measure, goals: Goals, **further: Any) -> Search:
         """The search of these settings; `further` are arguments of `chop.search.Search`."""
         from chop.search import Search

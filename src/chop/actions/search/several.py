@@ -18,7 +18,7 @@ from chop.actions.search.job import BEST_FILE, SearchJob, get_settings, run_sear
 from chop.actions.search.settings import SearchConfig
 from chop.base.files.documents import read_json
 from chop.errors import CheckpointError, ConfigError
-from chop.search.location import MEMORY, storage_url
+from chop.search.location import MEMORY
 from chop.search.objective import select_objectives
 from chop.search.reading import finished_trials, load_search
 
@@ -52,7 +52,7 @@ def list_searches(job: SearchJob[Any], config: Config) -> dict[str, list[Config]
     Raises:
         ConfigError: settings that do not fit one of them.
     """
-    if storage_url(config.storage, config.out) == MEMORY:
+    if config.url == MEMORY:
         raise ConfigError(f"storage: searches are compared from it, and '{MEMORY}' keeps nothing.")
     parts: Mapping[str, Mapping[str, Any]] = job.split(config) or {"": {}}
     samplers = config.samplers or (config.sampler,)
@@ -118,7 +118,7 @@ def _noted(config: SearchConfig) -> dict[str, Any]:
 def _is_written(job: SearchJob[Any], config: SearchConfig) -> bool:
     """Whether the last run of a search finished, with these settings, and what follows it too, and
     its trials are there."""
-    if not finished_trials(storage_url(config.storage, config.out), config.study):
+    if not finished_trials(config.url, config.study):
         return False
     with suppress(CheckpointError):
         found = runs.read_manifest(config.folder)

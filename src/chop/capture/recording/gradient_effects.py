@@ -77,7 +77,7 @@ class FrozenTensors:
         )
 
 
-class WatchedNode:
+class _WatchedNode:
     """A node of autograd's graph that a model may look at and not hook.
 
     Args:
@@ -95,7 +95,7 @@ class WatchedNode:
         return watched_node(getattr(self._node, name), self._is_recording)
 
     def __eq__(self, other: object) -> bool:
-        return self._node is (other._node if isinstance(other, WatchedNode) else other)
+        return self._node is (other._node if isinstance(other, _WatchedNode) else other)
 
     def __hash__(self) -> int:
         return hash(self._node)
@@ -105,7 +105,7 @@ def watched_node(value: Any, is_recording: Callable[[], bool]) -> Any:
     """A value, with the nodes of autograd's graph that it is or holds watched."""
     if isinstance(value, tuple):
         return tuple(watched_node(item, is_recording) for item in value)
-    return WatchedNode(value, is_recording) if isinstance(value, Node) else value
+    return _WatchedNode(value, is_recording) if isinstance(value, Node) else value
 
 
 @contextlib.contextmanager

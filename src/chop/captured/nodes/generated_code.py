@@ -71,7 +71,7 @@ def check_input_names(names: Iterable[str]) -> None:
         CaptureError: there is one; the message names it.
     """
     for name in names:
-        if not is_python_name(name):
+        if not _is_python_name(name):
             raise CaptureError(
                 f"expected inputs whose names are Python names, got {name!r}; pass it in a dict "
                 f"that is an input, dummy_in={{'inputs': {{{name!r}: ...}}}}, or give it another "
@@ -79,10 +79,10 @@ def check_input_names(names: Iterable[str]) -> None:
             )
 
 
-def is_python_name(name: str) -> bool:
+def _is_python_name(name: str) -> bool:
     """Whether Python's parser reads the text as the name that it is.
 
-    >>> [is_python_name(name) for name in ("fc", "class", "0", "a b")]
+    >>> [_is_python_name(name) for name in ("fc", "class", "0", "a b")]
     [True, False, False, False]
     """
     same = unicodedata.normalize("NFKC", name) == name
@@ -91,7 +91,7 @@ def is_python_name(name: str) -> bool:
 
 def _escaped(name: str) -> str:
     """A step of a path for torch.fx, which writes `.step`, or `getattr(..., "step")` of no name."""
-    if is_python_name(name):
+    if _is_python_name(name):
         return name
     if keyword.iskeyword(name):
         return _escape(name[0]) + name[1:]

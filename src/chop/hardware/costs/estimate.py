@@ -169,7 +169,7 @@ def _memory_usage(memory: Memory, family: Family, is_absorbed: bool) -> Usage:
     blocks = block_memories(memory, family)
     ffs = table_registers(memory, family)
     if not is_absorbed and not (blocks and family.absorbs_words):
-        ffs += distinct_columns(memory)
+        ffs += _distinct_columns(memory)
     return Usage(table_luts(memory, family), ffs, 0, blocks)
 
 
@@ -267,18 +267,18 @@ def table_luts(memory: Memory, family: Family = XC7) -> int:
 def table_registers(memory: Memory, family: Family = XC7) -> int:
     """Flip-flops of the word that was read of one copy of a memory.
 
-    See `distinct_columns`. Block memories have registers of their own.
+    See `_distinct_columns`. Block memories have registers of their own.
 
     >>> table_registers(Memory((0b001, 0b111), 3)), table_luts(Memory((5,), 3))
     (1, 0)
     """
-    return 0 if block_memories(memory, family) else distinct_columns(memory)
+    return 0 if block_memories(memory, family) else _distinct_columns(memory)
 
 
-def distinct_columns(memory: Memory) -> int:
+def _distinct_columns(memory: Memory) -> int:
     """Bits of a word that are neither the same in all words nor equal to another bit in each.
 
-    >>> distinct_columns(Memory((0b001, 0b111), 3))
+    >>> _distinct_columns(Memory((0b001, 0b111), 3))
     1
     """
     return len(set(_columns(memory)))

@@ -214,7 +214,7 @@ def _run(
     except subprocess.CalledProcessError as error:
         reason = first_error(error)
         raise ConfigError(f"Yosys does not accept the design: {reason}") from error
-    return parse_statistics(out.read_text())
+    return _parse_statistics(out.read_text())
 
 
 def _read(folder: Path, sources: Sequence[Path], work: Path) -> str:
@@ -231,10 +231,10 @@ def _read(folder: Path, sources: Sequence[Path], work: Path) -> str:
     return f"{read_command([box], '-lib')}; {read_command(others)}"
 
 
-def parse_statistics(text: str) -> _Cells:
+def _parse_statistics(text: str) -> _Cells:
     r"""Cells of each module, of what the command `stat` of Yosys prints.
 
-    >>> parse_statistics("=== top ===\n\n   Number of cells:  3\n     LUT2  1\n     FDRE  2\n")
+    >>> _parse_statistics("=== top ===\n\n   Number of cells:  3\n     LUT2  1\n     FDRE  2\n")
     {'top': Counter({'FDRE': 2, 'LUT2': 1})}
     """
     sections = re.split(r"^=== (.+) ===$", text, flags=re.MULTILINE)[1:]

@@ -26,10 +26,10 @@ class Name(str):
     __slots__ = ()
 
 
-def literal(value: int | str) -> str:
+def _literal(value: int | str) -> str:
     """A parameter's value: a string, a decimal number, or a signed 64-bit one beyond 32 bits.
 
-    >>> literal(-5), literal(2**40), literal("a.hex"), literal(FileIn("a.hex"))
+    >>> _literal(-5), _literal(2**40), _literal("a.hex"), _literal(FileIn("a.hex"))
     ('-5', "64'sd1099511627776", '"a.hex"', '{FOLDER, "/a.hex"}')
     """
     if isinstance(value, Name):
@@ -53,7 +53,7 @@ def instance(
         parameters: by name.
         connections: expressions by port.
     """
-    values = [f".{key}({literal(value)})" for key, value in parameters.items()]
+    values = [f".{key}({_literal(value)})" for key, value in parameters.items()]
     ports = [f".{key}({value})" for key, value in connections.items()]
     head = f"{module} #(\n    {_joined(values)}\n  ) {name}" if values else f"{module} {name}"
     return f"  {head} (\n    {_joined(ports)}\n  );\n"

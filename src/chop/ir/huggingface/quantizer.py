@@ -228,7 +228,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def get_quantize_ops(self) -> ConversionOps:
         """What makes codes of a float tensor."""
-        return PackWeight(self)
+        return _PackWeight(self)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         from chop.formats.recipe import Recipe
@@ -305,7 +305,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
 
-class PackWeight(ConversionOps):  # type: ignore[misc]
+class _PackWeight(ConversionOps):  # type: ignore[misc]
     """Replaces a layer by its packed twin when its weight has been read.
 
     Args:

@@ -43,7 +43,7 @@ def check_tokenizer_files(folder: Path) -> None:
     growth = 1.0
     for part in _objects([document.get(name) for name in PARTS]):
         kind = part.get("type")
-        if kind == "Precompiled" and not is_whole_table(_decoded(part)):
+        if kind == "Precompiled" and not _is_whole_table(_decoded(part)):
             raise CheckpointError(
                 f"'{folder / FILE}' cannot be read: its precompiled_charsmap is cut short."
             )
@@ -61,10 +61,10 @@ def check_tokenizer_files(folder: Path) -> None:
         )
 
 
-def is_whole_table(table: bytes) -> bool:
+def _is_whole_table(table: bytes) -> bool:
     """Returns true if a SentencePiece table of characters has as many bytes as it says.
 
-    >>> is_whole_table(bytes([4, 0, 0, 0, 1, 2, 3, 4])), is_whole_table(bytes([255] * 4))
+    >>> _is_whole_table(bytes([4, 0, 0, 0, 1, 2, 3, 4])), _is_whole_table(bytes([255] * 4))
     (True, False)
     """
     return len(table) >= 4 and struct.unpack_from("<I", table)[0] <= len(table) - 4

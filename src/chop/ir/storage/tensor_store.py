@@ -107,7 +107,7 @@ def as_stored(tensor: Tensor) -> Tensor:
     return flat.reshape(-1).view(torch.uint8)
 
 
-class Room:
+class _Room:
     """Bytes that compressed tensors may unpack to: a multiple of theirs, and `INLINE_FREE` in all.
 
     Masks compress a thousandfold. So a file of a few kB could ask for all of memory.
@@ -126,8 +126,8 @@ class Room:
 
 
 def pack_inline(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Small tensors as text, by name; those for which `Room` is left are compressed."""
-    room, found = Room(), {}
+    """Small tensors as text, by name; those for which `_Room` is left are compressed."""
+    room, found = _Room(), {}
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         data = flat.numpy().tobytes()
@@ -147,9 +147,9 @@ def unpack_inline(
         texts: by name.
         table: see `TensorStore.table`.
     Raises:
-        CheckpointError: a text is not that, or they ask for more memory than `Room` has.
+        CheckpointError: a text is not that, or they ask for more memory than `_Room` has.
     """
-    room, found = Room(), {}
+    room, found = _Room(), {}
     for name, text in texts.items():
         size = math.prod(_shape(table[name])) * _dtype(table[name]["dtype"]).itemsize
         try:

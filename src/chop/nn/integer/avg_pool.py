@@ -28,7 +28,7 @@ class Window(NamedTuple):
     divisor: int
 
 
-class IntegerAveragePool(IntegerOperator):
+class _IntegerAveragePool(IntegerOperator):
     """Average pooling: acc[p] = (sum over the window at p) f[p], to be divided by n.
 
     n is the least common multiple of the windows' counts, f[p] is n over the count at p: 1 where
@@ -93,7 +93,7 @@ class IntegerAveragePool(IntegerOperator):
         return sums * self.factor
 
 
-class _Sliding(IntegerAveragePool):
+class _Sliding(_IntegerAveragePool):
     """Windows of one size, at regular distances."""
 
     @classmethod
@@ -113,7 +113,7 @@ class _Sliding(IntegerAveragePool):
         ]
 
 
-class _Adaptive(IntegerAveragePool):
+class _Adaptive(_IntegerAveragePool):
     """As many windows as the result has elements."""
 
     @classmethod

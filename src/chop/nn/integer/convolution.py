@@ -13,7 +13,7 @@ from chop.nn.integer.base import EXACT_FLOAT
 from chop.nn.integer.weighted import WeightedOperator
 
 
-class IntegerConvolution(WeightedOperator):
+class _IntegerConvolution(WeightedOperator):
     """Convolution: acc[o, p] = (sum of codes under the kernel at p times w[o]) 2^shift + b[o].
 
     The sums are computed in float64, which is exact below 2^53; torch has no int64 form.
@@ -49,14 +49,14 @@ class IntegerConvolution(WeightedOperator):
         return (sums.long() << self.shift) + self.bias
 
 
-class IntegerConv1d(IntegerConvolution):
+class IntegerConv1d(_IntegerConvolution):
     """1-D convolution, of (N, C, L)."""
 
     axis: ClassVar[int] = -2
     convolve = staticmethod(F.conv1d)
 
 
-class IntegerConv2d(IntegerConvolution):
+class IntegerConv2d(_IntegerConvolution):
     """2-D convolution, of (N, C, H, W)."""
 
     axis: ClassVar[int] = -3

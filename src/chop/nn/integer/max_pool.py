@@ -13,7 +13,7 @@ from chop.nn.integer.base import EXACT_FLOAT, NO_CALL, Call, IntegerOperator, In
 from chop.nn.integer.edge import Edge
 
 
-class IntegerMaxPool(IntegerOperator):
+class _IntegerMaxPool(IntegerOperator):
     """Maximum pooling: y[p] = the largest code in the window at p.
 
     Compared in float64, which is exact below 2^53; torch has no int64 form.
@@ -64,13 +64,13 @@ class IntegerMaxPool(IntegerOperator):
         return found.long()
 
 
-class IntegerMaxPool1d(IntegerMaxPool):
+class IntegerMaxPool1d(_IntegerMaxPool):
     """1-D maximum pooling, of (N, C, L)."""
 
     pool = staticmethod(F.max_pool1d)
 
 
-class IntegerMaxPool2d(IntegerMaxPool):
+class IntegerMaxPool2d(_IntegerMaxPool):
     """2-D maximum pooling, of (N, C, H, W)."""
 
     pool = staticmethod(F.max_pool2d)

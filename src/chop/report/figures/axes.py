@@ -143,7 +143,7 @@ def name_ends(
     to_panel = axes.transScale + axes.transLimits
     points = [to_panel.transform(end) for end in ends]
     order = sorted(range(len(ends)), key=lambda i: float(points[i][1]))
-    heights = spread_apart([float(points[i][1]) for i in order], END_HEIGHT)
+    heights = _spread_apart([float(points[i][1]) for i in order], END_HEIGHT)
     for i, height in zip(order, heights, strict=True):
         axes.annotate(
             plain(labels[i]),
@@ -164,16 +164,16 @@ def name_ends(
         )
 
 
-def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
+def _spread_apart(heights: Sequence[float], gap: float) -> list[float]:
     """Heights from 0 to 1, as near to the given ones as they can be with a gap between any two.
 
     Args:
         heights: rising, 0 to 1.
         gap: smaller where there is no room for it.
 
-    >>> spread_apart([0.5, 0.5, 1.0], 0.25)
+    >>> _spread_apart([0.5, 0.5, 1.0], 0.25)
     [0.375, 0.625, 1.0]
-    >>> spread_apart([0.9, 0.9], 0.25)
+    >>> _spread_apart([0.9, 0.9], 0.25)
     [0.75, 1.0]
     """
     gap = min(gap, 1 / max(1, len(heights) - 1))

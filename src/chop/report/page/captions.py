@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chop.report.charts.chart import Axis, BarChart, Chart, HeatMap, Histograms, LineChart
-from chop.report.page.svg import number, places
-from chop.report.page.ticks import Place
+from chop.report.charts.scale import AxisScale, scale_across, scale_upwards
+from chop.report.page.svg import number
 
 
 def caption(chart: Chart) -> str:
@@ -30,14 +30,14 @@ def caption(chart: Chart) -> str:
 
 
 def _of_lines(chart: LineChart) -> str:
-    x, y = places(chart)
+    x, y = scale_across(chart), scale_upwards([chart])
     said = [f"Upwards: {_axis(chart.y, y)}. To the right: {_axis(chart.x, x)}."]
     marks = [mark for each in chart.series for mark in each.marks]
     if any(mark.low is not None and mark.low != mark.high for mark in marks):
         said.append(f"Upright bars: {chart.spread or 'range or interval'}.")
     if any(each.faint for each in chart.series):
         said.append("Gray: all that was measured.")
-    shown = {k: level for k, level in chart.levels.items() if y.scale.shows(chart.y.factor * level)}
+    shown = {k: level for k, level in chart.levels.items() if y.shows(chart.y.factor * level)}
     said += _levels("Dashed", shown, chart.y)
     off = {k: level for k, level in chart.levels.items() if k not in shown}
     said += _levels("Beyond the axis", off, chart.y)
@@ -62,8 +62,8 @@ def _of_cells(chart: HeatMap) -> str:
     return " ".join([*axes, f"The stronger the color, the {more}{scale}."])
 
 
-def _axis(axis: Axis, place: Place) -> str:
-    return axis.label if place.scale.kind == "linear" else f"{axis.label} (logarithmic scale)"
+def _axis(axis: Axis, scale: AxisScale) -> str:
+    return axis.label if scale.kind == "linear" else f"{axis.label} (logarithmic scale)"
 
 
 def _levels(kind: str, levels: Mapping[str, float], axis: Axis) -> list[str]:

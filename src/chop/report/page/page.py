@@ -165,42 +165,26 @@ def picture(chart: Chart) -> Picture:
     chart = replace(chart, title=", ".join(chart.title.splitlines()))
     if isinstance(chart, GraphChart):
         return Picture(chart.title, chart.kind, (), data=_data(chart))
-    numbers = get_numbers(chart)
+    colors = _get_colors(chart)
+    if isinstance(chart, Histograms):
+        parts = tuple(histogram(panel, colors) for panel in chart.panels)
+        titles = tuple(panel.title for panel in chart.panels)
+        drawn = Picture(chart.title, chart.kind, parts, titles=titles)
+    else:
+        narrow = (svg(chart, NARROW),)
+        drawn = Picture(chart.title, chart.kind, (svg(chart),), narrow=narrow)
+    return replace(drawn, legend=legend(colors), numbers=get_numbers(chart), caption=caption(chart))
+
+
+def _get_colors(chart: Chart) -> dict[str, str]:
+    """The labels of a chart's legend, and the class of the color of each."""
     if isinstance(chart, Histograms):
         grids = dict.fromkeys(label for panel in chart.panels for label in panel.grids)
-        entries = {label: f"c{i % COLORS}" for i, label in enumerate(grids)}
-        drawn = tuple(histogram(panel, entries) for panel in chart.panels)
-        titles = tuple(panel.title for panel in chart.panels)
-        return Picture(
-            chart.title,
-            chart.kind,
-            drawn,
-            legend(entries),
-            numbers,
-            titles=titles,
-            caption=caption(chart),
-        )
-    return Picture(
-        chart.title,
-        chart.kind,
-        (svg(chart),),
-        _build_legend(chart),
-        numbers,
-        narrow=(svg(chart, NARROW),),
-        caption=caption(chart),
-    )
-
-
-def _build_legend(chart: Chart) -> str:
+        return {label: f"c{i % COLORS}" for i, label in enumerate(grids)}
     if isinstance(chart, LineChart) and len(chart.series) > 1:
         kinds = zip(chart.series, family_places(chart.series), strict=True)
-        entries = {
-            each.label: color_class(place) + " dashed" * each.dashed for each, place in kinds
-        }
-        return legend(entries)
-    if chart.kind == "bars":
-        return legend({label: f"c{i}" for i, label in enumerate(getattr(chart, "parts", ()))})
-    return ""
+        return {each.label: color_class(place) + " dashed" * each.dashed for each, place in kinds}
+    return {label: f"c{i}" for i, label in enumerate(getattr(chart, "parts", ()))}
 
 
 def _data(chart: GraphChart) -> str:
@@ -304,7 +288,7 @@ def environment(*folders: Path) -> Environment:
     found.globals["numeric_columns"] = numeric_columns
     found.filters["printable"] = printable
     found.filters["code"] = coded
-    found.filters["breakable"] = breakable
+    found.filters["breakable"] = _breakable
     found.filters["said"] = said
     found.filters["time"] = time_text
     found.filters["unbroken"] = unbroken
@@ -328,7 +312,7 @@ def coded(text: str) -> Markup:
     return Markup(OPTION.sub(r'<span class="option">\g<0></span>', shown))
 
 
-def breakable(text: str) -> Markup:
+def _breakable(text: str) -> Markup:
     """Text as HTML. Long names, as those of layers, may break behind their dots."""
     from markupsafe import Markup, escape
 

@@ -54,11 +54,11 @@ def list_cells(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
         ListCell("command", run.kind),
         ListCell("model", shortened(run.model, LONGEST), title=run.model),
         ListCell("data", shortened(run.data, LONGEST), title=run.data),
-        ListCell("result", metric + metric_text(value, share), value, True),
-        ListCell("float", metric_text(reference, share), reference, True),
+        ListCell("result", metric + _metric_text(value, share), value, True),
+        ListCell("float", _metric_text(reference, share), reference, True),
         ListCell("bits", "" if bits is None else f"{bits:.2f}", bits, True),
-        ListCell("size", size_text(size), size, True),
-        ListCell("duration", duration_text(spent), spent, True),
+        ListCell("size", _size_text(size), size, True),
+        ListCell("duration", _duration_text(spent), spent, True),
         ListCell("state", run.state),
         ListCell("started", time_text(run.started).removesuffix(" UTC"), _timestamp(run.started)),
     ]
@@ -70,10 +70,10 @@ def _known(value: float | None) -> float | None:
     return float(value) if value is not None and abs(value) < GREATEST else None
 
 
-def metric_text(value: float | None, is_share: bool) -> str:
+def _metric_text(value: float | None, is_share: bool) -> str:
     """Formats a metric, shares in percent.
 
-    >>> metric_text(0.96667, True), metric_text(12.3456, False), metric_text(None, True)
+    >>> _metric_text(0.96667, True), _metric_text(12.3456, False), _metric_text(None, True)
     ('96.67 %', '12.35', '')
     """
     if value is None:
@@ -81,10 +81,10 @@ def metric_text(value: float | None, is_share: bool) -> str:
     return f"{100 * value:.2f} %" if is_share else f"{value:.4g}"
 
 
-def size_text(size: float | None) -> str:
+def _size_text(size: float | None) -> str:
     """Formats bytes in a suitable unit.
 
-    >>> size_text(5_000), size_text(12), size_text(2.5e9), size_text(None)
+    >>> _size_text(5_000), _size_text(12), _size_text(2.5e9), _size_text(None)
     ('5.0 kB', '12 B', '2.5 GB', '')
     """
     if size is None:
@@ -102,10 +102,10 @@ def get_seconds(run: FoundRun, now: datetime) -> float | None:
     return (end - start).total_seconds()
 
 
-def duration_text(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     """Formats a duration in its two largest units.
 
-    >>> [duration_text(x) for x in (None, 0.4, 65, 7260, 180000)]
+    >>> [_duration_text(x) for x in (None, 0.4, 65, 7260, 180000)]
     ['', '0 s', '1 min 5 s', '2 h 1 min', '2 d 2 h']
     """
     if seconds is None:

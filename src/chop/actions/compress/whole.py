@@ -1,0 +1,222 @@
+"""Compression of a model in memory: each format rounds its graph, the hardest is trained back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from chop.actions.compress.measure import FLOAT, QUANTIZED, TRAINING, Measured, measure
+from chop.actions.compress.ptq import (
+    check_recipe,
+    describe_skipped,
+    method_title,
+    quantize_after_training,
+    quantize_layers,
+)
+from chop.actions.compress.report import with_saved
+from chop.actions.compress.samples import check_samples, with_texts
+from chop.actions.compress.saving import save_model
+from chop.actions.compress.settings import CompressConfig
+from chop.actions.compress.table import Candidate
+from chop.actions.compress.verdict import list_points, write_verdict
+from chop.actions.job import Output, load_with_validation
+from chop.errors import ConfigError
+from chop.formats import parse_format_string
+from chop.formats.recipe import Recipe
+from chop.ir.graph import MaseGraph
+from chop.ir.huggingface.vision import check_has_vision, vision_modules
+from chop.report.report import Report, announce, say
+from chop.runs.progress import Stages
+from chop.train.rows import has_pictures_in_text
+from chop.workloads.chance import check_scores, warn_about_large_drop
+from chop.workloads.workload import Workload, raise_to_graph
+
+BACKWARD, ROUNDED = 3, 1.5
+"""Cost of training on a row, and of rounding in training, as multiples of evaluating the row."""
+SAVED_SHARE = 0.5
+"""Training has saved a format when it wins back more than this share of what rounding lost."""
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """A model with its rows, whose graphs are in memory."""
+
+    saves_all: ClassVar[bool] = False
+    config: CompressConfig
+    workload: Workload
+
+    @classmethod
+    def load(cls, config: CompressConfig, workload: Workload | None) -> Self:
+        """The model that settings name, or a workload of the caller."""
+        return cls(config, load_with_validation(config, workload))
+
+    @staticmethod
+    def kept(config: CompressConfig) -> str:
+        """The sentence of an interrupted run."""
+        return (
+            f"no results were written to {config.out}/, those of an earlier run are as they were; "
+            "the same command starts again."
+        )
+
+    def measure(self) -> Measured:
+        """The float graph, the rounded ones, and those that were trained back."""
+        config, workload = self.config, self.workload
+        self._check()
+        announce(workload.title, "raising the model to a graph")
+        mg = raise_to_graph(workload)
+        recipe = self._recipe(mg)
+        # A wrong name of a layer is found before anything is evaluated.
+        check_recipe(mg, config.operators, recipe)
+        mixed = (
+            quantize_layers(mg, config.layers, workload, config.calibration_rows)
+            if config.layers
+            else None
+        )
+        with Stages(*self._expected()) as stages:
+            exact = measure(mg, FLOAT, FLOAT, workload, stages)
+            scores = {"": exact.scores["test"]} if exact.is_judged else exact.scores
+            check_scores(scores, workload, config)
+            warn_about_large_drop(exact.scores["validation"], workload, config.max_drop)
+            rounded = [self._round(mg, text, recipe, stages) for text in config.formats]
+            if mixed is not None:
+                rounded.append(measure(mixed, "PTQ", "mixed", workload, stages))
+            trained = self._train_back(exact, rounded, stages)
+        return Measured(exact, rounded, trained, self._why_untrained(rounded, trained))
+
+    def save(
+        self, report: Report[dict[str, Any]], exact: Candidate, chosen: Candidate, output: Output
+    ) -> Report[dict[str, Any]]:
+        """Writes the checkpoint, the folder of transformers, the ONNX file and the picture."""
+        config, workload = self.config, self.workload
+        saved = save_model(exact, chosen, workload, config, output.results)
+        report = with_saved(report, exact, saved, workload, config)
+        if config.samples:
+            report = with_texts(report, exact, chosen, workload, config)
+        verdict = write_verdict(chosen, exact, report.result, workload)
+        points = list_points(report.result, config)
+        return replace(report, closing=[*report.closing, verdict, *points])
+
+    def _check(self) -> None:
+        """Raises ConfigError where settings ask for what the task does not have."""
+        epochs = self.config.qat_epochs
+        if has_pictures_in_text(self.workload.train) and epochs != 0:
+            raise ConfigError(
+                "--qat-epochs: texts with pictures are not trained on, as a graph takes one at a "
+                "time; expected --qat-epochs 0."
+            )
+        check_samples(self.config, self.workload)
+        if epochs and not self.workload.task.can_train:
+            raise ConfigError(
+                "--qat-epochs: --evaluate judges the model, and no loss is known to train it by: "
+                "give --loss file.py:fn or --task, or --qat-epochs 0."
+            )
+
+    def _recipe(self, mg: MaseGraph) -> Recipe:
+        """What differs from each format; a vision tower without pictures is float anyway.
+
+        Raises:
+            ConfigError: `skip_vision` of a model without a vision tower.
+        """
+        config, model = self.config, self.workload.model
+        vision = vision_modules(model)
+        if config.skip_vision:
+            check_has_vision(model, "--skip-vision")
+            say(f"--skip-vision leaves float: {', '.join(vision)}.")
+        called = [f"{node.target}." for node in mg.nodes if node.op == "call_module"]
+        reached = [path for path in vision if any(name.startswith(f"{path}.") for name in called)]
+        if vision and not reached:
+            say(f"The rows are texts without pictures: {', '.join(vision)} stay float and unused.")
+        if not config.skip_vision:
+            return config.recipe
+        return replace(config.recipe, skip=(*config.recipe.skip, *reached))
+
+    def _expected(self) -> tuple[list[str], dict[str, float], int]:
+        """Kinds of stages, the cost of each in evaluated rows, and how many steps.
+
+        Training formats back is one step: how many it takes shows when they are measured.
+        """
+        config, workload = self.config, self.workload
+        formats = len(config.formats) + bool(config.layers)
+        is_trained = config.qat_epochs != 0 and workload.task.can_train
+        trained = is_trained * (formats if config.qat == "all" else 1)
+        kinds = [FLOAT, *[QUANTIZED] * formats, *[TRAINING, QUANTIZED] * trained]
+        rows = (workload.validation, workload.test)
+        evaluated = sum(len(split) for split in rows if split is not None)
+        epochs = workload.tuning(config.qat_epochs, config.qat_lr, config)["epochs"]
+        training = ROUNDED * BACKWARD * epochs * len(workload.train)
+        costs = {FLOAT: evaluated, QUANTIZED: ROUNDED * evaluated, TRAINING: max(1, training)}
+        return kinds, costs, 1 + formats + is_trained
+
+    def _round(self, mg: MaseGraph, text: str, recipe: Recipe, stages: Stages) -> Candidate:
+        config = self.config
+        number_format = parse_format_string(text)
+        # Rounding to nearest writes no weight: such candidates share those of the float graph.
+        shares = not config.method
+        skipped: dict[str, Mapping[str, str]] = {}
+        quantized = quantize_after_training(
+            mg.sharing_copy() if shares else mg,
+            number_format,
+            config.operators,
+            self.workload,
+            config.calibration_rows,
+            config.method,
+            inplace=shares,
+            leaves_calls=config.has_default_operators,
+            recipe=recipe,
+            operands=config.operands,
+            rotation=config.rotation,
+            on_skipped=skipped.__setitem__,
+        )
+        method = method_title(config.method)
+        label = number_format.label + (", overrides" if config.overrides else "")
+        skipped_note = describe_skipped(quantized, skipped)
+        return measure(quantized, method, label, self.workload, stages, left=skipped_note)
+
+    def _train_back(
+        self, exact: Candidate, rounded: Sequence[Candidate], stages: Stages
+    ) -> list[Candidate]:
+        """Trains all formats, or the hardest that lost too much, and the next if it stays bad."""
+        config, workload = self.config, self.workload
+        best, metric, trains_all = exact.row.validation, workload.task.metric, config.qat == "all"
+        lost = [
+            candidate
+            for candidate in rounded
+            if trains_all or not metric.within(candidate.row.validation, best, config.max_drop)
+        ]
+        lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
+        training = workload.tuning(config.qat_epochs, config.qat_lr, config)
+        if not lost or not training["epochs"] or not workload.task.can_train:
+            stages.expect(())
+            return []
+        trained: list[Candidate] = []
+        with stages.step():
+            for number, candidate in enumerate(lost):
+                remaining = len(lost) - number if trains_all else 1
+                stages.expect([TRAINING, QUANTIZED] * remaining)
+                graph, label = candidate.graph.copy(), candidate.row.format
+                with stages.stage(TRAINING, f"training {label}") as advance:
+                    workload.fit(graph.model, training, advance)
+                trained.append(measure(graph, "QAT", label, workload, stages))
+                won = metric.gain(trained[-1].row.validation, candidate.row.validation)
+                lost_by_rounding = metric.gain(best, candidate.row.validation)
+                if not trains_all and won > SAVED_SHARE * lost_by_rounding:
+                    break
+        return trained
+
+    def _why_untrained(
+        self, rounded: Sequence[Candidate], trained: Sequence[Candidate]
+    ) -> str | None:
+        """Why no format was trained back, where none was."""
+        if trained:
+            return None
+        if self.config.qat_epochs == 0:
+            return "No QAT: --qat-epochs is 0."
+        if not self.workload.task.can_train:
+            return (
+                "No QAT: --evaluate judges the model, and no loss is known: --loss file.py:fn or "
+                "--task gives one."
+            )
+        kept = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
+        where = "" if self.workload.judge else " on the validation rows"
+        return f"No QAT: {kept} within --max-drop {self.config.max_drop:g} of float{where}."
