@@ -39,35 +39,6 @@ def differences(ours, theirs):
     return int((ours.numpy() != np.asarray(theirs, dtype=np.float32)).sum())
 
 
-MX = {
-    "int8": (gf.format_info_mxint8, MXInt()),
-    "fp8 e4m3": (gf.format_info_mxfp8_e4m3, MXFP(8, 4)),
-    "fp8 e5m2": (gf.format_info_mxfp8_e5m2, MXFP(8, 5)),
-    "fp6 e3m2": (gf.format_info_mxfp6_e3m2, MXFP(6, 3)),
-    "fp6 e2m3": (gf.format_info_mxfp6_e2m3, MXFP(6, 2)),
-    "fp4 e2m1": (gf.format_info_mxfp4_e2m1, MXFP(4, 2)),
-}
-
-
-@pytest.mark.parametrize("name", MX)
-@pytest.mark.sampled(1)
-def test_microscaling_equals_gfloat(name):
-    info, fmt = MX[name]
-    x = get_rows(32)[1:]
-    assert fmt.block_size == info.k
-    theirs = [
-        gfloat.quantize_block(info, row, gfloat.compute_scale_amax) for row in x.double().numpy()
-    ]
-    if name == "int8":  # ours is symmetric: OCP leaves -2 free, which only x = -2S would reach
-        theirs = np.clip(theirs, *(_mxint_limits(x)))
-    assert differences(fmt.round(x), theirs) == 0
-
-
-def _mxint_limits(x):
-    scale = np.exp2(np.floor(np.log2(np.abs(x.double().numpy()).max(1, keepdims=True))))
-    return -scale * 127 / 64, scale * 127 / 64
-
-
 ALL_BFLOAT16 = torch.arange(2**16).to(torch.uint16).view(torch.bfloat16).float()
 
 
@@ -137,9 +108,6 @@ def test_microscaling_rules_that_libraries_disagree_on():
     for bad in (NAN, INF, -INF):
         x = torch.ones(8)
         x[1] = bad
-        for kind in (fmt, MXFP(block_size=4), NVFP4(block_size=4)):
-            y = kind.round(x)
-            assert y[:4].isnan().all() and y[4:].isfinite().all()
         assert fmt.encode(x).scales.tolist() == [255, 127]
     assert fmt.round(torch.tensor([-2.0, 1.999, 1.0, 2**-7])).tolist() == [-2.0, 2.0, 1.0, 0.0]
     assert fmt.round(torch.tensor([-1.999, 1.999, 1.0, 0.0])).tolist()[:2] == [-127 / 64, 127 / 64]
@@ -276,24 +244,6 @@ def test_scale_integer_keeps_its_maximum_and_its_neighbors_apart():
     assert ScaleInteger(8).round(torch.tensor([INF, 2.0, NAN]))[:2].tolist() == [2.0, 2.0]
 
 
-SQNR = {
-    "MXINT8": (MXInt(), 41.7),
-    "MXFP8 e4m3": (MXFP(8, 4), 30.6),
-    "MXFP8 e5m2": (MXFP(8, 5), 25.4),
-    "MXFP6 e2m3": (MXFP(6, 2), 30.9),
-    "MXFP6 e3m2": (MXFP(6, 3), 25.4),
-    "MXFP4": (MXFP(4, 2), 18.8),
-}
-
-
-@pytest.mark.parametrize("name", SQNR)
-def test_signal_to_noise_on_normal_data(name):
-    fmt, expected = SQNR[name]
-    x = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).double()
-    noise = (fmt.round(x) - x).square().mean()
-    assert 10 * math.log10(x.square().mean() / noise) == pytest.approx(expected, abs=0.1)
-
-
 def test_storage():
     assert MXInt().bits() == MXFP().bits() == 8.25
     assert MXInt(4).bits() == MXFP(4, 2).bits() == 4.25
@@ -306,26 +256,7 @@ def test_storage():
     assert ScaleInteger(8, granularity="channel").bits((768, 3072)) == 8 + 32 / 3072
 
 
-@pytest.mark.parametrize("kind", [MXInt, MXFP, NVFP4, BlockFP])
-def test_blocks_never_straddle_rows(kind):
-    settings = {"width": 8} if kind is BlockFP else {}
-    fmt = kind(**settings, block_size=16)
-    x = torch.randn(6, 37) * torch.logspace(-3, 3, 6)[:, None]
-    together = fmt.round(x)
-    alone = torch.stack([fmt.round(torch.nn.functional.pad(row, (0, 11)))[:37] for row in x])
-    if kind is not NVFP4:  # which has a scale of the whole tensor
-        assert torch.equal(together, alone)
-        x[3] *= 1000
-        assert torch.equal(fmt.round(x)[[0, 1, 2, 4, 5]], together[[0, 1, 2, 4, 5]])
-    assert torch.equal(fmt.round(x[..., None].mT)[:, 0], fmt.round(x))
-
-
-def test_any_axis():
-    x = torch.randn(3, 40, 5, 7)
-    fmt = MXInt(block_size=16)
-    for dim in (0, 1, 2, 3, -2):
-        along = MXInt(block_size=16, block_dim=dim).round(x)
-        assert torch.equal(along, fmt.round(x.movedim(dim, -1)).movedim(-1, dim))
+def test_blocks_along_an_axis():
     weight = torch.randn(8, 16, 3, 3)
     assert MXInt(block_size=16, block_dim=1).encode(weight).scales.numel() == 8 * 9
     vector = torch.randn(50)
@@ -347,14 +278,8 @@ def test_blocks_of_two_axes():
 
 
 LAYOUTS = [
-    Blocks((4,)),
-    Blocks((4,), 0),
-    Blocks((2, 3)),
-    Blocks((2, 3), 0),
-    Blocks((2, 2, 2), 1),
-    Whole("tensor"),
-    Whole("channel"),
-    Whole("row"),
+    *(Blocks((4,)), Blocks((4,), 0), Blocks((2, 3)), Blocks((2, 3), 0), Blocks((2, 2, 2), 1)),
+    *(Whole("tensor"), Whole("channel"), Whole("row")),
 ]
 
 

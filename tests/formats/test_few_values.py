@@ -5,8 +5,6 @@ import torch
 
 from chop.errors import ConfigError
 from chop.formats import Binary, BinaryResidual, Ternary
-from chop.formats.packing import pack_bits, pack_trits, unpack_bits, unpack_trits
-from tests.subcases import subcases
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (4, 6), (2, 3, 4), (2, 3, 4, 5)])
@@ -87,17 +85,6 @@ def test_ternary_of_any_rank_takes_a_fifth_of_a_byte():
     assert Ternary().encode(torch.randn(1000)).size_bytes == 200
     assert Ternary().bits() == 1.6
     assert Ternary(scaling_factor=True).bits((10, 100)) == 1.6 + 0.32
-
-
-@subcases("width", [1, 3, 4, 7, 8, 12, 32])
-@subcases("count", [0, 1, 7, 64, 2**15 + 3])
-def test_packing_round_trips(width, count):
-    codes = torch.randint(0, 2**width, (count,))
-    packed = pack_bits(codes, width)
-    assert packed.dtype == torch.uint8 and packed.numel() == -(-count * width // 8)
-    assert torch.equal(unpack_bits(packed, width, count), codes)
-    trits = codes % 3
-    assert torch.equal(unpack_trits(pack_trits(trits), count), trits)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import nn
 
-from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import GroupAffine, GroupInteger
 from chop.formats.affine_scale import AffineScale
@@ -14,8 +12,6 @@ from chop.formats.elements import Fixed, Trit
 from chop.formats.groups import Blocks
 from chop.formats.layout import Layout
 from chop.formats.reference import round_by
-from chop.kernels.codes import Packed
-from chop.kernels.cpu import packed
 
 
 def snr_db(x, y):
@@ -199,62 +195,6 @@ def test_layouts_that_nobody_could_read_are_refused():
         Layout(Trit(0.5), groups, AffineScale(2))
     with pytest.raises(ConfigError, match="`measure` gives zero points where `zero_width`"):
         round_by(Layout(element, groups, Silent(4)), torch.randn(8))
-
-
-def test_layers_are_packed_saved_and_unpacked(tmp_path):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(80, 64), nn.ReLU(), nn.Linear(64, 5)).eval()
-    mg, _ = passes.init_metadata_analysis_pass(
-        MaseGraph(net, dummy_in={"input": torch.randn(2, 80)})
-    )
-    mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    rule = {"config": {"weight": {"name": "group_affine", "width": 3}}}
-    mg, _ = passes.prune_transform_pass(mg, {"weight": {"sparsity": 0.5, "method": "l1-norm"}})
-    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
-    packed_mg, _ = passes.pack_transform_pass(mg, {"exact": True, "silent": True})
-    x = torch.randn(7, 80)
-    y = mg.model(x)
-    assert torch.equal(packed_mg.model(x), y)
-    packed_mg.export(tmp_path / "net")
-    assert torch.equal(MaseGraph.from_checkpoint(tmp_path / "net").model(x), y)
-    unpacked, _ = passes.pack_transform_pass(packed_mg, {"unpack": True})
-    assert torch.equal(unpacked.model(x), y)
-    zeros = mg.modules["0"].weight == 0
-    assert zeros.float().mean() > 0.3
-    assert (unpacked.modules["0"].weight[zeros] == 0).all()
-
-
-FORMATS = [
-    *(GroupAffine(w) for w in range(2, 9)),
-    GroupAffine(4, group_size=48),
-    GroupAffine(4, group_size=400),
-    GroupAffine(8, group_size=32),
-    GroupAffine(4, group_size=7),
-]
-
-
-@pytest.mark.parametrize("number_format", FORMATS, ids=lambda x: x.label)
-@pytest.mark.sampled(1)
-def test_packed_weights_are_decoded_and_multiplied_by_the_kernel(number_format):
-    x = torch.randn(300, 328, generator=torch.Generator().manual_seed(2))
-    x[5] = 0.0
-    x[7] *= 3e38
-    encoded = number_format.encode(x)
-    stored = Packed(encoded.codes, encoded.scales, None, list(x.shape), number_format.key)
-    y = torch.full_like(x, 7.0)
-    assert packed.decode_into(stored, y)
-    assert torch.equal(y, number_format.round(x))
-    x[7] /= 3e38
-    encoded = number_format.encode(x)
-    stored = Packed(encoded.codes, encoded.scales, None, list(x.shape), number_format.key)
-    for rows in (1, 2, 5, 40):
-        inputs = torch.randn(rows, 328)
-        product = packed.linear(inputs, '{"name": "float"}', stored, None)
-        expected = inputs.double() @ number_format.round(x).double().T
-        assert product is not None or rows > 8
-        # Many rows are rounded to bfloat16 where the CPU multiplies it.
-        tolerance = (1e-5 if rows <= 8 else 4e-2) * expected.square().mean().sqrt()
-        assert product is None or (product - expected).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("shape", [(6, 100), (2, 3, 64), (5,), (0, 64)], ids=str)

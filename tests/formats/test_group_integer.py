@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from chop.formats import GroupInteger
-from chop.kernels.codes import Packed
-from chop.kernels.cpu import packed
 
 
 def snr_db(x, y):
@@ -75,16 +73,6 @@ def test_the_lowest_code_is_used_on_either_side():
         assert torch.equal(number_format.round(x), x)
     assert number_format.encode(torch.zeros(4)).scales is not None
     assert torch.equal(number_format.round(torch.zeros(4)), torch.zeros(4))
-
-
-def test_packed_weights_are_decoded_by_the_kernel():
-    x = normal()
-    for number_format in (GroupInteger(4), GroupInteger(3), GroupInteger(2, group_size=16)):
-        encoded = number_format.encode(x)
-        stored = Packed(encoded.codes, encoded.scales, None, list(x.shape), number_format.key)
-        y = torch.full_like(x, 7.0)
-        assert packed.decode_into(stored, y)
-        assert torch.equal(y, number_format.round(x))
 
 
 def test_two_bits_do_not_shift_what_positive_inputs_are_summed_to():

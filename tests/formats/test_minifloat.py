@@ -1,7 +1,5 @@
 """Minifloats and powers of two against other people's implementations and by hand."""
 
-import gfloat
-import gfloat.formats as gf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -47,28 +45,6 @@ def test_equals_ml_dtypes_on_clipped_input(name, x):
     x = x[~x.isnan()]
     clipped = np.clip(x.numpy(), -largest, largest)
     assert differences(fmt.round(x), clipped.astype(dtype).astype(np.float32)) == 0
-
-
-GFLOATS = {
-    "e4m3": (gf.format_info_ocp_e4m3, MinifloatIEEE(8, 4)),
-    "e5m2": (gf.format_info_ocp_e5m2, MinifloatIEEE(8, 5)),
-    "e3m2": (gf.format_info_ocp_e3m2, MinifloatIEEE(6, 3)),
-    "e2m3": (gf.format_info_ocp_e2m3, MinifloatIEEE(6, 2)),
-    "e2m1": (gf.format_info_ocp_e2m1, MinifloatIEEE(4, 2)),
-    "binary16": (gf.format_info_binary16, MinifloatIEEE(16, 5)),
-}
-
-
-@subcases("name", GFLOATS)
-@subcases("x", [ALL_BFLOAT16, random_floats()], ids=["bfloat16", "random"])
-def test_equals_gfloat_with_saturation(name, x):
-    info, fmt = GFLOATS[name]
-    x = x[~x.isnan()]
-    theirs = gfloat.round_ndarray(info, x.double().numpy(), sat=True)
-    assert differences(fmt.round(x), theirs) == 0
-    codes = gfloat.encode_ndarray(info, theirs)
-    if fmt.width == 8:
-        assert np.array_equal(fmt.encode(x).codes.numpy(), codes.astype(np.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16])

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from chop import MaseGraph, passes
-from chop.errors import ConfigError
 from chop.export.onnx.grids import get_grid
 from chop.formats import REGISTRY, NumberFormat, QuantSpec, from_key, reference
 from chop.formats.elements import Element
@@ -27,10 +25,8 @@ from chop.kernels.plan import FIXED
 from chop.kernels.triton import rules
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear
-from chop.report.format_page import PAGE, pages
 from chop.testing import formats as checks
 from tests.kernels.examples import DTYPES, inputs, same
-from tests.passes.conftest import with_metadata
 from tests.subcases import subcases
 
 NF4 = (
@@ -198,31 +194,6 @@ def test_without_a_row_packed_weights_are_read_through_a_table(kind, monkeypatch
         for x in (torch.randn(2, 320), torch.randn(40, 320)):
             expected = F.linear(x, weight, layer.bias)
             assert (twin(x) - expected).norm() < 10 ** (-50 / 20) * expected.norm()
-
-
-@every_kind(kept=1)
-def test_without_a_row_it_is_saved_exported_and_documented(kind, tmp_path):
-    pytest.importorskip("onnxruntime")
-    from tests.onnx_runs import run
-
-    model = nn.Sequential(nn.Linear(64, 8)).eval()
-    mg = with_metadata(MaseGraph(model, dummy_in={"input": torch.randn(3, 64)}))
-    config = {"by": "type", "linear": {"config": {"weight": {"name": kind.name}}}}
-    mg, _ = passes.quantize_transform_pass(mg, config)
-    x = torch.randn(5, 64)
-    packed, _ = passes.pack_transform_pass(mg, {"silent": True})
-    packed.export(tmp_path / "checkpoint")
-    again = MaseGraph.from_checkpoint(tmp_path / "checkpoint")
-    layers = [graph.modules["0"] for graph in (again, packed)]
-    assert torch.equal(*(layer.weight for layer in layers))
-    torch.testing.assert_close(again.model(x), mg.model(x), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ConfigError, match="float_fallback"):
-        passes.export_onnx_interface_pass(mg, {"path": tmp_path / "strict.onnx"})
-    settings = {"path": tmp_path / "model.onnx", "float_fallback": True}
-    _, info = passes.export_onnx_interface_pass(mg, settings)
-    torch.testing.assert_close(run(info["path"], input=x), mg.model(x), rtol=1e-4, atol=1e-5)
-    element = type(kind().layout().element).__name__
-    assert f"## `{kind.name}`" in pages()[PAGE] and f"| {element}(" in pages()[PAGE]
 
 
 def test_by_its_rows_every_backend_takes_it(rows, tmp_path):

@@ -7,20 +7,24 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chop.formats import parse_format
-from chop.formats.packing import _pack, _unpack, pack_bits, packed_bytes, unpack_bits
+from chop.formats.packing import (
+    _pack,
+    _unpack,
+    pack_bits,
+    pack_trits,
+    packed_bytes,
+    unpack_bits,
+    unpack_trits,
+)
 from tests.subcases import subcases
 
 ROWS_APART = [
     {"name": "integer", "width": 8, "frac_width": 6},
     {"name": "integer", "width": 4, "frac_width": 3},
-    {"name": "minifloat_ieee", "width": 6, "exponent_width": 3},
-    {"name": "mxint"},
-    {"name": "mxint", "width": 4},
-    {"name": "mxfp", "width": 6, "exponent_width": 2},
-    {"name": "nvfp4"},
-    {"name": "scale_integer", "width": 8, "granularity": "row"},
-    {"name": "binary"},
-    {"name": "binary", "scaling_factor": True},
+    *({"name": "minifloat_ieee", "width": 6, "exponent_width": 3}, {"name": "mxint"}),
+    *({"name": "mxint", "width": 4}, {"name": "mxfp", "width": 6, "exponent_width": 2}),
+    *({"name": "nvfp4"}, {"name": "scale_integer", "width": 8, "granularity": "row"}),
+    *({"name": "binary"}, {"name": "binary", "scaling_factor": True}),
 ]
 ROWS_MIXED = [
     {"name": "mxint", "block_dim": 0},
@@ -39,6 +43,8 @@ def test_packing_equals_the_bit_by_bit_reference(width, count):
     assert packed.dtype == torch.uint8 and packed.numel() == packed_bytes(count, width)
     assert torch.equal(unpack_bits(packed, width, count).long(), codes)
     assert torch.equal(_unpack(packed, width)[:count], codes)
+    trits = codes % 3
+    assert torch.equal(unpack_trits(pack_trits(trits), count), trits)
 
 
 @pytest.mark.parametrize("width", [4, 12])

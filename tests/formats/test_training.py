@@ -35,8 +35,7 @@ NARROW = [
     BlockFP(2),
     BlockMinifloat(4, 2, 2),
     BlockLog(2),
-    Binary(),
-    Binary(scaling_factor=True),
+    *(Binary(), Binary(scaling_factor=True)),
     BinaryResidual(levels=1),
     Ternary(scaling_factor=True),
     ScaleInteger(3),
@@ -55,14 +54,7 @@ def workload():
     return passes.add_common_metadata_analysis_pass(mg)[0], rows
 
 
-# Scales and zero points are fitted at every step, which takes as long as all others together.
-@pytest.mark.parametrize(
-    "fmt",
-    [
-        pytest.param(fmt, marks=[pytest.mark.long] if fmt == GroupAffine(2) else [], id=fmt.label)
-        for fmt in NARROW
-    ],
-)
+@pytest.mark.parametrize("fmt", NARROW, ids=lambda fmt: fmt.label)
 @pytest.mark.sampled(1)
 def test_training_with_rounding_improves(workload, fmt):
     mg, rows = workload

@@ -1,5 +1,7 @@
 """Designs of several operators under all stalls, and the marker of tests that need the tools."""
 
+from typing import NamedTuple
+
 import pytest
 from torch import Tensor
 
@@ -36,7 +38,15 @@ TOOLS = ("iverilog", "verilator", "yosys")
 needs_tools = pytest.mark.tools(*TOOLS)
 
 
-def check_graph(integer, batch, fold, folder, simulator="icarus") -> tuple[Design, Tensor]:
+class Built(NamedTuple):
+    """A circuit, its outputs, and its cycles for a sample where nothing stalls."""
+
+    design: Design
+    outputs: Tensor
+    interval: float
+
+
+def check_graph(integer, batch, fold, folder, simulator="icarus") -> Built:
     """Asserts that the circuit of a graph of integers computes what the graph does.
 
     Args:
@@ -45,15 +55,17 @@ def check_graph(integer, batch, fold, folder, simulator="icarus") -> tuple[Desig
         fold: most cycles for a sample.
         folder: an empty one.
         simulator: that runs the circuit under each profile of stalls.
-    Returns: the circuit, and the output.
     """
     design = emit(integer, fold=fold)
+    assert dict(emit(integer, fold=fold).files) == dict(design.files)
     project, golden = describe_project(design), golden_values(integer, batch)
     codes = get_codes(project, golden)
     write_circuit(design, codes, folder)
     check_sources(folder, project)
     (outputs,) = (value for name, value in golden.items() if name.startswith("outputs."))
-    for profile in stalls.PROFILES:
-        found = run_check(folder, project, codes, Check(simulator, profile, len(outputs), 1))
-        assert found.equal == outputs.numel()
-    return design, outputs
+    runs = {
+        profile.name: run_check(folder, project, codes, Check(simulator, profile, len(outputs), 1))
+        for profile in stalls.PROFILES
+    }
+    assert {found.equal for found in runs.values()} == {outputs.numel()}
+    return Built(design, outputs, runs["none"].interval)

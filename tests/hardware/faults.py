@@ -29,3 +29,9 @@ def check_fault_is_found(module, old, new, run, folder, monkeypatch):
     monkeypatch.setattr(CompiledBench, "complaints", lambda bench: "")
     with pytest.raises(AssertionError, match="FAIL"):
         run(folder)
+
+
+def planted(check, faults):
+    """Faults that a check has to find: by module and name, a text and what replaces it."""
+    by_place = [(*place.split(), *texts) for place, texts in faults.items()]
+    return {name: (module, old, new, check) for module, name, old, new in by_place}

@@ -6,6 +6,7 @@ from tests.hardware.bench import check, drawn
 from tests.hardware.design.test_linear import EDGE
 from tests.hardware.design.test_norm import norm
 from tests.hardware.design.test_softmax import HEAD_BY_HEAD, mask_of
+from tests.hardware.faults import planted
 
 
 def check_softmax(folder):
@@ -36,106 +37,69 @@ def check_short_norm(folder):
 
 
 MUTANTS = {
-    "softmax_sum_kept": (
-        "chop_softmax",
-        "(is_first_q ? '0 : partial_q)",
-        "partial_q",
+    **planted(
         check_softmax,
+        {
+            "chop_softmax softmax_sum_kept": ("(is_first_q ? '0 : partial_q)", "partial_q"),
+            "chop_softmax maximum_of_the_next_row": (
+                ".data_in_0_valid_i(is_complete_q)",
+                ".data_in_0_valid_i(is_loaded && is_load_last)",
+            ),
+            "chop_reciprocal quotient_of_another_sign": (
+                "is_one = !difference[IN_W+1]",
+                "is_one = difference[IN_W+1]",
+            ),
+        },
     ),
-    "sum_of_softmax_overwritten": (
-        "chop_softmax",
-        "!(is_last && is_row_taken_q)",
-        "1'b1",
+    **planted(
         check_short_softmax,
+        {
+            "chop_softmax sum_of_softmax_overwritten": ("!(is_last && is_row_taken_q)", "1'b1"),
+            "chop_softmax maximum_lost": ("maxima_ready && !is_complete_q", "1'b1"),
+        },
     ),
-    "maximum_lost": (
-        "chop_softmax",
-        "maxima_ready && !is_complete_q",
-        "1'b1",
-        check_short_softmax,
-    ),
-    "maximum_of_one_code_lost": (
-        "chop_softmax",
-        "maxima_ready && !is_complete_q",
-        "maxima_ready",
+    **planted(
         check_softmax_of_one,
+        {
+            "chop_softmax maximum_of_one_code_lost": (
+                "maxima_ready && !is_complete_q",
+                "maxima_ready",
+            ),
+        },
     ),
-    "maximum_of_the_next_row": (
-        "chop_softmax",
-        ".data_in_0_valid_i(is_complete_q)",
-        ".data_in_0_valid_i(is_loaded && is_load_last)",
-        check_softmax,
-    ),
-    "norm_sum_kept": (
-        "chop_layer_norm",
-        "(is_first_q ? '0 : partial_sum_q)",
-        "partial_sum_q",
+    **planted(
         check_norm,
+        {
+            "chop_layer_norm norm_sum_kept": ("(is_first_q ? '0 : partial_sum_q)", "partial_sum_q"),
+            "chop_isqrt root_takes_too_little": ("{data_out_0_o, 2'b01}", "{data_out_0_o, 2'b00}"),
+            "chop_isqrt rest_of_root_kept": (
+                "is_one ? REST_W'(difference)",
+                "is_one ? REST_W'(taken)",
+            ),
+            "chop_reciprocal rest_of_quotient_kept": (
+                "is_one ? IN_W'(difference)",
+                "is_one ? IN_W'(taken)",
+            ),
+        },
     ),
-    "row_overwritten": (
-        "chop_layer_norm",
-        "!(is_last_in && is_row_taken_q)",
-        "1'b1",
+    **planted(
         check_short_norm,
+        {
+            "chop_layer_norm row_overwritten": ("!(is_last_in && is_row_taken_q)", "1'b1"),
+        },
     ),
-    "root_takes_too_little": (
-        "chop_isqrt",
-        "{data_out_0_o, 2'b01}",
-        "{data_out_0_o, 2'b00}",
-        check_norm,
-    ),
-    "rest_of_root_kept": (
-        "chop_isqrt",
-        "is_one ? REST_W'(difference)",
-        "is_one ? REST_W'(taken)",
-        check_norm,
-    ),
-    "rest_of_quotient_kept": (
-        "chop_reciprocal",
-        "is_one ? IN_W'(difference)",
-        "is_one ? IN_W'(taken)",
-        check_norm,
-    ),
-    "quotient_of_another_sign": (
-        "chop_reciprocal",
-        "is_one = !difference[IN_W+1]",
-        "is_one = difference[IN_W+1]",
-        check_softmax,
-    ),
-    "hidden_is_the_smallest": (
-        "chop_masked_softmax",
-        ": IN_W'(HIDDEN);",
-        ": IN_W'(HIDDEN + TABLE_DEPTH / 2);",
+    **planted(
         check_masked_softmax,
-    ),
-    "mask_slips": (
-        "chop_masked_softmax",
-        "is_mask_ready && has_mask",
-        "has_mask",
-        check_masked_softmax,
-    ),
-    "hidden_rows_stay": (
-        "chop_masked_softmax",
-        "kept ? result : '0",
-        "result",
-        check_masked_softmax,
-    ),
-    "not_causal": (
-        "chop_masked_softmax",
-        "key_q <= query_q",
-        "1'b1",
-        check_masked_softmax,
-    ),
-    "queries_go_on": (
-        "chop_masked_softmax",
-        "(query_q == COUNT_W'(QUERIES - 1)) ? '0 :",
-        "",
-        check_masked_softmax,
-    ),
-    "kept_slips": (
-        "chop_masked_softmax",
-        "(code_valid_q && softmax_ready)",
-        "(code_valid_q)",
-        check_masked_softmax,
+        {
+            "chop_masked_softmax hidden_is_the_smallest": (
+                ": IN_W'(HIDDEN);",
+                ": IN_W'(HIDDEN + TABLE_DEPTH / 2);",
+            ),
+            "chop_masked_softmax mask_slips": ("is_mask_ready && has_mask", "has_mask"),
+            "chop_masked_softmax hidden_rows_stay": ("kept ? result : '0", "result"),
+            "chop_masked_softmax not_causal": ("key_q <= query_q", "1'b1"),
+            "chop_masked_softmax queries_go_on": ("(query_q == COUNT_W'(QUERIES - 1)) ? '0 :", ""),
+            "chop_masked_softmax kept_slips": ("(code_valid_q && softmax_ready)", "(code_valid_q)"),
+        },
     ),
 }

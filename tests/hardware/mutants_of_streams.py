@@ -11,6 +11,7 @@ from chop.nn.integer import Call, Edge, Grid, IntegerOptions
 from tests.hardware.bench import Driven, check, check_module, drawn
 from tests.hardware.design.test_conv import convolution
 from tests.hardware.design.test_linear import EDGE
+from tests.hardware.design.test_order import run as run_order
 from tests.hardware.design.test_pool import image
 from tests.hardware.design.test_streams_rtl import check_fork
 
@@ -58,34 +59,22 @@ def check_conv(folder):
     check(operator, image(EDGE, 4, 3, 4), fold=150)
 
 
-def check_order(module, plan, inputs, expected, folder):
-    """A component of no operator."""
-    sent = {
-        Port.of(f"data_in_{k}", given.stream, True): given.stream.sent(given.codes)
-        for k, given in enumerate(inputs)
-    }
-    sent[Port.of("data_out_0", plan.out, False)] = plan.out.sent(expected)
-    files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
-    memories = {files[key]: memory for key, memory in plan.memories.items()}
-    check_module(module, {**plan.parameters, **files}, sent, memories, folder=folder)
-
-
 def check_concat(folder):
     a, b = drawn(EDGE, 9, 3), drawn(WIDE, 9, 2, seed=1)
     plan = concat_plan(a.stream, b.stream, -1)
-    check_order("chop_concat", plan, (a, b), torch.cat((a.codes, b.codes), -1), folder)
+    run_order("chop_concat", plan, (a, b), torch.cat((a.codes, b.codes), -1), folder)
 
 
 def check_select(folder):
     given = drawn(EDGE, 9, 6)
     plan = select_plan(given.stream, given.stream.positions[:, 2:5])
-    check_order("chop_select", plan, (given,), given.codes[:, :, 2:5], folder)
+    run_order("chop_select", plan, (given,), given.codes[:, :, 2:5], folder)
 
 
 def check_constant(folder):
     codes = drawn(EDGE, 6, 2, samples=1).codes
     plan = constant_plan(codes[0], Stream.in_order((6, 2), EDGE))
-    check_order("chop_constant", plan, (), codes.expand(4, 6, 2), folder)
+    run_order("chop_constant", plan, (), codes.expand(4, 6, 2), folder)
 
 
 def check_copies_of_runs(folder):

@@ -26,7 +26,7 @@ from tests.hardware.design.test_conv import convolution
 from tests.hardware.design.test_linear import EDGE, layer, sign_layer
 from tests.hardware.design.test_lookup import table
 from tests.hardware.design.test_pool import image
-from tests.hardware.faults import check_fault_is_found
+from tests.hardware.faults import check_fault_is_found, planted
 
 pytestmark = needs_tools
 
@@ -113,281 +113,216 @@ def check_copies(module, **parameters):
     return run
 
 
-ROUND = "chop_round_saturate"
 MUTANTS = {
-    "floor": (ROUND, "&& half &&", "&& 1'b0 &&", check_requantize),
-    "half_up": (ROUND, "((below != '0) || is_odd)", "1'b1", check_requantize),
-    "no_sticky_bit": (ROUND, "((below != '0) || is_odd)", "is_odd", check_requantize),
-    "no_saturation": (ROUND, "is_above_q ? OUT_W'(HIGH_64) :", "", check_requantize),
-    "saturated_before_rounding": (
-        ROUND,
-        "? MOST : MOST - 1",
-        "? MOST : MOST",
+    **planted(
+        check_requantize,
+        {
+            "chop_round_saturate floor": ("&& half &&", "&& 1'b0 &&"),
+            "chop_round_saturate half_up": ("((below != '0) || is_odd)", "1'b1"),
+            "chop_round_saturate no_sticky_bit": ("((below != '0) || is_odd)", "is_odd"),
+            "chop_round_saturate no_saturation": ("is_above_q ? OUT_W'(HIGH_64) :", ""),
+            "chop_credits credit_given_twice": ("starts_i ? taken_q == COUNT_W'(PLACES - 1) :", ""),
+            "chop_requantize channels_slip": (
+                ".takes_i(enters), .data_o(channel)",
+                ".takes_i(data_in_0_ready_o), .data_o(channel)",
+            ),
+        },
+    ),
+    **planted(
         check_every_code,
+        {
+            "chop_round_saturate saturated_before_rounding": ("? MOST : MOST - 1", "? MOST : MOST"),
+        },
     ),
-    "not_cleared": ("chop_matvec", "(first_q[STAGES-1] ? '0 : sum_q)", "sum_q", check_linear),
-    "no_back_pressure": (
-        "chop_credits",
-        "ready_o <= !is_full;",
-        "ready_o <= 1'b1;",
+    **planted(
         check_linear,
+        {
+            "chop_matvec not_cleared": ("(first_q[STAGES-1] ? '0 : sum_q)", "sum_q"),
+            "chop_credits no_back_pressure": ("ready_o <= !is_full;", "ready_o <= 1'b1;"),
+            "chop_credits credit_lost": ("leaves && !starts_i", "leaves"),
+            "chop_matvec sums_without_a_place": ("(ready_i || !is_first_q)", "1'b1"),
+            "chop_matvec weights_slip": ("= can_take && has_beat;", "= can_take;"),
+            "chop_repeat row_lost": ("was_new_q <= is_new_q;", "was_new_q <= 1'b0;"),
+            "chop_matvec bias_slips": ("finishes_o = valid_q[STAGES-2] &&", "finishes_o ="),
+            "chop_words word_too_late": ("data_o <= word;", "if (takes_i) data_o <= word;"),
+        },
     ),
-    "credit_lost": (
-        "chop_credits",
-        "leaves && !starts_i",
-        "leaves",
-        check_linear,
-    ),
-    "credit_given_twice": (
-        "chop_credits",
-        "starts_i ? taken_q == COUNT_W'(PLACES - 1) :",
-        "",
-        check_requantize,
-    ),
-    "sums_without_a_place": ("chop_matvec", "(ready_i || !is_first_q)", "1'b1", check_linear),
-    "weights_slip": ("chop_matvec", "= can_take && has_beat;", "= can_take;", check_linear),
-    "row_lost": ("chop_repeat", "was_new_q <= is_new_q;", "was_new_q <= 1'b0;", check_linear),
-    "bias_slips": (
-        "chop_matvec",
-        "finishes_o = valid_q[STAGES-2] &&",
-        "finishes_o =",
-        check_linear,
-    ),
-    "channels_slip": (
-        "chop_requantize",
-        ".takes_i(enters), .data_o(channel)",
-        ".takes_i(data_in_0_ready_o), .data_o(channel)",
-        check_requantize,
-    ),
-    "low_part_signed": (
-        "chop_product",
-        "{1'b0, a_i[i*PART +: PART]}",
-        "{a_i[i*PART+PART-1], a_i[i*PART +: PART]}",
+    **planted(
         check_wide,
+        {
+            "chop_product low_part_signed": (
+                "{1'b0, a_i[i*PART +: PART]}",
+                "{a_i[i*PART+PART-1], a_i[i*PART +: PART]}",
+            ),
+        },
     ),
-    "word_too_late": (
-        "chop_words",
-        "data_o <= word;",
-        "if (takes_i) data_o <= word;",
-        check_linear,
-    ),
-    "skid_overwritten": (
-        "chop_skid",
-        "if (!skid_valid_q) skid_q",
-        "skid_q",
+    **planted(
         check_copies("chop_skid"),
+        {
+            "chop_skid skid_overwritten": ("if (!skid_valid_q) skid_q", "skid_q"),
+        },
     ),
-    "fifo_overflows": (
-        "chop_fifo",
-        "(count_q != COUNT_W'(WORDS))",
-        "1'b1",
+    **planted(
         check_copies("chop_fifo", DEPTH=5),
+        {
+            "chop_fifo fifo_overflows": ("(count_q != COUNT_W'(WORDS))", "1'b1"),
+            "chop_fifo fifo_loses": (
+                "assign is_free = !data_out_0_valid_o || data_out_0_ready_i",
+                "assign is_free = 1'b1",
+            ),
+        },
     ),
-    "fifo_loses": (
-        "chop_fifo",
-        "assign is_free = !data_out_0_valid_o || data_out_0_ready_i",
-        "assign is_free = 1'b1",
-        check_copies("chop_fifo", DEPTH=5),
-    ),
-    "large_fifo_loses": (
-        "chop_fifo",
-        "assign is_free = !has_word_q || moves",
-        "assign is_free = 1'b1",
+    **planted(
         check_copies("chop_fifo", DEPTH=50),
+        {
+            "chop_fifo large_fifo_loses": (
+                "assign is_free = !has_word_q || moves",
+                "assign is_free = 1'b1",
+            ),
+        },
     ),
-    "upsize_overwritten": (
-        "chop_upsize",
-        "= !data_out_0_valid_o || data_out_0_ready_i",
-        "= 1'b1",
+    **planted(
         check_copies("chop_upsize", OUT_LANES=1),
+        {
+            "chop_upsize upsize_overwritten": (
+                "= !data_out_0_valid_o || data_out_0_ready_i",
+                "= 1'b1",
+            ),
+        },
     ),
-    "downsize_early": (
-        "chop_downsize",
-        "&& data_out_0_ready_i);",
-        ");",
+    **planted(
         check_copies("chop_downsize", IN_LANES=1),
+        {
+            "chop_downsize downsize_early": ("&& data_out_0_ready_i);", ");"),
+        },
     ),
-}
-
-
-MUTANTS |= {
-    "rows_never_end": ("chop_rows", "is_first_q <= is_last", "is_first_q <= 1'b1", check_ternary),
-    "terms_slip": ("chop_rows", "= can_take && has_beat;", "= can_take;", check_ternary),
-    "odd_term_lost": (
-        "chop_adder_tree",
-        "node_q <= g_level[l-1].sums[2*n*W +: W];",
-        "node_q <= '0;",
+    **planted(
+        check_ternary,
+        {
+            "chop_rows rows_never_end": ("is_first_q <= is_last", "is_first_q <= 1'b1"),
+            "chop_rows terms_slip": ("= can_take && has_beat;", "= can_take;"),
+            "chop_ternary_linear zeros_count": ("(w == '0) ? '0 :", ""),
+            "chop_ternary_linear no_sign": ("? -wide : wide", "? wide : wide"),
+            "chop_ternary_linear ternary_not_cleared": ("(is_first ? '0 : sum_q)", "sum_q"),
+            "chop_ternary_linear ternary_ignores_back_pressure": (
+                ".ready_i(is_ready)",
+                ".ready_i(1'b1)",
+            ),
+            "chop_rows bias_of_another_row": (
+                "finishes_o = valid_q[STAGES-2] && last_q[STAGES-2]",
+                "finishes_o = valid_q[STAGES-2]",
+            ),
+        },
+    ),
+    **planted(
         check_odd_lanes,
+        {
+            "chop_adder_tree odd_term_lost": (
+                "node_q <= g_level[l-1].sums[2*n*W +: W];",
+                "node_q <= '0;",
+            ),
+        },
     ),
-    "rows_counted_too_early": (
-        "chop_window",
-        "? spare_q + came - needed_q",
-        "? spare_q + came",
+    **planted(
         check_conv,
+        {
+            "chop_window rows_counted_too_early": (
+                "? spare_q + came - needed_q",
+                "? spare_q + came",
+            ),
+            "chop_window slots_beyond_the_ring": ("beyond[ADDRESS_W+1] ? slot", "1'b1 ? slot"),
+            "chop_window no_padding": (
+                "is_line_end ? -X_W'(PADDING_X * FOLDS)",
+                "is_line_end ? '0",
+            ),
+        },
     ),
-    "slots_beyond_the_ring": (
-        "chop_window",
-        "beyond[ADDRESS_W+1] ? slot",
-        "1'b1 ? slot",
-        check_conv,
-    ),
-    "one_bank": (
-        "chop_matmul",
-        "if (is_bank_end) read_bank_q <= !read_bank_q;",
-        "",
+    **planted(
         check_matmul,
+        {
+            "chop_matmul one_bank": ("if (is_bank_end) read_bank_q <= !read_bank_q;", ""),
+        },
     ),
-    "no_padding": (
-        "chop_window",
-        "is_line_end ? -X_W'(PADDING_X * FOLDS)",
-        "is_line_end ? '0",
-        check_conv,
-    ),
-}
-
-MUTANTS |= {
-    "row_of_another_index": (
-        "chop_embedding",
-        "!row_valid_q || (is_ready && is_last)",
-        "is_ready",
+    **planted(
         check_embedding,
+        {
+            "chop_embedding row_of_another_index": (
+                "!row_valid_q || (is_ready && is_last)",
+                "is_ready",
+            ),
+            "chop_embedding words_of_a_row_slip": ("row_q + ADDR_W'(beat_q)", "row_q"),
+            "chop_embedding table_ignores_back_pressure": (
+                "row_valid_q && is_ready;",
+                "row_valid_q;",
+            ),
+        },
     ),
-    "words_of_a_row_slip": (
-        "chop_embedding",
-        "row_q + ADDR_W'(beat_q)",
-        "row_q",
-        check_embedding,
-    ),
-    "table_ignores_back_pressure": (
-        "chop_embedding",
-        "row_valid_q && is_ready;",
-        "row_valid_q;",
-        check_embedding,
-    ),
-}
-
-MUTANTS |= {
-    "shift_of_half": (
-        "chop_split_block",
-        "shift = SHIFT_W'(k + 1)",
-        "shift = SHIFT_W'(k)",
+    **planted(
         check_block_linear,
+        {
+            "chop_split_block shift_of_half": ("shift = SHIFT_W'(k + 1)", "shift = SHIFT_W'(k)"),
+            "chop_split_block shift_of_another_beat": ("x >>> shift_q", "x >>> shift"),
+            "chop_block_linear weights_not_shifted": ("+ BOTH_W'(f)", ""),
+            "chop_block_linear shifted_too_early": (
+                "both_q[LEVELS*BOTH_W +: BOTH_W]",
+                "both_q[0 +: BOTH_W]",
+            ),
+            "chop_block_linear blocks_not_cleared": ("(is_first ? '0 : sum_q)", "sum_q"),
+            "chop_split_block blocks_split_ignore_back_pressure": (
+                "data_in_0_valid_i && data_in_0_ready_o",
+                "data_in_0_valid_i",
+            ),
+            "chop_rows bias_of_another_block": (
+                "finishes_o = valid_q[STAGES-2] && last_q[STAGES-2]",
+                "finishes_o = valid_q[STAGES-2]",
+            ),
+            "chop_block_linear blocks_ignore_back_pressure": (
+                ".ready_i(is_ready)",
+                ".ready_i(1'b1)",
+            ),
+        },
     ),
-    "shift_of_another_beat": (
-        "chop_split_block",
-        "x >>> shift_q",
-        "x >>> shift",
-        check_block_linear,
-    ),
-    "weights_not_shifted": (
-        "chop_block_linear",
-        "+ BOTH_W'(f)",
-        "",
-        check_block_linear,
-    ),
-    "shifted_too_early": (
-        "chop_block_linear",
-        "both_q[LEVELS*BOTH_W +: BOTH_W]",
-        "both_q[0 +: BOTH_W]",
-        check_block_linear,
-    ),
-    "blocks_not_cleared": (
-        "chop_block_linear",
-        "(is_first ? '0 : sum_q)",
-        "sum_q",
-        check_block_linear,
-    ),
-    "blocks_split_ignore_back_pressure": (
-        "chop_split_block",
-        "data_in_0_valid_i && data_in_0_ready_o",
-        "data_in_0_valid_i",
-        check_block_linear,
-    ),
-    "bias_of_another_block": (
-        "chop_rows",
-        "finishes_o = valid_q[STAGES-2] && last_q[STAGES-2]",
-        "finishes_o = valid_q[STAGES-2]",
-        check_block_linear,
-    ),
-    "blocks_ignore_back_pressure": (
-        "chop_block_linear",
-        ".ready_i(is_ready)",
-        ".ready_i(1'b1)",
-        check_block_linear,
-    ),
-}
-
-MUTANTS |= {
-    "taps_slip": (
-        "chop_depthwise_conv",
-        "(moves && has_codes)",
-        "(has_codes)",
+    **planted(
         check_depthwise,
+        {
+            "chop_depthwise_conv taps_slip": ("(moves && has_codes)", "(has_codes)"),
+            "chop_depthwise_conv depthwise_ignores_back_pressure": (
+                "moves = !has_terms_q || is_sum_ready",
+                "moves = 1'b1",
+            ),
+            "chop_depthwise_conv bias_of_another_channel": (
+                "(last_moves && has_sums)",
+                "(has_sums)",
+            ),
+        },
     ),
-    "depthwise_ignores_back_pressure": (
-        "chop_depthwise_conv",
-        "moves = !has_terms_q || is_sum_ready",
-        "moves = 1'b1",
-        check_depthwise,
-    ),
-    "bias_of_another_channel": (
-        "chop_depthwise_conv",
-        "(last_moves && has_sums)",
-        "(has_sums)",
-        check_depthwise,
-    ),
-    "one_group": (
-        "chop_linear",
-        ".BEATS(SETS * GROUPS * BEATS)",
-        ".BEATS(GROUPS * BEATS)",
+    **planted(
         check_groups,
+        {
+            "chop_linear one_group": (".BEATS(SETS * GROUPS * BEATS)", ".BEATS(GROUPS * BEATS)"),
+            "chop_linear bias_of_one_group": (".BEATS(SETS * GROUPS),", ".BEATS(GROUPS),"),
+            "chop_linear bias_of_groups_slips": (
+                ".takes_i(finishes), .data_o(bias)",
+                ".takes_i(takes), .data_o(bias)",
+            ),
+        },
     ),
-    "bias_of_one_group": (
-        "chop_linear",
-        ".BEATS(SETS * GROUPS),",
-        ".BEATS(GROUPS),",
-        check_groups,
+    **planted(
+        check_signs,
+        {
+            "chop_ternary_linear xor": ("~(x[IN_W-1] ^ w[0])", "(x[IN_W-1] ^ w[0])"),
+        },
     ),
-    "bias_of_groups_slips": (
-        "chop_linear",
-        ".takes_i(finishes), .data_o(bias)",
-        ".takes_i(takes), .data_o(bias)",
-        check_groups,
+    **planted(
+        check_soft,
+        {
+            "chop_multiplier sign_added": ("- HIGH_W'(upper)", "+ HIGH_W'(upper)"),
+            "chop_multiplier low_bit_lost": ("{high, row[0]}", "{high, 1'b0}"),
+            "chop_multiplier odd_sign_added": ("-(HIGH_W'(row))", "HIGH_W'(row)"),
+            "chop_multiplier rows_in_one_place": (">>> HALF", ">>> 1"),
+            "chop_matvec product_too_early": ("(SOFT > 1 ? SOFT : 1)", "1"),
+        },
     ),
-}
-
-MUTANTS |= {
-    "zeros_count": ("chop_ternary_linear", "(w == '0) ? '0 :", "", check_ternary),
-    "no_sign": ("chop_ternary_linear", "? -wide : wide", "? wide : wide", check_ternary),
-    "ternary_not_cleared": (
-        "chop_ternary_linear",
-        "(is_first ? '0 : sum_q)",
-        "sum_q",
-        check_ternary,
-    ),
-    "ternary_ignores_back_pressure": (
-        "chop_ternary_linear",
-        ".ready_i(is_ready)",
-        ".ready_i(1'b1)",
-        check_ternary,
-    ),
-    "bias_of_another_row": (
-        "chop_rows",
-        "finishes_o = valid_q[STAGES-2] && last_q[STAGES-2]",
-        "finishes_o = valid_q[STAGES-2]",
-        check_ternary,
-    ),
-    "xor": ("chop_ternary_linear", "~(x[IN_W-1] ^ w[0])", "(x[IN_W-1] ^ w[0])", check_signs),
-}
-
-
-SOFT = "chop_multiplier"
-MUTANTS |= {
-    "sign_added": (SOFT, "- HIGH_W'(upper)", "+ HIGH_W'(upper)", check_soft),
-    "low_bit_lost": (SOFT, "{high, row[0]}", "{high, 1'b0}", check_soft),
-    "odd_sign_added": (SOFT, "-(HIGH_W'(row))", "HIGH_W'(row)", check_soft),
-    "rows_in_one_place": (SOFT, ">>> HALF", ">>> 1", check_soft),
-    "product_too_early": ("chop_matvec", "(SOFT > 1 ? SOFT : 1)", "1", check_soft),
 }
 
 

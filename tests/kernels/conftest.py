@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from chop.kernels.cpu import build, reader
 
@@ -9,6 +10,14 @@ def loops():
     if not build.library().library:
         pytest.skip(build.library().detail)
     return build.library().library
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads of torch until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -72,14 +72,12 @@ def test_layout_and_overwriting_do_not_matter(fmt):
 
 @subcases("fmt", params(TAKEN[::5] + TAKEN[-26:]), kept=30)
 @subcases("dtype", DTYPES)
-def test_threads_change_nothing(fmt, dtype):
+def test_threads_change_nothing(fmt, dtype, threads):
     rows, line = torch.randn(1200, 257, dtype=dtype), torch.randn(300_003, dtype=dtype)
     rows[700, 3], line[5] = NAN, INF
-    torch.set_num_threads(3)
-    try:
-        several = [fake_quantize(x, fmt) for x in (rows, line)]
-    finally:
-        torch.set_num_threads(1)
+    threads(3)
+    several = [fake_quantize(x, fmt) for x in (rows, line)]
+    threads(1)
     assert all(same(y, fmt.round(x)) for x, y in zip((rows, line), several, strict=True))
     assert same(fake_quantize(rows, fmt), several[0])
 
@@ -136,23 +134,20 @@ LINES = {
 
 
 @subcases("lines", LINES.values(), ids=LINES)
-@subcases("threads", [1, 3])
-def test_order_statistics_are_those_of_sorting(lines, threads, loops):
+@subcases("count", [1, 3])
+def test_order_statistics_are_those_of_sorting(lines, count, threads, loops):
     lines, statistics = lines.clone(), measure.NativeStatistics(loops)
     lines[:, :3] = torch.tensor([NAN, INF, -INF])
     finite = lines[:, 3:]
-    torch.set_num_threads(threads)
-    try:
-        for mask, kept in ((EVERY_MAGNITUDE, finite.abs()), (EVERY_BIT, finite.clamp(min=0))):
-            order = kept.sort(-1, descending=True).values
-            for rank in (0, 1, 7, finite.size(1) // 2, finite.size(1) - 1):
-                found = statistics.order_statistics(lines, mask, rank)
-                assert torch.equal(found, order[:, rank : rank + 1]), rank
-            assert (statistics.order_statistics(lines, mask, finite.size(1)) == 0).all()
-        median = statistics.order_statistics(lines, EVERY_MAGNITUDE, measure.HALF)
-        assert torch.equal(median, finite.abs().median(-1, keepdim=True).values)
-    finally:
-        torch.set_num_threads(1)
+    threads(count)
+    for mask, kept in ((EVERY_MAGNITUDE, finite.abs()), (EVERY_BIT, finite.clamp(min=0))):
+        order = kept.sort(-1, descending=True).values
+        for rank in (0, 1, 7, finite.size(1) // 2, finite.size(1) - 1):
+            found = statistics.order_statistics(lines, mask, rank)
+            assert torch.equal(found, order[:, rank : rank + 1]), rank
+        assert (statistics.order_statistics(lines, mask, finite.size(1)) == 0).all()
+    median = statistics.order_statistics(lines, EVERY_MAGNITUDE, measure.HALF)
+    assert torch.equal(median, finite.abs().median(-1, keepdim=True).values)
 
 
 def test_a_mean_between_two_floats_is_not_certain(loops):

@@ -157,17 +157,13 @@ def test_the_longest_sums_of_the_largest_products_are_exact(small_ones):
     assert same(product(x), (x.long() @ weight.long().T).float())
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_threads_take_any_number_of_outputs(threads, small_ones):
+@pytest.mark.parametrize("count", [2, 3])
+def test_threads_take_any_number_of_outputs(count, threads, small_ones):
     fmt, x_format = ScaleInteger(8, granularity="channel"), ScaleInteger(8, granularity="row")
     weight, x, bias = torch.randn(257, 1000), torch.randn(13, 1000), torch.randn(257)
     product = int8.prepared_product(x_format, parts(fmt.encode(weight), fmt), bias)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        assert same(product(x), whole_sums(x, x_format, weight, fmt, bias))
-    finally:
-        torch.set_num_threads(before)
+    threads(count)
+    assert same(product(x), whole_sums(x, x_format, weight, fmt, bias))
 
 
 def test_products_by_onednn_are_those_of_the_loops(monkeypatch):

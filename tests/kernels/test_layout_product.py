@@ -30,38 +30,26 @@ from tests.kernels.examples import EDGES, same
 pytestmark = pytest.mark.usefixtures("loops")
 
 ELEMENTS = [
-    Fixed(8, 4, "twos_complement"),
-    Fixed(8, 4, "twos_complement", is_symmetric=False),
+    *(Fixed(8, 4, "twos_complement"), Fixed(8, 4, "twos_complement", is_symmetric=False)),
     Fixed(8, 4, "twos_complement", is_symmetric=False, rounding="floor"),
-    Fixed(8, 0, "unsigned"),
-    Fixed(4, 3, "sign_magnitude"),
-    Fixed(30, 3, "twos_complement"),
-    Minifloat(4, 3, 7, "fn"),
-    Minifloat(8, 7, 127, "ieee"),
+    *(Fixed(8, 0, "unsigned"), Fixed(4, 3, "sign_magnitude"), Fixed(30, 3, "twos_complement")),
+    *(Minifloat(4, 3, 7, "fn"), Minifloat(8, 7, 127, "ieee")),
     Denormal(4, 3, 7),
-    Log2(4, 3),
-    Log2(8, 63, "linear", zero_code=True),
-    Sign(True, False),
-    Sign(False, False),
-    Trit(0.3),
-    Trit(Threshold(0.7, "mean")),
-    Trit(Threshold(0.7, "median")),
+    *(Log2(4, 3), Log2(8, 63, "linear", zero_code=True)),
+    *(Sign(True, False), Sign(False, False)),
+    *(Trit(0.3), Trit(Threshold(0.7, "mean")), Trit(Threshold(0.7, "median"))),
 ]
 GROUPS = [WHOLE_TENSOR, Whole("channel"), Whole("row"), Blocks((16,)), Blocks((4,), 0)]
 GROUPS += [Blocks((5,)), Blocks((2, 4))]
 SCALINGS = [
     SharedExponent(-127, 8, has_nan=True),
     SharedExponent(-7, 4, offset=1, increment_threshold=1.3),
-    FloatScale(LARGEST, 7.0, is_positive=True),
-    FloatScale(LARGEST, 7.0),
-    FloatScale(MEAN),
+    *(FloatScale(LARGEST, 7.0, is_positive=True), FloatScale(LARGEST, 7.0), FloatScale(MEAN)),
     FloatScale(MEAN, 3.0, is_positive=True),
     FloatScale(Statistic(quantile=0.9), 7.0, is_positive=True),
     FloatScale(Statistic(is_signed=False), 7.0, is_positive=True),
     ScaledFloatScale(Minifloat(4, 3, 7, "fn"), 6.0),
-    ConstantScale((0.37,)),
-    ConstantScale((-0.37,)),
-    ConstantScale((0.0,)),
+    *(ConstantScale((0.37,)), ConstantScale((-0.37,)), ConstantScale((0.0,))),
 ]
 PRODUCT = [Layout(*parts) for parts in itertools.product(ELEMENTS, GROUPS, SCALINGS)]
 ALONE = [
@@ -75,7 +63,7 @@ LEVELS = [
     for scaling in (FloatScale(MEAN), FloatScale(LARGEST, 7.0), ConstantScale((1.5, 0.25)))
     if element.threshold is None
 ]
-SHARES, IN_SHORT = 12, 5
+SHARES = 12
 
 
 @dataclass(frozen=True)
@@ -112,10 +100,7 @@ def inputs():
     return edges, spread, torch.randn(6, 32).bfloat16(), torch.randn(2, 3, 8).half()
 
 
-@pytest.mark.parametrize(
-    "share",
-    [*range(IN_SHORT), *(pytest.param(n, marks=pytest.mark.long) for n in range(IN_SHORT, SHARES))],
-)
+@pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.sampled(1)
 def test_backends_give_the_bits_of_the_reference(share):
     chosen = range(share, len(EVERY), SHARES)

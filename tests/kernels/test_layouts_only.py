@@ -13,7 +13,7 @@ from chop.formats.scaled import BlockFormat, ElementFormat, ScaledFormat
 from tests.subcases import subcases
 
 HOME = Path(chop.__file__).parent
-BACKENDS = [HOME / name for name in ("kernels", "onnx", "hardware", "distributed")]
+BACKENDS = [HOME / name for name in ("kernels", "export/onnx", "hardware", "distributed")]
 PATHS = [path for folder in BACKENDS for path in sorted(folder.rglob("*.py"))]
 BASES = (ElementFormat, FloatFormat, ScaledFormat, BlockFormat, LearnableFormat)
 CLASSES = {cls.__name__ for cls in (*formats(), *BASES)} - {"Float"}

@@ -49,15 +49,11 @@ def test_selection_equals_sorting(name, compiled):
     torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_number_of_threads_changes_nothing(threads, compiled):
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_number_of_threads_changes_nothing(count, threads, compiled):
     x = torch.randint(0, 50, (3 * 2**17 + 5,)).float()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        marks = torch.ops.chop.lowest_magnitudes(x, x.numel() // 3)
-    finally:
-        torch.set_num_threads(before)
+    threads(count)
+    marks = torch.ops.chop.lowest_magnitudes(x, x.numel() // 3)
     assert torch.equal(marks, lowest_magnitudes(x, x.numel() // 3))
 
 

@@ -18,13 +18,6 @@ FORMATS = {
 SHAPES = [(1,), (5, 3, 7), (33, 64), (3, 20_001), (2, 8192), (40, 1)]
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def case(name, shape):
     """Values, many of them beyond the range, on its ends, zero or not finite."""
     number_format, count = FORMATS[name]

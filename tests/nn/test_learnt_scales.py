@@ -1,14 +1,12 @@
 """Operators with learned scales: where they start, what keeps them, how they settle."""
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import nn
-from torch._subclasses import FakeTensorMode
 
 from chop.errors import ConfigError
 from chop.formats import (
@@ -115,23 +113,15 @@ def test_what_still_waits_cannot_settle():
     assert only_weight.waiting == ("weight",)
 
 
-def test_copies_and_files_keep_scales_and_that_they_started(tmp_path):
+def test_copies_and_files_keep_scales_and_whether_they_started():
     layer, x = linear(), torch.randn(3, 12)
-    y = layer(x)
+    layer(x)
     with torch.no_grad():
         layer.data_in_scale.mul_(1.5)
-    y = layer(x)
-    buffer = io.BytesIO()
-    torch.save(layer.state_dict(), buffer)
-    save_file(layer.state_dict(), tmp_path / "layer.safetensors")
-    loaded = [torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)]
-    loaded.append(load_file(tmp_path / "layer.safetensors"))
-    for state in loaded:
-        fresh = linear()
-        fresh.load_state_dict(state)
-        assert fresh.waiting == () and torch.equal(fresh(x), y)
-    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert twin.waiting == () and torch.equal(twin(x), y)
+    fresh = linear()
+    fresh.load_state_dict(load(save(layer.state_dict())))
+    for twin in (fresh, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert twin.waiting == () and torch.equal(twin(x), layer(x))
     waiting = linear()
     waiting.load_state_dict(linear().state_dict())
     assert waiting.waiting == ("data_in", "weight")
@@ -163,11 +153,8 @@ def test_a_mask_and_an_adapter_on_top():
     assert torch.equal(lora.freeze_scales()(x), y) and isinstance(lora.freeze_scales(), LoraLinear)
 
 
-def test_fake_tensors_start_nothing_and_types_follow_the_module():
+def test_empty_inputs_start_nothing_and_types_follow_the_module():
     layer = linear()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        assert layer(mode.from_tensor(torch.randn(3, 12))).shape == (3, 5)
-    assert layer.waiting == ("data_in", "weight")
     assert layer(torch.randn(0, 12)).shape == (0, 5) and "data_in" in layer.waiting
     half = linear().to(torch.bfloat16)
     x = torch.randn(3, 12, dtype=torch.bfloat16)

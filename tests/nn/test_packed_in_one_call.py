@@ -60,8 +60,10 @@ def calls(monkeypatch):
     return found
 
 
-def layer_of(name, bias=True):
-    layer = q.QuantLinear.from_float(nn.Linear(48, 20, bias=bias), SPECS[name]).eval()
+def layer_of(spec, bias=True, inputs=48, outputs=20):
+    """A layer, and its packed twin; `spec` is one of those above or of the test's own."""
+    linear = nn.Linear(inputs, outputs, bias=bias)
+    layer = q.QuantLinear.from_float(linear, SPECS.get(spec, spec)).eval()
     return layer, pack(layer).eval()
 
 
@@ -166,10 +168,10 @@ def test_other_formats_are_left_to_the_long_way(calls):
         QuantSpec(data_in=Integer(8, 5), weight=Integer(9, 7)),
         QuantSpec(data_in=Integer(12, 5), weight=Integer(8, 7)),
     ):
-        layer = q.QuantLinear.from_float(nn.Linear(64, 20), spec).eval()
+        layer, twin = layer_of(spec, inputs=64)
         x = torch.randn(4, 64)
         with torch.no_grad():
-            assert torch.equal(pack(layer).eval()(x), layer(x))
+            assert torch.equal(twin(x), layer(x))
     assert calls == []
 
 
@@ -192,8 +194,7 @@ def test_what_is_prepared_goes_with_the_layer():
 
 @pytest.mark.parametrize("spec", [QuantSpec(weight=MXInt(8)), QuantSpec(weight=Integer(4, 3))])
 def test_operands_of_a_layer_with_float_inputs_are_looked_up_once(spec, monkeypatch):
-    layer = q.QuantLinear.from_float(nn.Linear(64, 20), spec).eval()
-    twin, x = pack(layer).eval(), torch.randn(4, 64)
+    (layer, twin), x = layer_of(spec, inputs=64), torch.randn(4, 64)
     assert torch.equal(twin(x), layer(x))
     monkeypatch.setattr(type(twin), "_decode", None)  # what is kept is used
     assert torch.equal(twin(x), layer(x))
@@ -241,8 +242,8 @@ def test_a_bias_of_another_shape_is_that_of_the_layer(calls):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_default_dtype_changes_nothing(dtype, calls):
     twins = {name: layer_of(name) for name in SPECS}
-    large = q.QuantLinear.from_float(nn.Linear(512, 256), SPECS["whole tensors"]).eval()
-    packed, x, many = pack(large).eval(), torch.randn(4, 48), torch.randn(9, 512)
+    large, packed = layer_of("whole tensors", inputs=512, outputs=256)
+    x, many = torch.randn(4, 48), torch.randn(9, 512)
     with torch.no_grad():
         expected = {name: layer(x) for name, (layer, _) in twins.items()}
         torch.set_default_dtype(dtype)
@@ -257,8 +258,7 @@ def test_the_default_dtype_changes_nothing(dtype, calls):
 
 @pytest.mark.parametrize("spec", [SPECS["fixed point"], QuantSpec(weight=Integer(8, 7))])
 def test_what_a_mode_or_a_transform_gave_is_not_kept(spec):
-    layer = q.QuantLinear.from_float(nn.Linear(48, 20), spec).eval()
-    twin, x = pack(layer).eval(), torch.randn(4, 48)
+    (layer, twin), x = layer_of(spec), torch.randn(4, 48)
     with torch.no_grad():
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             twin(mode.from_tensor(x))
@@ -271,8 +271,7 @@ def test_what_a_mode_or_a_transform_gave_is_not_kept(spec):
 
 @pytest.mark.parametrize("spec", [SPECS["fixed point"], QuantSpec.uniform(FP8())])
 def test_a_first_call_with_fake_tensors_reads_no_table(spec):
-    layer = q.QuantLinear.from_float(nn.Linear(512, 256), spec).eval()
-    twin, x = pack(layer).eval(), torch.randn(40, 512)
+    (layer, twin), x = layer_of(spec, inputs=512, outputs=256), torch.randn(40, 512)
     for cached in (fixed_tables, _are_integers):
         cached.cache_clear()
     with torch.no_grad():
@@ -292,8 +291,7 @@ class Doubling(TorchFunctionMode):
 
 def test_transforms_may_go_over_the_bias():
     for spec in (SPECS["float bias"], QuantSpec(weight=Integer(8, 7))):
-        layer = q.QuantLinear.from_float(nn.Linear(48, 20), spec).eval()
-        twin, x, biases = pack(layer).eval(), torch.randn(4, 48), torch.randn(3, 20)
+        (layer, twin), x, biases = layer_of(spec), torch.randn(4, 48), torch.randn(3, 20)
 
         def called(bias, twin=twin, x=x):
             return torch.func.functional_call(twin, {"bias": bias}, (x,))
@@ -308,8 +306,7 @@ def test_transforms_may_go_over_the_bias():
 def test_a_bias_that_draws_at_random_is_drawn(calls):
     spec = QuantSpec(data_in=Integer(8, 5), weight=Integer(8, 7), bias=Binary(stochastic=True))
     for inputs, outputs in ((48, 20), (512, 256)):
-        layer = q.QuantLinear.from_float(nn.Linear(inputs, outputs), spec).eval()
-        twin, x = pack(layer).eval(), torch.randn(1, inputs)
+        (layer, twin), x = layer_of(spec, True, inputs, outputs), torch.randn(1, inputs)
         with torch.no_grad():
             products = layer(x) - layer.bias.sign()
             drawn = (twin(x) - products).abs().round()
@@ -326,13 +323,10 @@ def test_scales_elsewhere_are_not_read(calls):
 
 @pytest.mark.parametrize("scale", [2.0**-140, 2.0**-130, 2.0**-127, 2.0**110])
 def test_inverses_that_float32_does_not_hold_are_not_taken(scale):
-    layer = q.QuantLinear.from_float(
-        nn.Linear(48, 20, bias=False),
-        QuantSpec(data_in=ScaleInteger(8, scales=(scale,)), weight=Integer(8, 7)),
-    ).eval()
-    x = torch.randn(4, 48) * 30 * scale
+    spec = QuantSpec(data_in=ScaleInteger(8, scales=(scale,)), weight=Integer(8, 7))
+    (layer, twin), x = layer_of(spec, bias=False), torch.randn(4, 48) * 30 * scale
     with torch.no_grad():
-        expected, found = layer(x).double(), pack(layer).eval()(x).double()
+        expected, found = layer(x).double(), twin(x).double()
     assert ((found - expected).abs() <= 1e-5 * expected.abs().max() + 2.0**-148).all()
 
 

@@ -219,23 +219,6 @@ def test_nothing_is_forgotten():
     assert not twin.training
 
 
-def test_constructed_the_way_users_do():
-    config = {
-        "name": "integer",
-        **{f"{name}_{key}": 8 for name in ("data_in", "weight", "bias") for key in ("width",)},
-        **{f"{name}_frac_width": 4 for name in ("data_in", "weight", "bias")},
-    }
-    old = nn.Linear(4, 2)
-    new = q.QuantLinear(in_features=4, out_features=2, bias=True, config=config)
-    new.weight.data = old.weight.data
-    new.bias.data = old.bias.data
-    x = torch.randn(3, 4)
-    grid = Integer(8, 4)
-    expected = F.linear(grid.round(x), grid.round(old.weight), grid.round(old.bias))
-    assert torch.equal(new(x), expected)
-    assert "weight=integer 8.4" in repr(new)
-
-
 def test_derived_fractions_come_from_the_tensors():
     module = nn.Linear(64, 64)
     nn.init.normal_(module.weight, std=0.02)

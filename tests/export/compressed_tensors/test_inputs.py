@@ -20,6 +20,7 @@ from chop.models import load_model
 from chop.nn.packed import PackedLinear, pack
 from chop.nn.quantized import QuantLinear
 from tests.export.decoders import captured, decoder, logits, rounded, tokens
+from tests.export.tools import change_config, get_settings
 from tests.subcases import subcases
 
 UP = "model.layers.0.mlp.up_proj"
@@ -30,7 +31,6 @@ def by_hand(folder, kind="int", weight="channel", dtype=torch.float32, **inputs)
     folder.mkdir(exist_ok=True)
     model = decoder("Llama", dtype=dtype)
     model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     inputs = {"strategy": "token", "dynamic": True, **inputs}
     for path, layer in model.named_modules():
@@ -43,7 +43,7 @@ def by_hand(folder, kind="int", weight="channel", dtype=torch.float32, **inputs)
     block = {"block_structure": [32, 32]} if weight == "block" else {}
     weights = {**common, "strategy": weight, "dynamic": False, "observer": "minmax", **block}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": {**common, **inputs}}
-    config["quantization_config"] = {
+    settings = {
         "quant_method": "compressed-tensors",
         "format": f"{kind}-quantized",
         "config_groups": {"group_0": {**group, "output_activations": None}},
@@ -51,7 +51,7 @@ def by_hand(folder, kind="int", weight="channel", dtype=torch.float32, **inputs)
         "kv_cache_scheme": None,
         "quantization_status": "compressed",
     }
-    (folder / "config.json").write_text(json.dumps(config))
+    change_config(folder, quantization_config=settings)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return tensors
 
@@ -224,7 +224,7 @@ def test_tied_heads_and_layers_without_rounded_inputs(kind, tmp_path):
     mg = with_inputs(mg, "float", "float", by="regex_name", **rules)
     target.write(mg, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    groups = config["quantization_config"]["config_groups"].values()
+    groups = get_settings(tmp_path)["config_groups"].values()
     assert {x["format"] for x in groups} == {"float-quantized", "pack-quantized"}
     assert {"input_activations" in x for x in groups} == {True, False}
     assert config["tie_word_embeddings"] is False
@@ -386,16 +386,11 @@ def test_every_format_that_is_named_is_read():
     assert set(LAYOUTS) == set(FORMATS)
 
 
-def with_settings(folder, **changes):
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] |= changes
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize("key", ["sparsity_config", "transform_config"])
 def test_what_else_changes_the_model_is_refused(key, tmp_path):
     by_hand(tmp_path)
-    with_settings(tmp_path, **{key: {"format": "sparse-24-bitmask"}})
+    settings = {**get_settings(tmp_path), key: {"format": "sparse-24-bitmask"}}
+    change_config(tmp_path, quantization_config=settings)
     with pytest.raises(ConfigError, match=f"expected no {key}"):
         load(tmp_path)
 
@@ -403,23 +398,17 @@ def test_what_else_changes_the_model_is_refused(key, tmp_path):
 def test_a_quantized_cache_is_told_and_its_scales_are_not_used(tmp_path, caplog):
     tensors = by_hand(tmp_path)
     expected = logits(load(tmp_path), tokens())
-    with_settings(
-        tmp_path,
-        kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
-        sparsity_config={
-            "format": "dense",
-            "global_sparsity": 0.1,
-            "registry_requires_subclass": 0,
-        },
-        transform_config={},
-    )
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    dense = {"format": "dense", "global_sparsity": 0.1, "registry_requires_subclass": 0}
+    plain = {**get_settings(tmp_path), "sparsity_config": dense, "transform_config": {}}
+    change_config(tmp_path, quantization_config={**plain, "kv_cache_scheme": scheme})
     attention = UP.replace("mlp.up_proj", "self_attn")
     for name in ("k_scale", "v_scale", "k_proj.output_scale"):
         tensors[f"{attention}.{name}"] = torch.ones(1)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert torch.equal(logits(load(tmp_path), tokens()), expected)
     assert "kv_cache_scheme: keys and values of the cache stay floats" in caplog.text
-    with_settings(tmp_path, kv_cache_scheme=None)
+    change_config(tmp_path, quantization_config=plain)
     with pytest.raises(ConfigError, match=r"got 'model\.layers\.0\.self_attn\.k_"):
         load(tmp_path)
 

@@ -1,15 +1,13 @@
 """Folders of compressed-tensors become packed layers with the codes that they hold."""
 
-import json
-
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
-from chop.export.compressed_tensors import target as writer
 from chop.export.compressed_tensors.groups import find_group as group_of_path
 from chop.export.compressed_tensors.groups import parse_groups
 from chop.export.compressed_tensors.reader import LAYOUTS
@@ -17,125 +15,35 @@ from chop.export.foreign.readers import load
 from chop.formats import Encoded, GroupInteger, ScaleInteger
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
-from tests.export.decoders import captured, decoder, logits, quantized, rounded, tokens
-
-FORMATS = {
-    "mxint:width=8": "group_integer",  # scales that are powers of two are bfloat16 numbers
-    "mxint:width=5": "group_integer",
-    "group_integer:width=4": "group_integer",
-    "group_integer:width=3:group_size=16": "group_integer",
-    "scale_integer:width=8": "scale_integer",
-    "scale_integer:width=8:granularity=row": "scale_integer",
-    "scale_integer:width=4:granularity=group:group_size=16": "scale_integer",
-    "integer:width=8:frac_width=6": "scale_integer",
-    "mxfp:width=4": "mxfp",
-    "mxfp:width=8": "mxfp",
-}
+from tests.export.decoders import logits, tokens
+from tests.export.tools import (
+    bits_in_words,
+    change_config,
+    change_tensors,
+    dense_logits,
+    get_settings,
+    integers,
+    packed,
+    write_folder,
+)
 
 
 def packed_layers(model):
     return {path: m for path, m in model.named_modules() if isinstance(m, PackedLinear)}
 
 
-@pytest.mark.parametrize(("text", "name"), FORMATS.items(), ids=FORMATS)
-@pytest.mark.sampled(2)
-def test_what_we_wrote_comes_back_value_by_value(text, name, tmp_path):
-    mg = quantized(captured("Llama"), {"linear": text})
-    writer.write(mg, tmp_path)
-    model, expected = load(tmp_path), rounded(mg)
-    layers = packed_layers(model)
-    assert len(layers) == 8
-    for path, layer in layers.items():
-        assert layer.spec.weight.name == name
-        other = expected.get_submodule(path)
-        assert torch.equal(layer.weight, other.quantize("weight", other.weight)), path
-    torch.testing.assert_close(
-        logits(model, tokens()), logits(expected, tokens()), rtol=1e-4, atol=1e-5
-    )
-
-
-def test_nvfp4_comes_back_up_to_the_inverse_of_its_scale(tmp_path):
-    mg = quantized(captured("Llama"), {"linear": "nvfp4"})
-    writer.write(mg, tmp_path)
-    model, expected = load(tmp_path), rounded(mg)
-    for path, layer in packed_layers(model).items():
-        other = expected.get_submodule(path)
-        torch.testing.assert_close(
-            layer.weight.as_subclass(torch.Tensor),
-            other.quantize("weight", other.weight),
-            rtol=1e-6,
-            atol=0,
-        )
-
-
-def test_mixed_formats_and_float_layers(tmp_path):
-    rules = {
-        "model.layers.0.self_attn.q_proj": "mxint:width=4",
-        "model.layers.0.mlp.up_proj": "mxfp:width=8",
-    }
-    mg = quantized(captured("Qwen2"), rules, by="name")
-    writer.write(mg, tmp_path)
-    layers = packed_layers(load(tmp_path))
-    assert {path: layer.spec.weight.name for path, layer in layers.items()} == {
-        "model.layers.0.self_attn.q_proj": "group_integer",
-        "model.layers.0.mlp.up_proj": "mxfp",
-    }
-
-
-def by_hand(folder, bits=4, group=16, scale_dtype=torch.bfloat16, **weights):
-    """As llm-compressor writes it: codes from -2^(bits - 1) on, drawn; the model, too."""
-    model = decoder("Llama")
-    model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    tensors, values = load_file(folder / "model.safetensors"), {}
-    for path, layer in model.named_modules():
-        if not isinstance(layer, nn.Linear) or path == "lm_head":
-            continue
-        rows, columns = layer.weight.shape
-        codes = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, columns))
-        scale = (torch.rand(rows, columns // group) * 0.01 + 1e-3).to(scale_dtype)
-        del tensors[f"{path}.weight"]
-        tensors[f"{path}.weight_packed"] = packed_words(codes, bits)
-        tensors[f"{path}.weight_scale"] = scale
-        tensors[f"{path}.weight_shape"] = torch.tensor([rows, columns])
-        zeros = torch.zeros(rows, columns // group, dtype=torch.int64)
-        if weights.get("symmetric") is False:
-            zeros = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), zeros.shape)
-            tensors[f"{path}.weight_zero_point"] = packed_words(zeros.t(), bits).t().contiguous()
-        shifted = codes - zeros.repeat_interleave(group, 1)
-        values[path] = shifted * scale.float().repeat_interleave(group, 1)
-    settings = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group"}
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {**settings, "group_size": group, "actorder": None, **weights},
-                "input_activations": None,
-            }
-        },
-        "ignore": ["lm_head"],
-        "quantization_status": "compressed",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return values
-
-
-def packed_words(codes, bits):
-    """The reference, a row at a time: one integer of Python, cut into words of 32 bits."""
-    rows = []
-    for row in (codes + 2 ** (bits - 1)).tolist():
-        whole = sum(code << bits * at for at, code in enumerate(row))
-        words = [whole >> 32 * at & 0xFFFFFFFF for at in range(-(-len(row) * bits // 32))]
-        rows.append([word - (word >> 31 << 32) for word in words])
-    return torch.tensor(rows, dtype=torch.int32)
+def by_hand(folder, bits=4, scale_dtype=torch.bfloat16, words_of=bits_in_words, **weights):
+    """As llm-compressor writes it, with the values of layers by path."""
+    settings = packed(bits, 16, **{"symmetric": True, "actorder": None, **weights})
+    del settings["config_groups"]["group_0"]["format"]  # that of all groups
+    settings |= {"format": "pack-quantized", "ignore": ["lm_head"]}
+    is_symmetric = weights.get("symmetric", True)
+    return write_folder(folder, settings, integers(bits, 16, scale_dtype, is_symmetric, words_of))
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(4, torch.bfloat16), (8, torch.float16), (3, None)])
 def test_folders_of_others_keep_every_code(bits, dtype, tmp_path):
-    values = by_hand(tmp_path, bits, scale_dtype=dtype or torch.float32)
+    values = by_hand(tmp_path, bits, dtype or torch.float32)
     model = load_model(str(tmp_path))
     layers = packed_layers(model)
     assert set(layers) == set(values)
@@ -143,10 +51,7 @@ def test_folders_of_others_keep_every_code(bits, dtype, tmp_path):
     for path, layer in layers.items():
         assert type(layer.spec.weight) is kind
         assert torch.equal(layer.weight, values[path]), path
-    plain = decoder("Llama")
-    for path, value in values.items():
-        plain.get_submodule(path).weight.data = value
-    expected = logits(plain, tokens())
+    expected = dense_logits(values, tokens())
     torch.testing.assert_close(logits(model, tokens()), expected, rtol=1e-4, atol=1e-5)
     if dtype is torch.bfloat16:
         mask = torch.ones_like(tokens())
@@ -204,7 +109,7 @@ def test_other_schemes_are_refused_by_name(change, reason, tmp_path):
 def test_columns_in_their_order_are_read_whatever_they_were_rounded_in(actorder, order, tmp_path):
     values = by_hand(tmp_path, actorder=actorder)
     if order is not None:
-        add_orders(tmp_path, lambda x: x if order == "neighbors" else x.fill_(-1))
+        change_tensors(tmp_path, with_orders(lambda x: x if order == "neighbors" else x.fill_(-1)))
     for path, layer in packed_layers(load_model(tmp_path)).items():
         assert torch.equal(layer.weight, values[path]), path
 
@@ -212,37 +117,36 @@ def test_columns_in_their_order_are_read_whatever_they_were_rounded_in(actorder,
 @pytest.mark.parametrize("actorder", ["group", None])
 def test_columns_in_another_order_are_refused(actorder, tmp_path):
     by_hand(tmp_path, actorder=actorder)
-    add_orders(tmp_path, lambda x: x.flip(0))
+    change_tensors(tmp_path, with_orders(lambda x: x.flip(0)))
     with pytest.raises(ConfigError, match="expected weights in their order, got actorder of gr"):
         load_model(tmp_path)
 
 
-def add_orders(folder, change):
+def with_orders(change):
     """The group of each column, of groups of 16."""
-    tensors = load_file(folder / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("weight_shape")]:
-        groups = torch.arange(int(tensors[name][1]), dtype=torch.int32) // 16
-        tensors[name.replace("_shape", "_g_idx")] = change(groups).contiguous()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def add(tensors):
+        for name in [name for name in tensors if name.endswith("weight_shape")]:
+            groups = torch.arange(int(tensors[name][1]), dtype=torch.int32) // 16
+            tensors[name.replace("_shape", "_g_idx")] = change(groups).contiguous()
+
+    return add
 
 
 def whole_codes(codes, bits):
     """The reference: as many codes of a row in a word as fit, the first in its low bits."""
     each, rows = 32 // bits, []
-    for row in (codes + 2 ** (bits - 1)).tolist():
+    for row in codes.tolist():
         parts = [row[at : at + each] for at in range(0, len(row), each)]
-        words = [sum(code << bits * i for i, code in enumerate(part)) for part in parts]
-        rows.append([word - (word >> 31 << 32) for word in words])
-    return torch.tensor(rows, dtype=torch.int32)
+        rows.append([sum(code << bits * i for i, code in enumerate(part)) for part in parts])
+    return np.array(rows, dtype=np.uint32).view(np.int32)
 
 
 @pytest.mark.parametrize(("bits", "symmetric"), [(3, True), (5, False), (6, True), (7, True)])
-def test_words_of_whole_codes_are_read_as_older_releases_wrote_them(
-    bits, symmetric, tmp_path, monkeypatch
-):
-    monkeypatch.setitem(globals(), "packed_words", whole_codes)
-    values = by_hand(tmp_path, bits, scale_dtype=torch.float32, symmetric=symmetric)
-    changed(tmp_path, lambda settings: settings.update(version="0.10.2"))
+def test_words_of_whole_codes_are_read_as_older_releases_wrote_them(bits, symmetric, tmp_path):
+    values = by_hand(tmp_path, bits, torch.float32, whole_codes, symmetric=symmetric)
+    settings = {**get_settings(tmp_path), "version": "0.10.2"}
+    change_config(tmp_path, quantization_config=settings)
     for path, layer in packed_layers(load_model(tmp_path)).items():
         assert torch.equal(layer.weight, values[path]), path
 
@@ -252,38 +156,17 @@ def test_a_version_says_how_words_of_one_length_are_filled():
     shape, scale = torch.tensor([2, 16]), torch.ones(2, 1)
     weights = {"num_bits": 3, "type": "int", "strategy": "channel"}
     plain = {"group_0": {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}}
-    for version, pack in (("0.17.1", whole_codes), ("0.18.0", packed_words), (None, packed_words)):
+    for version, pack in (
+        ("0.17.1", whole_codes),
+        ("0.18.0", bits_in_words),
+        (None, bits_in_words),
+    ):
         (group,) = parse_groups({"config_groups": plain, "version": version}, "x")
-        parts = {"weight_packed": pack(codes, 3), "weight_scale": scale, "weight_shape": shape}
+        words = torch.from_numpy(pack(codes + 4, 3))
+        parts = {"weight_packed": words, "weight_scale": scale, "weight_shape": shape}
         stored = LAYOUTS["pack-quantized"][1](parts, group)
         found = Encoded(stored.codes, torch.Size((2, 16)), torch.float32, stored.scales)
         assert torch.equal(stored.number_format.decode(found), codes.float()), version
-
-
-def changed(folder, change):
-    config = json.loads((folder / "config.json").read_text())
-    change(config["quantization_config"])
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def results_too(settings):
-    settings["config_groups"]["group_0"]["output_activations"] = {"num_bits": 8}
-
-
-def zero_points(settings):
-    settings["config_groups"]["group_0"]["input_activations"] = {"symmetric": False}
-
-
-def another_format(settings):
-    settings["format"] = "pack-quantised"
-
-
-def no_groups(settings):
-    settings["config_groups"] = []
-
-
-def no_target(settings):
-    settings["config_groups"]["group_0"]["targets"] = ["model.layers.7.mlp.up_proj"]
 
 
 def find_group(targets, **weights):
@@ -321,45 +204,27 @@ def test_targets_are_matched_in_the_order_of_the_library(targets, bits):
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("of_all", "of_group", "reason"),
     [
-        (results_too, "expected float results, got output_activations"),
-        (zero_points, "expected symmetric inputs, got zero points"),
-        (another_format, "format 'pack-quantised': did you mean 'pack-quantized'"),
-        (no_groups, "expected config_groups"),
-        (no_target, "has scales, and no group of config.json names it"),
+        ({}, {"output_activations": {"num_bits": 8}}, "expected float results, got output_activat"),
+        ({}, {"input_activations": {"symmetric": False}}, "expected symmetric inputs, got zero"),
+        (
+            {"format": "pack-quantised"},
+            {},
+            "format 'pack-quantised': did you mean 'pack-quantized'",
+        ),
+        ({"config_groups": []}, {}, "expected config_groups"),
+        (
+            {},
+            {"targets": ["model.layers.7.mlp.up_proj"]},
+            "has scales, and no group of config.json",
+        ),
     ],
 )
-def test_configurations_that_do_not_fit(change, reason, tmp_path):
+def test_configurations_that_do_not_fit(of_all, of_group, reason, tmp_path):
     by_hand(tmp_path)
-    changed(tmp_path, change)
+    settings = get_settings(tmp_path)
+    settings["config_groups"]["group_0"] |= of_group
+    change_config(tmp_path, quantization_config=settings | of_all)
     with pytest.raises(ConfigError, match=reason):
-        load(tmp_path)
-
-
-def test_broken_files_and_foreign_tensors(tmp_path):
-    by_hand(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    name = "model.layers.0.mlp.up_proj"
-    for added, reason in {
-        f"{name}.weight_zero_point": "expected the tensors of the schemes in its config.json, got",
-        f"{name}.input_scale": "expected the tensors of the schemes in its config.json, got",
-    }.items():
-        save_file({**tensors, added: torch.zeros(1)}, file, metadata={"format": "pt"})
-        with pytest.raises(ConfigError, match=reason):
-            load(tmp_path)
-    bare = {key: x for key, x in tensors.items() if key != f"{name}.weight_scale"}
-    save_file(bare, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=f"'{name}.weight_packed' holds codes, and has no we"):
-        load(tmp_path)
-    del tensors[f"{name}.weight_packed"]
-    save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="lacks weight_packed of pack-quantized"):
-        load(tmp_path)
-    file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(CheckpointError, match="is no readable safetensors file"):
-        load(tmp_path)
-    file.unlink()
-    with pytest.raises(CheckpointError, match=r"expected \*\.safetensors"):
         load(tmp_path)

@@ -9,6 +9,8 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
+from chop.export.foreign.readers import load
+from tests.export.compressed_tensors.test_reader import packed_layers
 from tests.export.decoders import (
     HEADS,
     SIZES,
@@ -19,22 +21,26 @@ from tests.export.decoders import (
     rounded,
     tokens,
 )
+from tests.export.tools import get_settings
 
 pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folders")
 
 from chop.export.compressed_tensors import target
 
+# format: (layout, the format that it is read in)
 FORMATS = {
-    "mxint:width=8": "pack-quantized",
-    "mxint:width=4": "pack-quantized",
-    "mxint:width=5": "pack-quantized",
-    "group_integer:width=4": "pack-quantized",
-    "group_integer:width=3:group_size=16": "pack-quantized",
-    "scale_integer:width=8": "pack-quantized",
-    "scale_integer:width=8:granularity=row": "pack-quantized",
-    "integer:width=8:frac_width=6": "pack-quantized",
-    "mxfp:width=4": "mxfp4-pack-quantized",
-    "mxfp:width=8": "mxfp8-quantized",
+    # Scales that are powers of two are bfloat16 numbers.
+    "mxint:width=8": ("pack-quantized", "group_integer"),
+    "mxint:width=4": ("pack-quantized", "group_integer"),
+    "mxint:width=5": ("pack-quantized", "group_integer"),
+    "group_integer:width=4": ("pack-quantized", "group_integer"),
+    "group_integer:width=3:group_size=16": ("pack-quantized", "group_integer"),
+    "scale_integer:width=8": ("pack-quantized", "scale_integer"),
+    "scale_integer:width=8:granularity=row": ("pack-quantized", "scale_integer"),
+    "scale_integer:width=4:granularity=group:group_size=16": ("pack-quantized", "scale_integer"),
+    "integer:width=8:frac_width=6": ("pack-quantized", "scale_integer"),
+    "mxfp:width=4": ("mxfp4-pack-quantized", "mxfp"),
+    "mxfp:width=8": ("mxfp8-quantized", "mxfp"),
 }
 
 
@@ -47,20 +53,23 @@ def weights(model):
     }
 
 
-def config_of(folder):
-    return json.loads((folder / "config.json").read_text())["quantization_config"]
-
-
-@pytest.mark.parametrize(("text", "layout"), FORMATS.items(), ids=FORMATS)
+@pytest.mark.parametrize("text", FORMATS)
 @pytest.mark.sampled(3)
-def test_weights_and_logits_are_equal(text, layout, tmp_path):
+def test_weights_and_logits_are_equal_by_the_library_and_by_us(text, tmp_path):
+    layout, name = FORMATS[text]
     mg = quantized(captured("Llama"), {"linear": text})
     info = target.write(mg, tmp_path)
     assert set(info["formats"].values()) == {layout}
-    found, expected = target.read_model(tmp_path), rounded(mg)
+    found, ours, expected = target.read_model(tmp_path), load(tmp_path), rounded(mg)
+    layers = packed_layers(ours)
+    assert layers.keys() == weights(expected).keys() and len(layers) == 8
     for path, weight in weights(expected).items():
         assert torch.equal(found.get_submodule(path).weight, weight), path
-    assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
+        assert torch.equal(layers[path].weight, weight), path
+        assert layers[path].spec.weight.name == name
+    answers = logits(expected, tokens())
+    assert torch.equal(logits(found, tokens()), answers)
+    torch.testing.assert_close(logits(ours, tokens()), answers, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
@@ -89,7 +98,7 @@ def test_formats_by_module_and_float_layers(tmp_path):
         by="name",
     )
     target.write(mg, tmp_path)
-    config = config_of(tmp_path)
+    config = get_settings(tmp_path)
     assert config["format"] == "mixed-precision"
     assert [group["targets"] for group in config["config_groups"].values()] == [
         ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"],  # 4 bits in groups
@@ -98,12 +107,14 @@ def test_formats_by_module_and_float_layers(tmp_path):
     assert len(config["ignore"]) == 5
     found, expected = target.read_model(tmp_path), rounded(mg)
     assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
+    read = {path: layer.spec.weight.name for path, layer in packed_layers(load(tmp_path)).items()}
+    assert list(read.values()) == ["group_integer", "mxfp", "group_integer"]
 
 
 def test_one_format_names_the_class(tmp_path):
     mg = quantized(captured("Llama"), {r"model\..*_proj": "mxint:width=4"}, by="regex_name")
     target.write(mg, tmp_path)
-    config = config_of(tmp_path)
+    config = get_settings(tmp_path)
     assert config["ignore"] == ["lm_head"]
     assert config["config_groups"]["group_0"]["targets"] == ["Linear"]
     assert config["config_groups"]["group_0"]["weights"]["group_size"] == 32
@@ -142,10 +153,13 @@ def test_nvfp4_differs_by_the_library_s_bfloat16(tmp_path, caplog):
         target.write(mg, tmp_path)
     assert "load it with dtype=torch.bfloat16" in caplog.text
     found, expected = target.read_model(tmp_path), rounded(mg)
+    layers = packed_layers(load(tmp_path))
     for path, weight in weights(expected).items():
         # Scales are rounded once where they are divided by the tensor's, and products once more.
         bound = weight.abs() * 2**-7
         assert ((found.get_submodule(path).weight - weight).abs() <= bound).all(), path
+        ours = layers[path].weight.as_subclass(torch.Tensor)  # up to the inverse of its scale
+        torch.testing.assert_close(ours, weight, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,12 @@ from tests.export.foreign.test_stored_experts import (
     NV4,
     ONLY_EXPERTS,
     TOKENS,
-    change,
     check,
-    floats,
     get_name,
-    groups,
     small_floats,
     write,
 )
+from tests.export.tools import change_tensors, floats, groups
 
 
 def whole_integers(inputs_scale):
@@ -61,7 +59,7 @@ def write_static(folder, stored, kind, get_scale):
             *_, expert, matrix, _ = name.split(".")
             tensors[name] = torch.tensor([get_scale(int(expert), matrix)])
 
-    change(folder, set_scales)
+    change_tensors(folder, set_scales)
     return floats_of
 
 
@@ -134,7 +132,7 @@ def test_other_scales_of_inputs_are_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match=match):
         load_model(tmp_path)
     write_static(tmp_path, stored, "Mixtral", lambda n, matrix: 0.5)
-    change(tmp_path, lambda x: x.pop(f"{get_name('Mixtral', 1, 2)}.input_scale"))
+    change_tensors(tmp_path, lambda x: x.pop(f"{get_name('Mixtral', 1, 2)}.input_scale"))
     with pytest.raises(CheckpointError, match=r"experts\.1\.w2.*lacks input_scale"):
         load_model(tmp_path)
     settings = groups("float-quantized", FLOATS, {**TOKENS, "strategy": "tensor"})

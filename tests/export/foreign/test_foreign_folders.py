@@ -11,13 +11,19 @@ from safetensors.torch import load_file, save_file
 from chop.errors import CheckpointError, ConfigError
 from chop.models import load_model
 from tests.export.decoders import decoder, logits, tokens
-from tests.export.foreign.test_stored_experts import FLOATS, floats, groups, integers, packed
+from tests.export.foreign.test_stored_experts import FLOATS
 from tests.export.tools import (
     awq_parts,
     awq_settings,
+    change_config,
+    change_tensors,
     dense_logits,
+    floats,
     gptq_parts,
     gptq_settings,
+    groups,
+    integers,
+    packed,
     write_folder,
 )
 
@@ -26,24 +32,7 @@ QUERY = "model.layers.0.self_attn.q_proj"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
-def as_arrays(get_parts):
-    """Parts and values as numpy has them; bfloat16 as float32, which holds them."""
-
-    def made(draw, inputs, outputs):
-        parts, dense = get_parts(draw, inputs, outputs)
-        wide = {n: x.float() if x.dtype == torch.bfloat16 else x for n, x in parts.items()}
-        return {n: x.numpy() for n, x in wide.items()}, dense.numpy()
-
-    return made
-
-
-INTEGERS = as_arrays(integers())
-
-
-def change_tensors(folder, edit):
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+INTEGERS = integers()
 
 
 def two_groups(first, second):
@@ -126,7 +115,13 @@ NAMED = {
     "a bias": (added(f"{UP}.bias", 96), f"'{UP}.bias'"),
     "an adapter": (added(f"{UP}.lora_A.weight", 4, 64), f"'{UP}.lora_A.weight'"),
     "a layer beyond": (added("model.layers.7.mlp.up_proj.weight", 9), "model.layers.7"),
-    "no scale": (removed("weight_scale"), f"'{UP}.weight_packed'"),
+    "a zero point": (added(f"{UP}.weight_zero_point", 1), f"'{UP}.weight_zero_point'"),
+    "a static scale of inputs": (added(f"{UP}.input_scale", 1), f"'{UP}.input_scale'"),
+    "no scale": (
+        removed("weight_scale"),
+        f"'{UP}.weight_packed' holds codes, and has no weight_sc",
+    ),
+    "no codes": (removed("weight_packed"), f"'{UP}' lacks weight_packed"),
     "no shape": (removed("weight_shape"), f"'{UP}' lacks weight_shape"),
     "nothing of a layer": (
         removed("weight_packed", "weight_scale", "weight_shape"),
@@ -199,15 +194,11 @@ def test_another_method_does_not_say_how_codes_are_decoded(tmp_path):
 def with_codes(folder, model, name, size, dropped=()):
     """Codes of the table of a model under a name, with the settings of layers and tables."""
     parts, dense = floats()(np.random.default_rng(0), *size)
-    tensors = load_file(folder / "model.safetensors")
     for each in (f"{name}.weight", *dropped):
-        tensors.pop(each, None)
-    tensors |= {f"{name}.{end}": x for end, x in parts.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    file = folder / "config.json"
+        change_tensors(folder, lambda x, each=each: x.pop(each, None))
+    change_tensors(folder, lambda x: x.update({f"{name}.{end}": y for end, y in parts.items()}))
     settings = with_targets(groups("float-quantized", FLOATS), "Linear", "Embedding")
-    config = {**json.loads(file.read_text()), "quantization_config": settings}
-    file.write_text(json.dumps(config))
+    change_config(folder, quantization_config=settings)
     table = model.get_input_embeddings()
     table.weight.data = dense.T.float().contiguous()
 

@@ -11,7 +11,7 @@ from chop.errors import CheckpointError, ConfigError
 from chop.models import load_model
 from tests.experts import mixture, text
 from tests.export.decoders import decoder, logits, tokens
-from tests.export.tools import linear_layers
+from tests.export.tools import change_config, change_tensors, linear_layers
 
 E4M3 = torch.float8_e4m3fn
 UP = "model.layers.0.mlp.up_proj"
@@ -45,18 +45,12 @@ def by_hand(folder, sides=(32, 32), name="weight_scale_inv", inputs=None, skip=(
             tensors[f"{path}.{inputs}"] = torch.tensor(0.05)
     write(folder, tensors)
     block = {"weight_block_size": None if sides is None else [*sides]}
-    write_settings(folder, {**DEEPSEEK, **block, **changes})
+    change_config(folder, quantization_config={**DEEPSEEK, **block, **changes})
     return model
 
 
 def write(folder, tensors):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def write_settings(folder, settings):
-    file = folder / "config.json"
-    config = {**json.loads(file.read_text()), "quantization_config": settings}
-    file.write_text(json.dumps(config))
 
 
 KINDS = {
@@ -96,8 +90,7 @@ def test_weights_are_codes_times_their_scales(kind, tmp_path, caplog):
 
 def test_the_dtype_is_that_of_the_config(tmp_path):
     expected = by_hand(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "bfloat16"}))
+    change_config(tmp_path, dtype="bfloat16")
     weight = load_model(tmp_path).get_submodule(UP).weight
     assert torch.equal(weight, expected.get_submodule(UP).weight.bfloat16())
 
@@ -123,7 +116,8 @@ def test_experts_in_blocks_are_read(tmp_path):
         tensors |= {name: codes, f"{name}_scale_inv": scale}
     write(tmp_path, tensors)
     write(tmp_path / "floats", plain)
-    write_settings(tmp_path, {**DEEPSEEK, "weight_block_size": [16, 16]})
+    settings = {**DEEPSEEK, "weight_block_size": [16, 16]}
+    change_config(tmp_path, quantization_config=settings)
     found, expected = load_model(tmp_path), load_model(tmp_path / "floats")
     assert torch.equal(logits(found, text()), logits(expected, text()))
     del tensors["model.layers.0.mlp.experts.2.up_proj.weight_scale_inv"]
@@ -132,41 +126,29 @@ def test_experts_in_blocks_are_read(tmp_path):
         load_model(tmp_path)
 
 
-def removed(tensors):
-    del tensors[f"{UP}.weight_scale_inv"]
-
-
-def turned(tensors):
-    tensors[f"{UP}.weight_scale_inv"] = tensors[f"{UP}.weight_scale_inv"].T.contiguous()
-
-
-def doubled(tensors):
-    tensors[f"{UP}.weight_scale"] = tensors[f"{UP}.weight_scale_inv"] * 2
-
-
-def with_inputs(tensors):
-    tensors[f"{UP}.input_scale"] = torch.tensor(0.5)
-
-
-def of_a_norm(tensors):
-    tensors["model.norm.weight_scale_inv"] = torch.ones(1, 1)
+SCALE = f"{UP}.weight_scale_inv"
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (removed, f"'{UP}.weight' holds codes, and has no weight_scale"),
-        (turned, f"^'[^']*': '{UP}' does not fit"),
-        (doubled, f"two tensors for '{UP}.weight_scale'"),
-        (with_inputs, f"got '{UP}.input_scale'"),
-        (of_a_norm, "'model.norm' does not fit"),
+        (lambda x: x.pop(SCALE), f"'{UP}.weight' holds codes, and has no weight_scale"),
+        (lambda x: x.update({SCALE: x[SCALE].T.contiguous()}), f"^'[^']*': '{UP}' does not fit"),
+        (
+            lambda x: x.update({f"{UP}.weight_scale": x[SCALE] * 2}),
+            f"two tensors for '{UP}.weight_scale'",
+        ),
+        (lambda x: x.update({f"{UP}.input_scale": torch.tensor(0.5)}), f"got '{UP}.input_scale'"),
+        (
+            lambda x: x.update({"model.norm.weight_scale_inv": torch.ones(1, 1)}),
+            "'model.norm' does not fit",
+        ),
     ],
+    ids=["removed", "turned", "doubled", "inputs", "norm"],
 )
 def test_tensors_that_do_not_fit_are_named(change, match, tmp_path):
     by_hand(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    change(tensors)
-    write(tmp_path, tensors)
+    change_tensors(tmp_path, change)
     with pytest.raises((CheckpointError, ConfigError), match=match):
         load_model(tmp_path)
 

@@ -6,22 +6,17 @@ import logging
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
 from tests.export.decoders import decoder, logits, tokens
+from tests.export.tools import change_config, change_tensors, linear_layers
 
 E4M3 = torch.float8_e4m3fn
 UP = "model.layers.0.mlp.up_proj"
 SETTINGS = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
-
-
-def list_layers(model):
-    linear = (x for x in model.named_modules() if isinstance(x[1], nn.Linear))
-    return {path: layer for path, layer in linear if path != "lm_head"}
 
 
 def by_hand(folder, settings=SETTINGS, in_config=False, inputs=True, cache=False):
@@ -29,7 +24,7 @@ def by_hand(folder, settings=SETTINGS, in_config=False, inputs=True, cache=False
     model = decoder("Llama")
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    for number, (path, layer) in enumerate(list_layers(model).items()):
+    for number, (path, layer) in enumerate(linear_layers(model).items()):
         scale = layer.weight.detach().abs().max() / 448
         codes = (layer.weight.detach() / scale).to(E4M3)
         steps = torch.tensor(0.004 + 0.001 * number)
@@ -41,14 +36,12 @@ def by_hand(folder, settings=SETTINGS, in_config=False, inputs=True, cache=False
         if cache and path.endswith(("k_proj", "v_proj")):
             tensors[f"{path}.{path[-6]}_scale"] = torch.ones(())
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
     if in_config:
-        config["quantization_config"] = {"quant_method": "modelopt", **settings}
+        change_config(folder, quantization_config={"quant_method": "modelopt", **settings})
     else:
         producer = {"name": "modelopt", "version": "0.19.0"}
         document = {"producer": producer, "quantization": settings}
         (folder / "hf_quant_config.json").write_text(json.dumps(document))
-    (folder / "config.json").write_text(json.dumps(config))
     return model
 
 
@@ -62,8 +55,8 @@ def test_weights_are_codes_times_their_scale(in_config, inputs, tmp_path):
     expected = by_hand(tmp_path, in_config=in_config, inputs=inputs)
     model = load_model(tmp_path)
     found = {x: y for x, y in model.named_modules() if isinstance(y, PackedLinear)}
-    assert found.keys() == list_layers(expected).keys()
-    for path, layer in list_layers(expected).items():
+    assert found.keys() == linear_layers(expected).keys()
+    for path, layer in linear_layers(expected).items():
         assert torch.equal(found[path].weight, layer.weight), path
         assert found[path].spec.data_in.is_identity is not inputs
     torch.testing.assert_close(
@@ -102,17 +95,13 @@ def test_other_algorithms_are_refused_by_name(algorithm, tmp_path):
 
 def test_broken_folders_are_one_sentence(tmp_path):
     by_hand(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    scale = tensors.pop(f"{UP}.weight_scale")
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    change_tensors(tmp_path, lambda x: x.pop(f"{UP}.weight_scale"))
     with pytest.raises((CheckpointError, ConfigError), match="up_proj"):
         load_model(tmp_path)
-    tensors[f"{UP}.weight_scale"] = scale.expand(3).contiguous()
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    change_tensors(tmp_path, lambda x: x.update({f"{UP}.weight_scale": torch.ones(3)}))
     with pytest.raises(CheckpointError, match="up_proj' does not fit"):
         load_model(tmp_path)
-    tensors[f"{UP}.weight_scale"] = scale
-    tensors[f"{UP}.k_scale"] = scale.clone()
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    scales = {f"{UP}.{name}": torch.tensor(0.01) for name in ("weight_scale", "k_scale")}
+    change_tensors(tmp_path, lambda x: x.update(scales))
     with pytest.raises(ConfigError, match="got 'model.layers.0.mlp.up_proj.k_scale'"):
         load_model(tmp_path)

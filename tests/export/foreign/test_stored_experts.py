@@ -1,7 +1,6 @@
 """Mixtures whose experts other tools stored one by one, against floats that transformers joins."""
 
 import copy
-import json
 import re
 
 import numpy as np
@@ -12,7 +11,19 @@ from safetensors.torch import load_file, save_file
 from chop.errors import CheckpointError, ConfigError
 from chop.models import load_model
 from tests.experts import mixture, text
-from tests.export.tools import awq_parts, awq_settings, bits_in_words, gptq_parts, gptq_settings
+from tests.export.tools import (
+    awq_parts,
+    awq_settings,
+    bits_in_words,
+    change_config,
+    change_tensors,
+    floats,
+    gptq_parts,
+    gptq_settings,
+    groups,
+    integers,
+    packed,
+)
 
 CODED = re.compile(
     r"(self_attn\.(?!\w+norm)\w+|experts\.\d+\.\w+|shared_experts?\.\w+_proj)\.weight$"
@@ -23,48 +34,6 @@ NAMES = {"Mixtral": "w1 w3 w2", "Qwen2Moe": "gate_proj up_proj down_proj"}
 CHANNEL = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 FLOATS = {**CHANNEL, "type": "float"}
 TOKENS = {**FLOATS, "strategy": "token", "dynamic": True}
-
-
-def integers(bits=4, group=16, scale_dtype=torch.bfloat16, symmetric=True):
-    """Codes in words and a scale for a group, as llm-compressor writes them."""
-
-    def get_parts(draw, inputs, outputs):
-        codes = torch.from_numpy(draw.integers(0, 2**bits, (outputs, inputs)))
-        scale = torch.from_numpy(draw.random((outputs, inputs // group)) * 0.1 + 0.01)
-        scale = scale.to(scale_dtype)
-        zeros = torch.full(scale.shape, 2 ** (bits - 1))
-        parts = {"weight_packed": torch.from_numpy(bits_in_words(codes, bits))}
-        if not symmetric:
-            zeros = torch.from_numpy(draw.integers(0, 2**bits, tuple(scale.shape)))
-            words = bits_in_words(zeros.T, bits).T
-            parts["weight_zero_point"] = torch.from_numpy(np.ascontiguousarray(words))
-        parts |= {"weight_scale": scale, "weight_shape": torch.tensor([outputs, inputs])}
-        order = torch.arange(inputs) // group
-        return parts, ((codes - zeros[:, order]) * scale.double()[:, order]).T
-
-    return get_parts
-
-
-def floats(strategy="channel", side=16, inputs_scale=None):
-    """Codes of e4m3, with the scales of a strategy."""
-
-    def get_parts(draw, inputs, outputs):
-        codes = torch.from_numpy(draw.normal(size=(outputs, inputs)) * 100).to(torch.float8_e4m3fn)
-        sizes = {
-            "channel": (outputs, 1),
-            "tensor": (1,),
-            "block": (outputs // side, inputs // side),
-        }
-        scale = torch.from_numpy(draw.random(sizes[strategy]) * 0.01 + 1e-3).float()
-        parts = {"weight": codes, "weight_scale": scale}
-        if inputs_scale is not None:
-            parts["input_scale"] = torch.tensor([inputs_scale()])
-        whole = scale.double()
-        if strategy == "block":
-            whole = whole.repeat_interleave(side, 0).repeat_interleave(side, 1)
-        return parts, (codes.double() * whole).T
-
-    return get_parts
 
 
 def small_floats(global_scale=lambda: 2.0):
@@ -82,17 +51,6 @@ def small_floats(global_scale=lambda: 2.0):
         return parts | {"weight_global_scale": of_all}, (numbers * whole).T
 
     return get_parts
-
-
-def groups(stored, weights, inputs=None, target="Linear"):
-    """Settings of compressed-tensors with one group."""
-    group = {"targets": [target], "weights": weights, "input_activations": inputs, "format": stored}
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
-
-
-def packed(bits=4, group=16, **changes):
-    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": group}
-    return groups("pack-quantized", {**weights, **changes})
 
 
 NV4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
@@ -136,16 +94,8 @@ def write(folder, scheme, kind="Mixtral", coded=CODED, **settings):
         plain[name] = torch.as_tensor(dense).T.float().contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     save_file(plain, floats_of / "model.safetensors", metadata={"format": "pt"})
-    file = folder / "config.json"
-    config = {**json.loads(file.read_text()), "quantization_config": quantization}
-    file.write_text(json.dumps(config))
+    change_config(folder, quantization_config=quantization)
     return floats_of
-
-
-def change(folder, edit):
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @torch.no_grad()
@@ -236,91 +186,77 @@ def get_name(kind, expert, part):
     return f"model.layers.0.{module}.experts.{expert}.{NAMES[kind].split()[part]}"
 
 
+def without(text):
+    return lambda tensors: [tensors.pop(name) for name in [*tensors] if text in name]
+
+
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_an_expert_that_is_missing_is_named(kind, part, tmp_path):
     write(tmp_path, "W4A16", kind)
     gone = get_name(kind, 2, part)
-
-    def remove(tensors):
-        for name in [x for x in tensors if x.startswith(f"{gone}.")]:
-            del tensors[name]
-
-    change(tmp_path, remove)
+    change_tensors(tmp_path, without(f"{gone}."))
     with pytest.raises(CheckpointError, match=rf"none of '{re.escape(gone)}'"):
         load_model(tmp_path)
 
 
-def test_a_matrix_that_all_experts_lack_is_named(tmp_path):
-    write(tmp_path, "W4A16")
-
-    def remove(tensors):
-        for name in [x for x in tensors if ".w3." in x]:
-            del tensors[name]
-
-    change(tmp_path, remove)
-    with pytest.raises(CheckpointError, match="and none of matrix 2 of it"):
-        load_model(tmp_path)
+def laid_out_again(name, *sizes):
+    """As many codes and scales in rows of another length."""
+    parts, _ = integers()(np.random.default_rng(1), *sizes)
+    return lambda tensors: tensors.update({f"{name}.{end}": x for end, x in parts.items()})
 
 
-def test_experts_beyond_those_of_the_configuration_are_named(tmp_path):
-    write(tmp_path, "W4A16")
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "num_local_experts": 3}))
-    with pytest.raises((CheckpointError, ConfigError), match="experts") as caught:
-        load_model(tmp_path)
-    assert "there are 3 experts" in str(caught.value)
+def nothing(tensors):
+    """Leaves them as they are."""
 
 
-def test_floats_beside_codes_are_refused(tmp_path):
-    write(tmp_path, "W4A16", coded=re.compile(r"experts\.\d+\.w[13]\.weight$"))
-    with pytest.raises(ConfigError, match=rf"floats of '{EXPERTS}.down': expected codes of all"):
+DOWN, KEYS = get_name("Qwen2Moe", 1, 2), "model.layers.0.self_attn.k_proj"
+# what is written: (kind, settings, change of tensors, change of config.json, error, what it says)
+UNFIT = {
+    "no expert has a matrix": (
+        *("Mixtral", {}, without(".w3."), {}),
+        *(CheckpointError, "and none of matrix 2 of it"),
+    ),
+    "experts beyond": (
+        *("Mixtral", {}, nothing, {"num_local_experts": 3}),
+        *((CheckpointError, ConfigError), "there are 3 experts"),
+    ),
+    "floats beside codes": (
+        *("Mixtral", {"coded": re.compile(r"experts\.\d+\.w[13]\.weight$")}, nothing, {}),
+        *(ConfigError, rf"floats of '{EXPERTS}.down': expected codes of all"),
+    ),
+    "an expert of another shape": (
+        *("Qwen2Moe", {}, laid_out_again(DOWN, 32, 64), {}),
+        *(CheckpointError, r"experts\.1\.down_proj' has codes of the shape"),
+    ),
+    "a layer of another shape": (
+        *("Mixtral", {"num_key_value_heads": 2}, laid_out_again(KEYS, 16, 32), {}),
+        *(CheckpointError, rf"'{KEYS}.weight' has the shape \[32, 16\], by config.json"),
+    ),
+    "layers beyond": (
+        *("Mixtral", {"num_hidden_layers": 2}, nothing, {"num_hidden_layers": 1}),
+        *(ConfigError, r"has no module 'model\.layers\.1\."),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_what_does_not_fit_is_refused_by_name(case, tmp_path):
+    kind, settings, change, config, error, match = UNFIT[case]
+    write(tmp_path, "W4A16", kind, **settings)
+    change_tensors(tmp_path, change)
+    change_config(tmp_path, **config)
+    with pytest.raises(error, match=match):
         load_model(tmp_path)
 
 
 def test_a_bias_that_an_expert_has_no_place_for_is_refused(tmp_path):
     write(tmp_path, "W4A16")
     bias = f"{get_name('Mixtral', 1, 2)}.bias"
-    change(tmp_path, lambda tensors: tensors.update({bias: torch.zeros(32)}))
+    change_tensors(tmp_path, lambda tensors: tensors.update({bias: torch.zeros(32)}))
     load_model(tmp_path)  # tools write such zeros
-    change(tmp_path, lambda tensors: tensors.update({bias: torch.ones(32)}))
+    change_tensors(tmp_path, lambda tensors: tensors.update({bias: torch.ones(32)}))
     with pytest.raises(CheckpointError, match=r"experts\.1\.w2\.bias', for which .* has no place"):
-        load_model(tmp_path)
-
-
-def test_matrices_of_another_shape_are_refused(tmp_path):
-    """Lays out as many codes and scales in rows of another length."""
-    write(tmp_path, "W4A16", "Qwen2Moe")
-    name = get_name("Qwen2Moe", 1, 2)
-
-    def turn(tensors):
-        parts, _ = integers()(np.random.default_rng(1), 32, 64)
-        tensors.update({f"{name}.{end}": x for end, x in parts.items()})
-
-    change(tmp_path, turn)
-    with pytest.raises(CheckpointError, match=r"experts\.1\.down_proj' has codes of the shape"):
-        load_model(tmp_path)
-
-
-def test_a_linear_layer_of_another_shape_is_refused(tmp_path):
-    write(tmp_path, "W4A16", num_key_value_heads=2)
-    name = "model.layers.0.self_attn.k_proj"
-
-    def turn(tensors):
-        parts, _ = integers()(np.random.default_rng(1), 16, 32)
-        tensors.update({f"{name}.{end}": x for end, x in parts.items()})
-
-    change(tmp_path, turn)
-    match = r"'model.layers.0.self_attn.k_proj.weight' has the shape \[32, 16\], by config.json"
-    with pytest.raises(CheckpointError, match=match):
-        load_model(tmp_path)
-
-
-def test_layers_beyond_those_of_the_configuration_are_named(tmp_path):
-    write(tmp_path, "W4A16", num_hidden_layers=2)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 1}))
-    with pytest.raises(ConfigError, match=r"has no module 'model\.layers\.1\."):
         load_model(tmp_path)
 
 
@@ -332,7 +268,9 @@ def test_routers_and_experts_without_a_rule_are_refused_by_name(tmp_path):
     write(folder, "W4A16", "GptOss", coded=re.compile(r"self_attn\.\w_proj\.weight$"))
     parts, _ = integers()(np.random.default_rng(0), 32, 64)
     stem = f"{EXPERTS}.0.gate_proj"
-    change(folder, lambda tensors: tensors.update({f"{stem}.{x}": y for x, y in parts.items()}))
+    change_tensors(
+        folder, lambda tensors: tensors.update({f"{stem}.{x}": y for x, y in parts.items()})
+    )
     with pytest.raises(ConfigError, match=rf"codes of '{stem}', and a GptOssForCausalLM of"):
         load_model(folder)
 

@@ -15,10 +15,12 @@ from transformers.pytorch_utils import Conv1D
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, WriteError
 from chop.export.gguf.config import check_architecture
+from chop.export.gguf.header import gguf_file
 from chop.export.gguf.rope import frequency_divisors
 from chop.export.gguf.target import TARGET, read_model
 from chop.export.packed_model import packed_model
 from chop.formats import parse_format_string
+from chop.models import load_model
 from chop.nn.packed import PackedOperator
 from tests.export.decoders import rounded
 from tests.limits import files_up_to
@@ -27,13 +29,14 @@ gguf = pytest.importorskip("gguf", reason="GGUF files are written by gguf: pip i
 
 VOCABULARY = 288
 IDS = torch.tensor([[5, 6, 7, 8, 90, 2], [9, 8, 7, 6, 1, 0]])
+# format: (type, the format that it is read in)
 FORMATS = {
-    "mxint:width=8": "Q8_0",
-    "mxint:width=4": "Q4_0",
-    "group_integer:width=4": "Q4_0",
-    "group_integer:width=5": "Q5_0",
-    "group_integer:width=6:group_size=64": "Q8_0",
-    "mxfp:width=4": "MXFP4",
+    "mxint:width=8": ("Q8_0", "group_integer"),
+    "mxint:width=4": ("Q4_0", "group_integer"),
+    "group_integer:width=4": ("Q4_0", "group_integer"),
+    "group_integer:width=5": ("Q5_0", "group_integer"),
+    "group_integer:width=6:group_size=64": ("Q8_0", "group_integer"),
+    "mxfp:width=4": ("MXFP4", "mxfp"),
 }
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -141,6 +144,27 @@ def check(mg, path, tokenizer=None):
     return info
 
 
+def packed_layers(model):
+    return {path: x for path, x in model.named_modules() if isinstance(x, PackedOperator)}
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def read_back(path):
+    """The model of a file; its weights are those of transformers' own reading."""
+    found, plain = load_model(path), read_model(gguf_file(path))
+    for name, parameter in plain.named_parameters():
+        place, _, operand = name.rpartition(".")
+        values, home = getattr(found.get_submodule(place), operand), plain.get_submodule(place)
+        is_turned = isinstance(home, Conv1D) and operand == "weight"
+        assert torch.equal(values.t() if is_turned else values, parameter), name
+    torch.testing.assert_close(logits(found), logits(plain), rtol=1e-4, atol=1e-5)
+    return found
+
+
 def test_a_full_disk_is_one_sentence_and_leaves_no_file(tmp_path):
     mg = quantized(captured("llama"))
     told = r"model\.gguf' cannot be written: .*; free some space.* MB are free\)\."
@@ -166,8 +190,8 @@ def turned_back(rows, heads):
 def test_a_llama_keeps_every_code(fmt, tmp_path):
     mg = quantized(captured("llama"), fmt, embedding="mxint:width=4")
     path = tmp_path / "model.gguf"
-    types = check(mg, path)["tensors"]
-    assert types["blk.0.ffn_up.weight"] == types["output.weight"] == FORMATS[fmt]
+    types, (kind, name) = check(mg, path)["tensors"], FORMATS[fmt]
+    assert types["blk.0.ffn_up.weight"] == types["output.weight"] == kind
     assert types["token_embd.weight"] == "Q4_0" and types["output_norm.weight"] == "F32"
     found, (model, _) = weights_in(path), packed_model(mg, "test")
     assert {*types} == {*found}
@@ -188,6 +212,8 @@ def test_a_llama_keeps_every_code(fmt, tmp_path):
         expected = getattr(attention, ours).weight.detach().numpy()
         assert np.array_equal(turned_back(rows, heads), expected)
         assert not np.array_equal(rows, expected)
+    layers = packed_layers(read_back(path))
+    assert len(layers) == 9 and layers["lm_head"].spec.weight.name == name
 
 
 def of_kind(kind, changes, fmt):
@@ -203,23 +229,23 @@ def of_kind(kind, changes, fmt):
 CASES = [
     ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
     ("mistral", {"sliding_window": None}),
-    ("qwen2", {"tie_word_embeddings": True}),
     ("qwen3", {}),
+    ("qwen2", {"tie_word_embeddings": True}),
     ("phi3", {"rope_parameters": {"rope_theta": 5e3, "partial_rotary_factor": 0.5}}),
     ("gemma2", {}),
     ("gemma3", {"tie_word_embeddings": True}),
     ("stablelm", {}),
     ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
-    ("starcoder2", {}),
     ("nemotron", {}),
+    ("starcoder2", {}),
     ("gpt2", {}),
     ("gpt2", {"tie_word_embeddings": False, "n_inner": 96}),
 ]
 
 
 @pytest.mark.parametrize(("kind", "changes"), CASES)
-@pytest.mark.sampled(3)
-def test_every_architecture_answers_in_transformers(kind, changes, tmp_path):
+@pytest.mark.sampled(5)
+def test_every_architecture_answers_in_transformers_and_is_read(kind, changes, tmp_path):
     mg = of_kind(kind, changes, "mxint:width=4")
     types = check(mg, tmp_path / "model.gguf")["tensors"]
     tied = mg.to_module().config.tie_word_embeddings
@@ -230,6 +256,11 @@ def test_every_architecture_answers_in_transformers(kind, changes, tmp_path):
     expected = kinds.ALL_F32 if "gemma" in kind else kinds.MOSTLY_Q4_0
     assert reader.get_field("general.file_type").contents() == expected
     assert reader.get_field("tokenizer.ggml.model").contents() == "no_vocab"
+    model = read_back(tmp_path)  # the folder names its one file
+    window = 4 if kind in ("gemma2", "gemma3") else None
+    assert getattr(model.config, "sliding_window", None) == window
+    if kind == "qwen2":
+        assert model.lm_head.weight_codes is model.get_input_embeddings().weight_codes
 
 
 def test_a_tied_head_in_a_format_of_its_own_is_written_beside_the_embedding(tmp_path):
@@ -355,6 +386,11 @@ def test_nvfp4_answers_in_transformers(tmp_path):
     with torch.no_grad():
         found = read_model(tmp_path / "model.gguf")(IDS).logits
     torch.testing.assert_close(found, decoded_logits(mg), atol=1e-6, rtol=1e-6)
+    read, own = packed_layers(load_model(tmp_path)), packed_layers(packed_model(mg, "test")[0])
+    assert {*read} == {*own} == {*rules}
+    for path, layer in own.items():
+        assert read[path].spec.weight == layer.spec.weight
+        assert torch.equal(read[path].weight, layer.weight)
 
 
 def test_types_that_an_older_library_lacks_are_refused(monkeypatch, tmp_path):

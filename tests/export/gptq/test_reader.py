@@ -2,10 +2,8 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
@@ -14,7 +12,14 @@ from chop.models import load_model
 from chop.nn.packed import PackedLinear
 from chop.quantization.freezing import freeze_layers
 from tests.export.decoders import logits, tokens
-from tests.export.tools import dense_logits, gptq_parts, gptq_settings, write_folder
+from tests.export.tools import (
+    change_config,
+    change_tensors,
+    dense_logits,
+    gptq_parts,
+    gptq_settings,
+    write_folder,
+)
 
 
 def packed_layers(model):
@@ -122,32 +127,11 @@ def test_a_graph_of_a_folder_computes_with_its_values_bit_for_bit(tmp_path):
     assert torch.equal(found, expected)
 
 
-def bfloat16_parts(symmetric):
-    """Scales that are bfloat16 numbers."""
-    get_parts = gptq_parts(4, 32, symmetric)
-
-    def coarse(draw, inputs, outputs):
-        parts, dense = get_parts(draw, inputs, outputs)
-        order, before = parts["g_idx"], parts["scales"].astype(np.float64)
-        parts["scales"] = torch.from_numpy(parts["scales"]).bfloat16().half().numpy()
-        return parts, dense / before[order] * parts["scales"][order]
-
-    return coarse
-
-
 @pytest.mark.parametrize(("symmetric", "name"), [(True, "group_integer"), (False, "group_affine")])
 def test_scales_of_fewer_bits_are_kept_in_sixteen(symmetric, name, tmp_path):
     settings = gptq_settings(4, 32, sym=symmetric)
-    values = write_folder(tmp_path, settings, bfloat16_parts(symmetric))
+    values = write_folder(tmp_path, settings, gptq_parts(4, 32, symmetric, in_bfloat16=True))
     check(tmp_path, values, name, 4)
-
-
-def edit(folder, change):
-    """Changes the tensors of a folder."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
 
 
 LAYER = "model.layers.0.mlp.up_proj"
@@ -155,9 +139,9 @@ LAYER = "model.layers.0.mlp.up_proj"
 
 def test_biases_of_zeros_that_a_model_has_no_place_for_are_left_out(tmp_path):
     values = write_folder(tmp_path, gptq_settings(4, 32), gptq_parts(4, 32))
-    edit(tmp_path, lambda tensors: tensors.update({f"{LAYER}.bias": torch.zeros(96)}))
+    change_tensors(tmp_path, lambda tensors: tensors.update({f"{LAYER}.bias": torch.zeros(96)}))
     check(tmp_path, values, "scale_integer")
-    edit(tmp_path, lambda tensors: tensors.update({f"{LAYER}.bias": torch.ones(96)}))
+    change_tensors(tmp_path, lambda tensors: tensors.update({f"{LAYER}.bias": torch.ones(96)}))
     with pytest.raises(CheckpointError, match=r"up_proj\.bias', for which LlamaForCausalLM has no"):
         load(tmp_path)
 
@@ -207,16 +191,14 @@ def ambiguous_zero(tensors):
 def test_what_has_no_format_here_is_refused_by_name(settings, change, reason, tmp_path):
     write_folder(tmp_path, gptq_settings(4, 32) | settings, gptq_parts(4, 32))
     if change is not None:
-        edit(tmp_path, change)
+        change_tensors(tmp_path, change)
     with pytest.raises(ConfigError, match=reason):
         load(tmp_path)
 
 
 def test_settings_of_no_folder_are_refused(tmp_path):
     write_folder(tmp_path, gptq_settings(4, 32), gptq_parts(4, 32))
-    file = tmp_path / "config.json"
     for settings in (None, {"quant_method": "quip"}):
-        config = {**json.loads(file.read_text()), "quantization_config": settings}
-        file.write_text(json.dumps(config))
+        change_config(tmp_path, quantization_config=settings)
         with pytest.raises(ConfigError, match="a folder of compressed-tensors, gptq, awq"):
             load(tmp_path)

@@ -103,13 +103,7 @@ def one_more(mask):
     return torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
 
 
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        *((name, FOUR) for name in MODELS),
-        pytest.param(LLAMA, "mxint:width=8", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("name, text", [*((n, FOUR) for n in MODELS), (LLAMA, "mxint:width=8")])
 @pytest.mark.sampled(1)
 def test_files_generate_what_the_graph_generates(name, text, exported):
     """Tokens are those of `generate` where two are not nearly tied, after the same ones before."""

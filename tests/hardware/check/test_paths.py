@@ -42,17 +42,8 @@ MEETINGS = {
 }
 
 
-SHORT = ("joined",)
-
-
-@pytest.mark.parametrize(
-    ("meet", "features", "interval"),
-    [
-        pytest.param(*case, id=name, marks=[] if name in SHORT else [pytest.mark.long])
-        for name, case in MEETINGS.items()
-    ],
-)
 @pytest.mark.long
+@pytest.mark.parametrize(("meet", "features", "interval"), MEETINGS.values(), ids=MEETINGS)
 def test_paths_that_meet_do_not_wait_for_each_other(meet, features, interval, tmp_path):
     x, labels = torch.randn(60, 8), torch.arange(60) % 3
     given = Workload.of(

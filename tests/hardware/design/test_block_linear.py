@@ -6,18 +6,11 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.formats import MXInt
-from chop.hardware.check.emitted import write_circuit
-from chop.hardware.check.profiles import PROFILES as STALLS
-from chop.hardware.check.project import describe_project
-from chop.hardware.check.vectors import get_codes
-from chop.hardware.check.verify import Check, check_sources, run_check
-from chop.hardware.design.emit import emit
 from chop.hardware.design.stream import Stream
-from chop.integer.golden import golden_values
 from chop.nn.integer import BlockGrid, Edge, IntegerLinear
 from chop.nn.integer.linear import SharedBlocks
 from chop.nn.integer.weighted import Weighted
-from tests.hardware.bench import PROFILES, Driven, check, needs_tools
+from tests.hardware.bench import PROFILES, Driven, check, check_graph, needs_tools
 
 pytestmark = needs_tools
 
@@ -92,14 +85,5 @@ def test_a_layer_in_mxint_from_the_model_to_the_circuit(inputs, tmp_path):
     integer, _ = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
     (layer,) = (m for m in integer.modules.values() if isinstance(m, IntegerLinear))
     assert SharedBlocks(*layer.blocks) == SharedBlocks(32, 8, 8)
-    design = emit(integer, fold=15)
-    assert dict(emit(integer, fold=15).files) == dict(design.files)
-    project, golden = describe_project(design), golden_values(integer, batch)
-    codes = get_codes(project, golden)
-    write_circuit(design, codes, tmp_path)
-    check_sources(tmp_path, project)
-    for profile in STALLS:
-        found = run_check(tmp_path, project, codes, Check("icarus", profile, 6, 1))
-        assert found.equal == 36
-    (outputs,) = (x for name, x in golden.items() if name.startswith("outputs."))
+    outputs = check_graph(integer, batch, 15, tmp_path).outputs
     assert torch.equal(outputs, quantized.model(**batch))

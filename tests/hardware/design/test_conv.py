@@ -125,7 +125,7 @@ def test_a_model_whose_taps_leave_together(simulator, tmp_path):
     rule = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
     rules = {"by": "type", "conv2d": rule, "relu": rule}
     mg, _ = passes.quantize_transform_pass(MaseGraph(model, dummy_in=batch), rules)
-    design, _ = check_graph(integer_form(mg), batch, 42, tmp_path, simulator)
+    design = check_graph(integer_form(mg), batch, 42, tmp_path, simulator).design
     taps = [each.plan.parameters.get("TAP_LANES") for each in design.netlist.instances]
     assert taps[0] == 9
 

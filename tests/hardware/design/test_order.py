@@ -5,6 +5,7 @@ import torch
 
 from chop.errors import ConfigError
 from chop.hardware.design.emit import emit
+from chop.hardware.design.plan import RTL
 from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
 from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
@@ -15,8 +16,16 @@ pytestmark = needs_tools
 EDGE = Edge.of(0.5, -100, 90)
 
 
-def run(module, plan, inputs, expected):
-    """Asserts that a planned circuit turns codes into the expected ones, in its time."""
+def run(module, plan, inputs, expected, folder=RTL):
+    """Asserts that a planned circuit turns codes into the expected ones, in its time.
+
+    Args:
+        module: its name.
+        plan: of the circuit.
+        inputs: what is sent.
+        expected: what has to leave.
+        folder: of the module, where it is not that of the library.
+    """
     sent = {}
     for k, (given, lanes) in enumerate(zip(inputs, plan.lanes, strict=True)):
         stream = given.stream.with_lanes(lanes)
@@ -25,7 +34,7 @@ def run(module, plan, inputs, expected):
     sent[Port.of("data_out_0", plan.out, False)] = plan.out.sent(expected)
     files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
     memories = {files[key]: memory for key, memory in plan.memories.items()}
-    runs = check_module(module, {**plan.parameters, **files}, sent, memories)
+    runs = check_module(module, {**plan.parameters, **files}, sent, memories, folder=folder)
     check_interval(runs["none"].left["data_out_0"], plan.cycles)
 
 

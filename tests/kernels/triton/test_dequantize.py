@@ -14,16 +14,8 @@ from chop.nn.quantized import QuantLinear
 from tests.subcases import subcases
 
 FORMATS = [
-    MXInt(),
-    MXInt(4),
-    MXInt(4, block_size=16),
-    MXInt(4, block_size=7),
-    MXInt(3, block_size=5),
-    MXFP(8, 4),
-    MXFP(8, 5),
-    MXFP(6, 3),
-    MXFP(6, 2, block_size=100),
-    MXFP(4, 2),
+    *(MXInt(), MXInt(4), MXInt(4, block_size=16), MXInt(4, block_size=7), MXInt(3, block_size=5)),
+    *(MXFP(8, 4), MXFP(8, 5), MXFP(6, 3), MXFP(6, 2, block_size=100), MXFP(4, 2)),
 ]
 
 

@@ -102,37 +102,6 @@ def test_convolutions_are_exact(arguments, dimensions, width):
     assert torch.equal(integer.out.decode(integer(codes)), expected)
 
 
-def windows(image, stride, padding):
-    """The 2 x 2 windows of an image of rational numbers, channels first, in order of rows."""
-    size = len(image[0]) + 2 * padding
-    padded = [[[0] * size for _ in range(size)] for _ in image]
-    for channel, plane in enumerate(image):
-        for row, numbers in enumerate(plane):
-            padded[channel][row + padding][padding : padding + len(numbers)] = numbers
-    for row, column in product(range(0, size - 1, stride), repeat=2):
-        yield [
-            padded[channel][row + r][column + c]
-            for channel, r, c in product(range(len(image)), range(2), range(2))
-        ]
-
-
-@settings(max_examples=30, deadline=None)
-@given(o.specs(), st.integers(1, 2), st.integers(0, 1), st.integers(0, 99))
-def test_a_convolution_is_exact_in_rational_numbers(spec, stride, padding, seed):
-    arguments = {"in_channels": 2, "out_channels": 3, "kernel_size": 2}
-    module = layer(QuantConv2d, spec, seed, **arguments, stride=stride, padding=padding)
-    x = spec.data_in.round(o.randn(2, 2, 4, 4, seed=seed))
-    integer = IntegerConv2d.from_quantized(module, [o.read(spec.data_in)], o.SMALL)
-    found = integer(o.get_codes(x, spec.data_in)).flatten(2).tolist()
-    weight, bias = rounded_fractions(module, "weight"), rounded_fractions(module, "bias")
-    for image, channels in zip(x.double().tolist(), found, strict=True):
-        fractions = [[[Fraction(v) for v in row] for row in plane] for plane in image]
-        read = list(windows(fractions, stride, padding))
-        for w, (b,), codes in zip(weight, bias, channels, strict=True):
-            exact = [sum((a * c for a, c in zip(each, w, strict=True)), b) for each in read]
-            assert [Fraction(integer.out.scalar_step) * code for code in codes] == exact
-
-
 def test_bounds_of_a_convolution_are_reached():
     spec = QuantSpec.uniform(Integer(8, 6))
     module = layer(QuantConv2d, spec, in_channels=4, out_channels=6, kernel_size=3)
