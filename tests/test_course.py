@@ -113,11 +113,6 @@ def test_a_run_is_the_page_with_its_figures(tmp_path):
         RUNNER.run(text.replace("a.svg", "b.png"), tmp_path, execute)
 
 
-def test_what_is_made_in_seconds_is_made(tmp_path):
-    command = "chop bench linear"
-    assert [*RUNNER.run(PAGE.read_text(), tmp_path, by_programs, [command])] == [command]
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.tools("verilator", "iverilog", "yosys", "c++")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli.test_adapter import COMMANDS, LEAVES
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -33,23 +35,14 @@ def test_a_dry_run_covers_every_step(tmp_path, gpu):
 
 
 def test_every_command_that_takes_a_device_is_called(gpu):
-    from typer.main import get_command
+    from gpu_models import COMMANDS as CALLED
 
-    from chop.cli.app import app
-
-    def leaves(group, words=()):
-        for name in group.list_commands(None):
-            found = group.get_command(None, name)
-            if hasattr(found, "list_commands"):
-                yield from leaves(found, (*words, name))
-            elif any("--device" in parameter.opts for parameter in found.params):
-                yield " ".join((*words, name))
-
-    from gpu_models import COMMANDS
-
-    called = {words.split(" --")[0] for words in COMMANDS.values()}
+    called = {words.split(" --")[0] for words in CALLED.values()}
     others = {"demo", "emit"}  # compress on a built-in model; needs simulators of circuits
-    assert called | others == set(leaves(get_command(app)))
+    takes_device = (
+        name for name in LEAVES if any("--device" in p.opts for p in COMMANDS[name].params)
+    )
+    assert called | others == set(takes_device)
 
 
 def fails(place):

@@ -13,6 +13,10 @@ HEAVY = (
     *("torch._dynamo", "torch.fx.experimental.symbolic_shapes"),
 )
 USE = "from chop import MaseGraph, passes, formats"
+ROOMS = (
+    "import chop.data, chop.models, chop.train, chop.tools.get_input, chop.tools.checkpoint_load, "
+    "chop.dataset, chop.pipelines, chop.passes.graph.utils, chop.nn.modules"
+)
 
 
 def run(code: str, environment: dict[str, str] | None = None) -> str:
@@ -21,8 +25,9 @@ def run(code: str, environment: dict[str, str] | None = None) -> str:
     ).stdout.strip()
 
 
-def test_heavy_libraries_are_imported_only_when_used():
-    loaded = printed_by(f"import sys; {USE}; print([m for m in {HEAVY} if m in sys.modules])")
+@pytest.mark.parametrize("use", [USE, ROOMS], ids=["chop", "rooms"])
+def test_heavy_libraries_are_imported_only_when_used(use):
+    loaded = printed_by(f"import sys; {use}; print([m for m in {HEAVY} if m in sys.modules])")
     assert loaded == "[]\n"
 
 

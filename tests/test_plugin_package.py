@@ -72,12 +72,6 @@ def test_the_checkpoint_is_read_in_a_new_process(compressed, site):
     assert "CheckpointError" in failed.stderr
 
 
-def test_evaluate_says_what_is_missing(compressed):
-    failed = run("-m", "chop", "evaluate", compressed[0])
-    assert failed.returncode == 2 and "pip install mypkg" in " ".join(failed.stderr.split())
-    assert "Traceback" not in failed.stderr
-
-
 def test_search_takes_sampler_and_format(site, tmp_path):
     settings = ["--model", "mlp", "--sampler", "hill", "--formats", FORMATS, "--trials", 3]
     done = run(
@@ -97,11 +91,6 @@ def test_search_takes_sampler_and_format(site, tmp_path):
     assert "int_group" in json.dumps(rows)
 
 
-def test_doctor_lists_it(site):
-    said = " ".join(run("-m", "chop", "doctor", site=site).stdout.split())
-    assert "number format int_group" in said and "mypkg 0.3" in said and "sampler hill" in said
-
-
 def test_a_module_that_is_not_installed(tmp_path):
     source = (ROOT / "examples/plugin/src/mypkg/formats.py").read_text()
     (tmp_path / "mymodule.py").write_text(source)
@@ -113,22 +102,3 @@ def test_a_module_that_is_not_installed(tmp_path):
     assert refused.returncode == 2 and "--import mymodule" in " ".join(refused.stderr.split())
     done = run(*command, "--import", "mymodule", folder=tmp_path)
     assert done.returncode == 0 and "int_group(width=8)" in done.stdout, done.stderr
-
-
-@pytest.mark.long
-def test_a_search_keeps_which_modules_it_imported(tmp_path):
-    source = (ROOT / "examples/plugin/src/mypkg/formats.py").read_text()
-    (tmp_path / "mymodule.py").write_text(source)
-    command = "-m chop search precision --model mlp --import mymodule --trials 2 --sampler random"
-    formats = ["--formats", "int_group:width=4,int_group:width=8", "--out", "mine"]
-    done = run(*command.split(), *formats, folder=tmp_path)
-    said = " ".join(done.stdout.split())
-    export = "chop search export mine/precision best.toml --trust-code"
-    build = "chop compress --import mymodule --config best.toml"
-    assert done.returncode == 0 and f"{export} && {build}" in said, done.stderr
-    refused = run(*["-m", "chop", "search", "resume", "mine", "--trials", "3"], folder=tmp_path)
-    assert refused.returncode == 2 and "--import mymodule" in " ".join(refused.stderr.split())
-    resume = "-m chop search resume mine --trials 3 --trust-code"
-    assert run(*resume.split(), folder=tmp_path).returncode == 0
-    assert run("-m", *export.split(), folder=tmp_path).returncode == 0
-    assert 'import = ["mymodule"]' in (tmp_path / "best.toml").read_text()

@@ -12,7 +12,6 @@ from chop.errors import ConfigError
 from chop.models import get_model, get_model_info, load_model
 from chop.tools.logger import get_logger, set_logging_verbosity
 from chop.tools.utils import deepgetattr, deepsetattr
-from tests.fresh import printed_by
 
 
 def test_the_names_are_those_of_the_rooms():
@@ -64,15 +63,6 @@ def test_loggers_share_one_handler_and_one_level():
         set_logging_verbosity(before)
     with pytest.raises(ConfigError, match="unknown logging level 'debgu': did you mean 'debug'"):
         set_logging_verbosity("debgu")
-
-
-def test_importing_the_rooms_imports_no_heavy_library():
-    rooms = "import sys, chop.data, chop.models, chop.train, chop.tools.get_input, chop.dataset"
-    rooms += (
-        ", chop.tools.checkpoint_load, chop.pipelines, chop.passes.graph.utils, chop.nn.modules"
-    )
-    heavy = "{'transformers', 'datasets', 'sklearn', 'matplotlib', 'scipy', 'optuna'}"
-    assert printed_by(f"{rooms}; print(sorted({heavy} & sys.modules.keys()))") == "[]\n"
 
 
 def test_a_toml_file_is_read_as_mase_reads_it(tmp_path):

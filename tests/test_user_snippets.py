@@ -8,7 +8,7 @@ import optuna
 import pytest
 import torch
 import torch.nn as nn
-from optuna.samplers import GridSampler, RandomSampler, TPESampler
+from optuna.samplers import RandomSampler, TPESampler
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
 import chop.passes as passes
@@ -319,9 +319,6 @@ def construct_model(trial, checkpoint):
     return trial_model
 
 
-GRID = {name: [0, 1] for name in ("hidden_size", "intermediate_size")}
-
-
 @pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
 @pytest.mark.parametrize(
     "sampler", [pytest.param(RandomSampler, marks=pytest.mark.long), TPESampler]
@@ -365,22 +362,6 @@ def test_tutorial_5(checkpoint, tokenized, tmp_path, sampler):
     mg.export(tmp_path / "tutorial_5")
     back = MaseGraph.from_checkpoint(tmp_path / "tutorial_5")
     torch.testing.assert_close(back.model(**inputs())["logits"], best(**inputs()).logits)
-
-
-def test_a_grid_of_indices(checkpoint):
-    seen = []
-
-    def objective(trial):
-        chosen = {name: search_space[name][trial.suggest_int(name, 0, 1)] for name in GRID}
-        config = AutoConfig.from_pretrained(checkpoint, **chosen)
-        model = AutoModelForSequenceClassification.from_config(config)
-        seen.append(tuple(chosen.values()))
-        return sum(parameter.numel() for parameter in model.parameters())
-
-    study = optuna.create_study(sampler=GridSampler(GRID))
-    study.optimize(objective)
-    assert sorted(seen) == [(16, 32), (16, 64), (32, 32), (32, 64)]
-    assert study.best_params == {"hidden_size": 0, "intermediate_size": 0}
 
 
 # --- Lab 1 of the course before, with a data module --------------------------------------------

@@ -8,8 +8,6 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from chop.data import get_tokenized_dataset
-from chop.models import load_model
 from chop.nn.quantized.modules.linear import (
     LinearBinary,
     LinearBinaryResidualSign,
@@ -23,7 +21,6 @@ from chop.nn.quantized.modules.linear import (
     LinearMinifloatIEEE,
 )
 from chop.tools.utils import deepsetattr
-from chop.train import evaluate
 
 CHOICES = [
     torch.nn.Linear,
@@ -189,19 +186,3 @@ def test_wide_integers_lose_nothing(bert, batch, widths):
     difference = (model(**batch)["logits"] - bert(**batch)["logits"]).abs().max()
     assert difference < {4: 2.0, 8: 0.2, 16: 1e-3}[width]
     assert torch.equal(model.classifier.weight, bert.classifier.weight)
-
-
-@pytest.mark.data
-@pytest.mark.long
-def test_sixteen_bits_lose_no_accuracy_on_reviews(data_folder):
-    folder = data_folder / "bert-tiny-imdb"
-    data = get_tokenized_dataset(data_folder / "imdb", folder, limit=100, max_length=96)["test"]
-    model = load_model(folder)
-    exact = evaluate(model, data)
-    wide = replaced(model, lambda name: LinearInteger, width=16, frac_width=12)
-    assert evaluate(wide, data) == exact > 0.7
-    # The weights of a trained model are far below a step of 2^-2.
-    narrow = replaced(model, lambda name: LinearInteger, width=4, frac_width=2)
-    assert evaluate(narrow, data) < 0.6
-    eight_bits = replaced(model, lambda name: LinearBlockFP, width=8)
-    assert evaluate(eight_bits, data) > exact - 0.04

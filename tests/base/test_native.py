@@ -120,13 +120,6 @@ def test_of_two_processes_that_want_one_library_one_compiles(tmp_path, monkeypat
     assert len([call for call in calls if "-shared" in call]) == 1
 
 
-def test_a_cache_folder_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("CHOP_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(WriteError, match="cache folder cannot be made: .*CHOP_CACHE names another"):
-        cache_path("a", ".so", ["b"])
-
-
 def test_what_a_tool_has_started_ends_with_it(tmp_path):
     number = tmp_path / "pid"
     script = f"sleep 60 & echo $! > {number}; wait"

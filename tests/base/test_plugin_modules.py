@@ -132,6 +132,8 @@ def test_shard_and_search_with_a_module(module, tmp_path):
     for command in (compress, shard, [*search, "--out", "found"]):
         done = run("-m", "chop", *command, folder=tmp_path)
         assert done.returncode == 0, done.stderr
+    advice = "chop search export found/precision best.toml --trust-code && chop compress"
+    assert f"{advice} --import {module} --config best.toml" in " ".join(done.stdout.split())
     resume = ["-m", "chop", "search", "resume", "found", "--trials", 4]
     refused = " ".join(run(*resume, folder=tmp_path).stderr.split())
     assert f"chop search resume found --trials 4 --import {module}" in refused

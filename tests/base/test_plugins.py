@@ -53,16 +53,6 @@ def test_a_package_that_fails_stops_only_those_who_need_it(install):
         assert "odd" not in [kind.name for kind in formats()]
 
 
-def test_two_packages_with_one_name(install):
-    install("mypkg", "0.3", FORMAT, {"formats": {"plain": "mypkg:Plain"}})
-    install("other", "2.0", FORMAT, {"formats": {"plain": "other:Plain"}})
-    with pytest.raises(
-        ConfigError, match=r"'plain' is defined twice, by (mypkg 0.3|other 2.0) and"
-    ):
-        get_format("plain")
-    assert get_format("integer").name == "integer"
-
-
 def test_a_package_with_a_name_of_chop(install):
     install("mypkg", "0.3", "def hill(space, seed): ...", {"samplers": {"tpe": "mypkg:hill"}})
     with pytest.raises(ConfigError, match=r"'tpe' is defined twice, by mypkg 0.3 and by chop"):

@@ -225,7 +225,8 @@ def test_json_is_all_of_standard_output(tmp_path):
     assert document["settings"]["methods"] == ["l1-norm"]
     assert document["settings"]["out"] == str(tmp_path)
     assert [row["method"] for row in document["result"]] == ["l1-norm"]
-    assert "accuracy against sparsity" in done.stderr
+    told = ("accuracy against sparsity", "loading PyTorch", "loading mlp")
+    assert all(text in done.stderr for text in told)
 
 
 def test_json_comes_with_the_exit_code_and_not_with_an_error(tmp_path):
@@ -233,6 +234,7 @@ def test_json_comes_with_the_exit_code_and_not_with_an_error(tmp_path):
     command += ["--bench-seconds", 0, "--out", tmp_path]
     done = programs.run(programs.COMMAND, *command)
     assert done.returncode == 3 and json.loads(done.stdout)["result"]["saved"] is None
+    assert not (tmp_path / "model.pt").exists()
     done = programs.run(programs.COMMAND, "search", "show", tmp_path, "--json")
     assert done.returncode == 2 and done.stdout == ""
 
@@ -240,9 +242,7 @@ def test_json_comes_with_the_exit_code_and_not_with_an_error(tmp_path):
 def test_quiet_leaves_results(tmp_path):
     command = ["sweep", "prune", "--model", "mlp", "--methods", "l1-norm", "--sparsity", "0.5"]
     command += ["--finetune-epochs", 0, "--out"]
-    told = programs.run(programs.COMMAND, *command, tmp_path / "loud")
-    quiet = programs.run(programs.COMMAND, *command, tmp_path / "quiet", "--quiet")
-    assert "loading PyTorch" in told.stderr and "loading mlp" in told.stdout
+    quiet = programs.run(programs.COMMAND, *command, tmp_path, "--quiet")
     assert quiet.stderr == "" and "loading" not in quiet.stdout
     assert "accuracy against sparsity" in quiet.stdout
 
@@ -292,11 +292,6 @@ def test_the_command_line_works_without_docstrings(words):
     assert done.returncode == 0 and "Usage" in done.stdout, done.stderr
 
 
-def test_json_shows_no_password():
-    found = as_json({"storage": "postgresql://user:SECRET@host/db?password=SECRET", "out": "runs"})
-    assert "SECRET" not in str(found) and found["out"] == "runs"
-
-
 @pytest.mark.parametrize(
     "words, nearest",
     [
@@ -332,7 +327,7 @@ def test_arguments_are_whole_and_options_are_cut_at_commas(capsys):
     assert found == [["a,b", "c"], ["d", "e"]]
 
 
-@pytest.mark.parametrize("words", ["--json -q doctor", "-q doctor --json", "doctor -q --json"])
+@pytest.mark.parametrize("words", ["--json -q doctor", "doctor -q --json"])
 def test_output_flags_stand_before_or_after_the_command(words):
     done = programs.run(programs.COMMAND, *words.split())
     assert json.loads(done.stdout)["command"] == "chop doctor"

@@ -304,14 +304,6 @@ def test_the_command_compresses_what_has_no_folder(tmp_path):
     assert (tmp_path / "times-batch-4.svg").is_file()
 
 
-def test_help_teaches():
-    assert "take turns" in chop("bench", "--help")
-    text = chop("bench", "model", "--help")
-    assert all(
-        word in text for word in ("--compressed", "--batch", "Examples", "times-batch-N.json")
-    )
-
-
 def test_mistakes_are_named(compressed, tmp_path):
     with pytest.raises(CheckpointError, match=r"no manifest\.json of a .*, and no result\.json"):
         bench_model(BenchModelConfig(compressed=tmp_path))
@@ -343,5 +335,3 @@ def test_attention_is_measured_and_written(tmp_path):
 def test_compile_names_what_it_does_not_know():
     assert "did you mean 'mlp'" in chop("bench", "compile", "--model", "mpl", code=2)
     assert "did you mean 'freezing'" in chop("bench", "compile", "--mode", "frezing", code=2)
-    text = chop("bench", "compile", "--help")
-    assert all(word in text for word in ("--iterations", "paid back", "reduce-overhead"))

@@ -25,22 +25,6 @@ def test_the_command_is_installed():
     assert "compress" in done.stdout
 
 
-def test_help_teaches():
-    assert all(name in chop("--help") for name in ("compress", "demo", "doctor"))
-    text = chop("compress", "--help")
-    options = (
-        "--model",
-        "--dataset",
-        "--config",
-        "--out",
-        "--seed",
-        "--device",
-        "Examples",
-        "result.json",
-    )
-    assert all(option in text for option in options)
-
-
 def test_compress_reads_toml_and_options_win(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(
@@ -70,12 +54,10 @@ def test_mistakes_are_one_line(arguments, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_drop_that_no_format_keeps_within_has_an_exit_code_of_its_own(tmp_path):
+def test_the_best_format_is_saved_on_request_where_none_is_within_the_drop(tmp_path):
     command = ["compress", "--model", "mlp", "--formats", "4.2", "--qat-epochs", 0]
-    command += ["--bench-seconds", 0, "--out", tmp_path]
-    chop(*command, code=3)
-    assert not (tmp_path / "model.pt").exists()
-    told = " ".join(chop(*command, "--keep-best").split())
+    command += ["--bench-seconds", 0, "--out", tmp_path, "--keep-best"]
+    told = " ".join(chop(*command).split())
     assert "because --keep-best asks for it" in told
     assert (tmp_path / "model.pt").exists()
 
@@ -98,6 +80,11 @@ def stop(*args, **kwargs):
     raise KeyboardInterrupt
 
 
+def terminate(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+
+
 @pytest.mark.parametrize(
     "command, where, kept",
     [
@@ -112,44 +99,19 @@ def stop(*args, **kwargs):
         (["search", "nas"], "actions.search.job.find_job", "nothing was written"),
         (["search", "precision"], "workloads.load.load_workload", "no trial was finished"),
         (["search", "sensitivity"], "workloads.load.load_workload", "0 finished points are kept"),
-        (["bench", "model"], "actions.bench.load_workload", "no results were written"),
+        (["bench", "model"], "actions.bench.job.load_workload", "no results were written"),
     ],
 )
-@pytest.mark.sampled(1)
-def test_what_is_stopped_by_hand_says_what_is_kept(
-    command, where, kept, tmp_path, monkeypatch, main_ends
+@pytest.mark.parametrize(("end", "expected"), [(stop, 130), (terminate, 143)])
+@pytest.mark.sampled(2)
+def test_what_is_stopped_by_hand_or_by_a_batch_system_says_what_is_kept(
+    end, expected, command, where, kept, tmp_path, monkeypatch, main_ends
 ):
-    monkeypatch.setattr(f"chop.{where}", stop)
+    monkeypatch.setattr(f"chop.{where}", end)
     code, printed = main_ends(*command, "--model", "mlp", "--out", tmp_path)
-    assert code == 130
+    assert code == expected
     assert re.search(f"Interrupted: {kept}|Interrupted: .*{kept}", printed)
     assert "Traceback" not in printed
-
-
-def terminate(*args, **kwargs):
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10)
-
-
-@pytest.mark.parametrize(
-    "command, where, kept",
-    [
-        (
-            ["compress", "--qat-epochs", 0],
-            "actions.compress.whole.raise_to_graph",
-            "no results were written",
-        ),
-        (["sweep", "prune"], "actions.sweep.experiment.raise_to_graph", "0 finished points"),
-        (["search", "precision"], "workloads.load.load_workload", "no trial was finished"),
-    ],
-)
-@pytest.mark.sampled(1)
-def test_what_a_batch_system_stops_says_what_is_kept(
-    command, where, kept, tmp_path, monkeypatch, main_ends
-):
-    monkeypatch.setattr(f"chop.{where}", terminate)
-    code, printed = main_ends(*command, "--model", "mlp", "--out", tmp_path)
-    assert code == 143 and f"Interrupted: {kept}" in printed and "Traceback" not in printed
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -306,7 +268,6 @@ def test_mistakes_in_searches_are_one_line(arguments, message):
         ("quantize", "chop compress quantizes"),
         ("train", "chop.train.fit"),
         ("benchmark", "chop bench model"),
-        ("compres", "Did you mean 'compress'?"),
     ],
 )
 def test_names_that_people_type_for_a_command(name, told, main_ends):

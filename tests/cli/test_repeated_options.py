@@ -32,7 +32,6 @@ def test_no_repeated_option_is_dropped(name):
         ["sweep", "quantize", "--widths", "4", "--widths", "8"],
         ["search", "precision", "--widths=4", "--widths=8"],
         ["emit", "--formats", "8.auto", "--format", "4.auto"],
-        ["compress", "--label-column", "a", "--label-column", "b"],
         ["compress", "--figures", "png", "--figures", "pdf"],
     ],
 )

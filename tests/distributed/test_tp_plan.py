@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -15,36 +14,11 @@ from chop.distributed.builtin_plans import megatron_plan
 from chop.distributed.tp_plan import tp_plan
 from chop.errors import PlanError
 from tests.distributed import cluster
+from tests.distributed.graphs import MODELS, graph_of
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
 FIRST = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1")
 BERT_FIRST = ("self.query", "self.key", "self.value", "intermediate.dense")
 LAST = ("o_proj", "out_proj", "down_proj", "fc2", "output.dense")
-NAMES = ("LlamaForCausalLM", "BertForSequenceClassification", "OPTForCausalLM")
-
-
-def model_of(name: str) -> nn.Module:
-    """A small model with random weights, large enough to tell outputs apart."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = {
-        NAMES[0]: lambda: transformers.LlamaConfig(
-            intermediate_size=48, num_key_value_heads=2, initializer_range=0.3, **SIZES
-        ),
-        NAMES[1]: lambda: transformers.BertConfig(
-            intermediate_size=48, initializer_range=0.3, **SIZES
-        ),
-        NAMES[2]: lambda: transformers.OPTConfig(
-            ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64, init_std=0.3, **SIZES
-        ),
-    }[name]()
-    return getattr(transformers, name)(config).eval()
-
-
-@functools.cache
-def graph(name: str) -> MaseGraph:
-    return MaseGraph(model_of(name), hf_input_names=["input_ids", "attention_mask"])
 
 
 def ends(path: str, names: Iterable[str]) -> bool:
@@ -70,7 +44,7 @@ def columns_and_rows(mg: MaseGraph, gathered: Iterable[str] = ()) -> ShardingPla
 def test_a_layer_of_llama_has_the_styles_that_transformers_has_for_it():
     from transformers import LlamaConfig
 
-    mg = graph("LlamaForCausalLM")
+    mg = graph_of("llama")
     found = tp_plan(mg, columns_and_rows(mg))
     own = {f"model.{path}": style for path, style in LlamaConfig.base_model_tp_plan.items()}
     assert {path: found[path] for path in own} == own
@@ -81,7 +55,7 @@ def test_a_layer_of_llama_has_the_styles_that_transformers_has_for_it():
 
 
 def test_what_is_read_whole_is_gathered_and_split_again():
-    mg = graph("OPTForCausalLM")
+    mg = graph_of("opt")
     found = tp_plan(mg, columns_and_rows(mg, FIRST[:3]))
     attention = "model.decoder.layers.*.self_attn"
     assert found[f"{attention}.q_proj"] == "colwise_gather_output"
@@ -91,7 +65,7 @@ def test_what_is_read_whole_is_gathered_and_split_again():
 
 
 def test_a_view_that_takes_missing_heads_for_tokens_is_refused():
-    mg = graph("OPTForCausalLM")
+    mg = graph_of("opt")
     with pytest.raises(
         PlanError, match=r"layers\.0\.self_attn\.q_proj\.weight.*'view_1' needs"
     ) as e:
@@ -169,7 +143,11 @@ def in_transformers(folder: str, plans: dict[str, dict[str, str]]) -> dict[str, 
     mask[1, 5:] = 0
     found = {}
     for name, plan in plans.items():
-        kind = getattr(transformers, name)
+        kind = {
+            "llama": transformers.LlamaForCausalLM,
+            "bert": transformers.BertForSequenceClassification,
+            "opt": transformers.OPTForCausalLM,
+        }[name]
         whole = kind.from_pretrained(f"{folder}/{name}")
         config = DistributedConfig(tp_plan=plan)
         model = kind.from_pretrained(f"{folder}/{name}", distributed_config=config)
@@ -183,17 +161,19 @@ def in_transformers(folder: str, plans: dict[str, dict[str, str]]) -> dict[str, 
 
 @pytest.mark.long
 def test_transformers_runs_the_mappings_with_equal_outputs(tmp_path):
+    import transformers
+
     plans, shares = {}, {}
-    for name in NAMES:
-        mg = graph(name)
-        is_opt = name.startswith("OPT")
-        plan = columns_and_rows(mg, FIRST[:3]) if is_opt else megatron_plan(mg, (2,))
+    for name in ("llama", "bert", "opt"):
+        mg = graph_of(name)
+        plan = columns_and_rows(mg, FIRST[:3]) if name == "opt" else megatron_plan(mg, (2,))
         plans[name] = tp_plan(mg, plan)
-        model_of(name).save_pretrained(tmp_path / name)
+        torch.manual_seed(0)
+        MODELS[name](transformers).save_pretrained(tmp_path / name)
         sizes = {path: tensor.numel() for path, tensor in mg.model.named_parameters()}
         shares[name] = sum(n // (1 + (path in plan.parameters)) for path, n in sizes.items())
     for found in cluster.run(in_transformers, 2, str(tmp_path), plans):
-        assert found.keys() == set(NAMES)
+        assert found.keys() == plans.keys()
         for name, (difference, scale, local) in found.items():
             assert difference < 1e-5 * max(scale, 1), name
             assert scale > 0.1, name

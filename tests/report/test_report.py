@@ -1,11 +1,9 @@
-import xml.etree.ElementTree as ElementTree
-
 import pytest
 
 from chop.base.tables import markdown_table, print_table
 from chop.errors import ConfigError
 from chop.report.charts.accuracy import Curve, accuracy_charts
-from chop.report.plots import plot_accuracy, plot_heat_map
+from chop.report.plots import plot_heat_map
 from chop.report.report import (
     Note,
     Report,
@@ -38,18 +36,6 @@ def test_tables(capsys):
     print_table("nothing", [])
     assert capsys.readouterr().out == ""
     assert markdown_table([]) == ""
-
-
-def test_a_plot_has_every_curve_and_the_baselines(tmp_path):
-    curves = [Curve("PTQ", [(8, 0.9), (4, 0.2)], "4 bit", True), Curve("QAT", [(4, 0.8)], "4 bit")]
-    lines = {"float": 0.95, "chance": 0.1}
-    path = plot_accuracy(tmp_path / "a.svg", curves, lines, xlabel="bits", title="T")
-    assert ElementTree.parse(path).getroot().tag.endswith("svg")
-    text = path.read_text()
-    assert all(f"<!-- {label} -->" in text for label in ("PTQ", "QAT", "T"))
-    assert "<!-- float (95.00 %) -->" in text and "<!-- chance (10.00 %) -->" in text
-    png = plot_accuracy(tmp_path / "a.png", curves, xlabel="bits", title="T", ticks=[4, 8])
-    assert png.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_heat_map_has_a_number_per_cell(tmp_path):

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own, for the tests that need one."""
+"""A PostgreSQL server of its own, and a search that nothing interrupts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.search.killing import SPACE, Journal, make, table
 
 FOLDERS = ["/usr/local/bin", "/usr/bin", *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]
 
@@ -59,3 +61,10 @@ def postgres():
         server.start()
         yield server
         server.call("pg_ctl", "-D", server.data, "-m", "immediate", "stop")
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory):
+    """Configurations and values of a search of the whole space, in order."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    return table(make(folder, Journal(folder / "journal")).run(until=SPACE.size, progress=False))

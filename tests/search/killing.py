@@ -79,13 +79,7 @@ def make(folder, journal, storage=None, sampler="tpe", name="study", **settings)
 
 
 def strike(after, act, files=".py"):
-    """Calls `act` when this thread has run so many lines of these files.
-
-    Args:
-        after: lines.
-        act: usually kills.
-        files: ends of their names.
-    """
+    """Calls `act` when this thread has run so many lines of the files whose names end so."""
     left = after
 
     def trace(frame, event, arg):
@@ -197,12 +191,7 @@ class Killed:
         return len(lines), sum(map(int, lines))
 
     def killer(self, send, workers):
-        """What kills, and notes it before.
-
-        Args:
-            send: sends the signal.
-            workers: that it ends, at most.
-        """
+        """What sends a kill, and notes before how many workers it may end."""
 
         def act():
             with self.log.open("a") as file:
@@ -212,13 +201,7 @@ class Killed:
         return act
 
     def run(self, until, workers=1, before=lambda: None):
-        """One attempt in a process of its own; returns how that ended.
-
-        Args:
-            until: a total.
-            workers: as many.
-            before: called first in that process.
-        """
+        """One attempt in a process of its own, which calls `before` first; how it ended."""
         self.total = until
 
         def work():

@@ -81,16 +81,3 @@ def test_the_log_names_the_trial_and_a_search_where_all_fail_says_so(
     assert show_search(str(tmp_path)).best is None
     printed = capsys.readouterr().out
     assert "failed" in printed and "returned NaN for 'profit'" in printed
-
-
-def test_what_raises_fails_where_it_is_caught_and_is_named(space):
-    def measure(config, report):
-        if config["c0"] == "2":
-            raise ZeroDivisionError("by none")
-        return {"profit": 1.0}
-
-    search = Search(
-        space, measure, Goal("profit"), storage="memory", sampler="grid", catch=(ArithmeticError,)
-    )
-    result = search.run(until=27, progress=False)
-    assert [t.note for t in result.failed] == ["ZeroDivisionError: by none"] * 9

@@ -28,12 +28,6 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unbroken")
-    return table(make(folder, Journal(folder / "journal")).run(until=SPACE.size, progress=False))
-
-
 # The interruption may come between `open` and `with` of the file that is being saved.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

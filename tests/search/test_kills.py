@@ -8,18 +8,12 @@ import time
 
 import pytest
 
-from tests.search.killing import SPACE, Journal, Killed, in_child, make, strike, table
+from tests.search.killing import SPACE, Killed, in_child, strike, table
 
 LINES = 2500
 """Of the search, in which a kill falls: those of about four trials."""
 IN_ORDER = 3
 """A trial that was begun more often is measured later than in an unbroken search."""
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unbroken")
-    return table(make(folder, Journal(folder / "journal")).run(until=SPACE.size, progress=False))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

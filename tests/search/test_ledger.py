@@ -257,12 +257,6 @@ def test_the_same_search_on_every_storage(tmp_path, postgres):
     assert len(tables[0]) == 12
 
 
-def test_workers_share_postgresql(postgres):
-    search = make(postgres.url, name=f"study {time.time_ns()}", sampler="random")
-    result = search.run(until=SPACE.size, workers=2, progress=False)
-    assert len(result.measured) == SPACE.size == len({t.key for t in result.measured})
-
-
 @pytest.fixture
 def killed_in_the_sixth(postgres):
     """A measure that kills the server in the midst of its sixth configuration."""

@@ -55,10 +55,12 @@ def _search(space, goals, until, **more):
 
 def test_the_best_configuration_within_a_budget_is_found_in_few_trials():
     space = _space()
-    result = _search(space, BUDGETED, 40)
+    result, random = (_search(space, BUDGETED, 40, sampler=x) for x in ("sensitivity", "random"))
     assert result.best.values["accuracy"] == pytest.approx(_optimum(space, 5.0), abs=1e-12)
     assert result.best.values["bits"] <= 5.0
     assert result.counts == {"measured": 40}
+    assert result.best.values["accuracy"] > random.best.values["accuracy"]
+    assert sum(t.values["bits"] <= 5.0 for t in result.measured) > 25
 
 
 def test_a_budget_that_no_cost_explains_is_learned():
@@ -78,13 +80,6 @@ def test_a_budget_that_no_cost_explains_is_learned():
     assert result.best.values["latency"] <= 5.4
 
 
-def test_random_search_is_far_behind():
-    space = _space()
-    ours, theirs = (_search(space, BUDGETED, 40, sampler=s) for s in ("sensitivity", "random"))
-    assert ours.best.values["accuracy"] > theirs.best.values["accuracy"]
-    assert sum(t.values["bits"] <= 5.0 for t in ours.measured) > 25
-
-
 def test_several_objectives_give_a_front_from_end_to_end():
     space = _space(5)
     goals = (Goal("accuracy"), Goal("bits", "minimize"))
@@ -95,12 +90,10 @@ def test_several_objectives_give_a_front_from_end_to_end():
     assert {min(p[1] for p in found), max(p[0] for p in found)} == {4.0, max(p[0] for p in every)}
 
 
-def test_the_same_seed_gives_the_same_trials_and_another_seed_others():
+def test_another_seed_gives_other_trials_after_the_first():
     space = _space()
-    runs = [[t.key for t in _search(space, BUDGETED, 15, seed=seed).measured] for seed in (1, 1, 2)]
-    assert runs[0] == runs[1]
-    assert runs[0] != runs[2]
-    assert runs[0][:3] == runs[2][:3]
+    one, two = ([t.key for t in _search(space, BUDGETED, 15, seed=x).measured] for x in (1, 2))
+    assert one != two and one[:3] == two[:3]
 
 
 def test_a_space_is_used_up_without_a_configuration_twice():
@@ -230,17 +223,6 @@ def test_workers_that_see_one_another_running_propose_different_configurations()
     assert len(set(proposed)) == 12
 
 
-def test_a_search_cut_in_two_is_the_unbroken_one(tmp_path):
-    space = _space()
-    whole = _search(space, BUDGETED, 10)
-    parts = [
-        Search(space, _measure(space), BUDGETED, out=tmp_path).run(until=until, progress=False)
-        for until in (6, 10)
-    ]
-    assert [t.key for t in parts[1].measured] == [t.key for t in whole.measured]
-    assert len(parts[0].measured) == 6
-
-
 @pytest.mark.long
 def test_what_is_kept_between_trials_changes_no_proposal():
     space = _space()
@@ -264,20 +246,6 @@ def test_settings_are_found_again_for_a_sixteenth_more_trials():
         assert count * 15 / 16 < found <= count
         assert last_fit(found) == found
     assert len({last_fit(count) for count in range(1000)}) < 130
-
-
-def test_two_workers_measure_nothing_twice(tmp_path):
-    space = _space()
-
-    def measure(config, report):
-        with (tmp_path / "measured").open("a") as file:
-            file.write(space.key(config) + "\n")
-        return _measure(space)(config, report)
-
-    search = Search(space, measure, BUDGETED, out=tmp_path)
-    result = search.run(until=14, workers=2, progress=False)
-    measured = (tmp_path / "measured").read_text().split()
-    assert len(measured) == len(set(measured)) == result.counts["measured"] == 14
 
 
 @pytest.mark.parametrize("known", [0, 8])

@@ -87,37 +87,12 @@ def test_constraints_reach_the_samplers_that_take_them():
     assert within["tpe"] > 1.3 * within["random"] > 0
 
 
-def test_two_objectives_make_the_front_of_brute_force(space):
-    goals = (ACCURACY, Goal("bits", "minimize"))
-    search = Search(space, Measured(), goals, sampler="grid", storage="memory")
-    result = search.run(until=space.size, progress=False)
-    points = {tuple(Measured()(c, None).values()) for c in space.grid()}
-    front = {p for p in points if not any(q[0] >= p[0] and q[1] <= p[1] and q != p for q in points)}
-    assert {(t.values["accuracy"], t.values["bits"]) for t in result.front} == front
-    assert [t.values["accuracy"] for t in result.front] == sorted(
-        (p[0] for p in front), reverse=True
-    )
-    assert len(result.ranked) == space.size and result.ranked[: len(front)] == result.front
-
-
 def test_until_is_a_total(space, tmp_path):
     measured = Measured()
     for until, total in ((5, 5), (5, 5), (3, 5), (8, 8)):
         search = Search(space, measured, ACCURACY, sampler="random", out=tmp_path)
         assert len(search.run(until=until, progress=False).measured) == total
         assert measured.asked.total() == total
-
-
-def test_the_same_seed_gives_the_same_search_restarted_or_not(space, tmp_path):
-    def run(name, *stops):
-        for until in stops:
-            search = Search(
-                space, Measured(), ACCURACY, sampler="tpe", out=tmp_path, name=name, seed=7
-            )
-            result = search.run(until=until, progress=False)
-        return [(t.config, t.outcome) for t in result.trials]
-
-    assert run("unbroken", 30) == run("restarted", 4, 13, 30)
 
 
 def test_impossible_combinations_are_never_measured():
@@ -209,28 +184,15 @@ def test_interruptions_are_no_errors_of_the_measure(space, tmp_path):
 def test_errors_that_are_caught_count_and_are_not_tried_again(space):
     def measure(config, report):
         if config["layer0"] == "4":
-            raise RuntimeError("no such kernel")
+            raise ZeroDivisionError("by none")
         return {"accuracy": 1.0}
 
     search = Search(
-        space, measure, ACCURACY, sampler="grid", storage="memory", catch=(RuntimeError,)
+        space, measure, ACCURACY, sampler="grid", storage="memory", catch=(ArithmeticError,)
     )
     result = search.run(until=space.size, progress=False)
     assert result.counts == {"measured": 54, "failed": 27}
-    assert result.trials[0].note == "RuntimeError: no such kernel"
-
-
-def test_only_the_best_models_stay_on_disk(space, tmp_path):
-    def save(config, folder):
-        (folder / "model.json").write_text(json.dumps(config))
-
-    search = Search(space, Measured(), ACCURACY, sampler="random", out=tmp_path, save=save, keep=3)
-    result = search.run(until=25, progress=False)
-    folders = {path.name for path in (tmp_path / "search" / "best").iterdir()}
-    assert folders == {trial.key for trial in result.ranked[:3]}
-    for trial in result.ranked[:3]:
-        saved = json.loads((tmp_path / "search" / "best" / trial.key / "model.json").read_text())
-        assert saved == trial.config
+    assert {trial.note for trial in result.failed} == {"ZeroDivisionError: by none"}
 
 
 def test_queued_configurations_come_first(space):
@@ -293,7 +255,7 @@ def run(space, folder, until=9, measure=None, **given):
     return search.run(until=until, progress=False)
 
 
-@pytest.mark.parametrize("sampler", ["grid", "random", "tpe", "cmaes", "nsga2", "sensitivity"])
+@pytest.mark.parametrize("sampler", ["grid", "tpe", "cmaes", "sensitivity"])
 def test_a_study_goes_on_only_with_the_rule_it_was_begun_with(sampler, tmp_path):
     given = {"folder": tmp_path, "sampler": sampler}
     best = run(small(), **given).best

@@ -1,35 +1,22 @@
 """The built site in a browser from files: it searches, asks no network, and shuts nobody out."""
 
-import html
 import importlib.util
-import json
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.browsing import WIDTHS, axe_core, needs_browser, opened_file, visited
 from tests.pages import ROOT
-from tests.report.page.test_browser import BROWSER, QUIET
 
-TELL = (
-    "const told = (value) => { const made = document.createElement('pre'); made.id = 'told';"
-    "made.textContent = JSON.stringify(value); document.body.append(made); };"
-)
-VISIT = (Path(__file__).parent / "visit.js").read_text()
 STYLE = ROOT / "docs/site/static/site.css"
-WIDTHS = (400, 1280)
 FOR_AXE = (
     *("index.html", "docs/course/lab-1.html", "docs/course/notebooks/lab_1.html"),
     *("docs/reference/commands/compress.html", "docs/own-model.html", "docs/guide/sweep.html"),
 )
 """One page of each kind: the rest of a page is that of all."""
-SECONDS = 600
-needs_browser = pytest.mark.skipif(
-    shutil.which(BROWSER) is None, reason=f"needs {BROWSER}: apt-get install {BROWSER}"
-)
 needs_sphinx = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("sphinx", "myst_parser", "furo"))),
     reason="needs Sphinx, MyST and furo: pip install 'mase-chop[docs]'",
@@ -46,41 +33,6 @@ def site(tmp_path_factory):
     return folder
 
 
-def opened(page, script, folder, query=""):
-    """What a script of the page's own says after loading, with nothing in the console."""
-    told = page.with_name(f"told-{page.name}")
-    told.write_text(page.read_text().replace("</body>", f"<script>{TELL}{script}</script></body>"))
-    net = folder / "net.json"
-    options = [*QUIET, f"--user-data-dir={folder / 'profile'}", f"--log-net-log={net}"]
-    # A page may look into its frames, and has time until all of them have loaded.
-    options += ["--allow-file-access-from-files", f"--virtual-time-budget={SECONDS * 10**4}"]
-    done = subprocess.run(
-        [BROWSER, *options, "--window-size=1300,1500", f"{told.as_uri()}{query}"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    told.unlink()
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    urls = set(re.findall(r'"url":"([^"]+)"', net.read_text()))
-    ours = {url for url in urls if not re.search(r"google|gvt1|chrome", url)}
-    assert all(url.startswith(("file://", "data:")) for url in ours), ours
-    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stderr[-2000:]
-    return json.loads(html.unescape(found[1]))
-
-
-def visited(folder, pages, check, tmp_path):
-    """What a check of `visit.js` says of pages, in each width, by one browser."""
-    visitor = folder / "visitor.html"
-    visitor.write_text("<!doctype html><body></body>")
-    call = f"visit({json.dumps(list(pages))}, {json.dumps(WIDTHS)}, {check}).then(told);"
-    found = opened(visitor, VISIT + call, tmp_path)
-    visitor.unlink()
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @needs_sphinx
@@ -89,7 +41,7 @@ def test_the_search_finds_a_word_from_files(site, tmp_path):
         "setTimeout(() => told([...document.querySelectorAll('#search-results li a')]"
         ".map((each) => each.getAttribute('href'))), 5000);"
     )
-    found = opened(site / "search.html", script, tmp_path, "?q=perplexity")
+    found = opened_file(site / "search.html", script, tmp_path, "?q=perplexity")
     assert any("language-models.html" in link for link in found)
 
 
@@ -106,8 +58,7 @@ def test_every_page_fits_a_phone_and_has_its_figures(site, tmp_path):
 @pytest.mark.long
 @needs_sphinx
 def test_no_serious_finding_of_axe(site, tmp_path):
-    axe_core = pytest.importorskip("axe_core_python", reason="needs axe-core-python")
-    shutil.copyfile(Path(axe_core.__file__).parent / "axe.min.js", site / "axe.js")
+    shutil.copyfile(axe_core(), site / "axe.js")
     found = visited(site, FOR_AXE, "axe", tmp_path)
     (site / "axe.js").unlink()
     assert found == []

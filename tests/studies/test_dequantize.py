@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from chop.bench.subprocess import in_subprocess
-from chop.errors import ConfigError
 from chop.formats import MXInt
 from chop.studies.decoding import (
     COPY,
@@ -126,21 +125,6 @@ def test_predictions_and_files_agree():
     assert len(found.tables()) == 4 and "CUDA" in next(iter(found.tables()))
     assert set(found.comparisons) == {"decode-mxint8", "decode-mxfp8", "product-2-rows"}
     assert sum(row.format == "" for row in found.decoding) == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"formats": ("mxint",)}, r"formats\[0\]: got 'mxint': did you mean 'mxint"),
-        ({"dtype": "float8"}, "dtype: got 'float8'"),
-        ({"method": "tim"}, "did you mean 'time'"),
-        ({"rows": (0,)}, "rows: got 0, expected 1 or more"),
-        ({"formats": ()}, "formats: expected at least one"),
-    ],
-)
-def test_mistakes_are_named(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        BenchDequantizeConfig(**settings)
 
 
 @pytest.mark.long

@@ -1,10 +1,9 @@
-import pytest
 import torch
 from torch import nn
 
-from chop.errors import ConfigError
 from chop.studies.linear import Case, bench_linear, build_variants, naive_linear_relu
 from chop.studies.settings import BenchLinearConfig
+from tests.studies.test_softmax import Counting
 
 
 def test_all_ways_agree_with_torch():
@@ -19,24 +18,12 @@ def test_all_ways_agree_with_torch():
 
 
 def test_counted_bytes_are_those_that_the_operations_read_and_write():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     m, k, n = 3, 5, 7
-    numbers = []
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            if not func.is_view:
-                tensors = [x for x in (*args, out) if isinstance(x, torch.Tensor)]
-                numbers.append(sum(x.numel() for x in tensors))
-            return out
-
-    with Count():
-        naive_linear_relu(torch.randn(m, k), torch.randn(n, k), torch.randn(n))
+    given = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
+    with Counting() as counted:
+        naive_linear_relu(*given)
     case = Case(m, k, n)
-    drawn = m * k + n * k + n  # by randn
-    assert 4 * (sum(numbers) - drawn) == case.moved_bytes("naive")
+    assert 4 * (counted.read + counted.written) == case.moved_bytes("naive")
     saved = case.moved_bytes("naive") - case.moved_bytes("fused")
     assert (saved, case.moved_bytes("naive") - case.moved_bytes("linear, relu")) == (
         4 * 4 * m * n,
@@ -52,16 +39,3 @@ def test_tables_are_for_people():
     assert ways[0]["times as fast"] == "1" and all(row.error < 1e-5 for row in found.rows)
     assert [row["iterations"] for row in course[::4]] == [5, 50, 200]
     assert "Why it misleads" in short_runs_title and course[0]["case"] == "32x64x128"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"shapes": ("12x64",)}, "expected rows x inputs x outputs"),
-        ({"shapes": ()}, "expected one or more, such as"),
-        ({"iterations": (0,)}, "iterations: got 0, expected 1 or more"),
-    ],
-)
-def test_mistakes_are_named(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        BenchLinearConfig(**settings)

@@ -3,21 +3,9 @@ import torch
 from torch.utils.benchmark import Timer
 
 from chop.bench.break_even import compile_seconds
-from chop.bench.clock import Reading
-from chop.bench.record import Measured
-from chop.bench.statistics import Interval, paired_ratio
+from chop.bench.statistics import paired_ratio
 from chop.studies.short_runs import short_runs, short_runs_title
-
-
-def measured(name, times, *, prepare=None, first=0.01):
-    times = [times] * 20 if isinstance(times, float) else times
-    middle = sorted(times)[len(times) // 2]
-    readings = tuple(map(Reading, times))
-    ratio = Interval(1.0, 1.0, 1.0)
-    return Measured(name, middle, None, ratio, first, prepare, None, None, readings)
-
-
-EAGER = measured("eager", 0.010, first=0.010)
+from tests.bench.test_break_even import EAGER, measured
 
 
 def test_the_first_run_tells_the_compiler_and_later_ones_the_code():

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from chop.bench.subprocess import in_subprocess
-from chop.errors import ConfigError
 from chop.studies.attention_implementations import DTYPES
 from chop.studies.softmax import (
     COPY,
@@ -74,24 +73,3 @@ def test_the_kernel_is_as_precise_as_torch_in_the_interpreter():
         unit = torch.finfo(DTYPES[row["dtype"]]).eps
         assert row["error of Triton"] <= 1.5 * row["error of torch"] + unit / 16
     assert all(row["error of torch"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"shapes": ("4096",)}, "expected rows x columns"),
-        ({"shapes": ("0x5",)}, "expected rows x columns"),
-        ({"dtypes": ("float23",)}, "did you mean 'float32'"),
-        ({"method": "pared"}, "did you mean 'paired'"),
-        ({"shapes": ()}, "one or more shapes"),
-    ],
-)
-def test_mistakes_are_named(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        BenchSoftmaxConfig(**settings)
-
-
-@pytest.mark.long
-def test_what_fails_in_another_process_says_why():
-    with pytest.raises(RuntimeError, match="interpreted_errors failed .* expected rows x columns"):
-        in_subprocess(interpreted_errors, ["7"])

@@ -120,7 +120,7 @@ def test_a_pass_that_takes_unknown_keys_is_named(mg):
         check_pass("lax_analysis_pass", mg, INPUTS)
 
 
-@pytest.mark.parametrize("name", ["random", "grid", "sensitivity", "nsga2"])
+@pytest.mark.parametrize("name", ["random", "grid", "sensitivity", "tpe", "nsga2"])
 def test_samplers_of_chop_obey(name):
     check_sampler(name)
 

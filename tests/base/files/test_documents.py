@@ -7,7 +7,7 @@ import pytest
 from chop import runs
 from chop.actions.compress.earlier_run import compressed_run
 from chop.actions.search.several import _best
-from chop.base.files.documents import DEEPEST, parse_json, read_json
+from chop.base.files.documents import DEEPEST, parse_json
 from chop.config import load_toml
 from chop.distributed.plan import ShardingPlan
 from chop.distributed.weight_files import INDEX, stored_tensors
@@ -128,11 +128,6 @@ def test_an_index_names_files_of_its_folder(file, tmp_path):
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"weight": file}}))
     with pytest.raises(ChopError, match="is no index of weights"):
         list(stored_tensors(tmp_path))
-
-
-def test_a_device_is_no_document():
-    with pytest.raises(ConfigError, match="no regular file"):
-        read_json("/dev/zero", "config")
 
 
 def test_a_repeated_key_among_many_is_found_at_once():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chop.base.files.documents import MOST_VALUES, parse_json, read_json, read_toml
-from chop.base.files.reading import BOUNDS, open_regular, read_bytes, read_text, require_file
+from chop.base.files.reading import open_regular, read_bytes, read_text, require_file
 from chop.errors import ConfigError
 
 READERS = {
@@ -89,12 +89,6 @@ def test_lines_and_bytes_that_are_no_text_are_as_text_files_have_them(tmp_path):
     assert read_text(path, "source", errors="replace") == "a\nb\ufffd"
     with pytest.raises(ConfigError, match="no UTF-8 text: byte 4 is wrong"):
         read_text(path, "source")
-
-
-def test_bounds_are_at_least_what_documents_of_todays_models_have():
-    assert all(bound is None or bound >= 2**20 for bound in BOUNDS.values())
-    assert BOUNDS["manifest"] == BOUNDS["report"] == 64 * 2**20
-    assert BOUNDS["weights"] is None
 
 
 def test_values_of_a_document_are_counted_before_they_take_memory():

@@ -27,17 +27,10 @@ from chop.distributed.source import TensorSource
 from chop.errors import ConfigError, DistributedError
 from chop.passes import quantize_transform_pass
 from tests.distributed import cluster
+from tests.distributed.graphs import MODELS, graph_of, list_inputs
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-TEXT = {"vocab_size": 96, "tie_word_embeddings": False, **SIZES}
-WIDE = {"intermediate_size": 48, "initializer_range": 0.3}
-BERT, GPT2, OPT, LLAMA, VIT = NAMES = (
-    "BertModel",
-    "GPT2LMHeadModel",
-    "OPTForCausalLM",
-    "LlamaForCausalLM",
-    "ViTModel",
-)
+BERT, OPT, GPT2, VIT = "bert", "opt", "gpt2", "vit"
+
 INTEGER = {
     "name": "integer",
     "data_in_width": 8,
@@ -51,47 +44,10 @@ SCALED = {"name": "scale_integer", "data_in_width": 16, "weight_width": 4, "bias
 Outcome = CheckReport | str
 
 
-def config_of(name: str) -> Any:
-    import transformers
-
-    configs: Mapping[str, Callable[[], Any]] = {
-        "BertModel": lambda: transformers.BertConfig(**WIDE, **TEXT),
-        "GPT2LMHeadModel": lambda: transformers.GPT2Config(
-            n_embd=32,
-            n_head=4,
-            n_layer=1,
-            vocab_size=96,
-            n_positions=64,
-            initializer_range=0.3,
-            tie_word_embeddings=False,
-        ),
-        "OPTForCausalLM": lambda: transformers.OPTConfig(
-            ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64, init_std=0.3, **TEXT
-        ),
-        "LlamaForCausalLM": lambda: transformers.LlamaConfig(num_key_value_heads=2, **WIDE, **TEXT),
-        "ViTModel": lambda: transformers.ViTConfig(image_size=16, patch_size=4, **WIDE, **SIZES),
-    }
-    return configs[name]()
-
-
-def graph_of(name: str) -> MaseGraph:
-    """A small model with random weights, large enough to tell outputs apart."""
-    import transformers
-
-    torch.manual_seed(0)
-    model = getattr(transformers, name)(config_of(name)).eval()
-    return MaseGraph(model, hf_input_names=list(inputs(name)))
-
-
-def inputs(name: str, seed: int = 1, length: int = 7) -> dict[str, Tensor]:
+def inputs(name: str, length: int = 7, shift: int = 0) -> dict[str, Tensor]:
     """Of odd batch and length."""
-    generator = torch.Generator().manual_seed(seed)
-    if name == "ViTModel":
-        return {"pixel_values": torch.randn(3, 3, 16, 16, generator=generator)}
-    mask = torch.ones(3, length, dtype=torch.int64)
-    mask[1, 5:] = 0
-    ids = torch.randint(0, 96, (3, length), generator=generator)
-    return {"input_ids": ids, "attention_mask": mask}
+    given = list_inputs(name, 3, length)
+    return given | ({"input_ids": given["input_ids"] - shift} if shift else {})
 
 
 def quantized(mg: MaseGraph, config: Mapping[str, Any]) -> MaseGraph:
@@ -134,7 +90,8 @@ def sharded_by(plan: str, mg: MaseGraph, mesh: DeviceMesh) -> MaseGraph:
 
 def by_vocabulary(mg: MaseGraph, mesh: DeviceMesh) -> Outcome:
     """Each process has a part of the words, and zeros for the others."""
-    sharded, plan = mg.copy(), ShardingPlan((2,), {"embeddings.word_embeddings.weight": ("S0",)})
+    sharded = mg.copy()
+    plan = ShardingPlan((2,), {"bert.embeddings.word_embeddings.weight": ("S0",)})
     shard_graph(sharded, plan, mesh)
     return checked(mg.model, sharded.model, inputs(BERT))
 
@@ -154,7 +111,8 @@ def by_torch(mg: MaseGraph, name: str, mesh: DeviceMesh) -> Outcome:
 
 # --- what is wrong -----------------------------------------------------------------------------
 
-QUERY, VALUE = "encoder.layer.0.attention.self.query", "encoder.layer.0.attention.self.value"
+ATTENTION = "bert.encoder.layer.0.attention.self"
+QUERY, VALUE = f"{ATTENTION}.query", f"{ATTENTION}.value"
 
 
 @dataclass(frozen=True)
@@ -178,7 +136,7 @@ def faults(mg: MaseGraph, mesh: DeviceMesh) -> Iterator[tuple[str, Outcome]]:
     yield "gathered", checked(empty, model, inputs(BERT))
     yield "read", checked(empty, model, inputs(BERT), source=source)
     assert source.read_names >= {path for path, _ in mg.model.named_parameters()}
-    yield "inputs", checked(mg.model, model, inputs(BERT, seed=rank))
+    yield "inputs", checked(mg.model, model, inputs(BERT, shift=rank))
     yield "training", checked(mg.model, mg.copy().model.train(), inputs(BERT))
     yield "not sharded", checked(mg.model, mg.model, inputs(BERT))
 
@@ -187,7 +145,7 @@ def faults(mg: MaseGraph, mesh: DeviceMesh) -> Iterator[tuple[str, Outcome]]:
         yield "chunk", checked(mg.model, model, inputs(BERT))
         yield "chunk of the source", checked(empty, model, inputs(BERT), source=source)
         yield "chunk, gathered", checked(empty, model, inputs(BERT))
-    scale = model.get_parameter("embeddings.LayerNorm.weight").to_local()
+    scale = model.get_parameter("bert.embeddings.LayerNorm.weight").to_local()
     with changed(scale, scale + 1e-3 * rank):
         yield "replicated", checked(empty, model, inputs(BERT))
     for node in model.graph.nodes:
@@ -283,8 +241,8 @@ def outcomes() -> dict[str, Outcome]:
 
 @pytest.mark.long
 def test_what_plans_make_of_transformers_is_no_alarm():
-    right = outcomes_of(all_outcomes, NAMES)
-    assert len(right) == len(NAMES) + 2 + 2 + 1 + 1
+    right = outcomes_of(all_outcomes, list(MODELS))
+    assert len(right) == len(MODELS) + 2 + 2 + 1 + 1
     for case, report in right.items():
         assert isinstance(report, CheckReport), (case, report)
         assert report.nodes > 40 and report.flips == 0, case
@@ -313,7 +271,7 @@ def test_the_first_wrong_node_is_named(outcomes):
     wrong = {
         "chunk": f"call_module {QUERY}: Linear",
         "chunk of the source": f"call_module {QUERY}: Linear",
-        "replicated": "call_module embeddings.LayerNorm: LayerNorm",
+        "replicated": "call_module bert.embeddings.LayerNorm: LayerNorm",
         "sum": "call_function relabeled, inserted by the plan",
         "misread": "call_function redistribute, inserted by the plan",
         "rounded apart": f"call_module {VALUE}: QuantLinear",

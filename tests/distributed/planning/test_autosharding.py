@@ -151,36 +151,25 @@ def check_bytes(
         assert ring_bytes(found, machine) <= best * (1 + 1e-6), (name, share)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "shares"),
+    ("name", "mesh", "shares"),
     [
-        ("bert", [0.68]),
-        *(
-            pytest.param(name, [0.9, 0.68], marks=pytest.mark.long)
-            for name in ("bert", "gpt2", "vit")
-        ),
+        *((name, (2,), [0.9, 0.68]) for name in ("bert", "gpt2", "vit")),
+        *((name, (4,), [0.9, 0.7, 0.6]) for name in MODELS),
+        *((name, (2, 2), [0.9]) for name in ("bert", "llama")),
     ],
+    ids=str,
 )
-@pytest.mark.long
-def test_no_plan_of_eight_that_fit_sends_less(name: str, shares: list[float]):
-    check_bytes(name, (2,), shares, eight(name, (2,)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", MODELS)
-def test_no_plan_of_eight_that_fit_sends_less_on_four(name: str):
-    check_bytes(name, (4,), [0.9, 0.7, 0.6], eight(name, (4,)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_no_plan_that_fits_sends_less_on_two_axes(name: str):
-    plans = eight(name, (2, 2))
-    both = data_and_megatron(name)
-    assert simulate(
-        graph_of(name), both, list_inputs(name, 4, 8), Machine.of((2, 2), 1e30, 1e30, 1e9, 0.0)
-    ).sent
-    check_bytes(name, (2, 2), [0.9], {**plans, "data and megatron": both})
+def test_no_plan_made_by_hand_that_fits_sends_less(
+    name: str, mesh: tuple[int, ...], shares: list[float]
+):
+    plans = eight(name, mesh)
+    if len(mesh) == 2:
+        plans["data and megatron"] = both = data_and_megatron(name)
+        machine = Machine.of(mesh, 1e30, 1e30, 1e9, 0.0)
+        assert simulate(graph_of(name), both, list_inputs(name, 4, 8), machine).sent
+    check_bytes(name, mesh, shares, plans)
 
 
 # --- what memory decides ---
@@ -293,9 +282,6 @@ def test_the_pass_takes_our_keys_and_mases():
         ({"mesh": 2, "memory_bytes": "much"}, "memory_bytes: expected bytes"),
         ({"mesh": 2, "memory_bytes": 0}, "memory_bytes: expected bytes"),
         ({"mesh": 2, "flops": -1.0}, "flops: expected a number above 0"),
-        ({"mesh": 2, "flops": "fast"}, "flops"),
-        ({"mesh": 2, "latency": -1.0}, "latency: expected a number 0 or more"),
-        ({"mesh": 2, "bandwidth": (1e9, 1e9)}, "one for each of the 1 axes of the mesh 2, got 2"),
         ({"mesh": 2, "exact": "yes"}, "exact"),
     ],
 )

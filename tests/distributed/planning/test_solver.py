@@ -27,8 +27,6 @@ from chop.errors import PlanError
 
 R, S, P = ("R",), ("S0",), ("P",)
 LAYOUTS: list[Layout] = [R, S, ("S1",), P]
-SMALL, MORE = range(96), range(96, 500)
-"""Seeds of random problems."""
 
 
 def brute_force(problem: Problem) -> list[Solution]:
@@ -166,17 +164,11 @@ def features(problem: Problem, sizes: list[int]) -> set[str]:
 
 @pytest.mark.long
 def test_solutions_are_those_of_trying_all():
-    found = [check(seed) for seed in SMALL]
+    found = [check(seed) for seed in range(500)]
     names = ("impossible", "follows", "tied", "moments", "several readers", "reads itself")
     counts = {name: sum(name in each for each in found) for name in (*names, "budgets")}
     assert min(counts.values()) >= 2, counts
     assert counts["budgets"] >= 30, counts
-
-
-@pytest.mark.long
-def test_more_solutions_are_those_of_trying_all():
-    for seed in MORE:
-        check(seed)
 
 
 def example() -> Problem:

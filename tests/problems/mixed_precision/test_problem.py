@@ -18,6 +18,7 @@ from chop.search import Constraint, Goal
 from chop.train import calibration_batches, evaluate
 from tests.export.decoders import SIZES, decoder
 from tests.passes.conftest import with_metadata
+from tests.problems.mixed_precision.test_allocation import tied
 from tests.workloads import graph, rows
 
 LAYERS = ["first", "dead", "last"]
@@ -152,10 +153,7 @@ def test_functions_can_be_quantized_too():
 
 
 def test_a_shared_weight_has_one_format_and_counts_once():
-    mg = graph()
-    mg.model.dead.weight = torch.nn.Parameter(mg.model.first.weight.detach()[:, :1].repeat(1, 24))
-    mg.model.last.weight, mg.model.last.bias = mg.model.dead.weight, mg.model.dead.bias
-    workload = PrecisionProblem(mg, *rows(), ranges={"width": (4, 8)})
+    workload = PrecisionProblem(tied(), *rows(), ranges={"width": (4, 8)})
     config = {"first": "4.mse", "dead": "8.mse", "last": "4.mse"}
     chosen = workload.formats(config)
     assert chosen["last"]["weight"] is chosen["dead"]["weight"] != chosen["last"]["data_in"]

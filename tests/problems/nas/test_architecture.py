@@ -1,7 +1,6 @@
 """The architectures that a configuration can become: names, combinations, and which are one."""
 
 import itertools
-from copy import deepcopy
 
 import optuna
 import pytest
@@ -21,15 +20,7 @@ from chop.models import load_model
 from chop.nn.identity import Identity as OwnIdentity
 from chop.nn.modules import Identity
 from chop.problems.nas.architecture import SQUARE_LAYERS, Architectures, by_name, suggest_by_name
-from chop.tools.utils import deepsetattr
 from tests.connections import optuna_storage
-
-COURSE = {
-    "num_hidden_layers": [2, 4, 8],
-    "num_attention_heads": [2, 4, 8, 16],
-    "hidden_size": [128, 192, 256, 384, 512],
-    "intermediate_size": [512, 768, 1024, 1536, 2048],
-}
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +86,6 @@ def test_different_architectures_are_counted(bert):
     assert found.num_distinct() == 3 * (2**5 + 2**9)
     keys = {found.space.key(c) for c in found.space.grid() if found.space.why_infeasible(c) is None}
     assert len(keys) == found.num_distinct()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_space_of_the_course():
-    found = Architectures(load_model("bert-tiny"), COURSE)
-    assert found.space.size == 300 * 2 ** (8 * 6 + 1)
-    squares = [2 ** (4 * depth + 1) for depth in (2, 4, 8)]
-    both = [2 ** (6 * depth + 1) for depth in (2, 4, 8)]
-    # Hidden and intermediate size are both 512 in one combination of 25.
-    assert found.num_distinct() == 4 * (24 * sum(squares) + sum(both))
 
 
 def test_misnamed_fields_name_the_nearest(bert):
@@ -183,45 +163,6 @@ def test_models_are_built_as_said_and_alike_each_time(bert):
     assert bert.config.hidden_size == 16
     logits = model(input_ids=torch.ones(2, 5, dtype=torch.long)).logits
     assert logits.shape == (2, 3) and logits.isfinite().all()
-
-
-def test_the_search_of_the_course_as_it_is_written(bert):
-    choices = {
-        "num_layers": [2, 4, 8],
-        "num_heads": [2, 4, 8, 16],
-        "hidden_size": [16, 32],
-        "linear_layer_choices": [nn.Linear, Identity],
-    }
-
-    def construct_model(trial):
-        config = deepcopy(bert.config)
-        for param in ("num_layers", "num_heads", "hidden_size"):
-            chosen_idx = trial.suggest_int(param, 0, len(choices[param]) - 1)
-            setattr(config, param, choices[param][chosen_idx])
-        trial_model = BertForSequenceClassification(config)
-        for name, layer in trial_model.named_modules():
-            if isinstance(layer, nn.Linear) and layer.in_features == layer.out_features:
-                new_layer_cls = trial.suggest_categorical(
-                    f"{name}_type", choices["linear_layer_choices"]
-                )
-                if new_layer_cls == nn.Linear:
-                    continue
-                assert new_layer_cls == Identity
-                deepsetattr(trial_model, name, new_layer_cls())
-        return trial_model
-
-    def objective(trial):
-        model = construct_model(trial)
-        trial.set_user_attr("num_params", sum(p.numel() for p in model.parameters()))
-        return model(input_ids=torch.ones(1, 4, dtype=torch.long)).logits.sum().item()
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
-    with pytest.warns(UserWarning, match="Choices for a categorical distribution"):
-        study.optimize(objective, n_trials=5)
-    assert len(study.trials) == 5 and study.best_trial.user_attrs["num_params"] > 0
-    # The two misnamed fields were set and changed nothing.
-    assert bert.config.num_hidden_layers == 1
 
 
 def test_classes_are_stored_by_name(tmp_path):

@@ -7,7 +7,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from chop.report.charts.accuracy import Curve
 from chop.report.charts.best_so_far import best_so_far_charts
@@ -21,19 +20,6 @@ from chop.report.page.histogram import histogram
 from chop.report.page.svg import places, svg
 from chop.report.plots import plot_accuracy, plot_front, plot_heat_map, plot_plans, plot_value_grids
 from chop.train import Metric
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    """The figures that are saved, laid out."""
-    figures = []
-
-    def keep(figure, path):
-        FigureCanvasAgg(figure).draw()
-        figures.append(figure)
-
-    monkeypatch.setattr("chop.report.figures.draw.save_figure", keep)
-    return figures
 
 
 def test_a_figure_and_a_page_have_the_same_axes(seen):

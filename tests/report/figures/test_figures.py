@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from chop.errors import ConfigError
@@ -83,20 +82,6 @@ FRONTS = {
     "not finite": [(math.nan, 0.5), (4.0, math.inf)],
     "a collapse": [(2.0, 0.1), *((x / 4, 0.9 + x / 400) for x in range(8, 33))],
 }
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    """The figures that are saved, laid out."""
-    figures = []
-
-    def keep(figure, path):
-        FigureCanvasAgg(figure).draw()
-        figures.append(figure)
-        return path
-
-    monkeypatch.setattr("chop.report.figures.draw.save_figure", keep)
-    return figures
 
 
 def check_layout(figure):
@@ -271,19 +256,6 @@ def test_the_axis_begins_at_the_second_level_and_an_arrow_tells_the_first(seen):
     losses = {"tpe": [[(3, 4.0), (4, 0.9), (5, 0.6), (9, 0.55)]]}
     plot_best_so_far("x.svg", losses, ylabel="loss", title="T", percent=False)
     assert arrows(seen[1].axes[0]) == ([(4, False)], ["4"])
-
-
-@pytest.mark.parametrize(
-    "levels", [[0.1, 0.9], [0.9, 0.91, 0.97], [0.5], [0.93, 0.95, 0.97]], ids=str
-)
-def test_nothing_is_cut_of_few_levels_or_of_near_ones(seen, levels):
-    curves = {"tpe": [list(enumerate(levels))]}
-    plot_best_so_far("x.svg", curves, ylabel="accuracy", title="T")
-    axes = seen[0].axes[0]
-    low, high = axes.get_ylim()
-    is_near = levels[0] + (levels[-1] - levels[1 % len(levels)]) / 2 >= levels[1 % len(levels)]
-    assert (arrows(axes)[0] == []) == (len(levels) < 3 or is_near)
-    assert all(low < 100 * level < high for level in levels[1:])
 
 
 def test_many_arrows_have_no_texts_that_would_overlap(seen):

@@ -1,10 +1,5 @@
 """The page in a browser: nothing is fetched, nobody is shut out, tables and graph work."""
 
-import html
-import json
-import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,26 +20,10 @@ from chop.report.charts.chart import (
 from chop.report.document import build_document
 from chop.report.page.page import PageRun, render
 from chop.report.report import Cell, Tile
+from tests.browsing import axe_findings, needs_browser, opened
 from tests.report.page.test_page import build_report, read_like
 
-BROWSER = "chromium"
-QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-extensions",
-    "--no-first-run",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=20000",
-    "--dump-dom",
-]
-pytestmark = pytest.mark.skipif(
-    shutil.which(BROWSER) is None, reason=f"needs {BROWSER}: apt-get install {BROWSER}"
-)
+pytestmark = needs_browser
 
 
 def page(*names):
@@ -52,45 +31,11 @@ def page(*names):
     return render(runs)
 
 
-def opened(text, script, folder, width=1280):
-    """What a script of the page's own says after loading: it calls `told` with a value."""
-    tell = (
-        "const told = (value) => { const made = document.createElement('pre'); made.id = 'told';"
-        "made.textContent = JSON.stringify(value); document.body.append(made); };"
-    )
-    file, net = folder / "page.html", folder / "net.json"
-    file.write_text(text.replace("</body>", f"<script>{tell}{script}</script></body>"))
-    profile = f"--user-data-dir={folder / 'profile'}"
-    options = [*QUIET, profile, f"--window-size={width},1400", f"--log-net-log={net}"]
-    done = subprocess.run(
-        [BROWSER, *options, file.as_uri()], capture_output=True, text=True, timeout=120, check=False
-    )
-    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stderr[-2000:]
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert console == []
-    urls = set(re.findall(r'"url":"([^"]+)"', net.read_text()))
-    ours = {url for url in urls if not re.search(r"google|gvt1|chrome", url)}
-    assert all(url.startswith(("file://", "data:")) for url in ours), ours
-    return json.loads(html.unescape(found[1]))
-
-
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.sampled(2)
 def test_no_serious_finding_of_axe(theme, width, tmp_path):
-    """Deque's axe-core: contrasts, names, roles, order of headings."""
-    axe_core = pytest.importorskip("axe_core_python", reason="needs axe-core-python")
-    axe = (Path(axe_core.__file__).parent / "axe.min.js").read_text()
-    script = (
-        f"{axe.replace('</script', '<' + chr(92) + '/script')};"
-        f"document.documentElement.dataset.theme = '{theme}';"
-        "document.querySelectorAll('details').forEach((each) => { each.open = true; });"
-        "axe.run(document, {resultTypes: ['violations']}).then((found) => told("
-        "found.violations.map((each) => [each.id, each.impact, each.nodes[0].html])));"
-    )
-    found = opened(page("one", "two"), script, tmp_path, width)
-    assert [each for each in found if each[1] in ("serious", "critical")] == []
+    assert axe_findings(page("one", "two"), tmp_path, theme, width)[1] == []
 
 
 def test_tables_sort_and_copy_and_the_graph_unfolds(tmp_path):

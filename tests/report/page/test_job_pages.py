@@ -1,15 +1,13 @@
 """The pages that jobs leave, in a browser: one of each kind, as the commands make them."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
 from chop.report.page.page import PAGE
 from chop.runs import read_manifest
+from tests.browsing import axe_text, needs_browser, visited
 from tests.programs import chop
-from tests.report.page.test_browser import pytestmark as needs_browser
-from tests.site.test_browser import visited
 
 MEGABYTE = 2**20
 FEW = "--limit 60 --keep-best --bench-seconds 0"
@@ -43,9 +41,7 @@ def page_of(out):
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """A folder of the pages, each with axe-core in it: their policy lets no other file in."""
-    axe_core = pytest.importorskip("axe_core_python", reason="needs axe-core-python")
-    axe = (Path(axe_core.__file__).parent / "axe.min.js").read_text()
-    axe = axe.replace("</script", "<\\/script")
+    axe = axe_text()
     runs, folder = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("pages")
     for name, command in COMMANDS.items():
         chop("-q", *shlex.split(command.format(runs=runs)), "--out", runs / name)

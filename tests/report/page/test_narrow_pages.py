@@ -5,7 +5,6 @@ A window of a browser without a screen is at least 500 pixels wide; a frame may 
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +16,10 @@ from chop.report.document import build_document
 from chop.report.page.page import PageRun, render
 from chop.report.report import Cell, Step, Table, Tile
 from chop.runs import MANIFEST, Outcome
-from tests.report.page.test_browser import pytestmark as needs_browser
+from tests.browsing import axe_core, needs_browser, visited
 from tests.report.page.test_page import build_report, read_like
 from tests.report.ui.serving import serving
 from tests.report.ui.test_ui_list import SMALL, change, run_of
-from tests.site.test_browser import visited
 
 pytestmark = needs_browser
 LONG = "model.layers.10.self_attention.query_key_value_projection"
@@ -88,7 +86,6 @@ def test_an_interrupted_run_says_how_it_goes_on(pages):
 
 @pytest.mark.long
 def test_no_serious_finding_of_axe(pages, tmp_path):
-    axe_core = pytest.importorskip("axe_core_python", reason="needs axe-core-python")
     folder, names = pages
-    shutil.copyfile(Path(axe_core.__file__).parent / "axe.min.js", folder / "axe.js")
+    shutil.copyfile(axe_core(), folder / "axe.js")
     assert visited(folder, names, "axe", tmp_path) == []

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ from chop.report.page.page import PageRun, picture, render, said
 from chop.report.page.svg import NARROW, svg
 from chop.report.report import Cell, Step, Table, Tile
 from chop.report.words import WORDS, in_words
-from tests.report.page.test_browser import BROWSER, opened
+from tests.browsing import needs_browser, opened
 from tests.report.page.test_page import HOSTILE, Reader, build_report, read_like
 
 LINES = LineChart(
@@ -152,7 +151,7 @@ frame.srcdoc = %s;
 """
 
 
-@pytest.mark.skipif(shutil.which(BROWSER) is None, reason=f"needs {BROWSER}: apt-get install it")
+@needs_browser
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_cut_and_histograms_are_as_wide(width, tmp_path):
     row = {f"column number {n}": Cell(n / 3, f"{n / 3:.4%}") for n in range(12)}

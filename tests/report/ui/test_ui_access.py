@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from chop.report.ui import browser
 from chop.runs import MANIFEST
 from tests import programs
 from tests.actions.test_job import Settings
-from tests.report.page.test_browser import BROWSER, QUIET
+from tests.browsing import BROWSER, QUIET, needs_browser
 from tests.report.page.test_page import build_report, job_of, run_job
 
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'mase-chop[ui]'")
@@ -186,7 +185,7 @@ def test_a_window_is_opened_for_somebody_at_a_desktop(
     assert browser.has_desktop() is expected
 
 
-@pytest.mark.skipif(shutil.which(BROWSER) is None, reason=f"needs {BROWSER}: apt-get install it")
+@needs_browser
 def test_a_browser_gets_from_its_file_to_the_page(ask, tmp_path, monkeypatch):
     said = []
 

@@ -2,10 +2,8 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,7 @@ from chop.report.ui.folder import RunsFolder
 from chop.report.ui.found import FoundRun
 from chop.runs import MANIFEST, Outcome, read_manifest
 from tests.actions.test_job import Settings
-from tests.report.page.test_browser import BROWSER, opened
+from tests.browsing import axe_findings, needs_browser, opened
 from tests.report.page.test_page import HOSTILE, Reader, build_report, job_of, run_job
 from tests.report.ui.serving import serving
 
@@ -229,7 +227,7 @@ answers.push({html: shown.replaceAll("4.00", "3.00"), counts: "4 finished"});
 """
 
 
-@pytest.mark.skipif(shutil.which(BROWSER) is None, reason=f"needs {BROWSER}: apt-get install it")
+@needs_browser
 def test_the_list_sorts_ticks_copies_and_advances(ask, tmp_path, root):
     change(root / "small", command=["chop", "compress", "--out", "a b"])
     text = ask("/")[1].replace("<script", f"<script>{STUB}</script><script", 1)
@@ -245,22 +243,13 @@ def test_the_list_sorts_ticks_copies_and_advances(ask, tmp_path, root):
     assert told["visible"] == ["plain"]
 
 
-@pytest.mark.skipif(shutil.which(BROWSER) is None, reason=f"needs {BROWSER}: apt-get install it")
+@needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.sampled(2)
 def test_no_serious_finding_of_axe(theme, width, ask, tmp_path):
-    axe_core = pytest.importorskip("axe_core_python", reason="needs axe-core-python")
-    axe = (Path(axe_core.__file__).parent / "axe.min.js").read_text()
-    axe = axe.replace("</script", "<" + chr(92) + "/script")
     for path in ("/", "/compare?run=small&run=large"):
-        script = (
-            f"{axe};document.documentElement.dataset.theme = '{theme}';"
-            "axe.run(document, {resultTypes: ['violations']}).then((found) => told(["
-            "document.documentElement.scrollWidth, "
-            "...found.violations.map((each) => [each.id, each.impact, each.nodes[0].html])]));"
-        )
         text = ask(path)[1].replace("<script", f"<script>{STUB}</script><script", 1)
-        taken, *found = opened(text, script, tmp_path, width)
-        assert [each for each in found if each[1] in ("serious", "critical")] == []
+        taken, found = axe_findings(text, tmp_path, theme, width)
+        assert found == []
         assert taken <= max(width, 500)  # the narrowest window of a browser without a screen

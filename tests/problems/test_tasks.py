@@ -1,19 +1,15 @@
 """Searches judge a model by its task."""
 
-import json
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from chop.actions.search.precision import PrecisionConfig, prepare, report
-from chop.actions.search.precision_subject import PrecisionSubject
 from chop.errors import ConfigError
 from chop.problems.mixed_precision.layer_sensitivity import sensitivity
 from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.problems.nas.training import TrainedMeasure
-from chop.report.report import write_report
 from chop.train import TASKS, evaluate, fit, read_rows
 from chop.train.evaluator import Evaluator
 from chop.workloads.workload import Workload, raise_to_graph
@@ -64,24 +60,6 @@ def test_numbers_have_no_divergence(line):
     assert all(row["fisher"] >= 0 and row["r2"] <= 1 for row in rows)
     with pytest.raises(ConfigError, match="goal: got 'kl': choose from: loss, r2"):
         PrecisionProblem(mg, line.train, line.test, goal="kl")
-
-
-@pytest.mark.long
-def test_the_job_finds_formats_of_a_regression(line, tmp_path):
-    config = PrecisionConfig(
-        out=tmp_path, goals=("mse",), metric="mse", trials=4, widths="3,8", sampler="random", keep=0
-    )
-    subject = PrecisionSubject(config, line)
-    search = subject.search
-    result = search.run(until=4)
-    write_report(report(subject, result), config.folder)
-    best = json.loads((tmp_path / "precision" / "best.json").read_text())
-    assert best["values"]["mse"] == min(
-        trial.values["mse"] for trial in result.measured if trial.values["bits"] <= 4
-    )
-    assert best["test_mse"] > 0 and (tmp_path / "precision" / "mse.svg").is_file()
-    by_loss = prepare(PrecisionConfig(out=tmp_path / "kl"), line)
-    assert [goal.name for goal in by_loss.goals] == ["loss", "bits"]
 
 
 def test_trained_models_are_judged_by_their_task():
