@@ -42,7 +42,7 @@ PRINTS_MORE = {"evaluate", "how-to/add-a-command", "guide/python", "guide/passes
 """Pages with code that prints tables or measured numbers, too."""
 TIMES = "guide/bench"
 """What it prints depends on the machine; `tests/bench/test_docs.py` runs it."""
-MADE = {"guide/search": "runs/mine/search.db", "guide/python": "bert.svg"}
+MADE = {"guide/search-python": "runs/mine/search.db", "guide/python": "bert.svg"}
 """Page -> a file that its code makes."""
 WITH_CODE = [
     pytest.param(page, marks=NEEDS.get(get_name(page), ()), id=get_name(page))
@@ -89,6 +89,12 @@ def test_links_lead_to_files_and_headings():
         if not file.exists() or (anchor and anchor not in anchors(file))
     ]
     assert broken == []
+
+
+def test_the_site_shows_every_line():
+    """MyST takes a line that begins with a percent sign for a comment."""
+    hidden = {get_name(page): re.findall(r"^ *%.*", prose_of(page), re.M) for page in PAGES}
+    assert {name: lines for name, lines in hidden.items() if lines} == {}
 
 
 def test_the_files_that_pages_name_exist():

@@ -28,24 +28,24 @@ TESTED = {
     ENTRY_POINTS: HERE,
     ("guide/circuit", "iverilog -g2012 -s testbench"): DOCS,
     (
-        "guide/circuit",
+        "guide/circuit-dot-products",
         "python benchmarks/dot_products.py",
     ): "tests/hardware/design/test_dot_products.py",
     ("guide/compress", "PoorFitWarning: 14 of 14 layers"): RUN,
-    ("guide/export", "import hls4ml"): "tests/export/test_qonnx.py",
+    ("guide/export-qonnx", "import hls4ml"): "tests/export/test_qonnx.py",
     ("guide/language-models", "task: my_task"): HERE,
     ("guide/search", "for mode in none compress"): HERE,
-    ("guide/search", "#!/bin/bash"): HERE,
-    ("guide/search", "apiVersion: batch/v1"): HERE,
+    ("guide/search-workers", "#!/bin/bash"): HERE,
+    ("guide/search-workers", "apiVersion: batch/v1"): HERE,
     ("guide/shard", "plan       weights (kB)"): RUN,
     ("guide/shard", "torchrun --nproc-per-node 2 --no-python"): HERE,
-    ("guide/shard", "torchrun --nproc-per-node 2 program.py"): HERE,
+    ("guide/shard-python", "torchrun --nproc-per-node 2 program.py"): HERE,
     ("guide/shard", "#SBATCH --nodes=2"): HERE,
-    ("guide/shard", 'model = meta_model("./my-llama")'): RUN,
+    ("guide/shard-python", 'model = meta_model("./my-llama")'): RUN,
     ("guide/shard", "config = DistributedConfig("): RUN,
 }
 """Page and what a block begins with -> the file that tests it."""
-FORMULAS = {("guide/circuit", "sum over blocks of")}
+FORMULAS = {("guide/circuit-dot-products", "sum over blocks of")}
 
 
 def blocks(page):
@@ -106,7 +106,8 @@ def test_scripts_for_clusters_are_of_bash(key):
 def test_options_of_torchrun_are_its_own():
     from torch.distributed.run import get_args_parser
 
-    text = (ROOT / "docs/guide/shard.md").read_text().replace("\\\n", "")
+    pages = (ROOT / f"docs/guide/{name}.md" for name in ("shard", "shard-python"))
+    text = "".join(page.read_text() for page in pages).replace("\\\n", "")
     lines = re.findall(r"torchrun (--[^\n]*)", text)
     parsed = [get_args_parser().parse_args(shlex.split(line)) for line in lines]
     assert sorted(each.training_script for each in parsed) == ["chop", "chop", "program.py"]
@@ -118,7 +119,7 @@ def test_options_of_torchrun_are_its_own():
 
 
 def test_the_job_of_kubernetes_starts_a_worker(monkeypatch):
-    job = yaml.safe_load(block("guide/search", "apiVersion"))
+    job = yaml.safe_load(block("guide/search-workers", "apiVersion"))
     (worker,) = job["spec"]["template"]["spec"]["containers"]
     (storage,) = worker["env"]
     monkeypatch.setenv(storage["name"], "postgresql://chop@db/chop")

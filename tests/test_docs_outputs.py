@@ -92,14 +92,14 @@ def on_a_rank(folder, code, name):
 
 
 @pytest.mark.parametrize(
-    ("beginning", "kind", "name", "result"),
+    ("page", "beginning", "kind", "name", "result"),
     [
-        ("model = meta_model", "LlamaForCausalLM", "my-llama", "sharded"),
-        ("config = Distributed", "BertForSequenceClassification", "my-bert", "model"),
+        ("shard-python", "model = meta_model", "LlamaForCausalLM", "my-llama", "sharded"),
+        ("shard", "config = Distributed", "BertForSequenceClassification", "my-bert", "model"),
     ],
 )
 def test_lines_for_processes_of_torchrun_give_the_models_logits(
-    beginning, kind, name, result, tmp_path, monkeypatch
+    page, beginning, kind, name, result, tmp_path, monkeypatch
 ):
     torch.manual_seed(0)
     made = getattr(transformers, kind)
@@ -109,7 +109,7 @@ def test_lines_for_processes_of_torchrun_give_the_models_logits(
     if name == "my-bert":
         settings = {"mesh": 2, "plan": "megatron", "export_tp_plan": True}
         shard(ShardConfig(model="./my-bert", out=Path("runs/shard"), **settings))
-    code = block("guide/shard", beginning)
+    code = block(f"guide/{page}", beginning)
     with torch.no_grad():
         expected = whole(**inputs()).logits
     for logits in cluster.run(on_a_rank, 2, str(tmp_path), code, result):

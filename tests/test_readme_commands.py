@@ -65,7 +65,8 @@ SMALLER = {
     "chop search precision --model ./my-llama --dataset ./texts.txt --task causal-lm "
     "--goal perplexity --formats group_integer --budget bits=4.25": "--limit 60 --trials 4",
     "chop compress --config runs/search/precision/recipe.toml": "--keep-best",
-    "chop search precision --budget bits=4 --trials 100": "--trials 6",
+    "chop search precision --budget bits=4 --trials 40": "--trials 6",
+    "chop search precision --trials 200 --workers 4": "--limit 200 --trials 4",
     "chop search nas --field num_hidden_layers=1,2,4 --field hidden_size=32,64 --trials 20": (
         "--limit 200 --trials 2"
     ),

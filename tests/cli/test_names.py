@@ -215,18 +215,20 @@ DEFINED = {
 FACTS = {
     ("course.md", "block_minifloat, mxfp, mxint, scale_integer, nvfp4"),  # what a search found
     ("export.md", "compressed-tensors, gptq, gguf, qonnx"),  # engines are not timed
-    ("export.md", "group_integer, mxint, group_affine"),  # groups of MatMulNBits
-    ("export.md", "group_integer, scale_integer, mxfp, nvfp4, fp8"),  # what a reader makes
-    ("export.md", "integer, binary, ternary"),  # exact in hls4ml
-    ("export.md", "mxint, fp8, mxfp, nvfp4"),  # first cells of a table of layouts in files
-    ("export.md", "mxint, group_affine, mxfp"),
-    ("export.md", "mxint, group_integer, scale_integer, integer"),
     ("export.md", "onnx, openvino, pt2, compressed-tensors, gguf"),  # measured
-    ("export.md", "scale_integer, integer, fp8"),
+    ("export-gguf.md", "mxint, group_affine, mxfp, nvfp4"),  # types in the file
+    ("export-gguf.md", "mxint, mxfp, group_affine"),  # formats that llama.cpp ran
+    ("export-onnx.md", "group_integer, mxint, group_affine"),  # groups of MatMulNBits
+    ("export-qonnx.md", "integer, binary, ternary"),  # exact in hls4ml
+    ("export-qonnx.md", "integer, scale_integer, binary, ternary"),  # nodes of formats
+    ("export-vllm.md", "mxint, fp8, mxfp, nvfp4"),  # first cells of a table of layouts
+    ("export-vllm.md", "mxint, group_integer, scale_integer, integer"),
+    ("export-vllm.md", "scale_integer, integer, fp8"),
+    ("import.md", "group_integer, scale_integer, mxfp, nvfp4, fp8"),  # formats of read layers
     ("mase.md", "binary_residual, integer, binary, mxint"),  # in the place of parts of MASE
     ("passes.md", "scale_integer, binary, binary_residual, ternary"),  # learned scales
     ("run-files.md", "onnx, compressed-tensors, gptq"),  # files and folders of targets
-    ("shard.md", "mxint, block_fp, mxfp"),  # examples of blocks
+    ("shard-python.md", "mxint, block_fp, mxfp"),  # examples of blocks
     (
         "passes.md",
         "freeze_transform_pass, rotate_transform_pass, prune_transform_pass, "

@@ -312,7 +312,7 @@ PRECISION = "fixed<32,16>"
 def simulated(folder, x, precision=PRECISION):
     """What hls4ml's C simulation computes of `qonnx.onnx` by the code of the page."""
     pytest.importorskip("hls4ml", reason="hls4ml makes circuits: pip install hls4ml")
-    page = (ROOT / "docs/guide/export.md").read_text()
+    page = (ROOT / "docs/guide/export-qonnx.md").read_text()
     (code,) = re.findall(r"^```py\n(.*?)^```", page, re.S | re.M)
     assert FILE in code and PRECISION in code
     last = x.permute(0, *range(2, x.dim()), 1) if x.dim() > 2 else x
