@@ -24,7 +24,7 @@ RUN = "tests/test_docs_outputs.py"
 ENTRY_POINTS = ("how-to/a-package-of-your-own", '[project.entry-points."chop.formats"]')
 TESTED = {
     ("course", "python docs/run_course.py"): COURSE,
-    ("README", "saved integer 4.auto (PTQ): "): RUN,
+    ("guide/compress", "saved integer 4.auto (PTQ): "): RUN,
     ENTRY_POINTS: HERE,
     ("guide/circuit", "iverilog -g2012 -s testbench"): DOCS,
     (

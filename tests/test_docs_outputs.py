@@ -29,11 +29,11 @@ def sentences(text):
     return [NUMBER.sub("N", MACHINE.sub("", " ".join(each.split()))) for each in found]
 
 
-def test_the_demo_ends_as_the_readme_says(tmp_path, monkeypatch):
+def test_the_demo_ends_as_the_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = programs.run(programs.COMMAND, "demo")
     told = sentences(done.stdout[done.stdout.index("saved integer") :])
-    expected = sentences(block("README", "saved integer"))
+    expected = sentences(block("guide/compress", "saved integer"))
     assert told == expected and len(told) == 5
 
 

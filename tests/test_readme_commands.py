@@ -213,11 +213,16 @@ def texts():
     Path("texts.txt").write_text("\n".join(load_dataset("stories")["train"]["text"][:400]))
 
 
-def my_pictures():
-    """By the page's own code, which makes the model too."""
-    program = Path("own_model.py")
-    program.write_text(python_of(ROOT / "docs/own-model.md").rpartition("import chop\n")[0])
+def made_by_page(name, last=None):
+    """Runs the page's own code, up to the last line `last`."""
+    code = python_of(ROOT / f"docs/{name}.md")
+    program = Path("of_the_page.py")
+    program.write_text(code.rpartition(last)[0] if last else code)
     assert programs.run(program).returncode == 0
+
+
+def my_pictures():
+    made_by_page("own-model", "import chop\n")
 
 
 def mlp_run(name):
@@ -238,7 +243,10 @@ NEEDED = {
     "./my-smolvlm": my_smolvlm,
     "./tasks": my_tasks,
     "./texts.txt": texts,
+    "both.py:Both": lambda: made_by_page("tasks"),
+    "embed.py:Embed": lambda: made_by_page("evaluate"),
     "net.py:Net": my_pictures,
+    "seg.py:Seg": lambda: made_by_page("tasks"),
     "runs/tpe": lambda: small_search("tpe"),
     "runs/random": lambda: small_search("random"),
     "runs/none": lambda: small_search("none", "compress"),

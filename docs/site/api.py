@@ -66,9 +66,9 @@ def pages() -> dict[str, str]:
         for m in found
     ]
     text = (
-        "What programs import, with signatures and docstrings. Other names are chop's own and may "
-        "move. [Passes](passes.md) have a page of their own; [Python](../guide/python.md) is the "
-        "guide."
+        "Signatures and docstrings of the public modules. Other modules are internal and may "
+        "change. [All passes](passes.md) are on a separate page. [Python](../guide/python.md) is "
+        "the guide."
     )
     made[f"{FOLDER}.md"] = "\n\n".join(
         ["# Python API", text, table(("module", "contents"), rows), ""]
@@ -95,8 +95,8 @@ def _page(module: str, names: list[str]) -> str:
 
 def _passes() -> str:
     text = (
-        "Every pass that takes settings, as `chop.passes.PASSES` has it. [The guide](../guide/"
-        "passes.md) groups them by purpose."
+        "Settings of every pass in `chop.passes.PASSES`. [The guide](../guide/passes.md) shows "
+        "how to use them."
     )
     parts = ["# All passes", text]
     for name, run in sorted(PASSES.items()):

@@ -69,8 +69,8 @@ def times(script: str) -> dict[str, str]:
 
 def _taken(script: str) -> str:
     found = times(script)
-    quick = f", with `--quick` {found['--quick']}" if "--quick" in found else ""
-    return f"`python {script}` takes {found['']}{quick}, roughly, on one core of a laptop."
+    quick = f", or {found['--quick']} with `--quick`," if "--quick" in found else ""
+    return f"`python {script}` takes about {found['']}{quick} on one core of a laptop."
 
 
 def _script(script: str) -> Iterator[str]:

@@ -15,10 +15,10 @@ from docs.site.markdown import escaped
 PAGE = "docs/reference/errors.md"
 TEXT = """# Errors by name
 
-Every error that chop raises on purpose derives from `chop.errors.ChopError`. Its message says what
-was expected, what came, and the nearest way out. A command prints it as one sentence and ends with
-exit code 2; [commands](../guide/commands.md) has the other codes. An error that is not on this page
-is a fault of chop: please report it with its traceback."""
+Errors of chop derive from `chop.errors.ChopError`. The message says what was expected, what was
+given, and how to fix it. A command prints it as one sentence and ends with exit code 2.
+[Commands](../guide/commands.md) lists the other codes. If an error is not on this page, please
+report it with its traceback."""
 
 
 def classes() -> list[type[errors.ChopError]]:

@@ -18,11 +18,11 @@ LONGEST_OUTPUT = 30
 NOT_IN_ALT = re.compile(r"[^\w/.,]+")
 SUFFIX = {"image/svg+xml": "svg", "image/png": "png"}
 MADE = (
-    "Made from `{script}`, which has its questions and answers in [the course](../{page}.md). "
-    "[{name}.ipynb]({name}.ipynb) has the same cells. {ran}"
+    "This notebook is made from `{script}`. Its questions and answers are in "
+    "[the course](../{page}.md). You can download it as [{name}.ipynb]({name}.ipynb). {ran}"
 )
-RAN = "With chop {version} they took {seconds:.0f} seconds of one core where this page was made."
-NOT_RUN = "They have not run where this page was made."
+RAN = "With chop {version} its cells took {seconds:.0f} seconds on one core."
+NOT_RUN = "Its cells have not been run."
 
 
 def pages(of: Mapping[str, str], executed: Mapping[str, Notebook]) -> dict[str, str | bytes]:

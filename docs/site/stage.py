@@ -57,7 +57,7 @@ def pages(reports: Mapping[str, str] | None = None) -> dict[str, str]:
         made[EXAMPLES] = _examples(reports)
         made[INDEX] = made[INDEX].replace(
             "\n## Reference",
-            f"- [Pages of runs](examples.md): {len(reports)} to look at.\n\n## Reference",
+            f"- [Sample report pages](examples.md): {len(reports)} small runs.\n\n## Reference",
         )
     made[course.PAGE] += (
         f"\n{_toctree([path for path in made if path.startswith(f'{course.FOLDER}/')])}"
@@ -106,8 +106,8 @@ def _toctree(paths: list[str], caption: str = "") -> str:
 
 def _examples(reports: Mapping[str, str]) -> str:
     lines = [f"- <a href='reports/{name}.html'>{name}</a>: {t}" for name, t in reports.items()]
-    text = "What commands leave in `report.html`, of small runs ([pages](guide/report.md))."
-    return "\n\n".join(["# Pages of runs", text, "\n".join(lines), ""])
+    text = "[Report pages](guide/report.md) of small runs, as each command writes them."
+    return "\n\n".join(["# Sample report pages", text, "\n".join(lines), ""])
 
 
 def stage(

@@ -168,8 +168,8 @@ def test_a_page_has_outputs_figures_and_the_file(monkeypatch):
     folder = notebooks.FOLDER
     page = pages[f"{folder}/lab_1.md"]
     assert (
-        page.startswith("# Lab 1\n\nMade from `examples/lab_1.py`")
-        and "took 12 seconds of one core" in page
+        page.startswith("# Lab 1\n\nThis notebook is made from `examples/lab_1.py`")
+        and "took 12 seconds on one core" in page
     )
     assert "(../lab-1.md)" in page and ":class: output\n\nfew\n```" in page
     assert "<summary>100 lines are printed</summary>" in page
@@ -178,7 +178,7 @@ def test_a_page_has_outputs_figures_and_the_file(monkeypatch):
     assert pages[f"{folder}/lab_1-2.png"] == b"\x89PNG"
     assert "<div class='shown'>\n<h3>a</h3>\n\n<p>b</p>\n</div>\n```" in page
     assert json.loads(pages[f"{folder}/lab_1.ipynb"]) == made
-    assert "They have not run" in pages[f"{folder}/tutorial_10.md"]
+    assert "Its cells have not been run" in pages[f"{folder}/tutorial_10.md"]
     assert "(../language-models.md)" in pages[f"{folder}/tutorial_10.md"]
 
 
