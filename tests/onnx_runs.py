@@ -53,12 +53,3 @@ def raised(model, **inputs):
 def quantized(mg, rules, by="type"):
     given = {key: {"config": spec} for key, spec in rules.items()}
     return passes.quantize_transform_pass(mg, {"by": by, **given})[0]
-
-
-def some_long(cases, kept):
-    """Parameters of a test, those that are not `kept` for the long run."""
-    marks = {True: (), False: (pytest.mark.long,)}
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks[case in kept])
-        for case in cases
-    ]

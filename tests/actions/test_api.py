@@ -140,8 +140,3 @@ def test_a_single_layer_is_to_be_put_into_a_model(layer):
         chop.quantize(layer, "8.auto", X)
     with pytest.raises(ConfigError, match=f"^chop.compress: .*{refusal}"):
         chop.compress(layer, (X, torch.zeros(len(X)).long()))
-
-
-def test_operators_may_be_any_list(net):
-    for operators in (["linear"], ("linear",)):
-        assert isinstance(chop.quantize(net, "4.2", X, operators=operators).first, QuantLinear)

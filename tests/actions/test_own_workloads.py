@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from chop import MaseGraph
 from chop.actions.compress.job import CompressConfig, compress
@@ -60,50 +59,6 @@ def test_a_model_that_is_one_layer_has_a_page(tmp_path):
     table, _ = read_document(tmp_path).tables
     (row,) = table.values
     assert row[table.columns.index("layer")] == "weight" and row[table.columns.index("bits")] == 8
-
-
-@pytest.mark.long
-def test_lower_is_better_for_errors(line, tmp_path):
-    workload = Workload.of(*line, metric="mse")
-    result = compress(settings(tmp_path / "strict", max_drop=0.0), workload)
-    assert result["saved"] is None
-    result = compress(settings(tmp_path / "loose", max_drop=0.5), workload)
-    assert "mse (lower is better):" in (tmp_path / "loose" / "table.md").read_text()
-    exact = next(row["validation"] for row in result["rows"] if row["method"] == "float")
-    assert result["saved"]["format"] == "integer 8.auto"
-    assert exact < result["saved"]["validation"] <= 1.5 * exact
-    one = compress(settings(tmp_path / "asked", metric="mse", max_drop=0.5), Workload.of(*line))
-    assert one["rows"] == result["rows"]
-
-
-def test_every_kind_of_rows_gives_the_same_table(tmp_path):
-    x = torch.randn(90, 6)
-    y = (x[:, 0] > 0).long()
-    model, training = nn.Linear(6, 2), model_state()
-    model.load_state_dict(training)
-    kinds = {
-        "arrays": ((x[:60].numpy(), y[:60].numpy()), (x[60:].numpy(), y[60:].numpy())),
-        "sets": (TensorDataset(x[:60], y[:60]), TensorDataset(x[60:], y[60:])),
-        "loaders": tuple(
-            DataLoader(TensorDataset(*part), 8, shuffle=True)
-            for part in ((x[:60], y[:60]), (x[60:], y[60:]))
-        ),
-    }
-    tables = [
-        compress(settings(tmp_path / name, keep_best=True, force=True), Workload.of(model, *parts))[
-            "rows"
-        ]
-        for name, parts in kinds.items()
-    ]
-    assert tables[0] == tables[1] == tables[2]
-    right = (model(x[60:]).argmax(1) == y[60:]).double().mean().item()
-    assert tables[0][0]["accuracy"] == right
-
-
-def model_state():
-    weight = torch.zeros(2, 6)
-    weight[1, 0] = 1.0
-    return {"weight": weight, "bias": torch.tensor([0.3, 0.0])}
 
 
 def test_the_users_model_stays_as_it_is(line, tmp_path):

@@ -1,12 +1,14 @@
-"""Jobs on yes and no, on rare classes, and on labels that were standardized for training."""
+"""Jobs on yes and no, on rare classes, on standardized labels, and on a class for each pixel."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import jaccard_score
 from torch import nn
 
 import chop
@@ -94,17 +96,98 @@ def test_a_rare_class_has_metrics_that_judge_it(tmp_path):
         chop.compress(net(2), (x, y), out=tmp_path, formats=("8.auto",), bench_seconds=0)
 
 
-def test_several_answers_a_row(tmp_path):
-    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
-    y = (x > 0).long()
-    model = net(3)
-    fit(model, (x, y), task="multilabel", epochs=30, lr=2e-2)
-    found = chop.compress(
-        model, (x, y), task="multilabel", metric="roc_auc", out=tmp_path, bench_seconds=0,
-        formats=("8.auto", "2.auto"), qat_epochs=3, qat_lr=1e-2, max_drop=0.02, keep_best=True,
-    )  # fmt: skip
-    assert [row["method"] for row in found.result["rows"]] == ["float", "PTQ", "PTQ", "QAT"]
-    assert found.result["rows"][3]["roc_auc"] > found.result["rows"][2]["roc_auc"]
+CONVOLUTIONS = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(1, 8, 3, padding=1, stride=2)
+        self.b = nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, image):
+        return {"out": self.b(self.a(image).relu()), "aux": image}
+"""
+
+
+def squares(count, seed=0):
+    """Pictures (N, 1, 12, 12) with a bright and a dark square, and a border that is void."""
+    draw = np.random.default_rng(seed)
+    pixels = draw.integers(100, 140, (count, 12, 12)).astype(np.uint8)
+    masks = np.zeros((count, 12, 12), np.uint8)
+    for i in range(count):
+        for label, value in ((1, 250), (2, 0)):
+            row, column = draw.integers(0, 7, 2)
+            pixels[i, row : row + 5, column : column + 5] = value
+            masks[i, row : row + 5, column : column + 5] = label
+    masks[:, 0] = 255
+    return pixels, masks
+
+
+def tensors(pixels, masks):
+    return torch.tensor(pixels)[:, None] / 255 * 2 - 1, torch.tensor(masks)
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A folder of pictures and masks, and the weights of a model that was trained on them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "squares_net", raising=False)
+    Path("squares_net.py").write_text(CONVOLUTIONS)
+    from squares_net import Net
+
+    torch.manual_seed(0)
+    model = Net()
+    fit(model, tensors(*squares(80)), epochs=25, lr=2e-2, batch_size=20)
+    save_file(model.state_dict(), "net.safetensors")
+    for split, seed in (("train", 0), ("test", 1)):
+        pixels, masks = squares(80, seed)
+        for kind, values in (("images", pixels), ("masks", masks)):
+            Path("squares", split, kind).mkdir(parents=True)
+            for i, value in enumerate(values):
+                Image.fromarray(value).save(f"squares/{split}/{kind}/{i}.png")
+    settings = {
+        "model": "squares_net.py:Net", "weights": "net.safetensors", "dataset": "squares",
+        "formats": ("8.auto", "2.auto"), "qat_epochs": 1, "bench_seconds": 0,
+    }  # fmt: skip
+    return model, settings
+
+
+def test_a_folder_of_pictures_and_masks(trained):
+    model, settings = trained
+    found = compress(CompressConfig(**settings, keep_best=True))
+    assert (found["task"], found["metric"]["name"]) == ("segmentation", "mean_iou")
+    pixels, masks = squares(80, 1)
     with torch.no_grad():
-        told = roc_auc_score(y.numpy(), found.model(x).numpy(), average="macro")
-    assert np.isfinite(told) and told > 0.9
+        logits = model(tensors(pixels, masks)[0])["out"]
+    guessed = nn.functional.interpolate(logits, (12, 12), mode="bilinear").argmax(1).numpy()
+    wanted = jaccard_score(masks[masks < 255], guessed[masks < 255], average="macro")
+    assert found["rows"][0]["mean_iou"] == pytest.approx(wanted, abs=1e-9)
+    assert wanted > 0.7
+    assert any("a class for each pixel: task segmentation" in x for x in found["assumptions"])
+    assert [row["method"] for row in found["rows"]] == ["float", "PTQ", "PTQ", "QAT"]
+
+
+def test_python_takes_tensors_and_half_precision(trained, tmp_path):
+    model, _ = trained
+    x, y = tensors(*squares(80))
+    data = torch.utils.data.DataLoader(
+        [{"image": a, "labels": b} for a, b in zip(x, y, strict=True)], batch_size=8
+    )
+    settings = {"formats": ("8.auto",), "bench_seconds": 0, "max_drop": 0.05}
+    rows = torch.utils.data.TensorDataset(x.bfloat16(), y)
+    found = chop.compress(model.bfloat16(), rows, out=tmp_path / "b", **settings)
+    assert found.result["task"] == "segmentation" and found.result["saved"] is not None
+    found = chop.compress(model.float(), data, out=tmp_path / "a", **settings)
+    assert found.model(x[:1])["out"].shape == (1, 3, 6, 6)
+    assert found.result["rows"][1]["mean_iou"] > 0.7
+
+
+def test_masks_of_0_and_255_are_said_to_have_one_class(trained, tmp_path):
+    model, _ = trained
+    x, y = tensors(*squares(80))
+    y = torch.where(y == 1, 255, 0)
+    with pytest.raises(ConfigError, match="one class: .* Pixels of 255 do not count: save a foreg"):
+        chop.compress(model, (x, y), out=tmp_path, bench_seconds=0)

@@ -70,6 +70,8 @@ def test_a_compressed_file_is_read_as_what_it_holds(start, separator, end, tmp_p
         "no/a.npz.gz",
         "a.gz",
         "./no",
+        "../no",
+        "~/no",
         "",
         "a/b/c",
     ],

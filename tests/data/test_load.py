@@ -125,23 +125,6 @@ def test_the_cache_folder_is_the_users_choice(monkeypatch, tmp_path):
     assert hub.cache_folder().is_dir()
 
 
-@pytest.mark.data
-@pytest.mark.parametrize(
-    ("folder", "text", "train", "test"),
-    [
-        ("imdb", "text", 25_000, 20_132),
-        ("rotten_tomatoes", "text", 8530, 1066),
-        ("sst2", "sentence", 67_349, 872),
-    ],
-)
-@pytest.mark.sampled(1)
-def test_real_folders(data_folder, folder, text, train, test):
-    splits = load_dataset(data_folder / folder)
-    assert (len(splits["train"]), len(splits["test"])) == (train, test)
-    assert isinstance(splits["test"][0][text], str)
-    assert num_labels(splits) == 2
-
-
 def test_a_table_without_labels_is_refused_by_its_columns():
     from chop.data import required_label_column
 

@@ -95,15 +95,3 @@ def test_a_tokenizer_that_cannot_be_fetched_is_one_sentence(checkpoint):
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(UnavailableError, match="no tokenizer found; give a local folder"):
         get_tokenizer(tmp_path)
-
-
-@pytest.mark.data
-def test_real_reviews_with_the_real_tokenizer(data_folder):
-    data, tokenizer = get_tokenized_dataset(
-        data_folder / "imdb", data_folder / "bert-base-uncased", True, limit=64, max_length=128
-    )
-    assert {name: len(split) for name, split in data.items()} == {"train": 64, "test": 64}
-    assert len(tokenizer) == 30_522
-    assert max(len(ids) for ids in data["train"]["input_ids"]) == 128
-    text = tokenizer.decode(data["test"][0]["input_ids"], skip_special_tokens=True)
-    assert len(text.split()) > 10 and tokenizer.unk_token not in text

@@ -149,7 +149,6 @@ def test_what_cannot_be_divided_is_named():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"grid": 0}, "grid: got 0"),
         ({"weight": "mxintt"}, "mxint"),
         ({"weight": None, "row_weights": "attention"}, "row_weights"),
     ],

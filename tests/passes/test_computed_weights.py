@@ -12,13 +12,9 @@ from chop import MaseGraph, passes
 from chop.formats import Integer, QuantSpec
 from chop.nn.quantized import QuantLinear
 from chop.passes.module import quantize_module_transform_pass
+from tests.networks import Square
 
 from .conftest import with_metadata
-
-
-class Square(nn.Module):
-    def forward(self, x):
-        return x * x
 
 
 def masked(layer):
@@ -149,20 +145,6 @@ def test_a_mask_of_torch_is_the_operators_own():
     optimizer.step()
     assert (layer.weight[~kept] == 0).all() and (layer.weight[kept] != full[kept]).any()
     assert [*net[1]._buffers] == ["weight_mask", "bias_mask"]  # the user's is as it was
-
-
-@pytest.mark.parametrize("method", ["l1-norm", "random"])
-@pytest.mark.parametrize("sparsity", [0.1, 0.75])
-@pytest.mark.sampled(3)
-def test_what_torch_has_pruned_stays_pruned(method, sparsity):
-    net = network("prune")
-    pruned_before = net[1].weight == 0
-    rule = {"weight": {"sparsity": sparsity, "method": method}}
-    mg = with_metadata(MaseGraph(net, dummy_in={"input": X}))
-    again, _ = passes.prune_transform_pass(mg, rule)
-    weight = again.modules["1"].weight
-    assert (weight[pruned_before] == 0).all() and (weight == 0).float().mean() >= sparsity - 0.01
-    assert (weight[~pruned_before] != 0).any() or sparsity > 0.5
 
 
 def test_training_mode_takes_no_step_of_a_spectral_norm():

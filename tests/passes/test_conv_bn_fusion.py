@@ -10,6 +10,7 @@ from chop.base.notices import AdjustedWarning
 from chop.formats import Integer, QuantSpec
 from chop.models.builtin import BUILTIN_MODELS
 from chop.nn.quantized import QuantConv2d
+from tests.networks import Square
 
 from .conftest import with_metadata
 
@@ -28,39 +29,6 @@ def shaken(model):
     return model.eval()
 
 
-def resnet():
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    config = ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[2, 1], num_channels=3, num_labels=4
-    )
-    return ResNetForImageClassification(config)
-
-
-@pytest.mark.parametrize(
-    "build, shape, norms",
-    [
-        (lambda: BUILTIN_MODELS["cnn"].build(10), (5, 1, 8, 8), 2),
-        (resnet, (5, 3, 32, 32), 11),
-    ],
-)
-@pytest.mark.long
-def test_a_whole_model_gives_the_same_answers_without_norms(build, shape, norms):
-    model = shaken(build())
-    x = torch.randn(shape)
-    mg = with_metadata(MaseGraph(model, dummy_in={"pixel_values": x}))
-    expected = mg.model(pixel_values=x).logits
-    fused, info = passes.conv_bn_fusion_transform_pass(mg, {})
-    assert len(info["fused"]) == norms
-    assert info["skipped"] == {}
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in fused.model.modules())
-    assert sum("norm" in node.name for node in fused.nodes) == 0
-    torch.testing.assert_close(fused.model(pixel_values=x).logits, expected, atol=1e-5, rtol=1e-5)
-    # the graph that came in still has its norms
-    assert torch.equal(mg.model(pixel_values=x).logits, expected)
-    assert any(isinstance(m, nn.BatchNorm2d) for m in mg.model.modules())
-
-
 CASES = {
     "conv1d": (nn.Conv1d(4, 6, 3, groups=2, bias=False), nn.BatchNorm1d(6), (3, 4, 9)),
     "conv2d": (nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6, eps=1e-2), (3, 4, 7, 5)),
@@ -72,9 +40,7 @@ CASES = {
         nn.BatchNorm2d(6),
         (3, 4, 7, 5),
     ),
-    "sync1d": (nn.Conv1d(4, 6, 3), nn.SyncBatchNorm(6), (3, 4, 9)),
     "sync2d": (nn.Conv2d(4, 6, 3, bias=False), nn.SyncBatchNorm(6, affine=False), (3, 4, 7, 5)),
-    "sync3d": (nn.Conv3d(2, 3, 2), nn.SyncBatchNorm(3), (3, 2, 4, 4, 5)),
     "sync_transposed": (nn.ConvTranspose2d(4, 6, 3), nn.SyncBatchNorm(6), (3, 4, 7, 5)),
 }
 
@@ -183,11 +149,6 @@ def test_the_fused_model_trains_and_survives_export(tmp_path):
     mg.export(tmp_path / "fused")
     again = MaseGraph.from_checkpoint(tmp_path / "fused")
     assert torch.equal(again.model(pixel_values=x).logits, mg.model(pixel_values=x).logits)
-
-
-class Square(nn.Module):
-    def forward(self, x):
-        return x * x
 
 
 COMPUTED = {

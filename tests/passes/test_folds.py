@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations
 from chop import MaseGraph, passes
 from chop.quantization.folding.check import FoldCheck
 from chop.quantization.folding.folding import find_sites, fold_changes
+from tests.networks import Made
 
 from .conftest import with_metadata
 
@@ -38,17 +39,6 @@ class CosineLinear(nn.Linear):
         return F.linear(x, F.normalize(self.weight, dim=-1))
 
 
-class HoldsTheNorm(nn.Module):
-    """A leaf by its branch on data, which calls a norm that the graph calls too."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x):
-        return x if x.sum() > 1e9 else self.norm(x)
-
-
 def tied():
     net = Stack()
     net.second.weight = net.first.weight
@@ -63,7 +53,8 @@ def hooked():
 
 def held():
     net = Stack(forward=lambda m, x: m.first(m.norm(x)) + m.leaf(x))
-    net.leaf = HoldsTheNorm(net.norm)
+    # a leaf by its branch on data, which calls a norm that the graph calls too
+    net.leaf = Made(lambda m, x: x if x.sum() > 1e9 else m.norm(x), norm=net.norm)
     return net
 
 

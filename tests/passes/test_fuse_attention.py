@@ -191,77 +191,46 @@ def test_rows_where_finite_fills_hide_every_key_stay():
     torch.testing.assert_close(y, mg.model(x), atol=1e-5, rtol=1e-5)
 
 
-class ReturnsWeights(nn.Module):
-    def forward(self, x):
-        weights = (x @ x.transpose(1, 2)).softmax(-1)
-        return weights @ x, weights
+class Calls(nn.Module):
+    """Calls a function of itself and its input."""
 
-
-class ReturnsScores(nn.Module):
-    def forward(self, x):
-        logits = x @ x.transpose(1, 2)
-        return logits.softmax(-1) @ x, logits
-
-
-class OtherAxis(nn.Module):
-    def forward(self, x):
-        return (x @ x.transpose(1, 2)).softmax(1) @ x
-
-
-class MaskedFirst(nn.Module):
-    def forward(self, x):
-        logits = (x @ x.transpose(1, 2)) + torch.arange(x.size(1)).float()
-        return (logits * 0.5).softmax(-1) @ x
-
-
-class WeakFill(nn.Module):
-    def forward(self, x):
-        logits = x @ x.transpose(1, 2)
-        return logits.masked_fill(torch.arange(x.size(1)) == 1, -5.0).softmax(-1) @ x
-
-
-class WholeRows(nn.Module):
-    def __init__(self):
+    def __init__(self, function):
         super().__init__()
-        self.drop = nn.Dropout1d(0.5)
+        self.function, self.drop, self.gate = function, nn.Dropout1d(0.5), nn.Linear(16, 16)
 
     def forward(self, x):
-        return self.drop((x @ x.transpose(1, 2)).softmax(-1)) @ x
+        return self.function(self, x)
 
 
-class Squared(nn.Module):
-    def forward(self, x):
-        weights = (x @ x.transpose(1, 2)).softmax(-1)
-        return weights @ weights
+def product(x):
+    return x @ x.transpose(1, 2)
 
 
-class Pooled(nn.Module):
-    """A softmax that is no attention: its weights come from a linear layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Linear(16, 16)
-
-    def forward(self, x):
-        return self.gate(x).softmax(-1) @ x.transpose(1, 2)
+def weak_fill(m, x):
+    return product(x).masked_fill(torch.arange(x.size(1)) == 1, -5.0).softmax(-1) @ x
 
 
-@pytest.mark.parametrize(
-    "model, reason",
-    [
-        (ReturnsWeights(), "its weights are read elsewhere too"),
-        (ReturnsScores(), "'matmul' is read elsewhere too"),
-        (OtherAxis(), "its softmax is not over the last axis"),
-        (MaskedFirst(), "its scores are masked before they are scaled"),
-        (WeakFill(), "its scores are filled with -5.0, which may not hide them"),
-        (WholeRows(), "its weights are dropped by whole channels"),
-        (Squared(), "its values are its weights"),
-        (Pooled(), None),
-    ],
-)
+def masked_first(m, x):
+    return ((product(x) + torch.arange(x.size(1)).float()) * 0.5).softmax(-1) @ x
+
+
+LEFT = [
+    (lambda m, x: ((w := product(x).softmax(-1)) @ x, w), "its weights are read elsewhere too"),
+    (lambda m, x: ((s := product(x)).softmax(-1) @ x, s), "'matmul' is read elsewhere too"),
+    (lambda m, x: product(x).softmax(1) @ x, "its softmax is not over the last axis"),
+    (masked_first, "its scores are masked before they are scaled"),
+    (weak_fill, "its scores are filled with -5.0, which may not hide them"),
+    (lambda m, x: m.drop(product(x).softmax(-1)) @ x, "its weights are dropped by whole channels"),
+    (lambda m, x: (w := product(x).softmax(-1)) @ w, "its values are its weights"),
+    # a softmax that is no attention: its weights come from a linear layer
+    (lambda m, x: m.gate(x).softmax(-1) @ x.transpose(1, 2), None),
+]
+
+
+@pytest.mark.parametrize("function, reason", LEFT)
 @pytest.mark.sampled(1)
-def test_what_would_change_the_model_is_left_alone(model, reason):
-    mg = raised(model.eval(), 2, 10, 16)
+def test_what_would_change_the_model_is_left_alone(function, reason):
+    mg = raised(Calls(function).eval(), 2, 10, 16)
     fused, info = passes.fuse_attention_transform_pass(mg, {})
     assert info["fused"] == []
     assert list(info["skipped"].values()) == ([reason] if reason else [])
@@ -325,19 +294,13 @@ def test_dropout_follows_the_mode_and_has_the_right_share():
 
 
 def configs():
-    from transformers import BertConfig, GPT2Config, LlamaConfig, T5Config, ViTConfig
+    from transformers import BertConfig, GPT2Config, T5Config
 
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     text = {**small, "vocab_size": 100, "intermediate_size": 64, "max_position_embeddings": 64}
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     return {
         "bert": (BertConfig(**text), "SequenceClassification", 2),
-        "vit": (
-            ViTConfig(**small, intermediate_size=64, image_size=8, patch_size=2, num_channels=1),
-            "ImageClassification",
-            2,
-        ),
-        "llama": (LlamaConfig(**text, **ends, num_key_value_heads=2), "CausalLM", 2),
         "gpt2": (
             GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4, n_positions=64, **ends),
             "CausalLM",
@@ -360,9 +323,7 @@ def configs():
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["bert", "vit", "llama", "gpt2", pytest.param("t5", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
 @pytest.mark.sampled(1)
 def test_eager_models_of_transformers_fuse_every_layer(name):
     import transformers
@@ -371,8 +332,7 @@ def test_eager_models_of_transformers_fuse_every_layer(name):
     config, task, layers = configs()[name]
     config._attn_implementation = "eager"
     model = getattr(transformers, f"AutoModelFor{task}").from_config(config).eval()
-    names = ["input_ids", "attention_mask"] if name != "vit" else ["pixel_values"]
-    names += ["decoder_input_ids"] if name == "t5" else []
+    names = ["input_ids", "attention_mask"] + ["decoder_input_ids"] * (name == "t5")
     mg = with_metadata(MaseGraph(model, hf_input_names=names))
     fused, info = passes.fuse_attention_transform_pass(mg, {})
     assert len(info["fused"]) == layers and info["skipped"] == {}
@@ -381,7 +341,6 @@ def test_eager_models_of_transformers_fuse_every_layer(name):
     mask = torch.ones_like(ids)
     mask[1, 15:] = 0
     inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids}
-    inputs["pixel_values"] = torch.randn(3, 1, 8, 8)
     given = {key: inputs[key] for key in names}
     expected, got = model(**given).logits, fused.model(**given).logits
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)

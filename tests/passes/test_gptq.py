@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.errors import ConfigError, GraphError
+from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.formats.group_affine import GroupAffine
 from chop.formats.group_integer import GroupInteger
@@ -16,21 +16,9 @@ from chop.formats.ternary import Ternary
 from chop.ir.batches import run_layerwise
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.rounding import gptq
+from tests.networks import Made
 
 from .conftest import with_metadata
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3, stride=2, padding=1, dilation=2)
-        self.grouped = nn.Conv2d(4, 4, 3, padding="same", groups=2, padding_mode="reflect")
-        self.fc1 = nn.Linear(100, 32)
-        self.fc2 = nn.Linear(32, 32)
-
-    def forward(self, x):
-        x = self.grouped(self.conv(x).relu()).flatten(1)
-        return self.fc2(self.fc1(x).relu())
 
 
 def correlated(rows, seed):
@@ -42,7 +30,14 @@ def correlated(rows, seed):
 @pytest.fixture(scope="module")
 def graph():
     torch.manual_seed(0)
-    return with_metadata(MaseGraph(Net().eval(), dummy_in={"x": correlated(3, 9)}))
+    model = Made(
+        lambda m, x: m.fc2(m.fc1(m.grouped(m.conv(x).relu()).flatten(1)).relu()),
+        conv=nn.Conv2d(2, 4, 3, stride=2, padding=1, dilation=2),
+        grouped=nn.Conv2d(4, 4, 3, padding="same", groups=2, padding_mode="reflect"),
+        fc1=nn.Linear(100, 32),
+        fc2=nn.Linear(32, 32),
+    )
+    return with_metadata(MaseGraph(model.eval(), dummy_in={"x": correlated(3, 9)}))
 
 
 def quantized(mg, weight, data_in=None):
@@ -155,21 +150,15 @@ def test_masks_and_what_they_hide_stay(graph):
     assert torch.equal(new.spec.weight.round(new.weight[mask]), new.weight[mask])
 
 
-class Shared(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.twice = nn.Linear(4, 4)
-        self.a = nn.Linear(4, 4)
-        self.b = nn.Linear(4, 4)
-        self.b.weight = self.a.weight
-        self.conv = nn.Conv1d(4, 4, 1)
-
-    def forward(self, x):
-        return self.conv(self.b(self.a(self.twice(self.twice(x))))[:, :, None])
-
-
 def test_what_cannot_be_corrected_is_named():
-    mg = with_metadata(MaseGraph(Shared(), dummy_in={"x": torch.randn(3, 4)}))
+    layers = {name: nn.Linear(4, 4) for name in ("twice", "a", "b")}
+    net = Made(
+        lambda m, x: m.conv(m.b(m.a(m.twice(m.twice(x))))[:, :, None]),
+        **layers,
+        conv=nn.Conv1d(4, 4, 1),
+    )
+    net.b.weight = net.a.weight
+    mg = with_metadata(MaseGraph(net, dummy_in={"x": torch.randn(3, 4)}))
     spec = {"config": QuantSpec(weight=Integer(4, "mse"))}
     mg, _ = passes.quantize_transform_pass(mg, {"linear": spec, "conv1d": spec})
     same, info = passes.gptq_transform_pass(mg, {"batches": [{"x": torch.randn(9, 4)}]})
@@ -226,15 +215,3 @@ def test_weights_that_a_narrow_dtype_does_not_hold_are_refused(graph):
     mg.model.bfloat16()
     with pytest.raises(ConfigError, match="bfloat16 does not hold all exactly.*float32"):
         passes.gptq_transform_pass(mg, {"batches": [{"x": x.bfloat16()}]})
-
-
-def test_wrong_settings_and_wrong_order_are_refused(graph):
-    with pytest.raises(GraphError, match="run quantize_transform_pass"):
-        passes.gptq_transform_pass(graph, {"batches": []})
-    mg = quantized(graph, Integer(4, 2))
-    with pytest.raises(ConfigError, match="damp_percent: got 0"):
-        passes.gptq_transform_pass(mg, {"batches": [], "damp_percent": 0})
-    with pytest.raises(ConfigError, match="block_size: got 0"):
-        passes.gptq_transform_pass(mg, {"batches": [], "block_size": 0})
-    with pytest.raises(ConfigError, match="at least one batch"):
-        passes.gptq_transform_pass(mg, {"batches": []})

@@ -17,6 +17,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.base.docstrings import entries, split_section
+from chop.errors import ConfigError
 from chop.ir.graph import Provenance
 from chop.passes import module as module_passes
 from chop.passes.base import PASSES, NoConfig, graph_pass
@@ -200,6 +201,13 @@ def test_signature_and_types_are_those_of_the_call(name):
     assert getattr(importlib.import_module(run.__module__), name) is run
     assert pickle.loads(pickle.dumps(run)) is run
     assert f"def {name}(" in inspect.getsource(inspect.unwrap(run))
+
+
+@subcases("name", sorted(OURS))
+def test_settings_that_a_pass_does_not_have_are_refused(name):
+    mg = quantized() if RUNS[name][0][0] is quantized else graph()
+    with pytest.raises(ConfigError, match="no_such_key"):
+        OURS[name](mg, {"no_such_key": 1})
 
 
 @subcases("name", sorted(OURS))

@@ -3,15 +3,14 @@
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
 from chop.formats import Integer
 from chop.models import load_model
-from chop.nn.lora import LoraLinear, list_adapters
+from chop.nn.lora import list_adapters
 from chop.nn.quantized import QuantLinear
-from chop.train import fit
+from tests.networks import Tied, twice
 
 INT8 = {"by": "type", "linear": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
 MASE = {"rank": 6, "alpha": 1.0, "dropout": 0.5}
@@ -43,39 +42,15 @@ def test_insertion_changes_no_output_and_the_callers_graph_stays(bert_graph, ber
     assert keys < set(adapted.model.state_dict()) and len(new) == 2 * info["inserted"] == 28
     assert "bert.pooler.dense.lora_A.weight" in new
     assert trainable(adapted) == new, "only the adapters train"
-
-
-def sum_of_rows(model):
-    """What MASE prints as the total: a parameter counts once for every module it is in."""
-    _, report = passes.module.report_trainable_parameters_analysis_pass(
-        model, {"depth": None, "silent": True}
-    )
-    return sum(row["trainable"] for row in report["rows"])
-
-
-@pytest.mark.long
-def test_parameters_of_the_courses_bert_tiny():
-    """The course's ratio of 4.5 is that of two such sums; see examples/tutorial_2.py."""
-    config = BertConfig(
-        hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512
-    )
-    mg = MaseGraph(BertForSequenceClassification(config))
-    assert sum(p.numel() for p in mg.model.parameters()) == 4_386_178
-    before = sum_of_rows(mg.model)
-    mg.model.bert.embeddings.requires_grad_(False)
-    adapted, info = passes.insert_lora_adapter_transform_pass(mg, MASE)
-    assert (info["trainable_before"], info["trainable_after"]) == (413_314, 29_964)
+    counts = [
+        sum(p.numel() for p in mg.model.parameters() if p.requires_grad)
+        for mg in (bert_graph, adapted)
+    ]
+    assert [info["trainable_before"], info["trainable_after"]] == counts
     pooler = next(row for row in info["layers"] if row["layer"] == "bert.pooler.dense")
-    assert pooler == {"layer": "bert.pooler.dense", "rank": 6, "before": 16_512, "after": 1_536}
-
-    # MASE's insertion drops the biases and leaves weights and norms trainable.
-    for name, parameter in adapted.model.named_parameters():
-        is_bias = name.endswith("bias") and "LayerNorm" not in name
-        parameter.requires_grad_("embeddings" not in name and not is_bias)
-    # Its weights are one module deeper than ours, which counts them once more.
-    deeper = sum(layer.weight.numel() for layer in list_adapters(adapted.model).values())
-    assert (before, sum_of_rows(adapted.model) + deeper) == (14_480_258, 3_169_816)
-    assert round(14_480_258 / 3_169_816, 1) == 4.6
+    assert pooler == {
+        "layer": "bert.pooler.dense", "rank": 6, "before": 32 * 33, "after": 6 * (32 + 32)
+    }  # fmt: skip
 
 
 def test_what_was_trainable_is_so_again_after_fusing(bert_graph, bert_inputs):
@@ -137,8 +112,6 @@ def test_what_else_may_train(bert_graph):
         ({"rank": 0}, "insert_lora_adapter_transform_pass: rank is 0"),
         ({"lora_alpha": -1}, "alpha is -1, expected a number above 0"),
         ({"lora_dropout": 1.5}, "dropout is 1.5"),
-        ({"rank": 6.0}, "rank: expected int, got 6.0"),
-        ({"rnak": 6}, "unknown key 'rnak': did you mean 'rank'"),
         ({"alpha": 1, "lora_alpha": 1}, "'alpha' is given twice, once as 'lora_alpha'"),
         ({"target_modules": ["qurey"]}, "no Linear .* matches 'qurey': did you mean 'query'"),
         ({"target_modules": ["bert.poler.dense"]}, "did you mean 'bert.pooler.dense'"),
@@ -214,15 +187,7 @@ def test_passes_that_cannot_keep_adapters_say_so(bert_graph):
 
 
 def test_a_layer_that_is_called_twice_has_one_adapter():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.fc(self.fc(x).relu())
-
-    mg = trained(MaseGraph(Twice(), dummy_in={"x": torch.randn(2, 4)}), {"rank": 2})
+    mg = trained(MaseGraph(twice(), dummy_in={"x": torch.randn(2, 4)}), {"rank": 2})
     x = torch.randn(3, 4)
     fc = mg.modules["fc"]
     assert list(list_adapters(mg.model)) == ["fc"]
@@ -230,22 +195,12 @@ def test_a_layer_that_is_called_twice_has_one_adapter():
 
 
 def test_tied_weights_are_untied_by_fusing():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(7, 4)
-            self.head = nn.Linear(4, 7, bias=False)
-            self.head.weight = self.embedding.weight
-
-        def forward(self, tokens):
-            return self.head(self.embedding(tokens))
-
     tokens = torch.tensor([[1, 2, 3]])
-    mg = trained(MaseGraph(Tied(), dummy_in={"tokens": tokens}), {"rank": 2})
+    mg = trained(MaseGraph(Tied(7, 4), dummy_in={"ids": tokens}), {"rank": 2})
     expected = mg.model(tokens)
     fused, _ = passes.fuse_lora_weights_transform_pass(mg)
     torch.testing.assert_close(fused.model(tokens), expected)
-    assert fused.model.head.weight is not fused.model.embedding.weight
+    assert fused.model.head.weight is not fused.model.table.weight
 
 
 def test_adapters_train_and_are_exported(bert_graph, bert_inputs, tmp_path):
@@ -269,27 +224,6 @@ def test_adapters_train_and_are_exported(bert_graph, bert_inputs, tmp_path):
     assert trainable(loaded) == trainable(adapted)
     fused, _ = passes.fuse_lora_weights_transform_pass(loaded)
     assert trainable(fused) == trainable(bert_graph)
-
-
-@pytest.mark.long  # test_quantize.py compiles the quantized one
-def test_an_adapted_bert_compiles_as_one_graph(bert_graph, bert_inputs):
-    torch._dynamo.reset()
-    adapted = trained(bert_graph)
-    adapted.model.eval()
-    compiled = torch.compile(adapted.model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(**bert_inputs)["logits"], logits(adapted, bert_inputs))
-
-
-def test_trained_by_the_lean_loop(bert_graph):
-    from datasets import Dataset
-
-    adapted = trained(bert_graph, {"rank": 2})
-    before = {name: p.detach().clone() for name, p in adapted.model.named_parameters()}
-    rows = {"input_ids": [[1, 2, 3], [4, 5, 6]], "labels": [0, 1]}
-    fit(adapted.model, Dataset.from_dict({**rows, "attention_mask": [[1, 1, 1]] * 2}))
-    moved = {n for n, p in adapted.model.named_parameters() if not torch.equal(p, before[n])}
-    assert moved == trainable(adapted)
-    assert isinstance(adapted.modules["classifier"], LoraLinear)
 
 
 def test_a_bias_that_came_while_all_was_frozen_trains_after_fusion():

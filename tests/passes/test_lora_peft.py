@@ -214,6 +214,7 @@ OPTIONS = {
     "all-linear": (llama, {"target_modules": "all-linear"}),
     "head": (untied, {"target_modules": ["q_proj", "lm_head"]}),
     "tied head": (llama, {"target_modules": ["q_proj", "lm_head"]}),
+    "of one layer": (llama, {"target_modules": ["q_proj"], "layers_to_transform": [1]}),
     "patterns": (
         llama,
         {
@@ -223,6 +224,8 @@ OPTIONS = {
             "use_rslora": True,
         },
     ),
+    "regular expression": (bert, {"target_modules": r".*layer\.1.*dense", "lora_dropout": 0.1}),
+    "biases of layers": (bert, {"target_modules": ["query", "dense"], "bias": "lora_only"}),
     "excluded": (
         llama,
         {"target_modules": ["q_proj"], "exclude_modules": ["layers.0.self_attn.q_proj"]},
@@ -243,7 +246,7 @@ OPTIONS = {
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*merge_and_unload would change:UserWarning")
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_adapters_of_peft_are_read_whatever_its_options(name, tmp_path):
     build, settings = OPTIONS[name]
     model = by_peft(build, settings)
@@ -292,20 +295,11 @@ def test_the_output_layer_is_known_of_a_graph_that_was_read(tmp_path):
         passes.save_lora_adapter_interface_pass(named, tmp_path / "adapter")
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"target_modules": ["q_proj", "embed_tokens"]}, "expected adapters of linear layers"),
-        ({"target_modules": ["q_proj"], "use_dora": True}, "'use_dora': True is not supported"),
-        ({"target_modules": ["q_proj"], "lora_bias": True}, "'lora_bias': True is not supported"),
-        ({"target_modules": ["q_proj"], "trainable_token_indices": [1]}, "trainable_token_indices"),
-    ],
-)
-def test_other_adapters_of_peft_are_refused(settings, message, tmp_path):
+def test_adapters_of_tables_are_refused(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        by_peft(llama, settings).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=message):
+        by_peft(llama, {"target_modules": ["q_proj", "embed_tokens"]}).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="expected adapters of linear layers"):
         read(llama, tmp_path)
 
 

@@ -163,10 +163,7 @@ def test_torchs_transformer_really_is_quantized():
         ({"by": "name", "fc3": integer(8, 4)}, "did you mean 'fc[12]'"),
         ({"by": "regex_name", "conv.+": integer(8, 4)}, "matches 'conv.+'"),
         ({"layer_norm": integer(8, 4)}, "'layer_norm'; it has: batch_norm2d, conv2d, linear"),
-        ({"by": "typ"}, "quantize_module_transform_pass.by: .*did you mean 'type'"),
-        ({"linear": {"config": {"name": "intger"}}}, "did you mean 'integer'"),
         ({}, "nothing to quantize"),
-        ("linear", "expected a mapping, got 'linear'"),
     ],
 )
 def test_mistakes_are_named(net, config, message):

@@ -158,15 +158,6 @@ def test_attention_and_integer_inputs_of_a_transformer(bert_graph, bert_inputs):
             {"target_activation_nodes": ["relu"], "activation_statistics": ACTIVATIONS},
             "need batches as 'input_generator'",
         ),
-        (
-            {
-                "target_activation_nodes": ["relu"],
-                "activation_statistics": ACTIVATIONS,
-                "input_generator": [],
-            },
-            "at least one batch, got none",
-        ),
-        ({"targets": ["relu"]}, "unknown key 'targets'"),
     ],
 )
 def test_wrong_settings_are_refused(net_graph, settings, message):

@@ -76,15 +76,6 @@ def test_outputs_and_sparsity_survive_round_trips(net_graph, order, trip, tmp_pa
     assert sum(isinstance(m, PruneActivation) for m in again.modules.values()) == 3
 
 
-def test_sparsity_is_exact_on_a_larger_layer(bert_graph, tmp_path):
-    mg, info = passes.prune_transform_pass(bert_graph, {"weight": PRUNE["weight"]})
-    linear = {"by": "type", "linear": {"config": INTEGER}}
-    mg = exported(passes.quantize_transform_pass(mg, linear)[0], tmp_path)
-    hidden = [get_masked(m) for m in mg.modules.values() if get_masked(m) is not None]
-    share = sum(int(h.sum()) for h in hidden) / sum(h.numel() for h in hidden)
-    assert share == pytest.approx(info["sparsity"], abs=1e-9) == pytest.approx(SHARE, abs=1e-3)
-
-
 def test_both_orders_of_pruning_and_quantizing_agree(net_graph):
     inputs = x()
     one, other = quantize(prune(net_graph)), prune(quantize(net_graph))
@@ -95,20 +86,13 @@ def test_both_orders_of_pruning_and_quantizing_agree(net_graph):
     assert torch.equal(entering, by_hand) and (entering[~layer.weight_mask] == 0).all()
 
 
-OPTIMIZERS = {
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.5),
-}
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("order", ORDERS)
-def test_training_never_shows_a_hidden_weight(net_graph, order, optimizer):
+def test_training_never_shows_a_hidden_weight(net_graph, order):
     mg = ORDERS[order](net_graph)
     mg.model.train()
     before = {name: get_masked(m) for name, m in mg.modules.items() if get_masked(m) is not None}
     weights = {name: mg.modules[name].weight.detach().clone() for name in before}
-    step = OPTIMIZERS[optimizer](mg.model.parameters())
+    step = torch.optim.AdamW(mg.model.parameters(), lr=0.05, weight_decay=0.5)
     for _ in range(4):
         step.zero_grad()
         mg.model(x()).square().sum().backward()

@@ -6,18 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.ir.propagate import example_inputs
 from chop.models import load_model
+from tests.networks import Made
 
-
-def with_metadata(mg):
-    mg, _ = passes.init_metadata_analysis_pass(mg)
-    mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    return mg
+from .conftest import with_metadata
 
 
 def shrink(mg, granularity="channel", sparsity=0.5, **settings):
@@ -155,15 +151,6 @@ def test_readers_of_every_kind_are_cut():
     assert small.modules["head"].in_features == 12 and "reshape" in [n.name for n in small.nodes]
 
 
-class Between(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.fc1, self.fc2, self.function = nn.Linear(3, 8), nn.Linear(8, 2), function
-
-    def forward(self, x):
-        return self.fc2(self.function(self.fc1(x)))
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -173,7 +160,9 @@ class Between(nn.Module):
 )
 @pytest.mark.sampled(3)
 def test_units_pass_through_functions_of_one_number(function):
-    mg = with_metadata(MaseGraph(distinct(Between(function)), dummy_in={"x": torch.randn(2, 3)}))
+    layers = {"fc1": nn.Linear(3, 8), "fc2": nn.Linear(8, 2)}
+    between = Made(lambda m, x: m.fc2(function(m.fc1(x))), **layers)
+    mg = with_metadata(MaseGraph(distinct(between), dummy_in={"x": torch.randn(2, 3)}))
     small, info = shrink(mg, include=["fc1"])
     assert info["layers"] == {"fc1": 0.5} and not info["skipped"]
     kept = torch.isin(mg.modules["fc1"].bias, small.modules["fc1"].bias)
@@ -261,20 +250,15 @@ def test_formats_and_masks_are_cut_with_the_weight():
     torch.testing.assert_close(outputs(small, inputs), outputs(zeroed, inputs))
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(6, 6) for _ in range(3))
-        self.norm = nn.LayerNorm(6)
-
-    def forward(self, x):
-        y = self.a(x)
-        z = self.b(F.relu(y)) + x
-        return self.c(self.norm(self.c(z))) + F.relu(y).sum(-1, keepdim=True)
-
-
 def test_what_something_else_needs_stays_whole():
-    mg = MaseGraph(Residual(), dummy_in={"x": torch.randn(4, 6)})
+    def residual(m, x):
+        y = m.a(x)
+        z = m.b(F.relu(y)) + x
+        return m.c(m.norm(m.c(z))) + F.relu(y).sum(-1, keepdim=True)
+
+    layers = {name: nn.Linear(6, 6) for name in "abc"}
+    net = Made(residual, **layers, norm=nn.LayerNorm(6))
+    mg = MaseGraph(net, dummy_in={"x": torch.randn(4, 6)})
     small, info = shrink(mg)
     assert info["skipped"] == {
         "a": "'sum_1' sums over them",
@@ -286,48 +270,15 @@ def test_what_something_else_needs_stays_whole():
     assert torch.equal(small.model(x), mg.model(x))
 
 
-class Borrowed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
-        self.c.weight = self.b.weight
-
-    def forward(self, x):
-        return self.b(self.a(x)) + self.a.weight.sum() + self.c(x)
-
-
 def test_a_weight_that_others_use_stays_whole():
-    mg = MaseGraph(Borrowed(), dummy_in={"x": torch.randn(3, 4)})
+    layers = {name: nn.Linear(4, 4) for name in "abc"}
+    net = Made(lambda m, x: m.b(m.a(x)) + m.a.weight.sum() + m.c(x), **layers)
+    net.c.weight = net.b.weight
+    mg = MaseGraph(net, dummy_in={"x": torch.randn(3, 4)})
     _, info = shrink(mg)
     assert info["skipped"]["a"] == "'a' shares its weight with node 'a_weight'"
     assert info["skipped"]["b"] == "'b' shares its weight with the Linear 'c'"
     assert info["hidden"] == 0
-
-
-@pytest.mark.long
-def test_heads_leave_quantized_attention_with_dropout_too():
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=50,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
-    mg = with_metadata(MaseGraph(distinct(BertForSequenceClassification(config))))
-    integer = {"config": {"name": "integer", "width": 12, "frac_width": 8}}
-    rules = {"by": "type", "linear": integer, "scaled_dot_product_attention": integer}
-    mg, _ = passes.quantize_transform_pass(mg, rules)
-    small, info = shrink(mg, "head", sparsity=0.75, weight={"method": "random"})
-    assert info["hidden"] == 3 and not info["skipped"]
-    path = "bert.encoder.layer.0.attention.self.value"
-    zeroed = mg.copy()
-    silence(zeroed, path, removed(mg, small, path))
-    inputs = example_inputs(mg.model)
-    torch.testing.assert_close(outputs(small, inputs), outputs(zeroed, inputs))
-    small.model.train()
-    assert outputs(small, inputs).shape == (3, 2)
 
 
 def test_every_layer_keeps_a_unit():
@@ -351,20 +302,10 @@ def test_a_shrunk_graph_is_exported_and_trained(tmp_path):
     assert all(p.grad.shape == p.shape for p in small.model.parameters() if p.grad is not None)
 
 
-class AskedForSize(nn.Module):
-    """Two layers between which only the number of rows, or that of the channels, is read."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 4)
-
-    def forward(self, x):
-        return self.b(self.a(x))
-
-
 @pytest.mark.parametrize(("dim", "passes_by"), [(0, True), (-2, True), (1, False), (None, False)])
 def test_asking_for_the_size_of_another_dimension_stops_nothing(dim, passes_by):
-    mg = MaseGraph(distinct(AskedForSize()), dummy_in={"x": torch.randn(3, 6)})
+    net = Made(lambda m, x: m.b(m.a(x)), a=nn.Linear(6, 8), b=nn.Linear(8, 4))
+    mg = MaseGraph(distinct(net), dummy_in={"x": torch.randn(3, 6)})
     a, b = (next(node for node in mg.nodes if node.name == name) for name in "ab")
     with mg.fx_graph.inserting_before(b):
         mg.fx_graph.call_method("size", (a,) if dim is None else (a, dim))
@@ -403,3 +344,17 @@ def test_heads_leave_where_numbers_are_added_to_them():
     model(x)
     expected = F.linear(seen[0][..., kept], model.o.weight[:, kept], model.o.bias)
     torch.testing.assert_close(small.model(x), expected)
+
+
+def test_heads_leave_quantized_attention():
+    mg = MaseGraph(distinct(Shifted()), dummy_in={"x": torch.randn(2, 5, 8)})
+    integer = {"config": {"name": "integer", "width": 12, "frac_width": 8}}
+    rules = {"by": "type", "linear": integer, "scaled_dot_product_attention": integer}
+    mg, _ = passes.quantize_transform_pass(mg, rules)
+    small, info = shrink(mg, "head", weight={"method": "random"})
+    assert info["hidden"] == 1 and not info["skipped"]
+    zeroed = mg.copy()
+    with torch.no_grad():
+        zeroed.modules["o"].weight[:, removed(mg, small, "v")] = 0
+    x = {"x": torch.randn(3, 5, 8)}
+    torch.testing.assert_close(outputs(small, x), outputs(zeroed, x))

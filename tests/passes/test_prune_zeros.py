@@ -198,8 +198,6 @@ def test_smoothing_rescales_what_is_hidden():
     x = torch.randn(16, 8) * torch.logspace(-1, 1, 8)
     mg = MaseGraph(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)), dummy_in={"input": x})
     mg.modules["0"].weight.data = torch.logspace(-1, 1, 8)
-    mg, _ = passes.init_metadata_analysis_pass(mg)
-    mg, _ = passes.add_common_metadata_analysis_pass(mg)
     pruned = prune(mg)
     smooth, _ = passes.smoothquant_transform_pass(pruned, {"batches": [{"input": x}]})
     torch.testing.assert_close(smooth.model(x), pruned.model(x), atol=1e-5, rtol=1e-5)

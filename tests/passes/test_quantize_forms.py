@@ -12,6 +12,7 @@ from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.ir.parameters import stored_parameters
 from chop.ir.unreached import UnreachedWarning
+from tests.networks import Made, Tied, twice
 from tests.passes.conftest import with_metadata
 
 GRID = Integer(5, 2)
@@ -101,17 +102,9 @@ def test_an_input_that_is_written_into_is_read_as_written(write):
 
 
 def test_modules_called_by_keyword_keep_working():
-    class ByKeyword(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 2)
-            self.act = nn.GELU()
-
-        def forward(self, x):
-            return self.act(input=self.fc(input=x))
-
     x = torch.randn(3, 4)
-    model = ByKeyword()
+    parts = {"fc": nn.Linear(4, 2), "act": nn.GELU()}
+    model = Made(lambda m, x: m.act(input=m.fc(input=x)), **parts)
     mg = quantized(model, "linear", x)
     grid = [GRID.round(t.detach()) for t in (x, model.fc.weight, model.fc.bias)]
     assert torch.equal(mg.model(x), F.gelu(F.linear(*grid)))
@@ -142,17 +135,7 @@ def test_parameters_of_functions_count_and_are_reported():
 
 
 def test_a_tied_weight_is_as_wide_as_its_widest_use():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(10, 4)
-            self.head = nn.Linear(4, 10, bias=False)
-            self.head.weight = self.embed.weight
-
-        def forward(self, x):
-            return self.head(self.embed(x))
-
-    mg = with_metadata(MaseGraph(Tied(), dummy_in={"x": torch.randint(0, 10, (2, 3))}))
+    mg = with_metadata(MaseGraph(Tied(10, 4), dummy_in={"ids": torch.randint(0, 10, (2, 3))}))
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "embedding": ALL})
     assert passes.calculate_avg_bits_mg_analysis_pass(mg)[1]["w_avg_bit"] == 32.0
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": ALL})
@@ -182,15 +165,7 @@ def test_taking_formats_back_is_noted():
 
 
 def test_one_module_has_one_set_of_formats():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.fc(self.fc(x))
-
-    mg = with_metadata(MaseGraph(Twice(), dummy_in={"x": torch.randn(3, 4)}))
+    mg = with_metadata(MaseGraph(twice(), dummy_in={"x": torch.randn(3, 4)}))
     same, info = passes.quantize_transform_pass(mg, {"by": "type", "linear": ALL})
     assert info == {"quantized": 2}
     assert same.model.fc.spec.weight == GRID

@@ -74,8 +74,6 @@ def test_the_graph_is_written_and_not_printed(
     _, info = report_graph_analysis_pass(mg, {"file_name": str(path)})
     assert path.read_text() == info["text"] and "%first" in info["text"]
     assert capsys.readouterr().out == ""
-    with pytest.raises(ConfigError, match="did you mean 'file_name'"):
-        report_graph_analysis_pass(mg, {"filename": None})
 
 
 def test_node_types(mg: MaseGraph, capsys: pytest.CaptureFixture) -> None:

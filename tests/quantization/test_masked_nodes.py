@@ -11,9 +11,8 @@ from chop import MaseGraph, passes
 from chop.formats import Binary, Integer, Log, MXInt, ScaleInteger
 from chop.nn.quantized import QuantCall
 from chop.quantization.masked_nodes import masked_nodes
-from tests.nn.test_masked_scores import WITHIN_A_TOKEN
-from tests.quantization.causality import LENGTH, LOWEST, SIZE, inputs, is_causal
-from tests.subcases import subcases
+from tests.networks import Made
+from tests.quantization.causality import LOWEST, SIZE, inputs, is_causal
 
 HEADS = 2
 
@@ -115,23 +114,6 @@ def test_every_softmax(softmax, inputs):
     assert_causal(quantized(model, inputs[0], MXInt(4), data_out=Binary()).model, *inputs)
 
 
-@pytest.fixture(scope="module")
-def hiding():
-    """Two graphs, whose calls any format may be given."""
-    x = torch.zeros(2, LENGTH, SIZE)
-    given = ("masked_fill", -math.inf), ("add", LOWEST)
-    return [quantized(Attention(HIDES[hide], fill), x, MXInt()) for hide, fill in given]
-
-
-@subcases("fmt", WITHIN_A_TOKEN, ids=lambda fmt: fmt.label)
-def test_every_format(fmt, hiding, inputs):
-    for mg in hiding:
-        for call in mg.model.modules():
-            if isinstance(call, QuantCall):
-                call.spec = call.spec.with_quantizers(data_in=fmt)
-        assert_causal(mg.model, *inputs)
-
-
 @pytest.mark.parametrize("fmt", [Integer(8, "auto"), ScaleInteger(8)], ids=lambda fmt: fmt.label)
 @pytest.mark.parametrize("fill", [-math.inf, LOWEST], ids=str)
 @pytest.mark.filterwarnings("error")
@@ -218,16 +200,12 @@ def test_arithmetic_that_only_makes_masks_is_exact(mask, fmt):
 def test_positions_are_exact():
     """Buckets of distances, as T5 has them: a rounding would look up another row."""
 
-    class Buckets(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Embedding(8, 3)
+    def buckets(m, x):
+        far = torch.arange(x.size(0))
+        return x * m.table((torch.log(far.float() / 4) / 1.5 * 4.0 + 0.5).long().clamp(0, 7))
 
-        def forward(self, x):
-            far = torch.arange(x.size(0))
-            return x * self.table((torch.log(far.float() / 4) / 1.5 * 4.0 + 0.5).long().clamp(0, 7))
-
-    mg = MaseGraph(Buckets(), dummy_in={"x": torch.randn(20, 3)})
+    net = Made(buckets, table=nn.Embedding(8, 3))
+    mg = MaseGraph(net, dummy_in={"x": torch.randn(20, 3)})
     config = {"config": {"data_in": MXInt(4)}}
     rules = {"by": "type", "add": config, "mul": config}
     quantized, _ = passes.quantize_transform_pass(mg, rules)

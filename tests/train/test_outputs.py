@@ -15,6 +15,7 @@ from chop.errors import ConfigError
 from chop.train import TASKS, Rows, evaluate, find_task, fit, predict, read_rows
 from chop.train.evaluator import Evaluator
 from chop.train.intervals import compute_interval, constant_score
+from tests.networks import Made
 
 NAMED = {"kind": "classification", "age": "regression"}
 
@@ -95,17 +96,12 @@ def test_metrics_are_those_of_scikit_learn(batch_size):
 
 def loaders(x, kind, age):
     items = [{"x": a, "kind": b, "age": c} for a, b, c in zip(x, kind, age, strict=True)]
-    pairs = [(a, {"kind": b, "age": c}) for a, b, c in zip(x, kind, age, strict=True)]
     frame = pd.DataFrame(x.numpy(), columns=list("abcd")).assign(kind=kind.numpy(), age=age.numpy())
     return {
         "mapping of labels": (x, {"kind": kind, "age": age}),
-        "named inputs": ({"x": x}, {"kind": kind, "age": age}),
         "tuple of labels": (x, (kind, age)),
         "arrays": (x.numpy(), (kind.numpy(), age.numpy())),
-        "rows": items,
-        "pairs": pairs,
         "loader of rows": DataLoader(items, batch_size=2),
-        "loader of pairs": DataLoader(pairs, batch_size=19, shuffle=True),
         "loader of tuples": DataLoader(
             [(a, (b, c)) for a, (b, c) in zip(x, zip(kind, age, strict=True), strict=True)],
             batch_size=19,
@@ -157,19 +153,12 @@ def test_training_minimizes_the_sum_of_losses(dtype):
 
 
 def test_pictures_and_classes_together():
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.mask, self.kind = nn.Conv2d(1, 2, 1), nn.Linear(16, 2)
-
-        def forward(self, x):
-            return {"mask": self.mask(x), "kind": self.kind(x.flatten(1))}
-
     torch.manual_seed(0)
     x = torch.randn(60, 1, 4, 4)
     labels = {"mask": (x[:, 0] > 0).long(), "kind": (x.mean((1, 2, 3)) > 0).long()}
     labels["mask"][:, 0] = 255
-    model = Both()
+    parts = {"mask": nn.Conv2d(1, 2, 1), "kind": nn.Linear(16, 2)}
+    model = Made(lambda m, x: {"mask": m.mask(x), "kind": m.kind(x.flatten(1))}, **parts)
     fit(model, (x, labels), epochs=60, lr=5e-2)
     metric, predictions, expected = predict(model, (x, labels))
     parts = metric.parts(predictions, expected)

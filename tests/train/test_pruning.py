@@ -12,7 +12,7 @@ from chop import MaseGraph, passes
 from chop.data import load_dataset
 from chop.errors import ConfigError, GraphError
 from chop.models import load_model
-from chop.train import GradualPruning, evaluate, fit, get_trainer, read_rows
+from chop.train import GradualPruning, fit, get_trainer
 
 
 @pytest.fixture(scope="module")
@@ -93,19 +93,6 @@ def test_the_trainers_callback_does_the_same(digits):
     assert pruning.report()["hidden"] == round(0.6 * 8832)
     hidden = ~mg.modules["fc1"].weight_mask
     assert hidden.any() and (mg.modules["fc1"].effective("weight")[hidden] == 0).all()
-
-
-@pytest.mark.long
-def test_pruning_while_training_beats_pruning_after(digits):
-    rows = {name: read_rows(split) for name, split in load_dataset("digits").items()}
-    mg = graph()
-    config = {"weight": {"sparsity": 0.93, "scope": "global"}}
-    fit(mg.model, rows, epochs=12, lr=5e-3, on_step=GradualPruning(mg, config))
-    plain = graph()
-    fit(plain.model, rows, epochs=12, lr=5e-3)
-    after, info = passes.prune_transform_pass(plain, config)
-    assert info["sparsity"] == pytest.approx(0.93, abs=1e-3)
-    assert evaluate(after.model, rows) + 0.1 < evaluate(mg.model, rows) > 0.9
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from chop.errors import ConfigError
 from chop.quantization.walk.files import BlockFiles
 from chop.quantization.walk.values import NoBlocksError
 from chop.runs import read_manifest
-from tests.experts import mixture
+from tests.actions.test_hf_folder import contents
 
 ROUNDED = {"method": ("gptq",), "formats": ("mxint:width=4",), "qat_epochs": 0, "force": True}
 SHORT = {"dataset": "stories", "limit": 6, "max_length": 32, "calibration_rows": 6, "seed": 1}
@@ -149,32 +149,6 @@ def test_a_run_says_what_an_earlier_one_has_left(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:chop compress. 2 calls stay float")
-@pytest.mark.parametrize("method", ["gptq", LEARNED])
-def test_a_run_that_goes_on_tells_of_all_layers_left_alone(tmp_path, monkeypatch, method):
-    tokenizer = get_tokenizer("gpt-tiny")
-    tokenizer.save_pretrained(tmp_path / "float")
-    model = mixture("Olmoe", vocab_size=len(tokenizer), num_hidden_layers=2)
-    model.save_pretrained(tmp_path / "float")
-    settings = {**ROUNDED, **SHORT, "calibration_rows": 2, "max_length": 16, "method": (method,)}
-    settings |= {"model": str(tmp_path / "float"), "by_block": True}
-    whole = compress(CompressConfig(out=tmp_path / "whole", **settings))
-    keep = BlockFiles.keep
-
-    def stopped(self, part, *given):
-        keep(self, part, *given)
-        if part == 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(BlockFiles, "keep", stopped)
-        compress(CompressConfig(out=tmp_path / "out", **settings))
-    found = compress(CompressConfig(out=tmp_path / "out", **settings))
-    assert "saw fewer rows" in whole["saved"]["left_alone"]
-    assert found["saved"]["left_alone"] == whole["saved"]["left_alone"]
-
-
-@pytest.mark.long
 def test_a_model_without_blocks_is_compressed_as_a_whole_which_a_line_says(tmp_path, capsys):
     settings = {**ROUNDED, **SHORT, "model": llama(tmp_path / "float", layers=1)}
     config = CompressConfig(
@@ -208,11 +182,6 @@ def test_a_value_that_no_file_has_leaves_no_files(tmp_path):
     with pytest.raises(NoBlocksError), _skipping_part(SimpleNamespace(files=files)):
         raise NoBlocksError("the value of node 'x' is a set, which no file has")
     assert not (tmp_path / "blocks").exists()
-
-
-def contents(folder):
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.mark.long

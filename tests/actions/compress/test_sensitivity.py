@@ -45,8 +45,7 @@ def data(rows=96):
 
 
 def quantized(model, *, by, rules, batch):
-    mg, _ = passes.init_metadata_analysis_pass(MaseGraph(model, dummy_in=batch))
-    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    mg = MaseGraph(model, dummy_in=batch)
     mg, _ = passes.quantize_transform_pass(mg, {"by": by, **rules})
     return passes.calibrate_transform_pass(mg, {"batches": [batch]}, inplace=True)[0]
 

@@ -24,15 +24,10 @@ from tests.actions.emit.circuits import workload
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
 
 
-def test_checks_can_be_repeated(emitted):
+def test_a_repeated_check_ends_with_its_verdict_and_names_what_it_did_not_read(emitted, capsys):
     out, result = emitted
     found = emit(EmitConfig(out=out, check_only=True))
     assert found["verification"] == result["verification"]
-
-
-def test_a_repeated_check_ends_with_its_verdict_and_names_what_it_did_not_read(emitted, capsys):
-    out, result = emitted
-    emit(EmitConfig(out=out, check_only=True))
     printed = " ".join(capsys.readouterr().out.split())
     equal = sum(row["equal"] for row in result["verification"])
     assert (

@@ -5,30 +5,18 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from chop import MaseGraph, runs
 from chop.actions.emit.lower import lower
 from chop.actions.emit.lower_settings import LowerConfig
 from chop.errors import ConfigError
 from chop.nn.integer import Decode, Encode
-from chop.workloads.workload import Workload
+from tests.actions.emit.circuits import workload
 
 
-class Points(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.act, self.last = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)
-
-    def forward(self, x):
-        return self.last(self.act(self.first(x)))
-
-
-@pytest.fixture
-def workload():
-    torch.manual_seed(0)
-    x, labels = torch.randn(120, 8), torch.arange(120) % 3
-    return Workload.of(Points(), (x[:80], labels[:80]), (x[80:], labels[80:]), device="cpu")
+@pytest.fixture(name="workload")
+def _workload():
+    return workload(test_rows=40)
 
 
 def test_it_writes_a_graph_and_its_golden_values(workload, tmp_path):
@@ -45,7 +33,7 @@ def test_it_writes_a_graph_and_its_golden_values(workload, tmp_path):
     mg = MaseGraph.from_checkpoint(tmp_path / "model")
     ends = {type(mg.get_module(node)): node for node in mg.nodes}
     (given,) = (name for name in golden if name.startswith("inputs."))
-    assert golden[given].shape == (30, 8)
+    assert golden[given].shape == (30, 6)
     assert golden[f"sent.{ends[Encode].name}"].dtype == torch.int64
     source = ends[Decode].args[0].name
     decoded = golden[f"outputs.{ends[Decode].name}"]

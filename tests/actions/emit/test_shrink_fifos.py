@@ -32,7 +32,6 @@ SETTINGS = {
     "shrink_fifos": True,
 }
 RESIDUAL = "add_in_0_buffer"
-CIRCUIT = ("rtl", "memory", "vectors", "testbench")
 
 
 class Residual(nn.Module):
@@ -67,12 +66,6 @@ def depths_of(folder):
     written = re.findall(r"chop_fifo #\([^;]*?\.DEPTH\((\d+)\)[^;]*?\) u_(\w+)", text)
     assert {name: int(depth) for depth, name in written} == {f["name"]: f["depth"] for f in found}
     return {fifo["name"]: fifo["depth"] for fifo in found}
-
-
-def circuit(folder):
-    paths = [path for name in CIRCUIT for path in (folder / name).rglob("*") if path.is_file()]
-    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    return files | {"design.json": (folder / "design.json").read_bytes()}
 
 
 @needs_tools
@@ -141,27 +134,6 @@ def test_checks_of_shrunk_circuits_can_be_repeated_and_depths_are_compared(shrun
     (copied / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(VerificationError, match="is not what chop .* emits of the model"):
         emit(EmitConfig(out=copied, check_only=True))
-
-
-@needs_tools
-def test_a_circuit_of_shrunk_fifos_is_the_same_each_time(shrunk, tmp_path):
-    emit(EmitConfig(out=tmp_path / "again", **SETTINGS), workload())
-    assert circuit(tmp_path / "again") == circuit(shrunk[0])
-
-
-@needs_tools
-@pytest.mark.long
-def test_depths_stay_as_planned_where_less_is_a_deadlock(shrunk, tmp_path, monkeypatch):
-    monkeypatch.setattr(shrink, "needed_depth", lambda used, planned: 3)
-    out = tmp_path / "out"
-    result = emit(EmitConfig(out=out, **SETTINGS), workload())
-    assert re.match("smaller ones fail: 10 samples .* timeout", result["fifos"]["kept_because"])
-    planned = {row["name"]: row["planned"] for row in shrunk[1]["fifos"]["depths"]}
-    assert depths_of(out) == planned
-    assert {row["name"]: row["kept"] for row in result["fifos"]["depths"]} == planned
-    told = (out / "report.md").read_text()
-    assert "FIFOs have their planned depths: smaller ones fail: 10 samples in verilator" in told
-    assert len(result["verification"]) == 6 and runs.read_manifest(out).state == "finished"
 
 
 def ran(check, interval, fills):

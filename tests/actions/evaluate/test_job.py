@@ -100,15 +100,6 @@ def test_numbers_of_rows_are_those_of_texts_one_by_one(folders, tmp_path):
         assert measured.interval[0] <= measured.value <= measured.interval[1]
 
 
-def test_batch_size_and_padding_change_no_number(folders, tmp_path):
-    one, many = (
-        evaluate(settings(folders, tmp_path / str(size), batch_size=size)).rows for size in (1, 8)
-    )
-    assert one.own.value == pytest.approx(many.own.value, rel=1e-5)
-    assert one.kl.value == pytest.approx(many.kl.value, rel=1e-4)
-    assert abs(one.lost - many.lost) <= 1 and one.answers == many.answers
-
-
 def test_weights_stay_packed(folders, tmp_path):
     from chop.nn.packed import PackedLinear
 
@@ -298,6 +289,13 @@ class TestResultOf:
         assert share(chosen[:500], [100] * 5).interval == wilson(5, 5)
 
 
+@pytest.mark.parametrize("wrong", ["x", None, {}, 10**30, [1]])
+def test_answers_that_no_evaluation_writes_are_one_sentence(wrong):
+    kept = [{"labels": [1], "own": [1]}, {"labels": [0], "own": [wrong]}]
+    with pytest.raises(CheckpointError, match=r"answers.jsonl .* remove it"):
+        get_result(kept, TASKS["classification"])
+
+
 def test_classifiers_are_judged_on_their_rows(tmp_path):
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -360,8 +358,6 @@ def test_what_has_no_meaning_is_refused(folders, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"limit": 0}, "limit: got 0, expected 1 or more"),
-        ({"batch_size": 0}, "batch_size: got 0, expected 1 or more"),
         ({"num_fewshot": 2}, "num_fewshot: expected tasks of lm-eval"),
         ({"include_path": Path("tasks")}, "include_path: expected tasks of lm-eval"),
         ({"tasks": ("a", "a")}, "tasks: expected each once, got a, a"),

@@ -89,14 +89,6 @@ def test_seeds_are_one_curve_and_samplers_two(six, tmp_path):
     assert f"{rows[0]['best (median)']:.2%}" in spelled[2] and spelled[2].endswith(" |")
 
 
-@pytest.mark.long
-def test_compared_again_the_figure_has_the_same_bytes(six, tmp_path):
-    for name in ("a", "b"):
-        compare_searches(six, out=tmp_path / name)
-    for file in ("best-so-far.svg", "best-so-far.png", "table.csv", "table.md"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-
-
 def test_every_trial_of_all_searches_is_a_grey_point_in_bits(tmp_path):
     folders = [begin(tmp_path / name, name, epochs=1) for name in ("random", "grid")]
     compare_searches(folders, out=tmp_path / "out")
@@ -216,7 +208,6 @@ def test_what_cannot_be_compared_is_refused(six, tmp_path):
         compare_searches([f"{six[0]}:toyy"], out=out)
     with pytest.raises(ConfigError, match="at least one search"):
         compare_searches([], out=out)
-    assert not out.exists()
     assert not out.exists()
 
 

@@ -160,6 +160,8 @@ def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score)
         ({"operators": ("linaer",)}, "did you mean 'linear'"),
         ({"bias": "nonsense"}, "unknown number format"),
         ({"rule": "max"}, "rule"),
+        ({"lr": 0.0}, "lr: got"),
+        ({"lr": 0.1}, "lr: got 0.1, but trials are trained with epochs alone"),
     ],
 )
 def test_settings_are_checked_before_anything_is_loaded(settings, message):
@@ -411,18 +413,6 @@ def test_quiet_runs_say_nothing_of_the_warm_start(quiet, monkeypatch, capsys):
 
 def refuse(*_):
     raise ConfigError("no gradient")
-
-
-@pytest.mark.usefixtures("unpainted")
-@pytest.mark.long
-def test_a_search_that_gains_nothing_says_so(tmp_path, capsys):
-    search(tmp_path, trials=4)
-    note = " ".join((tmp_path / "precision" / "table.md").read_text().split("\n\n")[1].split())
-    printed = " ".join(capsys.readouterr().out.split())
-    told = "not better than no search (Fisher) by more than its error", "as of no search (Fisher)"
-    assert any(phrase in printed.rpartition("best:")[2] for phrase in told)
-    assert "not better than no search" in note or "is no search (Fisher) itself" in note
-    assert json.loads((tmp_path / "precision" / "best.json").read_text())["compared"] in note
 
 
 def test_what_a_search_gains_is_told_with_its_error():

@@ -18,6 +18,7 @@ from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.report.report import Note, show, write_report
 from chop.search import Goal
 from chop.workloads.workload import Workload
+from tests.networks import Made
 from tests.workloads import graph, language, rows
 
 pytestmark = pytest.mark.usefixtures("unpainted")
@@ -87,35 +88,23 @@ def test_a_budget_that_only_the_smallest_option_meets(tmp_path):
     assert noted["choices"]["0.weight"] == "3.mse" and result.best.values["bits"] == 3
 
 
-def test_a_model_whose_answers_are_no_numbers_is_measured_all_the_same(tmp_path):
-    class Broken(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.fc(x).log()  # NaN of what is negative
-
+def classes(compute):
+    """Three classes by a layer, and by a function of its answers."""
     torch.manual_seed(0)
     x, y = torch.randn(200, 4), torch.randint(3, (200,))
-    given = Workload.of(Broken(), (x[:150], y[:150]), (x[150:], y[150:]))
+    model = Made(lambda m, x: compute(m.fc(x)), fc=nn.Linear(4, 3))
+    return Workload.of(model, (x[:150], y[:150]), (x[150:], y[150:]))
+
+
+def test_a_model_whose_answers_are_no_numbers_is_measured_all_the_same(tmp_path):
+    given = classes(torch.log)  # NaN of what is negative
     result, noted = search(given, tmp_path)
     assert result.best.values["kl"] == float("inf") and noted["compared"] == ""
     assert "no search" not in (tmp_path / "precision" / "table.md").read_text()
 
 
 def test_a_model_that_cannot_be_differentiated_is_searched_without_fisher(tmp_path, capsys):
-    class Still(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.fc(x).detach()
-
-    torch.manual_seed(0)
-    x, y = torch.randn(200, 4), torch.randint(3, (200,))
-    given = Workload.of(Still(), (x[:150], y[:150]), (x[150:], y[150:]))
+    given = classes(torch.Tensor.detach)
     search(given, tmp_path, trials=40, widths="2,4,8")
     assert "no search (KL)" in (tmp_path / "precision" / "table.md").read_text()
     assert "without Fisher information: the loss has no gradient" in capsys.readouterr().out

@@ -115,19 +115,3 @@ def test_trials_are_never_measured_on_what_they_train_on():
     config = PrecisionConfig(**SETTINGS)
     split, rows, told = precision_rows.get_rows(config, replace(given, train=few, validation=None))
     assert len(split.train) == 32 and len(rows) == 8 and told.startswith("8 validation rows")
-
-
-@pytest.mark.parametrize(("setting", "value"), [("epochs", -1), ("lr", 0.0)])
-def test_wrong_settings(setting, value):
-    with pytest.raises(ConfigError, match=f"{setting}: got"):
-        PrecisionConfig(**{setting: value})
-
-
-def test_a_rate_without_epochs_is_refused():
-    with pytest.raises(ConfigError, match="lr: got 0.1, but trials are trained with epochs alone"):
-        PrecisionConfig(lr=0.1)
-
-
-def test_a_pruner_of_a_cost_is_refused():
-    with pytest.raises(ConfigError, match="pruner: 'bits' is known before a trial runs"):
-        PrecisionConfig(goals=("bits",), budgets={"kl": 0.1}, pruner="asha")

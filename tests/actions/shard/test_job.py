@@ -119,7 +119,6 @@ def test_a_plan_is_searched_for_within_the_memory_of_a_process(tmp_path):
         ({"task": "fill-mask"}, ConfigError, "task: built-in model 'mlp' has one of its own"),
         ({"plan": "megatorn"}, PlanError, "did you mean 'megatron'"),
         ({"mesh": "2x0"}, PlanError, "expected the processes per axis, as 4 or 2x2, got '2x0'"),
-        ({"batch": 0}, ConfigError, "batch: got 0, expected 1 or more"),
         ({"out": Path(__file__)}, ConfigError, "is a file, expected a folder"),
         ({"plan": ""}, ConfigError, "plan: got an empty text"),
         ({"memory": "4 parsecs"}, PlanError, "expected bytes, as 4GB, 512MiB or 1000000, got '4 p"),

@@ -23,9 +23,6 @@ from tests.programs import COMMAND
 from tests.subcases import subcases
 from tests.workloads import own_text_model
 
-CHANCE = 0.3
-"""Accuracy on ten digits that no working model has."""
-
 
 def table(folder):
     """The table but for what differs from run to run."""
@@ -67,7 +64,6 @@ def test_misspelt_ranges_are_refused(text):
         (QuantizeSweepConfig, {"widths": "99"}, "got 99"),
         (QuantizeSweepConfig, {"frac": "hlaf"}, "frac: 'hlaf' is neither"),
         (QuantizeSweepConfig, {"widths": "4", "frac": "8"}, "no fraction is below"),
-        (QuantizeSweepConfig, {"qat_epochs": -1}, "qat_epochs: got -1"),
         (PruneSweepConfig, {"sparsity": "0.5:1:0.5"}, "got 1.0, expected 0 to below 1"),
         (PruneSweepConfig, {"methods": ("l1-nrom",)}, "did you mean 'l1-norm'"),
         (PruneSweepConfig, {"methods": ()}, "at least one"),
@@ -78,7 +74,6 @@ def test_misspelt_ranges_are_refused(text):
         (QuantizeSweepConfig, {"integer_bits": "0:4"}, "got 0, expected 1 or more for the sign"),
         (QuantizeSweepConfig, {"fraction_bits": "4:32:4"}, "got 33"),
         (QuantizeSweepConfig, {"integer_bits": "1:6", "widths": 8}, "leave widths and frac out"),
-        (QuantizeSweepConfig, {"seeds": 0}, "seeds: got 0, expected 1 to 100"),
         (PruneSweepConfig, {"activation": ("l1",)}, "choose from: l1-norm, random"),
         (PruneSweepConfig, {"parts": ("both",)}, "activation: expected at least one method"),
         (PruneSweepConfig, {"parts": ("wieghts",)}, "did you mean 'weights'"),
@@ -119,37 +114,15 @@ def test_a_point_is_measured_once_and_a_torn_line_is_measured_again(tmp_path):
     assert measured == [1, 2, 2]
 
 
-class Clock:
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
-
-
-def test_the_time_left_is_that_of_each_kind_of_point():
-    clock = Clock()
-    estimate = Estimate(["float", *["PTQ", "QAT"] * 3], clock)
-    for kind, seconds in (("float", 0.5), ("PTQ", 1.0)):
-        estimate.begin(kind)
-        clock.seconds += seconds
-        estimate.end()
-    assert estimate.seconds == 2 * 1 + 3 * 0.5, "nothing says that training takes longer"
-    estimate.begin("QAT")
-    clock.seconds += 100
-    estimate.end()
-    assert estimate.seconds == 2 * 1 + 2 * 100
-    estimate.begin("PTQ")
-    clock.seconds += 3
-    assert estimate.seconds == 1 + 200, "one that takes longer than usual is over any moment"
-    estimate.end()
-    estimate.begin("QAT")
-    clock.seconds += 40
-    assert estimate.seconds == 60 + 2 + 100
+def test_the_time_left_is_a_column_of_the_bar():
+    now = [0.0]
+    estimate = Estimate(["QAT", "QAT"], lambda: now[0])
     (column,) = (c for c in work_bar(estimate).columns if isinstance(c, TimeLeft))
+    assert str(column.render(None)) == "-:--:-- left"
+    estimate.begin("QAT")
+    now[0] = 162
+    estimate.end()
     assert str(column.render(None)) == "0:02:42 left"
-    assert str(TimeLeft(Estimate(["QAT"])).render(None)) == "-:--:-- left"
-    assert Estimate([]).seconds == 0
 
 
 def changed(before, after):
@@ -247,51 +220,9 @@ def test_a_heat_map_has_the_numbered_fractions_and_no_others(tmp_path):
     assert not (tmp_path / "heatmap-qat.svg").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.long  # fewer cells are swept above and in test_split_widths.py
-def test_the_width_sweep_shows_ptq_qat_and_float(tmp_path, capsys):
-    config = QuantizeSweepConfig(model="cnn", out=tmp_path, widths="4:8:4", frac="2:4:2,auto")
-    rows = {(row["width"], row["frac_width"]): row for row in quantize_sweep(config)}
-    assert set(rows) == {(4, 2), (8, 2), (8, 4), (4, "auto"), (8, "auto")}
-    told = " ".join(capsys.readouterr().out.split())
-    assert "Not measured, because a fraction has to be below its width: 4.4." in told
-    exact = rows[8, 4]["float"]
-    assert rows[4, 2]["PTQ"] < CHANCE < rows[4, "auto"]["PTQ"]
-    assert rows[4, 2]["QAT"] > rows[4, 2]["PTQ"] + 0.3
-    assert abs(rows[8, "auto"]["PTQ"] - exact) < 0.02
-    assert rows[8, 4]["bits"] == rows[8, 2]["bits"] > rows[4, 2]["bits"]
-    figures = {
-        f"{name}.{kind}"
-        for name in ("accuracy", "heatmap-ptq", "heatmap-qat")
-        for kind in ("svg", "png")
-    }
-    assert figures < {file.name for file in tmp_path.iterdir()}
-    assert [row["QAT"] for row in table(tmp_path)] == [str(row["QAT"]) for row in rows.values()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [pytest.param("vit", marks=pytest.mark.long), "cnn"])
-@pytest.mark.long
-def test_at_half_sparsity_l1_holds_and_random_does_not(model, tmp_path):
-    config = PruneSweepConfig(model=model, out=tmp_path, sparsity=0.5, finetune_epochs=5)
-    rows = {row["method"]: row for row in prune_sweep(config)}
-    exact = rows["l1-norm"]["float"]
-    assert rows["l1-norm"]["pruned"] > exact - 0.10
-    assert rows["random"]["pruned"] < CHANCE
-    assert rows["l1-norm"]["fine-tuned"] > exact - 0.02
-    assert all(abs(row["actual sparsity"] - 0.5) < 0.001 for row in rows.values())
-    assert "l1-norm, fine-tuned" in (tmp_path / "accuracy.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    # One that prunes is killed below.
-    "kind",
-    ["quantize", pytest.param("prune", marks=pytest.mark.long)],
-)
-def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(kind, tmp_path):
-    grid = {"quantize": ["--widths", "4:8:2", "--qat-epochs", "3"]}
-    grid["prune"] = ["--sparsity", "0.5,0.8", "--finetune-epochs", "3"]
-    command = [COMMAND, "sweep", kind, "--model", "mlp", "--limit", "300", *grid[kind]]
+def test_a_killed_sweep_ends_with_the_table_of_an_unbroken_one(tmp_path):
+    command = [COMMAND, "sweep", "quantize", "--model", "mlp", "--limit", "300"]
+    command += ["--widths", "4:8:2", "--qat-epochs", "3"]
     whole_run, broken = tmp_path / "whole", tmp_path / "broken"
     assert programs.run(*command, "--out", whole_run).returncode == 0
     draw = random.Random()
@@ -340,3 +271,25 @@ def test_a_killed_sweep_of_ones_own_model_goes_on_from_its_fine_tuned_weights(tm
     assert (elsewhere / weights.name).stat().st_mtime_ns == written
     assert lines_in(elsewhere / "points.jsonl") == lines_in(whole_run / "points.jsonl") == 9
     assert "of 9 points are there already" in resumed.stdout
+
+
+WRONG = (
+    *({}, {"accuracy": "0.5"}, {"accuracy": [0.5]}, {"accuracy": None}, {"low": 0.5}),
+    {"accuracy": 0.5, "low": {}},
+)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_result_of_a_wrong_form_is_measured_again(wrong, tmp_path):
+    path = tmp_path / "points.jsonl"
+    path.write_text(json.dumps({"settings": {"width": 4}, "result": wrong}) + "\n")
+    measured = []
+
+    def measure():
+        measured.append(1)
+        return {"accuracy": 0.75}
+
+    point = Point("a", {"width": 4}, measure, names=("accuracy",))
+    for _ in range(2):
+        assert measure_all("title", [point], Journal(path)) == [{"accuracy": 0.75}]
+    assert measured == [1]

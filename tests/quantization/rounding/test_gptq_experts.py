@@ -44,7 +44,6 @@ def batch(counts: tuple[int, ...]) -> dict[str, Tensor]:
 
 def quantized(network: nn.Module, given: dict[str, Tensor], weight: Any) -> MaseGraph:
     mg = MaseGraph(network.eval(), dummy_in=given)
-    mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": given})
     rules = {"by": "type", "expert_linear": {"config": {"weight": weight}}}
     return passes.quantize_transform_pass(mg, rules)[0]
 
@@ -69,7 +68,6 @@ def test_each_expert_is_corrected_as_a_layer_of_its_own(rows: str) -> None:
         alone.weight.data = network.layer.weight.detach().view(3, 16, 8)[number].clone()
         own = [{"input": x["x"][x["expert"] == number]} for x in given]
         mg = MaseGraph(nn.Sequential(alone).eval(), dummy_in=own[0])
-        mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": own[0]})
         rules = {"by": "type", "linear": {"config": {"weight": FOUR_BITS}}}
         mg, _ = passes.quantize_transform_pass(mg, rules)
         mg, _ = passes.gptq_transform_pass(mg, {"batches": own, "row_weights": "uniform"})
@@ -95,7 +93,6 @@ def test_a_part_is_corrected_and_run_as_the_graph_is(tmp_path: Path) -> None:
 def test_masked_weights_stay_zero() -> None:
     given = batch((30, 30, 30))
     mg = MaseGraph(Experts().eval(), dummy_in=given)
-    mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": given})
     half = {"sparsity": 0.5, "scope": "local", "granularity": "elementwise", "method": "l1-norm"}
     mg, _ = passes.prune_transform_pass(mg, {"weight": half})
     rules = {"by": "type", "expert_linear": {"config": {"weight": FOUR_BITS}}}
@@ -135,6 +132,5 @@ def test_a_mixture_is_corrected_without_its_padding() -> None:
 def test_smoothquant_says_that_it_leaves_experts() -> None:
     given = {"input_ids": text(8, 12)}
     mg = MaseGraph(mixture("Mixtral"), dummy_in=given)
-    mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": given})
     _, info = passes.smoothquant_transform_pass(mg, {"batches": [given]})
     assert sum("several experts" in why for why in info["skipped"].values()) == 2

@@ -9,6 +9,7 @@ from chop.formats import Integer, QuantSpec
 from chop.quantization.rounding.columns import Solver, rounding_grid
 from chop.quantization.rounding.row_weights import moderated, row_weights, second_moments
 from chop.quantization.walk.walk import Walk
+from tests.networks import Made
 
 
 class Attend(nn.Module):
@@ -117,17 +118,9 @@ def test_single_numbers_and_images_have_weights_too():
     torch.testing.assert_close(conv[0], expected / expected.mean())
 
 
-class Detached(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.fc(x).detach()
-
-
 def test_a_model_without_a_gradient_is_refused():
-    mg = MaseGraph(Detached(), dummy_in={"x": torch.randn(2, 2)})
+    detached = Made(lambda m, x: m.fc(x).detach(), fc=nn.Linear(2, 2))
+    mg = MaseGraph(detached, dummy_in={"x": torch.randn(2, 2)})
     with pytest.raises(ConfigError, match="use row_weights 'uniform'"):
         get_weights(mg, [{"x": torch.randn(2, 2)}])
 

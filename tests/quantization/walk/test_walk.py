@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from chop import MaseGraph, passes
@@ -293,6 +294,33 @@ def killed_at(owner, name, call):
     setattr(owner, name, replaced)
 
 
+def assert_goes_on(tmp_path, walk, moment, watch=lambda done: None):
+    """A walk that is killed at a moment ends with the bytes of one that is not."""
+
+    def finish(out, file):
+        found, _ = walk(out)
+        save_file({n: x.contiguous().clone() for n, x in found.model.state_dict().items()}, file)
+        os._exit(0)
+
+    def die():
+        killed_at(*moment)
+        walk(tmp_path / "killed")
+
+    assert in_child(lambda: finish(tmp_path / "whole", tmp_path / "expected")) == 0
+    assert os.WTERMSIG(in_child(die)) == signal.SIGKILL
+    (folder,) = (tmp_path / "killed").iterdir()
+    done = len((folder / block_files.JOURNAL).read_text().splitlines())
+
+    def resume():
+        watch(done)
+        finish(tmp_path / "killed", tmp_path / "found")
+
+    assert in_child(resume) == 0
+    expected, found = load_file(tmp_path / "expected"), load_file(tmp_path / "found")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
 MOMENTS = {
     "correcting the second block": (block_gptq, "correct_layer", 9),
     "before the journal": (block_files.Journal, "add", 2),
@@ -305,34 +333,14 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.sampled(1)
 def test_a_killed_walk_goes_on_to_the_same_bytes(tmp_path, moment):
-    from safetensors.torch import load_file, save_file
-
     prepared = with_rule("llama", rules(*LAYERS))
 
-    def finish(out, file):
-        found, _ = walked(prepared, out, "uniform")
-        state = {name: x.contiguous().clone() for name, x in found.model.state_dict().items()}
-        save_file(state, file)
-        os._exit(0)
-
-    def die():
-        killed_at(*MOMENTS[moment])
-        walked(prepared, tmp_path / "killed", "uniform")
-
-    assert in_child(lambda: finish(tmp_path / "whole", tmp_path / "expected")) == 0
-    assert os.WTERMSIG(in_child(die)) == signal.SIGKILL
-    (folder,) = (tmp_path / "killed").iterdir()
-    done = len((folder / block_files.JOURNAL).read_text().splitlines())
-    assert done in (1, 2, 3)
-
-    def resume():
+    def watch(done):
+        assert done in (1, 2, 3)
         killed_at(block_gptq, "correct_layer", 16 - 7 * (done - 1))  # fewer calls are left
-        finish(tmp_path / "killed", tmp_path / "found")
 
-    assert in_child(resume) == 0
-    expected, found = load_file(tmp_path / "expected"), load_file(tmp_path / "found")
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    walk = functools.partial(walked, prepared, row_weights="uniform")
+    assert_goes_on(tmp_path, walk, MOMENTS[moment], watch)
 
 
 @pytest.mark.parametrize("learns", [False, True])
