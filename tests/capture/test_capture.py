@@ -91,40 +91,6 @@ class DataclassOutput(nn.Module):
         return Pair(y, x.shape[1] // 2, (y.mean(), y.amax(-1)))
 
 
-class RunningMean(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(8))
-        self.register_buffer("calls", torch.tensor(0), persistent=False)
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        if self.training:
-            self.mean.mul_(0.9).add_(0.1 * y.detach().mean((0, 1)))
-        self.calls += 1
-        return y - self.mean
-
-
-class RoundWithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
-        return torch.round(x * scale) / scale
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return 3 * gradient, None
-
-
-class StraightThrough(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(RoundWithGradient.apply(x, 8.0)) + (x - x.detach()).sum()
-
-
 class GradientFree(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -151,20 +117,6 @@ class Shapes(nn.Module):
         mixed = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ heads
         y = mixed.transpose(1, 2).reshape(b * t, d)[: b * t - 1].mean(0, keepdim=True)
         return scale * torch.cat([y.expand(t // 2 + 1, d), x[0]]) if bias is None else y + bias
-
-
-class ItemAssignment(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x).clone()
-        y[:, 0] = 0.5
-        y[:, 1:3] *= 2
-        out = torch.zeros_like(y)
-        out[..., ::2] = y[..., ::2]
-        return out
 
 
 class Branches(nn.Module):
@@ -194,26 +146,6 @@ class FunctionalDropout(nn.Module):
         p = 0.4 if self.training else 0.0
         attended = F.scaled_dot_product_attention(q, k, v, dropout_p=p)
         return F.dropout(attended, p=0.2, training=self.training)
-
-
-class DropPath(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        keep = torch.rand(x.shape[0], 1, 1, device=x.device) < 0.5
-        return x * keep / 0.5
-
-
-class StochasticDepth(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-        self.drops = nn.ModuleList(DropPath() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer, drop in zip(self.layers, self.drops, strict=True):
-            x = x + drop(layer(x))
-        return x
 
 
 class Nested(nn.Module):
@@ -248,14 +180,10 @@ CASES: dict[str, tuple[type[nn.Module], Callable[[int, int], dict[str, Any]]]] =
     "recurrent": (Recurrent, floats),
     "tied": (Tied, tokens),
     "dataclass": (DataclassOutput, floats),
-    "running_mean": (RunningMean, floats),
-    "straight_through": (StraightThrough, floats),
     "gradient_free": (GradientFree, floats),
     "shapes": (Shapes, floats),
-    "item_assignment": (ItemAssignment, floats),
     "branches": (Branches, floats),
     "functional_dropout": (FunctionalDropout, floats),
-    "stochastic_depth": (StochasticDepth, floats),
     "nested": (Nested, nested),
 }
 

@@ -111,26 +111,6 @@ def test_what_stays_from_an_earlier_call_makes_a_leaf_and_no_constant() -> None:
     assert not any(node.op == "get_attr" for node in captured.graph.nodes)
 
 
-class SwapsOperands(nn.Module):
-    """Calls the same operators in both modes, on different tensors."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = x + 1, x * 2
-        return a - b if self.training else b - a
-
-
-def test_modes_with_the_same_calls_on_other_operands_differ() -> None:
-    x = torch.randn(3, 4)
-    model = nn.Sequential(nn.Linear(4, 4), SwapsOperands())
-    captured = capture(model, {"input": x})
-    assert [report.path for report in captured.auto_leaves] == ["1"]
-    for training in (True, False):
-        assert torch.equal(captured.train(training)(x), model.train(training)(x))
-    alone = capture(SwapsOperands(), {"x": x}, strict=True)
-    for training in (True, False):
-        assert torch.equal(alone.train(training)(x), SwapsOperands().train(training)(x))
-
-
 class BlockMask(nn.Module):
     """Asks transformers for a mask with a rule of its own, which it builds with `torch.vmap`."""
 

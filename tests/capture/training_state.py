@@ -42,21 +42,6 @@ class RunningCenter(nn.Module):
         return y
 
 
-class MaximumObserver(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("largest", torch.zeros(()))
-        self.largest: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        if self.training:
-            self.largest.copy_(torch.maximum(self.largest, h.detach().abs().max()))
-        y: Tensor = self.last(h / (self.largest + 0.5))
-        return y
-
-
 class EmaTeacher(nn.Module):
     """A teacher whose weights are averages of the student's; only training calls it."""
 
@@ -73,22 +58,6 @@ class EmaTeacher(nn.Module):
             self.teacher.weight.mul_(0.99).add_(self.student.weight * 0.01)
             target = self.teacher(x)
         return y + 0.1 * target
-
-
-class MeanTeacher(EmaTeacher):
-    """Calls its teacher in both modes; training averages weights in a region of its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            with torch.no_grad():
-                for average, new in zip(
-                    self.teacher.parameters(), self.student.parameters(), strict=True
-                ):
-                    average.mul_(0.9).add_(new * 0.1)
-        with torch.no_grad():
-            target = self.teacher(x)
-        y: Tensor = self.head((self.student(x) - target) ** 2)
-        return y
 
 
 class Watched(nn.Module):
@@ -200,29 +169,6 @@ class Queue(nn.Module):
         return logits
 
 
-class CenteredTeacher(nn.Module):
-    """DINO: the teacher's output is centered by an average of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.student, self.teacher = (
-            nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.Linear(8, 6)) for _ in range(2)
-        )
-        self.teacher.requires_grad_(False)
-        self.register_buffer("center", torch.zeros(1, 6))
-        self.center: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.student(x)
-        if not self.training:
-            return torch.as_tensor(y.softmax(-1))
-        with torch.no_grad():
-            target = self.teacher(x)
-            wanted = ((target - self.center) / 0.1).softmax(-1)
-            self.center.mul_(0.9).add_(target.mean(0, keepdim=True) * 0.1)
-        return -(wanted * (y / 0.5).log_softmax(-1)).sum(-1)
-
-
 class ReplacedAverage(RunningCenter):
     """Binds new tensors to the names of its buffers."""
 
@@ -311,7 +257,6 @@ class Auxiliary(nn.Module):
 
 
 MODELS: list[type[nn.Module]] = [
-    *(StepCounter, RunningCenter, MaximumObserver, EmaTeacher, Normed, Codebook, Queue),
-    *(CenteredTeacher, ReplacedAverage, TwiceReplaced, DataTeacher, RingQueue, Auxiliary),
-    *(MeanTeacher, Watched),
+    *(StepCounter, RunningCenter, EmaTeacher, Normed, Queue, Codebook, DataTeacher),
+    *(ReplacedAverage, TwiceReplaced, RingQueue, Auxiliary, Watched),
 ]

@@ -178,8 +178,6 @@ def test_where_it_is_not_known_what_follows_the_cast_says_so() -> None:
 
 def hugging_face_models() -> dict[str, nn.Module]:
     from transformers import (
-        BertConfig,
-        BertForSequenceClassification,
         GPT2Config,
         GPT2LMHeadModel,
         LlamaConfig,
@@ -204,13 +202,11 @@ def hugging_face_models() -> dict[str, nn.Module]:
         "eager llama": LlamaForCausalLM(LlamaConfig(**sizes, **text, **eager)),
         "t5": T5ForConditionalGeneration(T5Config(**t5, decoder_start_token_id=0)),
         "gpt2": GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=20, **text)),
-        "bert": BertForSequenceClassification(BertConfig(vocab_size=30, **sizes)),
-        "eager bert": BertForSequenceClassification(BertConfig(vocab_size=30, **sizes, **eager)),
         "vit": ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, **sizes)),
     }
 
 
-NAMES = ["llama", "eager llama", "t5", "gpt2", "bert", "eager bert", "vit"]
+NAMES = ["llama", "eager llama", "t5", "gpt2", "vit"]
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import operator
 import pickle
 import random
-import resource
 import time
 import warnings
 from typing import Any
@@ -302,23 +300,3 @@ def test_no_warnings_in_normal_use() -> None:
         warnings.simplefilter("error")
         captured = capture(Classifier(), example())
     assert captured.auto_leaves == ()
-
-
-@pytest.mark.long
-def test_many_captures_neither_slow_down_nor_grow() -> None:
-    def block(count: int) -> float:
-        start = time.process_time()
-        for _ in range(count):
-            capture(Classifier(), example(mask=torch.ones(3, 7)))
-        return time.process_time() - start
-
-    block(5)
-    first = block(10)
-    gc.collect()
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    block(20)
-    last = block(10)
-    gc.collect()
-    grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-    assert last < 1.5 * first
-    assert grown_mb < 50

@@ -73,12 +73,6 @@ def test_dropout_is_that_of_eval_mode():
     assert torch.equal(lowered(mg, x)[0].model(x), expected)
 
 
-def test_dropout_in_any_mode_is_refused():
-    x = torch.randn(4, 8)
-    with pytest.raises(ConfigError, match=r"dropout \(dropout with training=True\)"):
-        lowered(quantized(lambda y: F.dropout(y, 0.5), x), x)
-
-
 def test_labels_of_another_number_of_rows_are_refused():
     x = torch.randn(4, 8)
     batch = {"x": x, "labels": torch.zeros(1, dtype=torch.int64)}

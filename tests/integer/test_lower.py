@@ -11,10 +11,9 @@ from chop import MaseGraph, passes
 from chop.captured.module import CapturedModule
 from chop.captured.state.python_state import PythonState
 from chop.errors import ConfigError, GuardError
-from chop.formats import Binary, Integer, QuantSpec, parse_format, parse_format_string
+from chop.formats import Binary, Integer, QuantSpec
 from chop.nn.integer import Decode, Encode, IntegerOperator
 from chop.nn.quantized import QuantizedOperator
-from chop.train.calibration import calibrated
 from tests.integer import graphs
 
 DIGITS = 360
@@ -163,18 +162,6 @@ def test_bert_with_padding(count, trained):
         integer.model(**{name: x[:, :-1] for name, x in inputs.items()})
 
 
-@pytest.mark.parametrize("model", ["mlp", "vit"])
-@pytest.mark.long
-def test_blocks_with_shared_exponents_are_exact_in_their_window(model):
-    quantized, batch = graphs.quantized_graph(model, "mxint:width=8"), graphs.test_rows(model, 60)
-    integer, info = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
-    exact = [row for row in info["operators"] if row["kind"] not in APPROXIMATE]
-    assert all(row["different"] == 0 == row["saturated"] for row in exact)
-    assert sum(row["codes"] for row in exact) > 7_000
-    found, expected = logits(integer, batch), logits(quantized, batch)
-    assert (found.argmax(-1) == expected.argmax(-1)).float().mean() >= 0.98
-
-
 @pytest.mark.parametrize("stored", ["pruned", "packed"])
 def test_pruned_and_packed_weights_are_those_that_compute(stored):
     mg, batch = graphs.quantized_graph("mlp", trained=True), graphs.test_rows("mlp", 60)
@@ -187,42 +174,6 @@ def test_pruned_and_packed_weights_are_those_that_compute(stored):
     assert torch.equal(logits(integer, batch), logits(mg, batch))
     share = (integer.modules["fc1"].weight == 0).float().mean()
     assert (share > 0.4) == (stored == "pruned")
-
-
-LAYERS = {
-    "scale per tensor": {"name": "scale_integer", "width": 8},
-    "scale per channel": {"name": "scale_integer", "width": 8, "granularity": "channel"},
-    "ternary": {"name": "ternary"},
-    "ternary with a scale": {"name": "ternary", "scaling_factor": True},
-    "binary": {"name": "binary"},
-    "mxint": {"name": "mxint", "width": 8},
-}
-
-
-def float32_error(layer):
-    """Of a sum in float32, whatever its order, as a share of its terms' magnitudes."""
-    roundings = layer.in_features + 3  # products, sums, the bias, and scales on either side
-    return roundings * 2.0**-24
-
-
-@pytest.mark.parametrize("name", list(LAYERS))
-@pytest.mark.sampled(3)
-def test_weights_of_other_formats(name):
-    batch, workload = graphs.test_rows("mlp", DIGITS), graphs.workload("mlp", True)
-    fitted = parse_format_string("8.auto")
-    weighted = QuantSpec(data_in=fitted, weight=parse_format(LAYERS[name]), bias=fitted)
-    rules = {"linear": {"config": weighted}, "relu": {"config": QuantSpec.uniform(fitted)}}
-    mg = graphs.float_graph("mlp", True)
-    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
-    mg = calibrated(mg, workload.train, graphs.CALIBRATION_ROWS)
-    integer, info = passes.lower_to_integer_transform_pass(mg, {"batches": [batch]})
-    assert abs(info["accuracy"]["integer"] - info["accuracy"]["quantized"]) <= 0.01
-    *inner, last = info["operators"]
-    # What is rounded between layers may lie on either side of a tie.
-    assert all(row["largest"] <= 1 for row in inner)
-    assert last["largest"] <= float32_error(mg.modules["fc3"]) * max(-last["low"], last["high"])
-    has_scale = "scale" in name
-    assert has_scale or torch.equal(logits(integer, batch), logits(mg, batch))
 
 
 @pytest.mark.parametrize(("model", "count"), [("mlp", DIGITS), ("cnn", 32)])

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from chop import passes
 from chop.errors import CheckpointError, WriteError
-from chop.formats import Integer, MXInt, QuantSpec
+from chop.formats import Integer, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata, TensorInfo
 from chop.ir.storage.graph_codec import unfold_metadata
@@ -371,14 +370,6 @@ def test_an_export_that_is_killed_half_way_leaves_a_checkpoint_that_can_be_read(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.mz", "graph.pt"]
     read = MaseGraph.from_checkpoint(tmp_path / "graph")
     assert torch.equal(read.modules["0"].weight, old.modules["0"].weight)
-
-
-def quantized_bits() -> MaseGraph:
-    spec = QuantSpec(Integer(8, 4), MXInt(4, block_size=8), gradient="clip")
-    layers = (QuantLinear(16, 16, config=spec), nn.ReLU(), nn.Linear(16, 3))
-    mg = MaseGraph(nn.Sequential(*layers), dummy_in={"input": torch.randn(2, 16)})
-    mg, _ = passes.init_metadata_analysis_pass(mg)
-    return passes.add_common_metadata_analysis_pass(mg)[0]
 
 
 def test_the_graph_file_is_readable(tmp_path: Path) -> None:

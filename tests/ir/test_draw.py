@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError, GraphError
 from chop.formats import Integer, QuantSpec
-from chop.ir.difference import difference
 from chop.ir.drawing.draw import draw, to_svg
 from chop.ir.drawing.hierarchy import Item, without_cycles
 from chop.ir.drawing.layout import Block, Placed, lay_out
@@ -132,32 +131,6 @@ def test_odd_names_are_escaped() -> None:
 
     svg = to_svg(MaseGraph(Odd(), dummy_in={"x": torch.ones(2, 2)}).model)
     assert any("<&'>" in text for text in texts(svg))
-
-
-@pytest.mark.long
-def test_dropping_inputs_changes_the_picture() -> None:
-    names = ("input_ids", "attention_mask", "labels")
-    full, bare = (texts(to_svg(bert(1, *given).model)) for given in (names, ["input_ids"]))
-    assert {"attention_mask", "labels", "cross_entropy"} <= {*full}
-    assert not {"attention_mask", "labels", "cross_entropy"} & {*bare}
-    assert len(bare) < len(full) - 20
-
-
-@pytest.mark.long
-def test_two_graphs_are_drawn_as_one_with_what_changed() -> None:
-    names = ("input_ids", "attention_mask", "labels")
-    full, bare = bert(1, *names), bert(1, "input_ids")
-    found = difference(full.model, bare.model)
-    gone = {node.name for node in found.gone}
-    assert {"attention_mask", "labels", "cross_entropy"} <= gone
-    kept = {n.name for n in bare.nodes if n.op == "call_module"}
-    assert not found.new and not found.changed and not gone & kept
-    svg = to_svg(full.model, 9, bare.model)
-    assert {"- attention_mask", "- labels", "- cross_entropy", "input_ids"} <= {*texts(svg)}
-    assert f"BertForSequenceClassification: {len(full.nodes)} nodes" in svg
-    back = texts(to_svg(bare.model, 9, full.model))
-    assert {"+ attention_mask", "+ labels", "+ cross_entropy"} <= {*back}
-    assert not any(text.startswith(("+ ", "- ", "~ ")) for text in texts(to_svg(full.model, 9)))
 
 
 def test_numbers_in_names_hide_no_difference() -> None:

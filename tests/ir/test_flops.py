@@ -83,6 +83,8 @@ LAYERS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Linear(4, 5), (2, 3, 4)),
     (nn.Conv1d(4, 6, 3, groups=2), (2, 4, 9)),
     (nn.Conv2d(4, 6, 3, padding="same"), (2, 4, 9, 9)),
+    (nn.Conv2d(6, 4, (3, 2), stride=2), (3, 6, 9, 8)),
+    (nn.Conv2d(6, 6, 3, groups=6, padding=1), (3, 6, 9, 8)),
     (nn.Conv3d(4, 6, 3), (2, 4, 5, 5, 5)),
     (nn.ConvTranspose1d(4, 6, 3), (2, 4, 9)),
     (nn.ConvTranspose2d(4, 6, 3, groups=2), (2, 4, 9, 9)),

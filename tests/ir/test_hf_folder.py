@@ -13,6 +13,7 @@ from chop.errors import CheckpointError, ConfigError
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedEmbedding, PackedLinear, PackedOperator
 from tests import programs
+from tests.ir import decoders
 
 transformers = pytest.importorskip("transformers")
 IDS = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
@@ -29,20 +30,7 @@ torch.save(model(torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])).logits, sys.argv[2]
 
 
 def decoder(kind):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
-    if kind == "gpt2":
-        config = transformers.GPT2Config(n_embd=64, n_layer=1, n_head=2, n_positions=32, **sizes)
-        return transformers.GPT2LMHeadModel(config).eval()
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        tie_word_embeddings=True,
-        **sizes,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+    return decoders.decoder(kind, intermediate_size=128, tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="module")
@@ -253,121 +241,86 @@ def edited(folder, target, change, weights=None):
 
 
 UP = "model.layers.0.mlp.up_proj"
-BAD = {
+SETTINGS = {
     "format": (
         lambda q: q["modules"][UP]["weight"].update(name="mxnt"),
-        None,
-        ConfigError,
         "unknown number format 'mxnt'",
     ),
-    "field": (
-        lambda q: q["modules"][UP]["weight"].update(width=99),
-        None,
-        ConfigError,
-        "width: got 99",
-    ),
-    "class": (
-        lambda q: q["modules"][UP].update({"class": "os.system"}),
-        None,
-        ConfigError,
-        "unknown key 'class'",
-    ),
-    "foreign": (
-        lambda q: q.update({"module": "os"}),
-        None,
-        ConfigError,
-        "unknown key 'module'.*modules",
-    ),
+    "field": (lambda q: q["modules"][UP]["weight"].update(width=99), "width: got 99"),
+    "class": (lambda q: q["modules"][UP].update({"class": "os.system"}), "unknown key 'class'"),
+    "foreign": (lambda q: q.update({"module": "os"}), "unknown key 'module'.*modules"),
     "path": (
         lambda q: q["modules"].update({"model.layers.0.mlp.uproj": q["modules"].pop(UP)}),
-        None,
-        ConfigError,
         "LlamaForCausalLM has no module 'model.layers.0.mlp.uproj'.*up_proj",
     ),
     "kind": (
         lambda q: q["modules"].update({"model.norm": q["modules"][UP]}),
-        None,
-        ConfigError,
         "'model.norm' is a LlamaRMSNorm, which has no quantized form",
     ),
     "half tied": (
         lambda q: q["modules"].pop("lm_head"),
-        None,
-        ConfigError,
         "'lm_head' and 'model.embed_tokens' have one weight",
     ),
     "two formats of one weight": (
         lambda q: q["modules"]["lm_head"]["weight"].update(width=4),
-        None,
-        ConfigError,
         r"have one weight, in mxint\(width=4\) and in mxint\(width=8\)",
     ),
     "unfitted": (
         lambda q: q["modules"][UP].update(
             weight={"name": "integer", "width": 8, "frac_width": "auto"}
         ),
-        None,
-        ConfigError,
         "up_proj'].weight: integer 8.auto waits for data",
     ),
-    "nameless": (
-        lambda q: q["modules"][UP]["weight"].pop("name"),
-        None,
-        ConfigError,
-        "missing key 'name'",
-    ),
-    "empty": (lambda q: q.update(modules={}), None, ConfigError, r"by module path, got \{\}"),
+    "nameless": (lambda q: q["modules"][UP]["weight"].pop("name"), "missing key 'name'"),
+    "empty": (lambda q: q.update(modules={}), r"by module path, got \{\}"),
+}
+"""Changes of the quantization_config that are refused."""
+WEIGHTS = {
     "codes without formats": (
         lambda q: q.update(format=q.pop("modules") and "mxint8"),
         None,
-        CheckpointError,
         "weight_codes', but its quantization_config lacks the 'modules'",
     ),
     "a module less": (
         lambda q: q["modules"].pop(UP),
         None,
-        CheckpointError,
         f"weights lack '{UP}.weight', which LlamaForCausalLM needs",
     ),
     "float missing": (
         lambda q: None,
         lambda tensors: tensors.pop("model.norm.weight"),
-        CheckpointError,
         "weights lack 'model.norm.weight'",
     ),
     "more": (
         lambda q: None,
         lambda tensors: tensors.update({f"{UP}.weight": torch.zeros(8)}),
-        CheckpointError,
         rf"have '{UP}.weight', for which LlamaForCausalLM has no place: did you mean",
     ),
     "missing": (
         lambda q: None,
         lambda tensors: tensors.pop(f"{UP}.weight_scales"),
-        CheckpointError,
         f"weights lack '{UP}.weight_scales'",
     ),
     "short": (
         lambda q: None,
         lambda tensors: tensors.update({f"{UP}.weight_codes": torch.zeros(8, dtype=torch.uint8)}),
-        CheckpointError,
         rf"'{UP}.weight_codes': the format .* has \[8192\] of U8, the folder's weights \[8\] of U8",
     ),
     "width": (
         lambda q: q["modules"][UP]["weight"].update(width=4),
         None,
-        CheckpointError,
         r"has \[4096\] of U8, the folder's weights \[8192\]",
     ),
 }
+"""Changes of it and of tensors after which they do not fit."""
 
 
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", [*SETTINGS, *WEIGHTS])
 @pytest.mark.sampled(3)
 def test_folders_written_by_hand_are_refused_in_a_sentence(made, tmp_path, case):
-    change, weights, error, message = BAD[case]
-    folder = edited(made["llama"][2], tmp_path / "bad", change, weights)
-    with pytest.raises(error, match=message):
+    change, *weights, message = {**SETTINGS, **WEIGHTS}[case]
+    folder = edited(made["llama"][2], tmp_path / "bad", change, *weights)
+    with pytest.raises(ConfigError if case in SETTINGS else CheckpointError, match=message):
         CAUSAL.from_pretrained(folder)
 
 

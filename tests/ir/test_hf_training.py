@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from chop import MaseGraph, passes
 from chop.errors import CheckpointError
+from tests.ir.decoders import TINY, llama
 
 INTEGER = {"name": "scale_integer", "width": 4}
 CHANNELS = {**INTEGER, "granularity": "channel"}
@@ -22,17 +23,7 @@ IDS = torch.randint(3, 40, (2, 7), generator=torch.Generator().manual_seed(0))
 
 
 def made(rule, is_tied=False):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        vocab_size=50,
-        initializer_range=0.3,
-        tie_word_embeddings=is_tied,
-    )
-    mg = MaseGraph(LlamaForCausalLM(config))
+    mg = MaseGraph(llama(**TINY, tie_word_embeddings=is_tied).train())
     config = {"by": "type", "linear": {"config": RULES[rule]}}
     return passes.quantize_transform_pass(mg, config)[0].to_module()
 

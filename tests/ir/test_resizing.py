@@ -6,12 +6,13 @@ import functools
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from chop import MaseGraph, passes
 from chop.formats import QuantSpec
 from chop.nn.packed import PackedEmbedding, PackedLinear
 from chop.nn.quantized import QuantEmbedding, QuantLinear
+from tests.ir.decoders import TINY, llama
 
 CHANNELS = {"name": "scale_integer", "width": 8, "granularity": "channel"}
 LEARNED = QuantSpec.parse({"weight": CHANNELS, "gradient": "lsq"}, ["weight"], {}, "test")
@@ -26,18 +27,8 @@ def graph(is_tied):
 
 @functools.cache
 def made(is_tied):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        vocab_size=50,
-        initializer_range=0.3,
-        use_cache=False,
-        tie_word_embeddings=is_tied,
-    )
-    mg = MaseGraph(LlamaForCausalLM(config).eval(), hf_input_names=["input_ids"])
+    model = llama(**TINY, use_cache=False, tie_word_embeddings=is_tied)
+    mg = MaseGraph(model, hf_input_names=["input_ids"])
     return passes.quantize_transform_pass(mg, RULE)[0]
 
 

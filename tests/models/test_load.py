@@ -40,20 +40,6 @@ def test_a_folder_gives_the_class_and_weights_that_were_saved(masked_lm):
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_a_classifier_is_put_on_a_pretrained_trunk(masked_lm, caplog):
-    folder, model = masked_lm
-    classifier = load_model(str(folder), num_labels=3)
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "not read: bert.pooler.dense.bias, bert.pooler.dense.weight, classif" in record.message
-    ids = torch.randint(0, 40, (2, 5))
-    assert classifier(ids).logits.shape == (2, 3)
-    trunk = model.bert.embeddings.word_embeddings.weight
-    assert torch.equal(classifier.bert.embeddings.word_embeddings.weight, trunk)
-    again = load_model(folder, num_labels=3)
-    assert torch.equal(classifier.classifier.weight, again.classifier.weight)
-
-
 def test_the_task_and_fresh_weights_can_be_chosen(tmp_path):
     config = GPT2Config(vocab_size=40, n_embd=8, n_layer=1, n_head=2, n_positions=16)
     config.save_pretrained(tmp_path)
@@ -70,11 +56,6 @@ def test_fresh_weights_of_the_class_that_the_checkpoint_names(masked_lm):
     assert type(fresh) is BertForMaskedLM
     trunk = model.bert.encoder.layer[0].output.dense.weight
     assert not torch.equal(fresh.bert.encoder.layer[0].output.dense.weight, trunk)
-
-
-def test_nothing_is_said_where_every_weight_was_read(masked_lm, caplog):
-    load_model(masked_lm[0])
-    assert caplog.records == []
 
 
 def test_weights_that_were_cut_short_are_refused(masked_lm):

@@ -45,7 +45,7 @@ def shard_several(meshes, joined):
 
 @pytest.mark.parametrize("joined", [pytest.param(False, marks=pytest.mark.long), True])
 def test_several_models_on_several_meshes(joined):
-    meshes = [(1, 2), 2, (2, 1)] if joined else [(1, 2), (1, 2)]
+    meshes = [2, (2, 1)] if joined else [(1, 2), (1, 2)]
     first, second = cluster.run(shard_several, 2, meshes, joined)
     assert first == second
     assert [plan["mesh"] for plan in first] == [[m] if m == 2 else list(m) for m in meshes]

@@ -28,34 +28,6 @@ class StopGradient(WithLinear):
         return y - y.detach() + x.round().detach() + self.fc(x).detach()
 
 
-@case("equal")
-class NoGradBlock(WithLinear):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            y = self.fc(x)
-        return self.fc(y) + y
-
-
-@case("equal")
-class NoGradDecorated(WithLinear):
-    @torch.no_grad()
-    def target(self, x: Tensor) -> Tensor:
-        return self.fc(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.target(x) * self.fc(x)
-
-
-@case("equal")
-class EnableGradInside(WithLinear):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            y = self.fc(x)
-            with torch.enable_grad():
-                z = self.fc(y)
-        return z + y
-
-
 @case()
 class InferenceMode(WithLinear):
     def forward(self, x: Tensor) -> Tensor:
@@ -72,22 +44,6 @@ class SetGradEnabledFunction(WithLinear):
         y = self.fc(x)
         torch.set_grad_enabled(before)
         return y + self.fc(x)
-
-
-class Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
-        return -grad
-
-
-@case()
-class GradientReversal(WithLinear):
-    def forward(self, x: Tensor) -> Tensor:
-        return Reverse.apply(self.fc(x)) * 2
 
 
 class Straight(torch.autograd.Function):
@@ -109,15 +65,6 @@ class StraightThrough(WithLinear):
 
 
 @case()
-class TensorHook(WithLinear):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.fc(x)
-        if y.requires_grad:
-            y.register_hook(lambda grad: -grad)
-        return y
-
-
-@case()
 class RetainsGrad(WithLinear):
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc(x)
@@ -131,13 +78,6 @@ class ForwardHook(WithLinear):
     def __init__(self) -> None:
         super().__init__()
         self.fc.register_forward_hook(lambda module, args, out: out * 2)
-
-
-@case()
-class ForwardPreHook(WithLinear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
 
 
 @case()
@@ -159,16 +99,6 @@ class HookOnContainer(nn.Module):
         return self.body(x)
 
 
-@case()
-class BackwardHook(WithLinear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc.register_full_backward_hook(lambda module, gin, gout: (gin[0] * 5,))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.fc(x))
-
-
 # torch's own deep copies of parameters lose their hooks.
 @case("equal", copies=False)
 class ParameterHook(WithLinear):
@@ -188,15 +118,6 @@ class HookStoresFeatures(WithLinear):
         self.features.clear()
         self.fc(x)
         return self.features[0] * 2
-
-
-@case()
-class GradInForward(WithLinear):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            z = x.detach().requires_grad_()
-            (grad,) = torch.autograd.grad(self.fc(z).pow(2).sum(), z)
-        return x + grad
 
 
 @case()
@@ -225,20 +146,6 @@ class CheckpointedReentrant(WithLinear):
 
 
 @case()
-class WeightNorm(WithLinear):
-    def __init__(self) -> None:
-        super().__init__()
-        parametrizations.weight_norm(self.fc)
-
-
-@case(copies=False)
-class OldWeightNorm(WithLinear):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.nn.utils.weight_norm(self.fc)
-
-
-@case()
 class SpectralNorm(WithLinear):
     def __init__(self) -> None:
         super().__init__()
@@ -250,13 +157,6 @@ class OldSpectralNorm(WithLinear):
     def __init__(self) -> None:
         super().__init__()
         torch.nn.utils.spectral_norm(self.fc)
-
-
-@case()
-class Orthogonal(WithLinear):
-    def __init__(self) -> None:
-        super().__init__()
-        parametrizations.orthogonal(self.fc)
 
 
 class Symmetric(nn.Module):

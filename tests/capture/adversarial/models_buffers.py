@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,17 +36,6 @@ class BufferInTraining(nn.Module):
 
 
 @case()
-class BufferReassigned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        return x - self.mean
-
-
-@case()
 class BufferDataAssigned(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -72,17 +59,6 @@ class BufferCopyAndRead(nn.Module):
 
 
 @case()
-class BufferView(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("ring", torch.zeros(2, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.ring[0] += x.detach().sum(0)
-        return x + self.ring.sum(0)
-
-
-@case()
 class RingPointer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -96,34 +72,6 @@ class RingPointer(nn.Module):
 
 
 @case()
-class RingPointerItem(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("ring", torch.zeros(4, WIDTH))
-        self.register_buffer("at", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x: Tensor) -> Tensor:
-        at = int(self.at)
-        self.ring[at] = x.detach().mean(0)
-        self.at[...] = (at + 1) % 4
-        return x + self.ring.mean(0)
-
-
-@case()
-class DataDependentInit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(WIDTH))
-        self.register_buffer("ready", torch.tensor(False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.ready:
-            self.scale.data.copy_(1 / x.detach().std(0))
-            self.ready.fill_(True)
-        return x * self.scale
-
-
-@case()
 class ClampsWeight(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -133,33 +81,6 @@ class ClampsWeight(nn.Module):
         with torch.no_grad():
             self.fc.weight.clamp_(-0.1, 0.1)
         return self.fc(x)
-
-
-@case()
-class NormalizesWeightData(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.fc.weight.data = F.normalize(self.fc.weight.data, dim=1)
-        return self.fc(x)
-
-
-@case()
-class EmaTeacher(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.student = nn.Linear(WIDTH, WIDTH)
-        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
-        nn.init.zeros_(self.teacher.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            with torch.no_grad():
-                for t, s in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-                    t.lerp_(s, 0.5)
-        return self.student(x) - self.teacher(x)
 
 
 @case("equal")
@@ -184,22 +105,6 @@ class FunctionalBatchNorm(nn.Module):
         return F.batch_norm(x, self.m, self.v, training=self.training)
 
 
-@case("equal")
-class FrozenNorm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(WIDTH, WIDTH)
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def train(self, mode: bool = True) -> FrozenNorm:
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.fc(x))
-
-
 @case()
 class NormSetToEvalInForward(nn.Module):
     def __init__(self) -> None:
@@ -209,14 +114,3 @@ class NormSetToEvalInForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.norm.eval()
         return self.norm(x)
-
-
-@case()
-class TogglesTraining(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.drop.train()
-        return self.drop(x)

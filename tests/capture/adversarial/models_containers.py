@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tests.capture.adversarial.cases import WIDTH, Cases, Inputs
+from tests.capture.adversarial.cases import WIDTH, Cases
 
 CASES = case = Cases()
 THREE = torch.tensor(3.0)
@@ -18,17 +17,6 @@ THREE = torch.tensor(3.0)
 class Pair(NamedTuple):
     first: Tensor
     second: Tensor | None = None
-
-
-@dataclasses.dataclass
-class Output:
-    logits: Tensor
-    loss: Tensor | None = None
-    extras: list[Tensor] = dataclasses.field(default_factory=list)
-
-
-def two(b: int) -> Inputs:
-    return {"x": torch.randn(b, WIDTH), "y": torch.randn(b, WIDTH)}
 
 
 @case("equal")
@@ -47,12 +35,6 @@ class SizeOut(nn.Module):
 class NamedOut(nn.Module):
     def forward(self, x: Tensor) -> Pair:
         return Pair(x, second=x * 2)
-
-
-@case("equal")
-class DataclassOut(nn.Module):
-    def forward(self, x: Tensor) -> Output:
-        return Output(logits=x * 2, extras=[x])
 
 
 @case()
@@ -92,12 +74,6 @@ class GeneratorOut(nn.Module):
 
 
 @case()
-class ModuleOut(nn.Module):
-    def forward(self, x: Tensor) -> nn.Module:
-        return nn.Sequential(nn.Linear(WIDTH, x.shape[1]))
-
-
-@case()
 class CallableOut(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return lambda y: x + y
@@ -107,18 +83,6 @@ class CallableOut(nn.Module):
 class ListIn(nn.Module):
     def forward(self, xs: list[Tensor]) -> Tensor:
         return torch.cat(xs, 1) * len(xs)
-
-
-@case(inputs=lambda b: {"xs": [torch.randn(2, WIDTH) for _ in range(b)]})
-class ListAsLongAsBatch(nn.Module):
-    def forward(self, xs: list[Tensor]) -> Tensor:
-        return sum(xs)
-
-
-@case("equal", inputs=lambda b: {"d": {"a": torch.randn(b, 2), "b": torch.randn(b, 2)}})
-class DictIn(nn.Module):
-    def forward(self, d: dict[str, Tensor]) -> Tensor:
-        return sum(v * (i + 1) for i, v in enumerate(d.values())) + d["b"]
 
 
 @case(inputs=lambda b: {"d": {"a": torch.randn(b, 2)}})
@@ -140,18 +104,6 @@ class NamedIn(nn.Module):
         return p.first - p.second
 
 
-@case("equal", inputs=two)
-class KeywordOnly(nn.Module):
-    def forward(self, *, x: Tensor, y: Tensor) -> Tensor:
-        return x - y
-
-
-@case(inputs=two)
-class Keywords(nn.Module):
-    def forward(self, **kwargs: Tensor) -> Tensor:
-        return kwargs["x"] - kwargs["y"]
-
-
 @case()
 class StarArguments(nn.Module):
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
@@ -164,28 +116,10 @@ class DefaultTensor(nn.Module):
         return x * scale if on else x
 
 
-@case("equal")
-class OptionalTensor(nn.Module):
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return x if mask is None else x * mask
-
-
-@case(inputs=lambda b: {"x": torch.randn(b, WIDTH), "n": b})
-class IntIn(nn.Module):
-    def forward(self, x: Tensor, n: int) -> Tensor:
-        return x * n
-
-
 @case(inputs=lambda b: {"x": torch.randn(b, WIDTH), "kind": "sum" if b == 3 else "mean"})
 class StringIn(nn.Module):
     def forward(self, x: Tensor, kind: str) -> Tensor:
         return getattr(x, kind)(1)
-
-
-@case(inputs=lambda b: {"x": torch.randn(b, WIDTH), "on": torch.tensor(b == 3)})
-class BoolTensorIn(nn.Module):
-    def forward(self, x: Tensor, on: Tensor) -> Tensor:
-        return x * 2 if on else x
 
 
 @case(inputs=lambda b: {"x": torch.randn(b, WIDTH), "n": torch.tensor(b)})
@@ -204,12 +138,6 @@ class LengthMask(nn.Module):
 CASES[-1].expect = "equal"
 
 
-@case(inputs=lambda b: {"x": torch.randn(b, WIDTH), "lengths": torch.arange(b) % WIDTH + 1})
-class LengthsToList(nn.Module):
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return torch.stack([r[:n].sum() for r, n in zip(x, lengths.tolist(), strict=True)])
-
-
 @case("equal")
 class SharedTwice(nn.Module):
     def __init__(self) -> None:
@@ -220,18 +148,6 @@ class SharedTwice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.first(self.again["block"](x) + 1)
-
-
-@case("equal")
-class TiedWeights(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(WIDTH, WIDTH)
-        self.b = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x)) @ self.a.weight
 
 
 @case("equal")
@@ -269,20 +185,6 @@ class HiddenInList(nn.Module):
 
 
 @case("equal")
-class Property(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.raw = nn.Parameter(torch.randn(WIDTH))
-
-    @property
-    def scale(self) -> Tensor:
-        return self.raw.exp()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
-@case("equal")
 class Forwards(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -312,18 +214,6 @@ class CallsOtherMethod(nn.Module):
 
 
 @case("equal")
-class LambdaLayers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fns = [lambda t, k=k: t * k for k in (2, 3)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        for fn in self.fns:
-            x = fn(x)
-        return x
-
-
-@case("equal")
 class ApplyFunction(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -341,14 +231,3 @@ class StateDictInForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.state_dict()["fc.weight"]
-
-
-@case("equal")
-class Nested(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.child = DictOut()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.child(x)
-        return out["z"] + out["a"][1][0] * out["k"]

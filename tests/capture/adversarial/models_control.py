@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.capture.adversarial.cases import WIDTH, Cases
@@ -17,21 +14,6 @@ CASES = case = Cases()
 class BranchOnSum(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.sum() > 0 else x - 1
-
-
-@case()
-class BranchOnItem(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        top = x.max().item()
-        return x / top if top > 1 else x
-
-
-@case()
-class BranchOnAny(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.isnan(x).any():
-            x = torch.nan_to_num(x)
-        return x + 1
 
 
 @case()
@@ -79,28 +61,6 @@ class NewTensorOfItems(nn.Module):
 
 
 @case()
-class DataTensorLoop(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        while x.norm() > 1:
-            x = x / 2
-        return x
-
-
-@case()
-class EarlyExit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-            if x.abs().max() < 0.3:
-                break
-        return x
-
-
-@case()
 class RowLoop(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -108,15 +68,6 @@ class RowLoop(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([self.fc(row) for row in x])
-
-
-@case()
-class RangeOverBatch(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        total = torch.zeros(x.shape[1])
-        for i in range(x.size(0)):
-            total = total + x[i] / (i + 1)
-        return total
 
 
 @case("equal")
@@ -143,29 +94,6 @@ class TrainingBranch(nn.Module):
         return self.a(x) if self.training else self.b(x)
 
 
-@case("equal")
-class TrainingOutputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        y = self.fc(x)
-        return (y, y * 2) if self.training else y
-
-
-@case()
-class GradEnabledBranch(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if torch.is_grad_enabled() else x * 3
-
-
-@case()
-class RequiresGradBranch(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.requires_grad else x * 3
-
-
 @case()
 class TryExceptShape(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
@@ -186,24 +114,10 @@ class TryExceptValue(nn.Module):
         return x
 
 
-@case()
-class AssertOnValue(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        assert torch.isfinite(x).all(), "not finite"
-        return x + 1
-
-
 @case("equal")
 class AssertOnShape(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         assert x.dim() == 2 and x.size(-1) == WIDTH, f"bad shape {tuple(x.shape)}"
-        return x + 1
-
-
-@case("equal")
-class Logs(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        logging.getLogger(__name__).debug("shape %s", x.shape)
         return x + 1
 
 
@@ -237,31 +151,6 @@ class RecursiveHalves(nn.Module):
         return torch.cat([self.forward(x[:half]), self.forward(x[half:]) + 1])
 
 
-@case("equal")
-class Generator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
-
-    def states(self, x: Tensor):
-        for layer in self.layers:
-            x = layer(x)
-            yield x
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack(list(self.states(x)), 1)
-
-
-@case("equal")
-class Dispatch(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.kind = "tanh"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return getattr(torch, self.kind)(x) + {"tanh": F.relu, "relu": F.gelu}[self.kind](x)
-
-
 @case()
 class ExpertsInDataOrder(nn.Module):
     def __init__(self) -> None:
@@ -279,56 +168,15 @@ class ExpertsInDataOrder(nn.Module):
 
 
 @case()
-class ExpertByIndex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.experts[int(x[:, :3].sum(0).argmax())](x)
-
-
-@case()
 class SortedByNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack(sorted(x.unbind(1), key=lambda c: c.sum()), 1)
 
 
 @case()
-class MaxBuiltin(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * max(x.mean(), torch.tensor(0.1))
-
-
-@case()
 class InOperator(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + 5 if 0.0 in x.relu() else x
-
-
-@case()
-class TruthOfMask(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if (x > 0).all() or (x < 0).all() else x
-
-
-@case()
-class ChunkLoop(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([chunk.softmax(0) for chunk in x.split(2)])
-
-
-@case()
-class ZipOfRows(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return sum(a * b for a, b in zip(x, x.flip(0), strict=True))
-
-
-@case()
-class StarUnpackBatch(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        first, *rest = x
-        return first + sum(rest)
 
 
 @case()

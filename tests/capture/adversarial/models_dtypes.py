@@ -15,49 +15,10 @@ def integers(b: int) -> Inputs:
     return {"x": torch.randint(0, 10, (b, WIDTH))}
 
 
-@case("equal")
-class FollowsDtype(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        tiny = torch.finfo(x.dtype).min
-        return x.masked_fill(x < 0, tiny).to(torch.float64).to(x.dtype)
-
-
-@case()
-class BranchOnDtype(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.dtype == torch.float32 and x.is_floating_point() else x
-
-
 @case()
 class BranchOnDevice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.device.type == "cpu" and not x.is_cuda else x * 3
-
-
-@case(inputs=lambda b: {"x": torch.randn(b, WIDTH, dtype=torch.float64 if b > 3 else None)})
-class OtherDtypeAtRun(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.dtype == torch.float32 else x * 3
-
-
-@case("equal")
-class Autocast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = self.fc(x)
-            with torch.autocast("cpu", enabled=False):
-                z = self.fc(y.float())
-        return y.float() + z
-
-
-@case()
-class AutocastBranch(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if torch.is_autocast_enabled("cpu") else x
 
 
 @case("equal")
@@ -135,38 +96,11 @@ class IntegerArithmetic(nn.Module):
         return (x // 3) * 2 + x % 4 - (x >> 1 & 1) + (~x).clamp(min=-3)
 
 
-@case(inputs=integers)
-class Int8Matmul(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.randint(-128, 127, (WIDTH, 2), dtype=torch.int8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        product = x.to(torch.int32) @ self.weight.to(torch.int32)
-        return product.clamp(-128, 127).to(torch.int8)
-
-
-@case()
-class FakeQuantize(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
-
-
 @case()
 class QuantizePerTensor(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q = torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8)
         return q.dequantize() + q.int_repr()
-
-
-@case("equal", inputs=integers)
-class Embeds(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(10, WIDTH, padding_idx=0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.table(x) * (x != 0)[..., None]
 
 
 @case(inputs=integers)
@@ -195,29 +129,6 @@ class OneHotUnbounded(nn.Module):
 class BinCount(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.bincount(x.flatten(), minlength=10)
-
-
-@case(inputs=integers)
-class EndOfText(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(10, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.table(x)
-        return h[torch.arange(x.shape[0]), x.argmax(-1)]
-
-
-@case()
-class DefaultDtype(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.zeros(1, dtype=torch.get_default_dtype())
-
-
-@case()
-class PromotesByScalar(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x > 0) * 2 + torch.arange(WIDTH) / 2 + torch.tensor(1.5, dtype=torch.float64)
 
 
 @case()
@@ -254,16 +165,6 @@ class LstmState(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = x.new_zeros(1, x.shape[0], 2)
         return self.rnn(x[..., None], (h, h))[1][1][-1]
-
-
-@case("equal")
-class Interpolates(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.interpolate(x[:, None], scale_factor=2, mode="nearest")
-        return (
-            F.adaptive_avg_pool1d(y, 3)
-            + F.unfold(x[:, None, None], (1, 2)).mean((1, 2))[:, None, None]
-        )
 
 
 @case()

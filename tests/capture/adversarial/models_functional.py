@@ -1,4 +1,4 @@
-"""Models with torch.func, scripts, custom operators and checks of types."""
+"""Models with torch.func, scripts and checks of types."""
 
 from __future__ import annotations
 
@@ -69,61 +69,12 @@ class ScriptModule(nn.Module):
         return self.body(x) + 1
 
 
-@torch.library.custom_op("adversary::double", mutates_args=())
-def double(x: Tensor) -> Tensor:
-    return x * 2
-
-
-@double.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-double.register_autograd(lambda ctx, grad: grad * 2)
-
-
-@torch.library.custom_op("adversary::no_fake", mutates_args=())
-def no_fake(x: Tensor) -> Tensor:
-    return x * 3
-
-
-@torch.library.custom_op("adversary::add_one_", mutates_args=("x",))
-def add_one_(x: Tensor) -> None:
-    x.add_(1)
-
-
-@case("equal")
-class CustomOperator(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return double(x) + torch.ops.adversary.double(x)
-
-
-@case()
-class CustomOperatorWithoutFake(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return no_fake(x.detach())
-
-
-@case()
-class CustomOperatorInplace(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.detach().clone()
-        add_one_(y)
-        return y
-
-
 @case()
 class CompilingBranch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return x * 0
         return F.relu(x)
-
-
-@case()
-class SubclassCheck(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if type(x) is Tensor else x * 3
 
 
 @case()

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.capture.adversarial.cases import WIDTH, Cases
 
 CASES = case = Cases()
-
-
-@case()
-class WritesInput(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        x += 1
-        return x * 2
 
 
 @case()
@@ -37,14 +29,6 @@ class WritesView(nn.Module):
         y = x * 1
         y.view(-1)[::2] += 1
         y[:, 1:3].mul_(2)
-        return y
-
-
-@case("equal")
-class WritesThroughTranspose(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.clone()
-        y.t()[0].fill_(3)
         return y
 
 
@@ -93,14 +77,6 @@ class ToMaybeCopy(nn.Module):
         return y
 
 
-@case(inputs=lambda b: {"x": torch.randn(WIDTH, b).t()})
-class StridedInput(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.clone()
-        y.reshape(-1).add_(1)
-        return y if x.is_contiguous() else y * 2
-
-
 @case()
 class ReadsStride(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
@@ -146,61 +122,11 @@ class MaskedAssign(nn.Module):
 
 
 @case("equal")
-class MaskedFills(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.masked_fill(x < 0, -1.0)
-        y = torch.where(y > 1, y, 0.5)
-        return y.masked_fill_(x == 0, 2)
-
-
-@case("equal")
 class Scatters(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         index = x.argsort(1)
         y = torch.zeros_like(x).scatter_(1, index, x)
         return y.scatter_add(1, index, x) + x.gather(1, index)
-
-
-@case("equal")
-class IndexAdd(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.new_zeros(2, WIDTH)
-        y.index_add_(0, torch.arange(x.shape[0]) % 2, x)
-        return y
-
-
-@case()
-class PutAccumulate(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.zeros(WIDTH)
-        at = x.detach().argmax(1)
-        y.index_put_((at,), torch.ones(x.shape[0]), accumulate=True)
-        return y
-
-
-@case()
-class InplaceModule(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x - 0.5
-        self.act(y)
-        return y
-
-
-@case("equal")
-class InplaceResidual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.fc(x)
-        keep = y
-        y += x
-        return F.relu(keep, inplace=True) + y
 
 
 @case()
@@ -243,24 +169,6 @@ class ResizeUnderscore(nn.Module):
         return y
 
 
-@case("equal")
-class TransposeUnderscore(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.clone()
-        y.t_()
-        y.unsqueeze_(0)
-        return y
-
-
-@case()
-class ExpandWrite(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.mean(0, keepdim=True).clone()
-        wide = y.expand(2, WIDTH)
-        y += 1
-        return wide
-
-
 @case()
 class ReturnsInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
@@ -287,16 +195,3 @@ class ZeroSized(nn.Module):
 class Broadcasts(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
-
-
-@case("equal")
-class NegativeDims(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.unsqueeze(-2).flatten(-2, -1).transpose(-1, -2)[-1:, ...]
-        return y.mean(-1, keepdim=True) + x[..., -1].cumsum(-1).flip(-1)
-
-
-@case("equal")
-class Einsum(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("bi,bj,->bij", x, x, x.sum()) @ x[..., None]

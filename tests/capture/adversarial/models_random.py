@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,12 +23,6 @@ class Dropouts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.a(x)) + self.a(x)
-
-
-@case("equal")
-class FunctionalDropout(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, 0.5, training=self.training)
 
 
 @case()
@@ -83,44 +76,6 @@ class LayerDropTorch(nn.Module):
 
 
 @case()
-class PythonNoise(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + random.gauss(0, 1)
-
-
-@case()
-class NumpyNoise(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + float(np.random.rand())
-
-
-@case()
-class NumpyArrayNoise(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.from_numpy(np.random.rand(WIDTH)).float()
-
-
-@case()
-class NumpyGenerator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rng = np.random.default_rng(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.rng.uniform()
-
-
-@case()
-class PythonRandomObject(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rng = random.Random(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.rng.random()
-
-
-@case()
 class TorchGenerator(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -143,22 +98,9 @@ class TorchNoiseItem(nn.Module):
 
 
 @case()
-class RandomIntShift(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.roll(int(torch.randint(0, WIDTH, ())), 1)
-
-
-@case()
 class RandomPermutation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[torch.randperm(x.shape[0])]
-
-
-@case()
-class SeedsItself(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        torch.manual_seed(7)
-        return x + torch.rand(WIDTH)
 
 
 @case()
@@ -168,15 +110,6 @@ class ForksRng(nn.Module):
             torch.manual_seed(3)
             noise = torch.rand(WIDTH)
         return x + noise + torch.rand(WIDTH)
-
-
-@case()
-class RngState(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        state = torch.get_rng_state()
-        a = torch.rand(WIDTH)
-        torch.set_rng_state(state)
-        return x + a - torch.rand(WIDTH)
 
 
 @case()
@@ -204,24 +137,6 @@ class RRelu(nn.Module):
 
 
 @case()
-class RandomChoiceOfLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return random.choice(list(self.layers))(x)
-
-
-@case()
-class ShuffledOrder(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        order = list(range(WIDTH))
-        random.shuffle(order)
-        return x[:, order]
-
-
-@case()
 class InplaceDraws(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.empty_like(x).uniform_() + torch.zeros(WIDTH).normal_()
@@ -234,14 +149,3 @@ class Clock(nn.Module):
         y = x * 2
         self.elapsed = time.perf_counter() - started
         return y
-
-
-@case("equal")
-class AttentionDropout(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, 2, dropout=0.5, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x[:, None]
-        return self.attention(x, x, x, need_weights=False)[0]

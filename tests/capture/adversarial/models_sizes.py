@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,18 +17,6 @@ class LenAsScale(nn.Module):
         return x.sum(0) / len(x)
 
 
-@case("equal")
-class SizeAsScale(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sum(0) / x.shape[0] + math.sqrt(x.shape[1])
-
-
-@case()
-class SqrtOfBatch(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x / math.sqrt(x.shape[0])
-
-
 @case()
 class FloatOfBatch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
@@ -38,27 +24,9 @@ class FloatOfBatch(nn.Module):
 
 
 @case()
-class LogOfNumel(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + math.log(x.numel())
-
-
-@case()
 class BranchOnBatch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if x.shape[0] > 4 else x
-
-
-@case()
-class BranchOnBatchOne(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.squeeze(0) if x.shape[0] == 1 else x
-
-
-@case()
-class SqueezeAll(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.squeeze()
 
 
 @case()
@@ -74,12 +42,6 @@ class BatchInKey(nn.Module):
 
 
 @case()
-class BatchInString(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * len(f"{'x' * x.shape[0]}-{x.shape[0]}")
-
-
-@case()
 class BatchParity(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         half = x.shape[0] // 2
@@ -90,12 +52,6 @@ class BatchParity(nn.Module):
 class MaxOfSizes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x, (0, max(x.shape) - x.shape[1])) + min(x.shape)
-
-
-@case()
-class CeilOfBatch(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[: math.ceil(x.shape[0] / 2)] * round(x.shape[0] * 0.3)
 
 
 @case()

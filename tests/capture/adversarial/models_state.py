@@ -13,13 +13,6 @@ from torch import Tensor, nn
 from tests.capture.adversarial.cases import WIDTH, Cases
 
 CASES = case = Cases()
-GLOBAL: dict[str, object] = {"calls": 0, "scale": 2.0}
-
-
-def reset() -> None:
-    GLOBAL.clear()
-    GLOBAL.update(calls=0, scale=2.0)
-    table.cache_clear()
 
 
 @functools.lru_cache
@@ -38,49 +31,13 @@ class CallCounter(nn.Module):
         return x * self.calls
 
 
-@case()
-class FirstCallFlag(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ready = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.ready:
-            self.ready = True
-            return x * 10
-        return x
-
-
-@case()
-class GlobalCounter(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        GLOBAL["calls"] += 1
-        return x * GLOBAL["calls"]
-
-
-CASES[-1].reset = reset
-
-
-@case("equal", reset=reset)
-class GlobalScale(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * GLOBAL["scale"]
-
-
-@case(reset=reset)
-class GlobalList(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        GLOBAL.setdefault("seen", []).append(1)
-        return x * len(GLOBAL["seen"])
-
-
-@case("equal", reset=reset, reason="a size that keys a cache fixes all sizes")
+@case("equal", reset=table.cache_clear, reason="a size that keys a cache fixes all sizes")
 class CachedTable(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + table(x.shape[1])
 
 
-@case(reset=reset)
+@case(reset=table.cache_clear)
 class CachedTableByBatch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + table(x.shape[0])[:, None]
@@ -100,17 +57,6 @@ class CacheDictByShape(nn.Module):
 
 
 @case()
-class CacheGrows(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.past: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.past.append(x.mean(0))
-        return x + torch.stack(self.past).sum(0)
-
-
-@case()
 class KeepsPrevious(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -121,17 +67,6 @@ class KeepsPrevious(nn.Module):
         y = x if self.previous is None else x + self.previous
         self.previous = mean
         return y
-
-
-@case()
-class KeepsHidden(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.hidden = self.fc(x)
-        return self.hidden.relu()
 
 
 class SetsAuxiliary(nn.Module):
@@ -153,19 +88,6 @@ class AuxiliaryLossOfChild(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.child(x) + self.child.loss
-
-
-@case()
-class SetsChildAttribute(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-        self.p = 0.1
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.p = min(0.9, self.p + 0.2)
-        self.drop.p = self.p
-        return self.drop(x)
 
 
 @case(reason="an iterator that the capture has advanced cannot be put back")
@@ -207,14 +129,6 @@ class RandomModuleInForward(nn.Module):
         return nn.Linear(WIDTH, WIDTH)(x)
 
 
-@case()
-class AddsLayerOnFirstCall(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if not hasattr(self, "fc"):
-            self.fc = nn.Linear(x.shape[-1], 2)
-        return self.fc(x)
-
-
 @case("refused")
 class Lazy(nn.Module):
     def __init__(self) -> None:
@@ -235,44 +149,6 @@ class SwapsLayers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.a, self.b = self.b, self.a
         return self.a(x)
-
-
-@case()
-class ClosureCounter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        calls = 0
-
-        def scale(x: Tensor) -> Tensor:
-            nonlocal calls
-            calls += 1
-            return x * calls
-
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale(x)
-
-
-@case()
-class PlainTensorAttribute(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.offset = [torch.arange(WIDTH, dtype=torch.float32)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.offset[0]
-
-
-@case()
-class PlainTensorUpdated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.offset = [torch.zeros(WIDTH)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.offset[0].add_(1)
-        return x + self.offset[0]
 
 
 class Helper:
@@ -296,19 +172,3 @@ class StatefulHelper(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.helper(x)
-
-
-@case()
-class ClassAttributeCounter(nn.Module):
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        type(self).calls += 1
-        return x * type(self).calls
-
-
-def reset_class() -> None:
-    ClassAttributeCounter.calls = 0
-
-
-CASES[-1].reset = reset_class

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import pickle
 import re
 from pathlib import Path
@@ -64,10 +63,6 @@ SPEECH = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "encoder": ("BertForSequenceClassification", {**TEXT, "num_labels": 3}),
     "relative_positions": ("DebertaV2Model", TEXT),
-    "distilled": (
-        "DistilBertForTokenClassification",
-        {"dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 64, "vocab_size": 128},
-    ),
     "decoder": (
         "GPT2LMHeadModel",
         {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 128, "n_positions": 64},
@@ -87,7 +82,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_decoder_layers": 2,
         },
     ),
-    "translation": ("BartModel", SEQ2SEQ),
     "vision": ("ViTForImageClassification", {**VISION, "num_hidden_layers": 1}),
     "windowed_vision": (
         "SwinModel",
@@ -127,10 +121,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "layout": ("LayoutLMModel", {**TEXT, "num_hidden_layers": 1}),
-    "question_answering": (
-        "RobertaForQuestionAnswering",
-        {**TEXT, "num_hidden_layers": 1, "pad_token_id": 1},
-    ),
 }
 
 # Weight norm keeps its parameters in classes that torch itself refuses to pickle.
@@ -138,8 +128,7 @@ NOT_PICKLABLE = {"speech"}
 
 # Much like others, or slow to capture.
 LONG = {
-    *("state_space", "sliding_decoder", "translation", "two_towers", "question_answering"),
-    *("layout", "distilled", "modern_convolution"),
+    *("state_space", "sliding_decoder", "two_towers", "layout", "modern_convolution"),
 }
 
 # Its mixer computes in one way in training and in another otherwise.
@@ -233,43 +222,6 @@ def encoder_with_loss() -> tuple[nn.Module, nn.Module]:
     """A model and its capture, which no test changes."""
     model = build("encoder")
     return model, capture(model, input_names=["input_ids", "attention_mask", "labels"])
-
-
-@pytest.mark.long
-def test_bert_has_six_dropouts_and_its_loss_inside() -> None:
-    model, captured = encoder_with_loss()
-    dropouts = [n for n in captured.graph.nodes if n.op == "call_module" and "dropout" in n.target]
-    assert len(dropouts) == 6
-    assert list(inspect.signature(captured.forward).parameters) == [
-        "input_ids",
-        "attention_mask",
-        "labels",
-    ]
-    inputs = dummy_inputs(model, ["input_ids", "attention_mask", "labels", "token_type_ids"])
-    ours, theirs = captured.eval()(**inputs), model.eval()(**inputs)
-    assert torch.equal(ours.loss, theirs.loss)
-    assert torch.equal(ours["logits"], theirs[1])
-    assert captured.config is model.config
-
-
-@pytest.mark.long
-def test_fewer_inputs_make_another_graph() -> None:
-    model, full = encoder_with_loss()
-    bare = capture(model, input_names=["input_ids"])
-    assert len(bare.graph.nodes) < len(full.graph.nodes)
-    inputs = dummy_inputs(model, ["input_ids"], batch=2, length=6)
-    close(run(bare, inputs), run(model, inputs))
-
-
-@pytest.mark.long
-def test_a_leaf_class_hides_the_attention() -> None:
-    model = build("encoder")
-    captured = capture(model, leaves=[type(model.bert.encoder.layer[0].attention.self)])
-    targets = [n.target for n in captured.graph.nodes if n.op == "call_module"]
-    assert "bert.encoder.layer.0.attention.self" in targets
-    assert "bert.encoder.layer.0.attention.self.query" not in targets
-    inputs = dummy_inputs(model, batch=4, length=5)
-    close(run(captured, inputs), run(model, inputs))
 
 
 def test_sequences_longer_than_the_table_are_refused() -> None:

@@ -149,14 +149,20 @@ CASES = {
 }
 
 
+GRAPHS = {}
+
+
 def graph_of(make, inputs, pad=None, dtype=torch.float32):
-    torch.manual_seed(0)
-    model = make().eval().to(dtype)
+    """A copy of the graph of a model, with embeddings of the padding token of a size."""
+    if (make, dtype) not in GRAPHS:
+        torch.manual_seed(0)
+        GRAPHS[make, dtype] = MaseGraph(make().eval().to(dtype), dummy_in=inputs)
+    mg = GRAPHS[make, dtype].copy()
     with torch.no_grad():
-        for table in (m for m in model.modules() if isinstance(m, nn.Embedding)):
+        for table in (m for m in mg.model.modules() if isinstance(m, nn.Embedding)):
             if pad is not None and table.num_embeddings == 20:
                 table.weight[PAD] = pad * torch.linspace(-1, 2, table.embedding_dim)
-    return MaseGraph(model, dummy_in=inputs)
+    return mg
 
 
 def list_operands(mg, batches):

@@ -37,6 +37,10 @@ def loaded() -> Namespace:
 
 
 NAMES, UNREAD = list(loaded().CASES), list(loaded().UNREAD)
+SHORT = {
+    *("number", "later, a child", "key with a default", "parameter in a list", "weak dictionary"),
+    *("class of the model", "queue of a file", "environment, by getenv"),
+}
 
 
 @pytest.fixture
@@ -77,8 +81,9 @@ def outcome(graph: nn.Module, x: Tensor, expected: Tensor) -> str:
     return "followed" if same else "silent"
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(8)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.long] * (x not in SHORT)) for x in NAMES]
+)
 def test_what_changes_the_model_is_followed_or_said(changes: Namespace, name: str) -> None:
     case = changes.CASES[name]
     model, graph, x = captured(changes, case.forward)
@@ -101,7 +106,7 @@ def test_what_changes_the_model_is_followed_or_said(changes: Namespace, name: st
 
 
 @pytest.mark.parametrize("name", UNREAD)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 def test_what_the_model_does_not_read_is_not_said(changes: Namespace, name: str) -> None:
     model, graph, x = captured(changes, changes.reads_much)
     twin = copy.deepcopy(graph)

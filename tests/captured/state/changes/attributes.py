@@ -56,10 +56,6 @@ def freeze(model: Any) -> None:
     model.linear.weight.requires_grad_(False)
 
 
-def by_comprehension(self: Any, x: Tensor) -> Tensor:
-    return x * sum(row for row in self.rows)
-
-
 def by_order(self: Any, x: Tensor) -> Tensor:
     for name in self.order:
         x = getattr(torch, name)(x)
@@ -75,9 +71,7 @@ CASES: dict[str, Case] = {
     "minus zero": Case(
         lambda self, x: x * 2 if str(self.calls)[0] != "-" else x, setter("calls", -0.0)
     ),
-    "flag": Case(lambda self, x: x * 2 if self.flag else x, setter("flag", False)),
     "flag by a number": Case(lambda self, x: x if self.flag is True else x * 2, setter("flag", 1)),
-    "text": Case(lambda self, x: getattr(torch, self.text)(x), setter("text", "sigmoid")),
     "dtype": Case(lambda self, x: x.to(self.dtype), setter("dtype", torch.float64)),
     "deleted": Case(
         lambda self, x: x * getattr(self, "number", 1.0), lambda m: delattr(m, "number")
@@ -109,7 +103,6 @@ CASES: dict[str, Case] = {
     # containers
     "item of a list": Case(lambda self, x: x * self.rows[0], lambda m: m.rows.__setitem__(0, 5.0)),
     "longer list": Case(lambda self, x: x * len(self.rows), lambda m: m.rows.append(1.0)),
-    "another list": Case(lambda self, x: x * self.rows[0], setter("rows", [5.0])),
     "deep in a table": Case(
         lambda self, x: x * self.table["a"]["b"][0], lambda m: m.table["a"]["b"].insert(0, 5.0)
     ),
@@ -132,11 +125,6 @@ CASES: dict[str, Case] = {
     "dictionary of a user": Case(
         lambda self, x: x * self.user_dict["scale"], lambda m: m.user_dict.update(scale=5.0)
     ),
-    "list of a user": Case(
-        lambda self, x: x * self.user_list[0], lambda m: m.user_list.insert(0, 5.0)
-    ),
-    "counter": Case(lambda self, x: x * self.counter["a"], lambda m: m.counter.update("a")),
-    "bytes": Case(lambda self, x: x * self.bytes[0], lambda m: m.bytes.__setitem__(0, 5)),
     "view of memory": Case(lambda self, x: x * self.view[0], lambda m: m.view.__setitem__(0, 5)),
     "array of Python": Case(
         lambda self, x: x * self.numbers[0], lambda m: m.numbers.__setitem__(0, 5.0)
@@ -144,7 +132,6 @@ CASES: dict[str, Case] = {
     "key with a default": Case(
         lambda self, x: x * self.counter.get("b", 1), lambda m: m.counter.update("bb")
     ),
-    "comprehension": Case(by_comprehension, lambda m: m.rows.append(5.0)),
     "function by name": Case(
         lambda self, x: self.by_kind["a"](x), lambda m: m.by_kind.update(a=torch.sigmoid)
     ),
@@ -157,7 +144,6 @@ CASES: dict[str, Case] = {
     "element of an array": Case(
         lambda self, x: x * float(self.array[0]), lambda m: m.array.__setitem__(0, 5.0)
     ),
-    "another array": Case(lambda self, x: x * float(self.array[0]), setter("array", np.ones(2))),
     "number of numpy": Case(
         lambda self, x: x * float(self.np_number), setter("np_number", np.float32(5.0))
     ),
@@ -167,10 +153,6 @@ CASES: dict[str, Case] = {
     "tensor in a list": Case(
         lambda self, x: x * self.tensors[0], lambda m: m.tensors.__setitem__(0, torch.ones(4))
     ),
-    "tensor in a list, in place": Case(
-        lambda self, x: x * self.tensors[0], lambda m: m.tensors[0].fill_(5), FOLLOWED
-    ),
-    "buffer in place": Case(lambda self, x: x * self.mask, lambda m: m.mask.fill_(5), FOLLOWED),
     "another buffer": Case(lambda self, x: x * self.mask, setter("mask", torch.ones(4))),
     "parameter in place": Case(
         lambda self, x: x * self.weight, lambda m: m.weight.data.fill_(5), FOLLOWED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import array
 import collections
 import enum
@@ -33,7 +32,6 @@ class Rows(enum.Enum):
 
 class Level(enum.IntEnum):
     LOW = 2
-    HIGH = 5
 
 
 class Fields(NamedTuple):
@@ -183,7 +181,6 @@ class Base(Root):
         self.forwarding = Forwarding(scale=2.0, rate=0.1, inner=Forwarding(scale=2.0))
         self.attributes = Attributes(scale=2.0, inner=Attributes(scale=2.0))
         self.fields = Fields()
-        self.namespace = argparse.Namespace(scale=2.0)
         self.computed = Computed()
         self.called = Scaling()
         self.partial = functools.partial(torch.mul, other=torch.tensor(2.0))
@@ -193,7 +190,6 @@ class Base(Root):
         self.by_name = nn.ModuleDict({"a": nn.Tanh()})
         self.weight = nn.Parameter(torch.full((4,), 2.0))
         self.register_buffer("mask", torch.full((4,), 2.0))
-        self.text = "tanh"
         self.dtype = torch.float32
         self.order = ["tanh", "sigmoid"]
         self.method: Any = self.twice
@@ -202,7 +198,6 @@ class Base(Root):
         self.proxy = types.MappingProxyType(self.proxied)
         self.chain_map = collections.ChainMap({}, {"scale": 2.0})
         self.user_dict = collections.UserDict(scale=2.0)
-        self.user_list = collections.UserList([2.0])
         self.counter = collections.Counter(a=2)
         self.bytes = bytearray([2])
         self.numbers = array.array("d", [2.0])
@@ -215,7 +210,6 @@ class Base(Root):
         self.reference = weakref.ref(self.options)
         self.weakly = weakref.WeakKeyDictionary({self.computed: 2.0})
         self.view = memoryview(self.bytes)
-        self.average = nn.BatchNorm1d(4)
         self.hidden = [nn.Linear(4, 4)]
         self.calls = 0
         self.lr = 0.1
