@@ -22,7 +22,7 @@ class BufferCounter(nn.Module):
         return x * self.steps
 
 
-@case("warned")
+@case()
 class BufferInTraining(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ class InplaceDropout(nn.Module):
         return y
 
 
-@case("warned")
+@case()
 class DropPath(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
