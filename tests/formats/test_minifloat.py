@@ -7,6 +7,7 @@ import torch
 
 from chop.errors import ConfigError
 from chop.formats import Log, MinifloatDenorm, MinifloatIEEE
+from chop.formats.elements.minifloat import Denormal, Minifloat
 from tests.subcases import subcases
 
 ALL_BFLOAT16 = torch.arange(2**16).to(torch.uint16).view(torch.bfloat16).float()
@@ -143,3 +144,11 @@ def test_logarithms_round_in_the_domain_that_is_asked_for():
 def test_what_is_out_of_range_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize("element", [Minifloat(4, 3, 7, "fn"), Denormal(4, 3, 7)], ids=str)
+def test_steps_beyond_the_ends_are_those_before_them(element):
+    every = element.values(torch.arange(2**element.width))
+    *_, below, largest = sorted({x for x in every.tolist() if x == x})
+    x = torch.tensor([1.0, 5.0, -5.0, -1e9], dtype=torch.float64) * largest
+    assert element.step(x).tolist() == [largest - below] * 4

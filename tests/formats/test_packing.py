@@ -31,6 +31,7 @@ ROWS_MIXED = [
     {"name": "mxint", "block_size": [2, 16]},
     {"name": "scale_integer", "width": 8, "granularity": "tensor"},
     {"name": "ternary"},
+    {"name": "block_fp", "width": 8, "exponent_width": 5},  # 20 bits of scales a row
 ]
 
 

@@ -141,6 +141,7 @@ def test_files_without_weights_of_one_model_say_what_they_have(trained, tmp_path
 NO_WEIGHTS = {
     "parts of complex numbers": (torch.eye(4) * 1j, "complex64 in the file, float32 in the model"),
     "codes": (torch.ones(4, 4, dtype=torch.int8), "int8 in the file"),
+    "codes without a sign": (torch.ones(4, 4, dtype=torch.uint8), "uint8 in the file"),
     "sparse": (torch.eye(4).to_sparse(), "float32 sparse_coo in the file"),
     "meta": (torch.empty(4, 4, device="meta"), "float32 without data in the file"),
     "meta of another shape": (torch.empty(10**6, 10**6, device="meta"), "of another shape"),

@@ -50,6 +50,14 @@ def distinct(model):
     return model.eval()
 
 
+def test_frozen_parameters_stay_frozen():
+    mg = with_metadata(MaseGraph(distinct(load_model("mlp"))))
+    mg.modules["fc1"].requires_grad_(False)
+    small, _ = shrink(mg, include=["fc1"])
+    frozen = {name for name, x in small.model.named_parameters() if not x.requires_grad}
+    assert frozen == {"fc1.weight", "fc1.bias"} and len(small.modules["fc1"].bias) == 32
+
+
 @pytest.mark.parametrize(
     ("name", "producers"),
     [

@@ -104,7 +104,8 @@ def test_queued_trials_wait_for_room(rows):
     assert rows.claim("a", {"config": A}, "me", limit=1).outcome == WAITING
     assert rows.claim("c", {"config": C}, "me", limit=2) is None
     assert rows.claim_row(second, "you", limit=1) is None
-    assert rows.claim_row(first, "me", limit=1).outcome == RUNNING
+    taken = rows.claim_row(first, "me", limit=1)
+    assert (taken.outcome, taken.begun) == (RUNNING, 1)  # more than once after kills alone
     assert rows.claim_row(first, "you", limit=2) is None
     assert rows.claim_row(second, "you", limit=2).worker == "you"
     assert rows.claim("c", {"config": C}, "me", limit=3).number == 2

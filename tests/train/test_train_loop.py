@@ -84,6 +84,19 @@ def test_equal_seeds_give_equal_weights_and_global_generators_stay(digits, revie
     assert not torch.equal(first, train(2))
 
 
+def test_dropout_draws_by_the_seed():
+    x, y = torch.linspace(-1, 1, 64).expand(16, 64), torch.zeros(16, dtype=torch.long)
+
+    def train(seed):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 10))
+        fit(model, (x, y), seed=seed, batch_size=16)
+        return model[1].weight.detach()
+
+    # Rows are alike, so that no order tells one seed from another.
+    assert torch.equal(train(1), train(1)) and not torch.equal(train(1), train(2))
+
+
 def test_frozen_parameters_and_the_mode_stay(digits):
     model = load_model("cnn").eval()
     model.conv1.requires_grad_(False)
