@@ -137,6 +137,7 @@ def test_other_weights_and_other_rows_are_another_subject():
     next(workload.model.parameters()).data[0, 0] += 1e-6
     assert changed(before, get_identity(workload)) == {"weights"}
     workload.train.labels[0] += 1
+    assert changed(before, get_identity(workload)) == {"weights", "train"}
     workload.test.columns["pixel_values"][0] *= 0.5
     assert changed(before, get_identity(workload)) == {"weights", "train", "test"}
 
