@@ -11,10 +11,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs/images/architecture.svg"
 PAGE = ROOT / "docs/architecture.md"
 HEADER_OF_TABLE = "| layer | subpackage | contents |\n| --- | --- | --- |\n"
-WIDTH, COLUMN_GAP = 560, 60
-ROW_HEIGHT, ROW_GAP, HEADER, MARGIN = 30, 8, 34, 16
+WIDTH, ARROW = 368, 24
+"""Narrow, so that its text is legible on a phone."""
+MOST_BOXES = 3
+"""In a row; a layer with more members has several rows."""
+ROW_HEIGHT, ROW_GAP, LAYER_GAP, HEADER, MARGIN = 28, 6, 12, 34, 8
 STYLE = (
-    "text{font:13px sans-serif;fill:#1f2933}.title{font-weight:bold}"
+    "text{font:15px sans-serif;fill:#1f2933}.title{font-weight:bold}"
     ".box{fill:#d6e4f7;stroke:#3b6ea8}.arrow{stroke:#6b7280;fill:none}"
 )
 
@@ -34,15 +37,12 @@ def contracts() -> dict[str, Layers]:
 
 
 def picture() -> str:
-    """An SVG with a column of layers for each contract; an arrow points down along each."""
-    columns = contracts()
-    height = HEADER + max(map(len, columns.values())) * (ROW_HEIGHT + ROW_GAP) + 2 * MARGIN
-    width = len(columns) * (WIDTH + COLUMN_GAP) + MARGIN
-    body = [
-        part
-        for place, (container, layers) in enumerate(columns.items())
-        for part in _column(container, layers, MARGIN + place * (WIDTH + COLUMN_GAP))
-    ]
+    """An SVG: the layers of each contract below one another, with an arrow along each."""
+    body, top = [], MARGIN
+    for container, layers in contracts().items():
+        parts, top = _column(container, layers, top)
+        body += parts
+    width, height = WIDTH + ARROW + 2 * MARGIN, top
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}">\n<style>{STYLE}</style>\n'
@@ -50,24 +50,32 @@ def picture() -> str:
     )
 
 
-def _column(container: str, layers: Layers, left: int) -> list[str]:
-    bottom = MARGIN + HEADER + len(layers) * (ROW_HEIGHT + ROW_GAP) - ROW_GAP
-    arrow = left + WIDTH + 16
-    parts = [
-        f'<text class="title" x="{left}" y="{MARGIN + 16}">{container}: imports point down</text>',
-        f'<path class="arrow" d="M{arrow} {MARGIN + HEADER}V{bottom}m-5 -9l5 9l5 -9"/>',
+def _column(container: str, layers: Layers, top: int) -> tuple[list[str], int]:
+    """The elements of one contract, and the place below them."""
+    title = (
+        f'<text class="title" x="{MARGIN}" y="{top + 16}">{container}: imports point down</text>'
+    )
+    start = top = top + HEADER
+    parts = [title]
+    for names in layers:
+        for first in range(0, len(names), MOST_BOXES):
+            parts += _boxes(names[first : first + MOST_BOXES], top)
+            top += ROW_HEIGHT + ROW_GAP
+        top += LAYER_GAP - ROW_GAP
+    bottom, arrow = top - LAYER_GAP, MARGIN + WIDTH + ARROW // 2
+    parts.append(f'<path class="arrow" d="M{arrow} {start}V{bottom}m-5 -9l5 9l5 -9"/>')
+    return parts, bottom + 2 * MARGIN
+
+
+def _boxes(names: Sequence[str], top: int) -> list[str]:
+    """One row of boxes, which share the width."""
+    box = (WIDTH - ROW_GAP * (len(names) - 1)) / len(names)
+    lefts = [MARGIN + place * (box + ROW_GAP) for place in range(len(names))]
+    return [
+        f'<rect class="box" x="{x:g}" y="{top}" width="{box:g}" height="{ROW_HEIGHT}" rx="4"/>'
+        f'<text x="{x + box / 2:g}" y="{top + 19}" text-anchor="middle">{name}</text>'
+        for x, name in zip(lefts, names, strict=True)
     ]
-    for row, names in enumerate(layers):
-        top = MARGIN + HEADER + row * (ROW_HEIGHT + ROW_GAP)
-        box = (WIDTH - ROW_GAP * (len(names) - 1)) / len(names)
-        for place, name in enumerate(names):
-            x = left + place * (box + ROW_GAP)
-            parts.append(
-                f'<rect class="box" x="{x:g}" y="{top}" width="{box:g}" height="{ROW_HEIGHT}" '
-                f'rx="4"/><text x="{x + box / 2:g}" y="{top + 20}" text-anchor="middle">'
-                f"{name}</text>"
-            )
-    return parts
 
 
 def table() -> str:

@@ -113,6 +113,16 @@ def test_the_index_has_every_page_with_a_sentence():
     assert all(text.startswith(": ") and text.endswith(".") for text in entries)
 
 
+def test_the_glossary_has_the_terms_of_the_field_and_pages_link_it():
+    glossary = ROOT / "docs/glossary.md"
+    rows = re.findall(r"^\| (.*\*\*.*?) \| (.+?) \| (.*) \|$", glossary.read_text(), re.M)
+    terms = " ".join(term for term, *_ in rows).lower()
+    assert len(rows) >= 60 and all(meaning.endswith(".") for _, meaning, _ in rows)
+    for word in ("outlier", "tensor parallelism", "opset", "back-pressure", "calibration", "sqnr"):
+        assert word in terms
+    assert len([p for p in PAGES if glossary in {file for file, _ in links(p)}]) >= 5
+
+
 @pytest.mark.parametrize("name", MOST_BYTES)
 def test_pages_that_many_read_are_short(name):
     assert len((ROOT / name).read_bytes()) <= MOST_BYTES[name]

@@ -225,6 +225,7 @@ FACTS = {
     ("export-vllm.md", "mxint, group_integer, scale_integer, integer"),
     ("export-vllm.md", "scale_integer, integer, fp8"),
     ("import.md", "group_integer, scale_integer, mxfp, nvfp4, fp8"),  # formats of read layers
+    ("masks.md", "scale_integer, nvfp4, binary, block_fp"),  # formats that cannot be causal
     ("mase.md", "binary_residual, integer, binary, mxint"),  # in the place of parts of MASE
     ("passes.md", "scale_integer, binary, binary_residual, ternary"),  # learned scales
     ("run-files.md", "onnx, compressed-tensors, gptq"),  # files and folders of targets

@@ -270,7 +270,7 @@ def test_masks_of_results_seen_by_operands():
 
 
 def test_formats_that_cannot_be_causal_are_those_of_the_docs():
-    """Their scales follow numbers of several tokens; docs/formats.md has a table of them."""
+    """Their scales follow numbers of several tokens; docs/masks.md has a table of them."""
     x = drawn(1, 1, KEYS, 8)
     later = torch.cat([x[..., :-1, :], x[..., -1:, :] * 50], -2)
     found = set()
@@ -280,6 +280,6 @@ def test_formats_that_cannot_be_causal_are_those_of_the_docs():
         if not torch.equal(one, other):
             assert fmt not in WITHIN_A_TOKEN
             found.add(fmt.label.partition("(")[0])
-    text = (Path(__file__).parents[2] / "docs/formats.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/masks.md").read_text()
     table = text.partition("| its scale follows |")[2].partition('`"auto"`')[0]
     assert found == set(re.findall(r"`([a-z_0-9]+)`", table)) - {"scaling_factor", "granularity"}

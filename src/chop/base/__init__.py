@@ -1,3 +1,3 @@
-"""Ground of the package: files, tables, native builds, child processes, notices, plug-ins."""
+"""Base utilities: files, tables, native builds, child processes, notices, plug-ins."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Tracer: captures a model as a graph of its own modules, by running its Python on fake tensors."""
+"""Tracer: captures a model as a graph by running its Python on fake tensors."""
 
 from chop.capture.inputs import dummy_inputs
 from chop.capture.tracer import capture

@@ -1,4 +1,4 @@
-"""Number formats: one file per format; everything else is derived from it."""
+"""Number formats: one file per format, from which everything else is derived."""
 
 from chop.formats.base import (
     INPUT_OPERANDS,

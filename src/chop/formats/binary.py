@@ -18,7 +18,7 @@ from chop.formats.statistic import MEAN
 
 @dataclass(frozen=True)
 class Binary(ScaledFormat, LearnableFormat):
-    """One bit.
+    """One bit per value: -1 or 1, optionally times a scale.
 
     Values: {-1, +1} times a scale, or {0, 1} if not bipolar; the scale is 1, or the mean magnitude
     of a channel, an index of the first axis; a vector is one channel.

@@ -19,7 +19,7 @@ MAX_LEVELS = 8
 
 @dataclass(frozen=True)
 class BinaryResidual(LearnableFormat):
-    """Residual binarization with L levels.
+    """Residual binarization: the sum of L binary levels, each with a scale.
 
     Values: the sum over l of scale_l s_l, s_l in {-1, +1}, or {0, 1} if not bipolar.
     Rounding: r_0 = x; s_l is the sign of r_l, +1 for zeros; r_(l+1) = r_l - scale_l s_l;

@@ -17,7 +17,7 @@ MAX_EXPONENT_WIDTH = 8
 
 @dataclass(frozen=True)
 class BlockFP(BlockFormat):
-    """Sign and magnitude without a hidden bit, times 2^E for a block.
+    """Block floating point: signed magnitudes times a power of two per block.
 
     Values: s 2^E k/2^m, 0 <= k < 2^m, m = `width` - 1; E = floor(log2 amax) + 1, clipped to
     -bias .. 2^exponent_width - 1 - bias, where amax is the block's largest finite magnitude.

@@ -17,7 +17,7 @@ MAX_BIAS_WIDTH = 8
 
 @dataclass(frozen=True)
 class BlockLog(BlockFormat):
-    """Powers of two with an exponent bias b for a block.
+    """Signed powers of two with an exponent bias b per block.
 
     Values: those of `log` with bias b = 2^(width-1) - 1 - ceil(log2 amax), a signed integer
     clipped to its width; amax is the block's largest finite magnitude.

@@ -19,7 +19,7 @@ MAX_BIAS_WIDTH = 8
 
 @dataclass(frozen=True)
 class BlockMinifloat(BlockFormat):
-    """Minifloats with a bias b for a block, all of whose codes are numbers.
+    """Minifloats with an exponent bias b per block. Every code is a finite number.
 
     Values: those of `minifloat_ieee`, variant `finite`, with bias b = 2^exponent_width - 1 -
     floor(log2 amax), a signed integer clipped to its width; amax is the block's largest finite

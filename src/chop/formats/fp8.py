@@ -19,7 +19,7 @@ WIDTH = 8
 
 @dataclass(frozen=True)
 class FP8(ScaledFormat, LearnableFormat):
-    """8-bit floats, e4m3 or e5m2, times a scale s that follows the data: FP8 as it is served.
+    """8-bit floats, e4m3 or e5m2, times a scale s that follows the data (FP8 inference).
 
     Values: s v, v a number of e4m3 (at most 448) or e5m2 (57344); s = float32(amax/largest v),
     where amax is the group's largest finite magnitude; s = 2^-23 in a group of zeros.

@@ -15,7 +15,7 @@ from chop.formats.scaled import ScaledFormat
 
 @dataclass(frozen=True)
 class GroupAffine(ScaledFormat):
-    """Asymmetric group-wise integers: a bfloat16 scale and a zero point for a group of a row.
+    """Asymmetric integers with a bfloat16 scale and a zero point per group of a row.
 
     Values: s (k - z), 0 <= k < 2^width; s > 0 is a bfloat16, z in [0, 2^width - 1] a multiple of
     2^(width-8), and an integer in groups that have a value of zero, so that zeros stay, or none

@@ -15,7 +15,7 @@ from chop.formats.searched_scale import SearchedScale
 
 @dataclass(frozen=True)
 class GroupInteger(ScaledFormat):
-    """Two's-complement integers times a bfloat16 scale of either sign, for a group of a row.
+    """Two's-complement integers times a bfloat16 scale of either sign per group of a row.
 
     Values: s k, -2^(width-1) <= k < 2^(width-1). s has the least sum of squared errors in the group
     (of 2 bits: plus half the square of the sum of errors) among -x_max/c, rounded to bfloat16, for

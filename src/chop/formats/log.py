@@ -13,7 +13,7 @@ from chop.formats.scaled import ElementFormat
 
 @dataclass(frozen=True)
 class Log(ElementFormat):
-    """Powers of two of either sign.
+    """Signed powers of two.
 
     Values: s 2^E, -bias <= E <= 2^(width-1) - 1 - bias.
     Rounding: of log2 |x| to the nearest integer, or to the nearest value. Saturation: at both

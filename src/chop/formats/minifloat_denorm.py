@@ -11,7 +11,7 @@ from chop.formats.float_format import FloatFormat
 
 @dataclass(frozen=True)
 class MinifloatDenorm(FloatFormat):
-    """Floating point whose mantissa is a plain fraction.
+    """Floating point without a hidden bit: the mantissa is a plain fraction.
 
     Values: s 2^E k/2^m, -bias <= E <= 2^exponent_width - 1 - bias, 0 <= k < 2^m. m is
     `width - exponent_width - 1`.

@@ -11,7 +11,7 @@ from chop.formats.float_format import FloatFormat
 
 @dataclass(frozen=True)
 class MinifloatIEEE(FloatFormat):
-    """Floating point with a hidden bit, subnormal numbers, and a width of choice.
+    """Floating point of any width, with a hidden bit and subnormal numbers.
 
     Values: s 2^E (1 + f/2^m), E from 1 - bias on; s 2^(1-bias) f/2^m below. m is
     `width - exponent_width - 1`.

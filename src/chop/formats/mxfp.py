@@ -20,7 +20,7 @@ STANDARD = {4: 2, 6: 2}
 
 @dataclass(frozen=True)
 class MXFP(BlockFormat):
-    """Minifloats times a power of two for a block.
+    """MXFP: minifloats times a power of two per block.
 
     Values: S times those of `minifloat_ieee` with its default bias and variant: e4m3 and e5m2 in
     8 bits, e3m2 and e2m3 in 6, e2m1 in 4. S = 2^(floor(log2 amax) - emax), clipped to 2^-127 ..

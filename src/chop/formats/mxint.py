@@ -18,7 +18,7 @@ BLOCK_SIZE = 32
 
 @dataclass(frozen=True)
 class MXInt(BlockFormat):
-    """Integers with one place before the point, times a power of two for a block.
+    """MXINT: integers with one integer bit, times a power of two per block.
 
     Values: S q/2^(width-2), |q| < 2^(width-1), S = 2^floor(log2 amax), clipped to 2^-127 ..
     2^127; 2^-127 for a block of zeros. amax is the block's largest magnitude.

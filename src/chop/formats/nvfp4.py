@@ -13,7 +13,7 @@ from chop.formats.scaling import ScaledFloatScale
 
 @dataclass(frozen=True)
 class NVFP4(BlockFormat):
-    """e2m1 numbers times an e4m3 number for a block and a float32 for the tensor.
+    """NVFP4: e2m1 numbers times an e4m3 scale per block and a float32 scale per tensor.
 
     Values: g s v, v in {0, 0.5, 1, 1.5, 2, 3, 4, 6} of either sign, s = e4m3(amax_block/6/g),
     g = float32(amax_tensor/(448 6)), at least 2^-126; both amax are of finite magnitudes.

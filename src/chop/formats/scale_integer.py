@@ -17,7 +17,7 @@ from chop.formats.statistic import Statistic
 
 @dataclass(frozen=True)
 class ScaleInteger(ScaledFormat, LearnableFormat):
-    """Symmetric affine integers: s k for a scale s that follows the data.
+    """Symmetric integers times a float scale s that follows the data.
 
     Values: s k, |k| < 2^(width-1); s = float32(amax/(2^(width-1) - 1)), where amax is the group's
     largest finite magnitude; s = 2^-23 in a group of zeros. Unsigned: 0 <= k < 2^width, and s

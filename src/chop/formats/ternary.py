@@ -23,7 +23,7 @@ STATISTICS = ("threshold", "mean", "max", "median")
 
 @dataclass(frozen=True)
 class Ternary(LearnableFormat):
-    """Three values.
+    """Three values: -1, 0 and 1, optionally times a scale.
 
     Values: {-1, 0, 1} times a scale; the scale is 1, or the mean of the magnitudes kept of a
     channel, an index of the first axis; a vector is one channel.

@@ -1,3 +1,3 @@
-"""Operator fusion: patterns of a graph, why they cannot be fused, and their rewriting."""
+"""Operator fusion: graph patterns, their rewriting, and reasons against a fusion."""
 
 __all__: list[str] = []

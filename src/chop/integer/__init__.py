@@ -1,3 +1,3 @@
-"""Integer graphs: what a circuit computes, bit for bit, from a quantized graph."""
+"""Integer graphs: a quantized graph in integer arithmetic, bit for bit as its circuit."""
 
 __all__: list[str] = []

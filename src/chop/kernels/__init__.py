@@ -1,4 +1,4 @@
-"""Kernels: fast implementations, each with the readable reference that it equals.
+"""Kernels: fast implementations, each equal to a readable reference.
 
 Importing this package makes them the implementations of chop's operators.
 """

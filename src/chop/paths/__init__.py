@@ -1,3 +1,3 @@
-"""MASE's import paths and those of moved modules: tables, and their finder."""
+"""Import paths of MASE and of moved modules: tables and their finder."""
 
 __all__: list[str] = []

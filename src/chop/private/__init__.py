@@ -1,3 +1,3 @@
-"""Fences round other libraries' private API, one file for each library."""
+"""Wrappers around private APIs of other libraries, one file per library."""
 
 __all__: list[str] = []

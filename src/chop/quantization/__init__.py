@@ -1,3 +1,3 @@
-"""Quantization engines: calibration, GPTQ, SmoothQuant, packing, and what a graph stores."""
+"""Quantization engines: calibration, GPTQ, SmoothQuant, packing, stored bits."""
 
 __all__: list[str] = []

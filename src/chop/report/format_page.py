@@ -29,11 +29,11 @@ from chop.report.layout_text import describe_layout
 
 PAGE = "formats.md"
 INTRODUCTION = Path(__file__).with_suffix(".md")
-"""What the page says before its list of formats."""
+"""Text before the list of formats."""
 SEARCHED = """## What a search varies
 
-The `search_space` of each format, for which its name stands in `chop search precision --formats`.
-Fractions and biases are derived from the data there, unless `--ranges` gives them values."""
+`chop search precision --formats NAME` searches these settings (the `search_space` of the format).
+Fractions and biases are derived from the data, unless `--ranges` gives them values."""
 PICTURES = "images/formats"
 NORMAL_SHAPE = (256, 1024)
 FAR = 1e30
@@ -161,12 +161,19 @@ def pages() -> dict[str, str]:
     sections = [_section(kind, examples) for kind, examples in measured.items()]
     overview = markdown_table([_line(x) for examples in measured.values() for x in examples])
     searched = markdown_table([_varied(kind) for kind in kinds if kind.search_space])
-    parts = [INTRODUCTION.read_text().strip(), overview, SEARCHED, searched, *sections]
+    listed = markdown_table([_defined(kind) for kind in kinds])
+    introduction = INTRODUCTION.read_text().strip().replace("{kinds}", listed)
+    parts = [introduction, overview, SEARCHED, searched, *sections]
     files = {PAGE: "\n\n".join(parts) + "\n"}
     for kind, examples in measured.items():
         grids = {example.label: example.grid for example in examples}
         files[f"{PICTURES}/{kind.name}.svg"] = grid_picture(grids)
     return files
+
+
+def _defined(kind: type[NumberFormat]) -> dict[str, Any]:
+    summary = inspect.cleandoc(vars(kind).get("__doc__") or "").partition("\n")[0]
+    return {"format": f"[`{kind.name}`](#{kind.name})", "values": summary}
 
 
 def _line(example: Example) -> dict[str, Any]:

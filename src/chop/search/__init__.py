@@ -1,4 +1,4 @@
-"""Search engine: spaces, objectives, samplers and studies whose trials survive their process."""
+"""Search engine: spaces, objectives, samplers, and studies that survive a killed process."""
 
 from chop.search.objective import Constraint, Goal, Measure, Pruned, Report
 from chop.search.result import Result, TrialRecord

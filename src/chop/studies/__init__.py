@@ -1,3 +1,3 @@
-"""Studies on the measuring engine: what `chop bench` compares."""
+"""Studies on the benchmark engine: the subjects of `chop bench`."""
 
 __all__: list[str] = []

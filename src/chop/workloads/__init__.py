@@ -1,3 +1,3 @@
-"""Workloads: a trained model with its data, by settings; what most jobs work on."""
+"""Workloads: a trained model with its data, built from settings; the input of most jobs."""
 
 __all__: list[str] = []
