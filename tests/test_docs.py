@@ -149,7 +149,7 @@ def test_the_page_on_trust_has_the_bounds_of_the_readers():
     text = (ROOT / "docs/trust.md").read_text()
     layers, labels, *_ = COUNTS.values()
     for bound in (
-        f"at most {documents.DEEPEST} levels, {documents.MOST_VALUES:,} values",
+        f"at most {documents.DEEPEST} levels, {documents.MAX_VALUES:,} values",
         f"integers of at most {len(str(documents.LARGEST)) - 1} digits",
         f"unpack to {tensor_store.INLINE_FREE >> 20} MiB, and {tensor_store.INLINE_RATIO} times",
         f"metadata to {graph_codec.METADATA_FREE >> 20} MiB and {graph_codec.METADATA_RATIO} times",

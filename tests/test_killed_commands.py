@@ -116,7 +116,7 @@ def check_results(out):
         try:
             results = read_manifest(folder).results
         except CheckpointError as error:
-            assert "holds no manifest" in str(error)
+            assert "has no manifest" in str(error)
             continue
         for artifact in results.artifacts if results else ():
             if not artifact.path.endswith(GROWING):

@@ -1,4 +1,4 @@
-"""What next: lines of a page that run as they are, with the real folders of the run."""
+"""Next steps: lines of a page that run as they are, with the real folders of the run."""
 
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def _ran(workload, tmp_path_factory):
 def test_the_page_of_a_compression_ends_with_lines_that_run(ran, workload):
     _, out = ran
     page = (out / "report.html").read_text()
-    made, following = page.index("How it was made"), page.index("What next")
+    made, following = page.index("Reproduce"), page.index("Next steps")
     assert made < following and "my runs/model" in page[following:]
     steps = {step.label: step.code for step in read_document(out).steps}
     found = {}

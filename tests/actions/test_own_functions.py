@@ -354,7 +354,7 @@ def test_architectures_are_judged_by_a_function(files, capsys):
     told = " ".join(capsys.readouterr().out.split())
     assert "Judged by evaluate 'nas.py:wrong': the best is chosen by the numbers reported" in told
     assert len(run_search(NAS_JOB, NasConfig(**asked)).measured) == 2
-    with pytest.raises(ConfigError, match="begun with other|other"):
+    with pytest.raises(ConfigError, match="started with other|other"):
         run_search(NAS_JOB, NasConfig(**{**asked, "evaluate": "net.py:error"}))
 
 

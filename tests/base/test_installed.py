@@ -83,7 +83,7 @@ def test_onnx_is_a_dependency_and_its_part_stays_as_a_name(monkeypatch):
     parts = project["optional-dependencies"]
     assert {"onnx", "onnxscript", "onnxruntime"} <= names and parts["onnx"] == []
     assert not any("[onnx]" in text for asked in parts.values() for text in asked)
-    monkeypatch.setattr(installed, "_is_found", lambda name: name != "onnx")
+    monkeypatch.setattr(installed, "_is_installed", lambda name: name != "onnx")
     with pytest.raises(UnavailableError, match=r"ONNX needs onnx: pip install (-e \.|mase-chop)$"):
         require("ONNX", "onnx", extra="")
 

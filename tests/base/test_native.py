@@ -17,11 +17,11 @@ from chop.base.files.temporary import temporary_beside
 from chop.base.native import (
     Sources,
     cache_path,
+    cached_file,
     compiler,
     first_error,
     is_trusted,
     is_whole,
-    kept,
     load_library,
     run_tool,
 )
@@ -157,10 +157,10 @@ def test_code_that_another_user_could_have_placed_is_made_again(tmp_path, how):
     path = tmp_path / "kernels.so"
     path.write_text("placed")
     PLACED[how](path)
-    assert kept(path, lambda target: target.write_text("made")).read_text() == "made"
+    assert cached_file(path, lambda target: target.write_text("made")).read_text() == "made"
     status = path.stat()
     assert status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    assert kept(path, lambda target: pytest.fail("made twice")) == path
+    assert cached_file(path, lambda target: pytest.fail("made twice")) == path
 
 
 FOLDERS = {
@@ -179,16 +179,16 @@ def test_no_code_is_run_of_a_folder_where_others_can_replace_it(tmp_path, owner,
     path, deep = tmp_path / "cache" / "kernels.so", tmp_path / "cache" / "cuda"
     deep.mkdir(mode=0o700, parents=True)
     path.parent.chmod(0o755)
-    kept(path, lambda target: target.write_text("before"))
+    cached_file(path, lambda target: target.write_text("before"))
     os.chown(path.parent, owner, owner)
     path.parent.chmod(mode)
     assert is_trusted(path) is is_trusted(deep, stat.S_ISDIR) is is_kept
     assert not is_trusted(deep)
     if is_kept:
-        assert kept(path, lambda target: pytest.fail("made twice")) == path
+        assert cached_file(path, lambda target: pytest.fail("made twice")) == path
         return
-    with pytest.raises(WriteError, match=r"another user can replace .*CHOP_CACHE names another"):
-        kept(path, lambda target: target.write_text("made"))
+    with pytest.raises(WriteError, match=r"other users can replace .*CHOP_CACHE"):
+        cached_file(path, lambda target: target.write_text("made"))
     assert path.read_text() == "before"
 
 
@@ -199,17 +199,17 @@ def test_a_cache_folder_is_this_user_s_to_write_whatever_the_umask(tmp_path, mon
         path = cache_path("a", ".so", ["b"])
     finally:
         os.umask(before)
-    assert kept(path, lambda target: target.write_text("made")).read_text() == "made"
+    assert cached_file(path, lambda target: target.write_text("made")).read_text() == "made"
 
 
 def test_code_is_nobody_else_s_to_write_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
-        path = kept(tmp_path / "kernels.so", lambda target: target.write_text("made"))
+        path = cached_file(tmp_path / "kernels.so", lambda target: target.write_text("made"))
     finally:
         os.umask(before)
     assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    assert kept(path, lambda target: pytest.fail("made twice")) == path
+    assert cached_file(path, lambda target: pytest.fail("made twice")) == path
 
 
 def test_compiled_files_that_were_not_used_for_longest_are_removed_beyond_a_bound(
@@ -219,16 +219,16 @@ def test_compiled_files_that_were_not_used_for_longest_are_removed_beyond_a_boun
     monkeypatch.setenv("CHOP_CACHE", str(tmp_path))
     old, older, new = (cache_path(name, ".so", [name]) for name in ("old", "older", "new"))
     for path, hours in ((old, 5), (older, 9)):
-        kept(path, lambda target: target.write_bytes(bytes(1000)))
+        cached_file(path, lambda target: target.write_bytes(bytes(1000)))
         for file in (path, digest_beside(path)):
             os.utime(file, (time.time() - 3600 * hours,) * 2)
     thesis = tmp_path / "thesis.so"
     thesis.write_bytes(bytes(10**4))
-    kept(older, lambda target: pytest.fail("made twice"))  # used again
-    kept(new, lambda target: target.write_bytes(bytes(1000)))
+    cached_file(older, lambda target: pytest.fail("made twice"))  # used again
+    cached_file(new, lambda target: target.write_bytes(bytes(1000)))
     assert {*tmp_path.iterdir()} == {older, new, thesis, *map(digest_beside, (older, new))}
     monkeypatch.setattr("chop.base.native.CACHE_BYTES", 0)
-    kept(old, lambda target: target.write_bytes(bytes(1000)))
+    cached_file(old, lambda target: target.write_bytes(bytes(1000)))
     all_of_them = {old, older, new, *map(digest_beside, (old, older, new))}
     assert {*tmp_path.iterdir()} == {thesis, *all_of_them}  # all may be in use
 
@@ -303,7 +303,7 @@ def test_a_damaged_library_is_removed_and_built_again_with_a_line(
     what, how, small, tmp_path, caplog
 ):
     def again():
-        return kept(tmp_path / "small.so", lambda target: shutil.copy(small, target))
+        return cached_file(tmp_path / "small.so", lambda target: shutil.copy(small, target))
 
     path = again()
     DAMAGES[how](path if what == "library" else digest_beside(path))
@@ -313,7 +313,7 @@ def test_a_damaged_library_is_removed_and_built_again_with_a_line(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == (0 if what == "library" and how in QUIET else 1)
     assert all("is damaged" in line and "built again" in line for line in lines)
-    kept(path, lambda target: pytest.fail("made twice"))
+    cached_file(path, lambda target: pytest.fail("made twice"))
     assert {file.name for file in tmp_path.iterdir()} == {path.name, digest_beside(path).name}
 
 
@@ -325,7 +325,7 @@ def test_what_matches_its_digest_and_does_not_load_is_built_again_once(tmp_path,
         target.write_text("no library")
 
     with pytest.raises(OSError, match=r"small\.so"):
-        load_library(lambda: kept(path, make))
+        load_library(lambda: cached_file(path, make))
     assert len(made) == 2
     assert ["does not load" in record.getMessage() for record in caplog.records] == [True]
 
@@ -339,7 +339,7 @@ def test_a_file_of_code_and_its_digest_are_on_the_disk_before_they_have_their_na
         monkeypatch.setattr(
             os, name, lambda *given, name=name, true=true: (calls.append(name), true(*given))[1]
         )
-    kept(tmp_path / "a.so", lambda target: target.write_text("made"))
+    cached_file(tmp_path / "a.so", lambda target: target.write_text("made"))
     assert calls == ["fsync", "fsync", "replace", "replace", "fsync"]
 
 
@@ -357,7 +357,7 @@ def test_a_kill_while_code_is_made_leaves_nothing_that_is_used(
             monkeypatch.setattr("pathlib.Path.chmod", die)
         elif moment != "make":
             monkeypatch.setattr(f"chop.base.native.{moment}", die)
-        kept(path, lambda target: (target.write_text("half"), moment == "make" and die()))
+        cached_file(path, lambda target: (target.write_text("half"), moment == "make" and die()))
 
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
@@ -365,8 +365,8 @@ def test_a_kill_while_code_is_made_leaves_nothing_that_is_used(
     assert process.exitcode == -signal.SIGKILL
     if moment != "sync_folder":
         assert not path.exists()
-        assert kept(path, lambda target: target.write_text("whole")).read_text() == "whole"
-    assert is_whole(kept(path, lambda target: pytest.fail("made twice")))
+        assert cached_file(path, lambda target: target.write_text("whole")).read_text() == "whole"
+    assert is_whole(cached_file(path, lambda target: pytest.fail("made twice")))
     left = {file.name for file in tmp_path.iterdir() if file.suffix != ".lock"}
     assert left == {path.name, digest_beside(path).name}
     assert not caplog.records
@@ -377,7 +377,7 @@ def test_half_made_files_of_other_code_are_removed_by_the_next_that_is_made(tmp_
     process.start()
     process.join()
     assert len([*tmp_path.iterdir()]) == 1
-    kept(tmp_path / "b.so", lambda target: target.write_text("made"))
+    cached_file(tmp_path / "b.so", lambda target: target.write_text("made"))
     assert {file.name for file in tmp_path.iterdir()} == {"b.so", "b.so.sha256"}
 
 
@@ -386,7 +386,7 @@ def left_behind(folder):
 
 
 def test_digests_are_compared_in_little_time(tmp_path):
-    path = kept(tmp_path / "a.so", lambda target: target.write_bytes(bytes(1_200_000)))
+    path = cached_file(tmp_path / "a.so", lambda target: target.write_bytes(bytes(1_200_000)))
     took = []
     for _ in range(10):
         start = time.perf_counter()

@@ -103,7 +103,10 @@ def test_a_module_that_is_gone_is_one_sentence(module):
 
 def test_a_file_may_name_modules_only_where_it_is_trusted(module):
     record = Extensions((module,))
-    with trust_named({}), pytest.raises(ConfigError, match=f"trust it, chop x --import {module} "):
+    with (
+        trust_named({}),
+        pytest.raises(ConfigError, match=f"you trust it, chop x --import {module} "),
+    ):
         record.load("search.db", "chop x")
     assert module not in sys.modules
     with trust_code():

@@ -31,7 +31,7 @@ class Net(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(2, 2))
 """
-REFUSED = "names code, 'evil.py:Net', which does not run because a file says so"
+REFUSED = "names the code 'evil.py:Net', and code named by files does not run"
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_code_that_a_file_names_does_not_run(door, here):
     Path("models.toml").write_text(dump_toml({"models": ["cnn", "evil.py:Net"]}))
     Path("run.toml").write_text(dump_toml({"compressed": "run"}))
     code, said = told(*DOORS[door])
-    assert code and "names code, '" in said and "--trust-code" in said
+    assert code and "names the code '" in said and "--trust-code" in said
     assert not Path("mark").exists()
 
 
@@ -102,11 +102,11 @@ def test_an_export_leaves_out_the_rows_that_need_the_code(here):
 def test_code_that_the_command_line_names_runs(more, here):
     command = ("compress", "--config", "r.toml", "--force", "--bench-seconds", 0, *more)
     _, said = told(*command)
-    assert Path("mark").exists() and "names code" not in said
+    assert Path("mark").exists() and "names the code" not in said
 
 
 def test_another_model_on_the_command_line_trusts_nothing(here):
-    assert "names code" not in told("compress", "--config", "r.toml", "--model", "mlp")[1]
+    assert "names the code" not in told("compress", "--config", "r.toml", "--model", "mlp")[1]
     assert REFUSED in told("evaluate", "run", "--reference", "other.py:Net")[1]
     assert REFUSED in told("evaluate", "run", "--reference", "evil.py:Other")[1]
     assert not Path("mark").exists()
@@ -114,7 +114,7 @@ def test_another_model_on_the_command_line_trusts_nothing(here):
 
 def test_an_evaluation_takes_the_float_model_for_the_name(here):
     _, said = told("evaluate", "run", "--reference", "evil.py:Net", "--out", "out")
-    assert Path("mark").exists() and "names code" not in said
+    assert Path("mark").exists() and "names the code" not in said
 
 
 def test_a_manifest_is_such_a_file(here):
@@ -162,10 +162,10 @@ def test_trusted_code_may_use_other_code(here):
 
 def test_the_outermost_context_decides():
     with trust_named(["a.py:Net"]):
-        with trust_code(), pytest.raises(ConfigError, match="names code"):
+        with trust_code(), pytest.raises(ConfigError, match="names the code"):
             check_code("b.py:Net", "file")
         check_code({"x": [{"y": "a.py:Net"}]}, "file")
-    with pytest.raises(ConfigError, match="names code"):
+    with pytest.raises(ConfigError, match="names the code"):
         check_code("timm:resnet18", "file")
 
 

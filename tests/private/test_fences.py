@@ -31,7 +31,7 @@ from tests.subcases import subcases
 
 FOLDER = Path(chop.private.__file__).parent
 FENCES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
-VERSION = re.compile(r"Known for (\w+)\s+([\d.]*\d)")
+VERSION = re.compile(r"Tested with (\w+)\s+([\d.]*\d)")
 SHAPE_NAMES = {
     "ShapeEnv": (
         *("evaluate_expr", "simplify", "create_unbacked_symint", "create_symfloatnode"),
@@ -85,7 +85,7 @@ def known_names() -> set[str]:
 def test_a_fence_is_known_for_the_installed_version(name):
     text = importlib.import_module(f"chop.private.{name}").__doc__
     stated = VERSION.search(text)
-    assert stated is not None, "the docstring says no `Known for LIBRARY VERSION`"
+    assert stated is not None, "the docstring has no `Tested with LIBRARY VERSION`"
     library, version = stated.groups()
     installed = importlib.metadata.version(library)
     assert f"{installed}.".startswith(f"{version}."), f"{library} {installed}"

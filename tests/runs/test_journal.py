@@ -175,7 +175,7 @@ def test_a_journal_stays_one_that_can_be_read(bound, tmp_path, monkeypatch):
         monkeypatch.setattr(writers, "BOUNDS", reading.BOUNDS)
     else:
         for module in (documents, writers):
-            monkeypatch.setattr(module, "MOST_VALUES", 40)
+            monkeypatch.setattr(module, "MAX_VALUES", 40)
     path = tmp_path / "points.jsonl"
     journals = [Journal(path), Journal(path)]  # of two processes
     with pytest.raises(WriteError, match=r"points\.jsonl' is not written: it would have"):

@@ -192,7 +192,7 @@ def test_of_two_runs_in_one_folder_the_later_has_the_manifest(tmp_path):
         first.rows = ROWS
         first.manifest = dataclasses.replace(first.manifest, process="elsewhere:1:1")
         with runs.start("search", {"worker": 2}, tmp_path):
-            with pytest.warns(UserWarning, match="began here while this run was going on"):
+            with pytest.warns(UserWarning, match="started here during this run"):
                 first.end(None)
             assert read_manifest(tmp_path).settings == {"worker": 2}
             assert read_manifest(tmp_path).state == "running"
@@ -202,8 +202,8 @@ def test_of_two_runs_in_one_folder_the_later_has_the_manifest(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"format": 2}, "is of format 2, expected 1.*version of chop that wrote it"),
-        ({"format": "x"}, "is of format 'x'"),
+        ({"format": 2}, "has format 2, expected 1.*version of chop that wrote it"),
+        ({"format": "x"}, "has format 'x'"),
         ({"state": "finnished"}, "did you mean 'finished'"),
         ({"rows": 3}, "rows: expected a list"),
         ({"artifacts": [{"path": "a"}]}, "missing key 'size_bytes'"),
@@ -233,7 +233,7 @@ def test_a_corrupt_manifest_is_one_sentence(content, tmp_path):
 
 @pytest.mark.parametrize("name", ["", "missing"])
 def test_a_folder_without_a_manifest_is_one_sentence(name, tmp_path):
-    with pytest.raises(CheckpointError, match="holds no manifest.json: expected the output folder"):
+    with pytest.raises(CheckpointError, match="has no manifest.json: expected the output folder"):
         read_manifest(tmp_path / name)
 
 
@@ -360,9 +360,9 @@ MLP = {"model": "mlp", "dataset": None}
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        ("compress", {"model": "vit"}, "holds results of chop compress with model mlp, and"),
-        ("sweep prune", MLP, "this run of chop sweep prune replaces the manifest and files"),
-        ("emit", {"out": "x"}, "'.*' holds results .* Give each its own --out"),
+        ("compress", {"model": "vit"}, "holds results of chop compress with model mlp. This run"),
+        ("sweep prune", MLP, "This run of chop sweep prune replaces the manifest and files"),
+        ("emit", {"out": "x"}, "'.*' holds results .* Use a separate --out"),
         ("compress", MLP, None),
         ("compress", {**MLP, "dataset": "digits"}, None),
     ],
@@ -422,7 +422,7 @@ def test_a_manifest_of_too_many_rows_keeps_those_that_can_be_read(is_set, small,
     found = read_manifest(tmp_path)
     assert found.state == "finished" and found.rows
     assert found.rows[-1] == {"value": len(found.rows) - 1}
-    with pytest.warns(UserWarning, match="a long error"), pytest.raises(ValueError, match="xxx"):
+    with pytest.warns(UserWarning, match="a short error"), pytest.raises(ValueError, match="xxx"):
         fails()
 
 

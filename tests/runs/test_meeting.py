@@ -36,14 +36,14 @@ def begun(folder, process, state):
 
 def test_who_begins_second_is_told(other, tmp_path):
     begun(tmp_path, other, "running")
-    told = r"chop sweep prune \(process \d+, since .*\) runs into the same folder, .* own --out"
+    told = r"chop sweep prune \(process \d+, since .*\) is writing to the same folder"
     with pytest.warns(UserWarning, match=told), runs.start("compress", {}, tmp_path):
         pass
 
 
 @pytest.mark.parametrize("way", ["results", "rows"])
 def test_who_began_first_is_told_at_the_end(way, other, tmp_path):
-    told = r"chop sweep prune \(process .* began here while this run was going on.* own --out"
+    told = r"chop sweep prune \(process .* started here during this run.* separate --out"
     with pytest.warns(UserWarning, match=told), runs.start("compress", {}, tmp_path) as run:
         takes_over(tmp_path, other)
         if way == "results":

@@ -73,7 +73,7 @@ def is_interrupted_in_memory(folder):
 
 def go_on_with_another_problem(folder):
     finish(folder)
-    with pytest.raises(ChopError, match="was begun with other"):
+    with pytest.raises(ChopError, match="was started with other"):
         search(folder, problem={"rows": "others"}).run(until=3, progress=False)
 
 

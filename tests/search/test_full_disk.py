@@ -51,7 +51,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_nothing_is_lost(tmp_path):
         in_a_namespace(script, tmp_path, sys.executable, SCRIPT)
     )
     assert "cannot be written: database or disk is full; free some space" in told
-    assert "finished trials are safe" in told and "\n" not in told
+    assert "Finished trials are safe" in told and "\n" not in told
     assert 0 < finished < UNTIL and same
     assert measured == UNTIL and begun <= UNTIL + 1
 

@@ -57,7 +57,7 @@ def rows(url):
 
 def test_a_study_is_begun_once(rows):
     assert rows.begin({"search": 2}) == {"search": {"goals": 1}}
-    rows.note("job", {"name": "nas"})
+    rows.set_entry("job", {"name": "nas"})
     assert Ledger(rows.engine, rows.study).document() == {
         "search": {"goals": 1},
         "job": {"name": "nas"},
@@ -86,7 +86,7 @@ def test_a_trial_ends_once_and_by_the_worker_that_has_it(rows):
     assert rows.claim_row(row, "me") is None
     assert not rows.finish(row, "me", "measured", {"config": A, "values": {"y": 1.0}})
     rows.report(row, "me", {"config": A, "steps": {"1": 9.0}})
-    assert rows.rows[0].noted == {"config": A}
+    assert rows.rows[0].parsed == {"config": A}
     assert rows.finish(row, "you", "measured", {"config": A, "values": {"y": 2.0}})
     assert not rows.finish(row, "me", "failed", {"config": A})
     rows.release(row, "you", errors=1)
@@ -133,7 +133,7 @@ def test_a_document_is_made_once_its_row_has_its_number(rows):
     assert rows.add("cached", {"config": A}, 0, tell) is None and not told
     assert rows.add("cached", {"config": A}, 1, tell) == 1 and told == [1]
     other.sync()
-    assert [row.noted for row in other.rows] == [{"config": B}, {"config": A, "note": "mine"}]
+    assert [row.parsed for row in other.rows] == [{"config": B}, {"config": A, "note": "mine"}]
     assert other.rows == rows.rows
 
     def fails():

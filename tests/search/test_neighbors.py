@@ -45,7 +45,7 @@ def test_large_spaces_are_not_walked_through():
 @pytest.mark.parametrize("sampler", ["sensitivity", "random", "grid", "tpe"])
 @pytest.mark.long
 def test_a_large_space_without_a_possible_configuration_is_given_up(sampler, monkeypatch):
-    monkeypatch.setattr(spaces, "MOST_OF_GRID", 1000)
+    monkeypatch.setattr(spaces, "MAX_GRID_POINTS", 1000)
     forget_notices()
     choices = tuple(Choice(f"c{i}", dict.fromkeys("0123456789")) for i in range(40))
     space = SearchSpace(choices, infeasible=lambda values: "never")

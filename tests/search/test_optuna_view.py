@@ -56,10 +56,10 @@ def test_an_exported_study_is_an_ordinary_one(begun, tmp_path):
 
 def test_an_export_replaces_nothing(begun, tmp_path):
     before = (tmp_path / "out" / "search.db").read_bytes()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         export_study(str(tmp_path / "out"), tmp_path / "out" / "search.db")
     assert (tmp_path / "out" / "search.db").read_bytes() == before
-    with pytest.raises(UnavailableError, match="no search in"):
+    with pytest.raises(UnavailableError, match="no search found in"):
         export_study(str(tmp_path / "nowhere"), tmp_path / "x.db")
     assert not (tmp_path / "x.db").exists()
 
@@ -115,7 +115,7 @@ def test_the_real_dashboard(begun, tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UnavailableError, match="in use; give another by --port"):
+        with pytest.raises(UnavailableError, match="in use; choose another port with --port"):
             serve_dashboard(str(tmp_path / "out"), port=port)
     served = threading.Thread(
         target=serve_dashboard, args=(str(tmp_path / "out"), "toy", "127.0.0.1", port), daemon=True

@@ -54,7 +54,7 @@ def test_a_resumed_search_tells_what_is_there_in_one_line(told, tmp_path):
 
 def test_many_short_trials_are_told_together(told, monkeypatch):
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 1000.0)
-    monkeypatch.setattr(progress, "MOST_LINES", 5)
+    monkeypatch.setattr(progress, "MAX_LINES", 5)
     search().run(until=12)
     assert numbers(told()) == ["12 of 12"]
 

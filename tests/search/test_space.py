@@ -174,7 +174,7 @@ def test_a_budget_is_met_up_to_rounding():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (1.0, "returned 1.0, expected numbers by name"),
+        (1.0, "returned 1.0, expected a mapping of names to numbers"),
         ({"bits": None}, "expected numbers"),
         ({"bits": 10**400}, "expected numbers"),
         ({"bit": 1.0}, "no 'bits': did you mean 'bit'"),

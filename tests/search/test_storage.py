@@ -184,10 +184,10 @@ KINDS = {
         "is damaged (file is not a database)",
     ),
     "short": (lambda file: file.write_bytes(b"SQLite form"), "is damaged (file is not a database)"),
-    "folder": (lambda file: file.mkdir(), "there is no search in"),
+    "folder": (lambda file: file.mkdir(), "no search found in"),
     "pipe": (lambda file: os.mkfifo(file), "is a folder, device or pipe"),
     "earlier": (earlier, "earlier version of chop"),
-    "foreign": (foreign, "is of another program"),
+    "foreign": (foreign, "belongs to another program"),
     "torn": (torn_table, "is damaged"),
 }
 
@@ -255,7 +255,7 @@ def test_a_file_that_is_deleted_or_replaced_while_it_is_used(tmp_path):
 
 def test_a_storage_to_read_must_be_there(tmp_path):
     for how in ({"create": False}, {"read_only": True}):
-        with pytest.raises(UnavailableError, match="there is no search in"):
+        with pytest.raises(UnavailableError, match="no search found in"):
             open_engine(storage_url(None, tmp_path), **how)
     assert not list(tmp_path.iterdir())
 
@@ -290,7 +290,7 @@ def test_what_another_user_may_not_read_or_make(open_to_all):
     error = as_nobody(lambda: read(url, read_only=True))
     assert isinstance(error, UnavailableError) and "Permission denied" in str(error)
     error = as_nobody(lambda: write(storage_url(None, open_to_all / "new")))
-    assert isinstance(error, WriteError) and "cannot be made: Permission denied" in str(error)
+    assert isinstance(error, WriteError) and "cannot be created: Permission denied" in str(error)
 
 
 READ = """
@@ -374,8 +374,8 @@ def test_trials_are_called_safe_only_where_some_can_be(begun, tmp_path):
         ("postgresql://u:s3cr3t@no..host/d", "cannot be used"),
         ("postgresql://u:s3cr3t@127.0.0.1:99999/d", "invalid port number"),
         ("postgresql://u:s3cr3t@127.0.0.1:1/d?connect_timeout=x", "cannot be used"),
-        ("postgresql://127.0.0.1:1/d?passwort=s3cr3t", "none that PostgreSQL knows"),
-        ("postgresql://127.0.0.1:1/d?password=a&s3cr3t=b", "none that PostgreSQL knows"),
+        ("postgresql://127.0.0.1:1/d?passwort=s3cr3t", "unknown PostgreSQL option"),
+        ("postgresql://127.0.0.1:1/d?password=a&s3cr3t=b", "unknown PostgreSQL option"),
         ("postgresql://127.0.0.1:1/d?password=s3cr3t&password=b", "cannot be used"),
     ],
 )
@@ -445,7 +445,7 @@ def test_a_file_with_programs_of_its_own_is_refused(name, read_only, tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "search.db")) as connection:
         connection.execute(HOSTILE[name])
         connection.commit()
-    with pytest.raises(UnavailableError, match="which no search makes"):
+    with pytest.raises(UnavailableError, match="views, triggers or virtual tables"):
         read(url, read_only=read_only)
 
 

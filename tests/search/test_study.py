@@ -223,10 +223,10 @@ def test_any_optuna_sampler_and_callbacks_keep_working(space):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"goals": Goal("bits", "minimize")}, "begun with other goals"),
+        ({"goals": Goal("bits", "minimize")}, "started with other goals"),
         ({"problem": {"weights": "b"}}, "'weights' was a, now b"),
-        ({"space": SearchSpace((Choice("layer0", {"4": 4}),))}, "begun with other choices"),
-        ({"sampler": "cmaes"}, "begun with other options as"),
+        ({"space": SearchSpace((Choice("layer0", {"4": 4}),))}, "started with other choices"),
+        ({"sampler": "cmaes"}, "started with other options as"),
     ],
 )
 def test_a_study_goes_on_only_as_the_problem_it_was(change, message, space, tmp_path):
@@ -293,7 +293,7 @@ def test_a_study_goes_on_only_if_the_same_configurations_are_one(tmp_path):
     run(small(), tmp_path, sampler="grid")
     as_one = small(canonical=lambda config: {"x": "o0"})
     with pytest.raises(
-        ConfigError, match="rule 'canonical' or 'active': trial 1 has another meaning"
+        ConfigError, match="rule 'canonical' or 'active': trial 1 now has another meaning"
     ):
         run(as_one, tmp_path, sampler="grid")
 
@@ -317,7 +317,7 @@ def test_a_study_of_before_values_were_kept_goes_on(tmp_path):
     with search.opened() as ledger:
         begun = ledger.document()["search"]
         del begun["values"]
-        ledger.note("search", begun)
+        ledger.set_entry("search", begun)
     assert len(search.run(until=3, progress=False).measured) == 3
 
 
@@ -331,7 +331,7 @@ def test_a_study_of_before_values_were_kept_goes_on(tmp_path):
         ({"storage": "mysql://x/y"}, "kind 'mysql'"),
         ({"goals": BITS}, "without a budget"),
         ({"goals": (ACCURACY, Goal("bits")), "sampler": "cmaes"}, "takes 1 objective"),
-        ({"goals": (ACCURACY, Goal("bits")), "pruner": "asha"}, "one objective"),
+        ({"goals": (ACCURACY, Goal("bits")), "pruner": "asha"}, "a single objective"),
         ({"save": lambda config, folder: None}, "expected `out`"),
     ],
 )

@@ -11,9 +11,9 @@ from chop.studies.attention_implementations import (
     Case,
     attention_in_three_kernels,
     implementations,
-    kept_pairs,
     naive_attention,
     random_inputs,
+    visible_pairs,
 )
 
 
@@ -22,17 +22,17 @@ from chop.studies.attention_implementations import (
 def test_all_ways_agree_with_torch(shape, mask):
     case = Case.parse(shape, "float32", mask)
     q, k, v = random_inputs(case, 0, "cpu")
-    kept = kept_pairs(case, "cpu")
-    expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), kept)
-    for way in implementations(case, kept).values():
+    visible = visible_pairs(case, "cpu")
+    expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), visible)
+    for way in implementations(case, visible).values():
         torch.testing.assert_close(way(q, k, v).double(), expected, atol=1e-5, rtol=0)
 
 
 def test_masks_leave_every_query_a_key():
-    padding = kept_pairs(Case.parse("4x2x8x4", "float32", "padding"), "cpu")
+    padding = visible_pairs(Case.parse("4x2x8x4", "float32", "padding"), "cpu")
     assert padding.flatten(1).sum(1).tolist() == [7, 6, 5, 4]
-    assert kept_pairs(Case.parse("3x1x1x4", "float32", "padding"), "cpu").all()
-    causal = kept_pairs(Case.parse("1x1x3x4", "float32", "causal"), "cpu")
+    assert visible_pairs(Case.parse("3x1x1x4", "float32", "padding"), "cpu").all()
+    causal = visible_pairs(Case.parse("1x1x3x4", "float32", "causal"), "cpu")
     assert causal.tolist() == [[True, False, False], [True, True, False], [True, True, True]]
 
 
@@ -92,7 +92,7 @@ def test_every_case_has_its_three_rows(found):
 
 def test_tables_are_for_people(found):
     (title, speeds), (short_runs_title, course), (_, ceilings) = found.tables().items()
-    assert "2x3x32x16" in title and "in turns" in title
+    assert "2x3x32x16" in title and "interleaved" in title
     assert speeds[0]["times as fast"] == "1" and speeds[0]["dtype"] == "float32"
     assert speeds[2]["way"] == "fused (flash)" and speeds[2]["of ceiling"].endswith("compute")
     assert [row["dtype"] for row in ceilings] == ["float32", "bfloat16", "float16"]

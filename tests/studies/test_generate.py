@@ -138,7 +138,7 @@ class Named:
         ({"prompt": 0}, "prompt: got 0, expected 1 or more"),
         ({"residual": -1}, "residual: got -1, expected 0 or more"),
         ({"caches": ("mxint4",), "prompt": 65}, "65 tokens stay float in a cache in mxint4"),
-        ({"caches": ("mxint4",), "prompt": 200}, "the model takes 256 in all; got 200"),
+        ({"caches": ("mxint4",), "prompt": 200}, "the model takes at most 256; got 200"),
         ({"caches": ("mxin4",)}, "did you mean 'mxint'"),
         ({"caches": ("mxint4/8.auto",)}, "give its fields as numbers"),
     ],

@@ -34,7 +34,7 @@ def test_counted_bytes_are_those_that_the_operations_read_and_write():
 def test_tables_are_for_people():
     found = bench_linear(BenchLinearConfig(quick=True))
     (title, ways), (short_runs_title, course) = found.tables().items()
-    assert "Linear and ReLU" in title and "in turns" in title
+    assert "Linear and ReLU" in title and "interleaved" in title
     assert [row["way"] for row in ways] == ["naive", "linear, relu", "fused"]
     assert ways[0]["times as fast"] == "1" and all(row.error < 1e-5 for row in found.rows)
     assert [row["iterations"] for row in course[::4]] == [5, 50, 200]

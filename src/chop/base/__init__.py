@@ -1,3 +1,3 @@
-"""Base utilities: files, tables, native builds, child processes, notices, plug-ins."""
+"""Foundation packages: files, tables, native builds, child processes, notices, plugins."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""Child processes: each ends with the process that started it, however that ends.
+"""Child processes that end together with their parent.
 
-A process that is killed cannot end what it has started. So children look for it: Python's own by a
-thread, `end_with`; other programs by a supervisor between the two, which is this file, run as a
-program. It imports the standard library alone.
+A killed process cannot end its children, so the children watch their parent: Python children by a
+thread (`end_with`), other programs by a supervisor process. This file is the supervisor program,
+and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ POLL_SECONDS = 0.5
 
 
 def end_with(parent: int, group: bool = False) -> None:
-    """Ends this process soon after its parent; at once where that has ended already.
+    """Ends this process soon after its parent, or at once if the parent has already ended.
 
     Args:
-        parent: number of the process that started this one, from there: where it has ended before
-            the call, this process has another parent.
-        group: ends all processes of the group of this one.
+        parent: process id of the parent as known by the parent itself. If the parent has ended
+            before the call, this process has another parent id.
+        group: ends all processes in the process group.
     """
 
     def watch() -> None:
@@ -46,20 +46,19 @@ def run(
     seconds: float | None = None,
     supervised: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a session of its own; what it prints is text.
+    """Runs a program in its own session and captures its output as text.
 
-    Whatever ends the call, a time limit, Ctrl-C or the end of this process, also ends the program
-    and all that it has started.
+    A time limit, Ctrl-C, or the end of this process also ends the program and its children.
 
     Args:
         command: the program and its arguments.
-        folder: to run in; None for the working folder.
-        seconds: time limit; None for none.
-        supervised: whether it ends with a killed parent: not needed for what takes milliseconds,
-            or calls `end_with`. A supervisor takes some 30 ms.
+        folder: working folder. None for the current one.
+        seconds: time limit. None for no limit.
+        supervised: ends the program if this process is killed. Not needed for programs that take
+            milliseconds or call `end_with`. A supervisor takes some 30 ms.
     Raises:
-        FileNotFoundError: there is no such program.
-        TimeoutExpired: it takes longer.
+        FileNotFoundError: if the program does not exist.
+        TimeoutExpired: if the program exceeds the time limit.
     """
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(command[0])
@@ -78,7 +77,7 @@ def run(
         try:
             printed, messages = process.communicate(timeout=seconds)
         except BaseException:
-            # The driver of a compiler starts processes of its own, which would go on without it.
+            # Compiler drivers start further processes, which would outlive the driver.
             with contextlib.suppress(ProcessLookupError):
                 _kill_group(process)
             raise
@@ -93,7 +92,7 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
 
 
 def _supervise(parent: int, command: Sequence[str]) -> int:
-    """Runs a command; ends as it does, or with it when the parent has ended."""
+    """Runs a command and returns its exit code, or ends with it if the parent has ended."""
     end_with(parent, group=True)
     code = subprocess.call(command)
     if code < 0:

@@ -1,4 +1,4 @@
-"""Display of what jobs return: printed in short, and in notebooks as the report it is from."""
+"""Short text of a job's result in a terminal, its full report in a notebook."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Protocol, TypeVar
 
 
 class Display(Protocol):
-    """What is shown in the place of a result."""
+    """Display of a result."""
 
     def text(self) -> str:
-        """For the terminal: the outcome in short."""
+        """Returns the short outcome for a terminal."""
 
     def html(self) -> str:
-        """For notebooks: the whole report."""
+        """Returns the full report for a notebook."""
 
 
 class Displayed:
-    """Mixin of results that are too long to print whole; dataclasses of it take `repr=False`.
+    """Mixin of results that are too long to print. Dataclasses with it use `repr=False`.
 
-    The display is no field: results are equal, and written as JSON, without it.
+    The display is not a field, so it affects neither equality nor JSON.
     """
 
     _display: Display | None = None
@@ -32,7 +32,7 @@ class Displayed:
         return None if self._display is None else self._display.html()
 
     def _without_display(self) -> str:
-        """As Python prints it."""
+        """Returns the default representation."""
         if not dataclasses.is_dataclass(self):
             return super().__repr__()
         fields = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
@@ -43,7 +43,7 @@ D = TypeVar("D", bound=Displayed)
 
 
 def displayed(result: D, display: Display) -> D:
-    """A copy of a result with a display."""
-    shown = copy.copy(result)
-    object.__setattr__(shown, "_display", display)  # of frozen dataclasses, too
-    return shown
+    """Returns a copy of a result with a display."""
+    copied = copy.copy(result)
+    object.__setattr__(copied, "_display", display)  # works for frozen dataclasses
+    return copied

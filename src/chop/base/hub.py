@@ -1,4 +1,4 @@
-"""Cache folder of the user, and the Hugging Face hub."""
+"""User cache folder, and the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PROBE_SECONDS = 3.0
 
 
 def cache_folder() -> Path:
-    """Where trained weights and compiled code are kept; made when missing.
+    """Returns the folder for trained weights and compiled code, created if missing.
 
-    It is `CHOP_CACHE`, or `~/.cache/chop`. Where that cannot be written, one in the folder of
-    temporary files takes its place, which a warning says once.
+    It is `CHOP_CACHE` or `~/.cache/chop`. If that is not writable, a folder among the temporary
+    files is used, with one warning.
 
     Raises:
-        WriteError: `CHOP_CACHE` cannot be made, or no folder of temporary files can be written.
+        WriteError: if `CHOP_CACHE` cannot be created, or no temporary folder is writable.
     """
     named = os.environ.get("CHOP_CACHE")
     try:
@@ -39,12 +39,14 @@ def cache_folder() -> Path:
             return _temporary_cache(os.environ.get("HOME"), str(error))
     except (OSError, RuntimeError) as error:
         raise WriteError(
-            f"the cache folder cannot be made: {error}; CHOP_CACHE names another one."
+            f"the cache folder cannot be created: {error}; set CHOP_CACHE to another folder."
         ) from error
 
 
 def _made(folder: Path, is_ours: bool = False) -> Path:
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # compiled code is loaded from it
+    folder.mkdir(
+        mode=0o755, parents=True, exist_ok=True
+    )  # not writable for others, because it contains code
     if is_ours and not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     return folder
@@ -52,26 +54,28 @@ def _made(folder: Path, is_ours: bool = False) -> Path:
 
 @functools.lru_cache
 def _temporary_cache(home: str | None, reason: str) -> Path:
-    """A folder of this user among the temporary files, the same one each time.
+    """Returns this user's cache folder among the temporary files, always the same one.
 
     Args:
-        home: where the cache would be.
-        reason: why it is not there.
+        home: regular location of the cache.
+        reason: reason why it is not usable.
     """
     user = os.geteuid() if hasattr(os, "geteuid") else ""
-    # A command has temporary files in a folder of its own, which goes when it ends.
+    # A command's temporary folder is removed at its end, so the original one is used.
     shared = os.environ.get("CHOP_SHARED_TEMPORARY", tempfile.gettempdir())
     folder = Path(shared) / f"chop-cache-{user}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and user in (status.st_uid, "")
-    if not is_private or (user != "" and status.st_mode & 0o077):  # it is of somebody else
+    if not is_private or (
+        user != "" and status.st_mode & 0o077
+    ):  # owned by or open to another user
         folder = Path(tempfile.mkdtemp(prefix="chop-cache-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     warnings.warn(
-        f"no cache below the home folder ({reason}): '{folder}' is used. CHOP_CACHE names a folder "
-        "that stays.",
+        f"the cache in the home folder cannot be used ({reason}): using '{folder}'. Set "
+        "CHOP_CACHE to a permanent folder.",
         stacklevel=2,
     )
     return folder
@@ -89,10 +93,10 @@ def _endpoint_answers(endpoint: str, minute: int) -> bool:
 
 
 def hub_is_reachable() -> bool:
-    """True when the hub may be asked: not switched off by `HF_HUB_OFFLINE`, and it answers.
+    """Returns whether the hub is enabled (`HF_HUB_OFFLINE`) and reachable.
 
-    The client library retries a dead network for 23 seconds a file, so one probe of at most
-    three seconds is made first; its result holds for a minute.
+    The client library retries a dead network for 23 seconds per file. A probe of at most three
+    seconds avoids that; its result is cached for a minute.
     """
     from huggingface_hub import constants
 
@@ -103,9 +107,9 @@ def hub_is_reachable() -> bool:
 
 @contextmanager
 def offline_errors() -> Iterator[None]:
-    """Inside, `datasets` does not try the hub when it cannot be reached.
+    """Context manager in which `datasets` does not access an unreachable hub.
 
-    Its loader takes no such argument, only a setting that is read when it is imported.
+    Its loader has no such argument, only a setting that is read at import.
     """
     import datasets
     from huggingface_hub import constants
@@ -120,18 +124,18 @@ def offline_errors() -> Iterator[None]:
 
 
 def hub_file(repo: str, name: str) -> Path | None:
-    """A file of the hub in its local cache, fetched where the hub can be reached; None: neither.
+    """Returns a hub file from the local cache, downloaded if possible, or None.
 
     Args:
-        repo: such as "org/model".
-        name: of the file.
+        repo: repository, such as "org/model".
+        name: name of the file.
     """
     import huggingface_hub
 
     try:
-        found = huggingface_hub.try_to_load_from_cache(repo, name)
-        if isinstance(found, str):
-            return Path(found)
+        cached = huggingface_hub.try_to_load_from_cache(repo, name)
+        if isinstance(cached, str):
+            return Path(cached)
         is_there = hub_is_reachable()
         return Path(huggingface_hub.hf_hub_download(repo, name)) if is_there else None
     except (OSError, ValueError):  # there is no such file or name
@@ -139,11 +143,11 @@ def hub_file(repo: str, name: str) -> Path | None:
 
 
 def hub_folder(repo: str, fetched: Sequence[str] = ()) -> Path | None:
-    """The folder of a model in the hub's local cache; None: there is none.
+    """Returns the folder of a model in the hub's local cache, or None.
 
     Args:
-        repo: such as "org/model".
-        fetched: patterns of files that are fetched where the hub can be reached.
+        repo: repository, such as "org/model".
+        fetched: patterns of files to download if the hub is reachable.
     """
     import huggingface_hub
 

@@ -1,4 +1,4 @@
-"""Installed packages: chop's version, whether others fit, and how to get them."""
+"""Installed packages: versions, compatibility, and install commands."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from chop.errors import ChopError, UnavailableError, first_line
 __version__ = "0.1.0"
 DISTRIBUTION = "mase-chop"
 COMPILED = {"torchvision": "timm"}
-"""Packages whose compiled code fits one release of torch alone, and the part that they are of."""
+"""Packages with compiled code for one release of torch -> the optional part they belong to."""
 
 
 def how_to_get(extra: str = "") -> str:
-    """The command that installs chop, or an optional part of it, as chop was installed here.
+    """Returns the command that installs chop or an optional part, as chop was installed here.
 
     Args:
-        extra: the part's name; "" is chop alone.
+        extra: name of the part. "" for chop itself.
     """
     part = f"[{extra}]" if extra else ""
     if _is_checkout():
@@ -33,32 +33,32 @@ def how_to_get(extra: str = "") -> str:
 
 
 def require(what: str, *packages: str, extra: str) -> None:
-    """Raises an error where a package is not installed.
+    """Raises an error if a package is not installed.
 
     Args:
-        what: needs them.
-        packages: as they are imported.
-        extra: the optional part of chop that installs them; "" where no part does, as chop needs
-            them anyway or other packages need them.
+        what: feature that requires the packages.
+        packages: import names.
+        extra: optional part of chop that installs them. "" for packages that chop or others
+            require.
 
     Raises:
-        UnavailableError: with the command that installs them.
+        UnavailableError: if with the install command.
     """
-    if absent := [name for name in packages if not _is_found(name)]:
+    if absent := [name for name in packages if not _is_installed(name)]:
         is_ours = bool(extra) or not _needed().isdisjoint(absent)
         how = how_to_get(extra) if is_ours else f"pip install {' '.join(absent)}"
         raise UnavailableError(f"{what} needs {' and '.join(absent)}: {how}")
 
 
-def _is_found(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package of a submodule
+    except ModuleNotFoundError:  # parent package of a submodule is missing
         return False
 
 
 def _needed() -> set[str]:
-    """Returns names of the packages that chop needs anyway."""
+    """Returns the names of chop's required packages."""
     try:
         texts = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def _needed() -> set[str]:
 
 
 def _is_checkout() -> bool:
-    """Whether chop is the code of a checkout, not a copy that pip has made."""
+    """Returns whether chop runs from a checkout instead of an installed copy."""
     try:
         origin = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -76,10 +76,10 @@ def _is_checkout() -> bool:
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package; None where there is none.
+    """Returns the installed version of a package, or None.
 
-    A package that is imported may name its build as well: wheels of torch for CUDA from PyPI are
-    2.13.0 to pip and 2.13.0+cu130 to themselves.
+    An imported package may report its build as well: a CUDA wheel of torch is 2.13.0 for pip and
+    2.13.0+cu130 for itself.
     """
     try:
         version = importlib.metadata.version(package)
@@ -90,28 +90,28 @@ def version(package: str) -> str | None:
 
 
 def misfit(requirement: str) -> str | None:
-    """Which versions are wanted, where another one is installed; None where one fits or none is.
+    """Returns the required versions if an incompatible version is installed, else None.
 
     Args:
-        requirement: as `importlib.metadata.requires` gives it.
+        requirement: requirement as given by `importlib.metadata.requires`.
     """
     from packaging.requirements import Requirement
 
     wanted = Requirement(requirement)
-    found = version(wanted.name)
-    if found is None or wanted.specifier.contains(found, prereleases=True):
+    installed = version(wanted.name)
+    if installed is None or wanted.specifier.contains(installed, prereleases=True):
         return None
     return str(wanted.specifier)
 
 
 @contextmanager
 def fitting_packages() -> Iterator[None]:
-    """Inside, an import that fails in a package of another torch is one sentence.
+    """Context manager that explains import errors of packages built for another torch release.
 
-    transformers and timm import torchvision where it is installed, and raise what it raises.
+    transformers and timm import torchvision if it is installed, and pass its errors on.
 
     Raises:
-        UnavailableError: names the package, its version and torch's.
+        UnavailableError: if with the package, its version and torch's version.
     """
     try:
         yield

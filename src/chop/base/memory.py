@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Files with the limit of a container."""
+"""Files with the memory limit of a container."""
 
 
 def memory_bytes() -> int:
-    """The memory of this machine, or less where the container or the process has a limit."""
+    """Returns the memory of this machine, or the limit of the container or process if lower."""
     limits = [2**63]
     with suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -30,10 +30,10 @@ def memory_bytes() -> int:
 
 
 def release_freed() -> bool:
-    """Gives freed pages back to the system; False where the allocator is none that can (glibc).
+    """Returns freed heap memory to the operating system (`malloc_trim`); False without glibc.
 
-    Tensors below 32 MB lie on the heap, where small ones that live on keep the freed memory of
-    others: it grows by a part of each weight that was read and let go.
+    Tensors below 32 MB are on the heap, where small live tensors hold freed pages. Without this,
+    the heap grows with each weight that is read and released.
     """
     trim = _trim()
     if trim is not None:
@@ -44,7 +44,7 @@ def release_freed() -> bool:
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
     try:
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (OSError, TypeError, AttributeError):
         return None
-    return found
+    return trim

@@ -1,4 +1,4 @@
-"""Native code: compiles C++ sources once, kept in the cache folder by their content."""
+"""Native code: C++ sources compiled once and cached by content."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ log = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 120
 LOADED: dict[str, str] = {}
-"""Libraries that this process has asked for, by name: path and instruction set, or the failure."""
+"""Libraries requested in this process, by name: path and instruction set, or the failure."""
 MADE = re.compile(
     r"[\w.-]+-[0-9a-f]{12,16}\.(so|o|safetensors|json|config|bit)(\.sha256)?"
     r"|\.[\w.-]+\.(part|lock)",
     re.ASCII,
 )
-"""Names of files in the cache folder that can be made again, and of what a kill has left there."""
+"""Pattern of removable files in the cache folder: rebuildable files and leftovers of kills."""
 CACHE_BYTES = 2**30
-"""Of all compiled files, beyond which those that were not used for longest are removed."""
+"""Maximum size of all compiled files; the least recently used ones are removed first."""
 USED_SECONDS = 600
-"""A process that asked for a file so long ago may be about to load it."""
+"""Seconds after a request during which a process may still load a file."""
 HAS_OWNERS = hasattr(os, "geteuid")
-"""Windows tells neither owner nor writers by numbers."""
+"""False on Windows, which has no numeric owners and permissions."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 LINK = {".so": ("-shared", "-pthread"), ".o": ("-r", "-nostdlib")}
-"""Flags of the linker, by the suffix of what it writes."""
+"""Linker flags by the suffix of the output."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources of one shared library, or of one object file that libraries are linked with.
+    """C++ sources of a shared library, or of an object file for linking.
 
     Attributes:
-        name: first part of the file's name in the cache folder.
+        name: prefix of the file name in the cache folder.
         files: C++ files, compiled in parallel.
-        headers: files that they include.
-        file_flags: flags of single files, which follow those of all.
-        objects: compiled files to link with, named by their content as those of the cache folder.
-        suffix: ".so" of a shared library, ".o" of an object file.
-        seconds: time limit of each call of the compiler.
+        headers: included files.
+        file_flags: additional flags of single files.
+        objects: compiled files to link, with content hashes in their names.
+        suffix: ".so" for a shared library, ".o" for an object file.
+        seconds: time limit of each compiler call.
     """
 
     name: str
@@ -72,10 +72,10 @@ class Sources:
     seconds: float = COMPILE_SECONDS
 
     def path(self, compiler: str, flags: Sequence[str]) -> Path:
-        """Path in the cache folder; its name hashes sources, compiler and flags.
+        """Returns the path in the cache folder, with a hash of sources, compiler and flags.
 
         Raises:
-            SubprocessError: the compiler does not tell its version.
+            SubprocessError: if the compiler does not report its version.
         """
         texts = (file.read_text() for file in (*self.files, *self.headers))
         own = (f"{file.name} {' '.join(more)}" for file, more in self.file_flags.items())
@@ -86,22 +86,22 @@ class Sources:
         )
 
     def compiled(self, compiler: str, flags: Sequence[str]) -> Path:
-        """The file, from the cache folder or compiled into it: of processes that race, by one.
+        """Returns the cached file, compiled by one of the concurrent processes if missing.
 
         Raises:
-            SubprocessError: the compiler fails; `first_error` says why.
-            OSError: the folder cannot be written.
+            SubprocessError: if the compiler fails; `first_error` returns the reason.
+            OSError: if the folder is not writable.
         """
-        return kept(self.path(compiler, flags), partial(self.compile, compiler, flags))
+        return cached_file(self.path(compiler, flags), partial(self.compile, compiler, flags))
 
     def compile(self, compiler: str, flags: Sequence[str], target: Path) -> None:
-        """Compiles the sources, as many at a time as there are cores, and links them to `target`.
+        """Compiles the sources in parallel on all cores, and links them to `target`.
 
         Raises:
-            SubprocessError: the compiler fails; `first_error` says why.
+            SubprocessError: if the compiler fails; `first_error` returns the reason.
         """
         with scratch_folder("compile") as folder, ThreadPoolExecutor(cores()) as pool:
-            # By number: sources in different folders may have the same name.
+            # Numbered, because sources in different folders may have the same name.
             objects = [str(folder / f"{number}.o") for number in range(len(self.files))]
             jobs = [
                 pool.submit(
@@ -122,37 +122,37 @@ class Sources:
 
 
 def cache_path(name: str, suffix: str, parts: Iterable[str]) -> Path:
-    """Path in the cache folder of a file that is made of `parts`, which its name hashes.
+    """Returns a path in the cache folder whose name hashes `parts`.
 
     Raises:
-        WriteError: the folder cannot be made.
+        WriteError: if the folder cannot be created.
     """
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return cache_folder() / f"{name}-{key}{suffix}"
 
 
-def kept(path: Path, make: Callable[[Path], None]) -> Path:
-    """A file of code in the cache folder; where it is not there, one of the callers makes it.
+def cached_file(path: Path, make: Callable[[Path], None]) -> Path:
+    """Returns a cached code file, created by one of the concurrent callers if missing.
 
-    A digest beside it tells whether it is whole. What does not match is removed and made again.
+    A digest beside it verifies its content. Files that do not match are rebuilt.
 
-    Compiled files take at most `CACHE_BYTES`. A folder may be shared. What another user has placed
-    there, or could have changed, is no code to run: it is made again in its place.
+    Compiled files take at most `CACHE_BYTES`. The folder may be shared. Files that another user
+    created or could have modified are not executed but rebuilt.
 
     Args:
-        path: of the file, from `cache_path`.
-        make: writes it to the path that it is given.
+        path: path from `cache_path`.
+        make: writes the file to a given path.
 
     Raises:
-        WriteError: it cannot be put there, or other users can replace files of the folder.
+        WriteError: if it cannot be stored, or other users can replace files in the folder.
     """
     if not _keeps_files(path.parent):
         raise WriteError(
-            f"no code is kept in '{path.parent}', where another user can replace files: "
-            f"`chmod go-w '{path.parent}'` forbids it, or CHOP_CACHE names another folder."
+            f"code is not cached in '{path.parent}', because other users can replace its files: "
+            f"run `chmod go-w '{path.parent}'`, or set CHOP_CACHE to another folder."
         )
     if is_whole(path):
-        with contextlib.suppress(OSError):  # of root, or on a read-only disk
+        with contextlib.suppress(OSError):  # owned by root, or on a read-only disk
             for file in (path, digest_beside(path)):
                 os.utime(file)
         return path
@@ -164,14 +164,15 @@ def kept(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 def load_library(built: Callable[[], Path]) -> tuple[Path, ctypes.CDLL]:
-    """A shared library in this process; one that does not load is built again, once.
+    """Returns the path of a library loaded into this process, rebuilt once if loading fails.
 
-    Its digest may be right: it was built on another system, or by a compiler that was broken.
+    A file with a correct digest may fail to load if it was built on another system or by a broken
+    compiler.
 
     Args:
-        built: gives its path, from `kept`.
+        built: returns its path, from `cached_file`.
     Raises:
-        OSError: a library that was just built does not load.
+        OSError: if the rebuilt library does not load.
     """
     path = built()
     try:
@@ -183,7 +184,7 @@ def load_library(built: Callable[[], Path]) -> tuple[Path, ctypes.CDLL]:
 
 
 def _make(path: Path, make: Callable[[Path], None]) -> None:
-    """Makes a file of code and its digest, in the place of what is there."""
+    """Creates a code file and its digest, replacing existing ones."""
     if is_trusted(path) and (damage := find_damage(path)):
         remove_damaged(path, damage)
     for file in (path, digest_beside(path)):
@@ -198,46 +199,46 @@ def _make(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def remove_damaged(path: Path, damage: str) -> None:
-    """Removes a file of the cache folder, which is made again, and says so in a line."""
+    """Removes a damaged file from the cache folder, and logs that it will be rebuilt."""
     log.warning("'%s' is damaged: %s. It is removed and built again.", path, damage)
     discard(path)
 
 
 def discard(path: Path) -> None:
-    """Removes a file of the cache folder with its digest, where they are there."""
+    """Removes a file from the cache folder with its digest, if they exist."""
     for file in (path, digest_beside(path)):
         with contextlib.suppress(OSError):
             file.unlink()
 
 
 def is_whole(path: Path) -> bool:
-    """Returns whether a file of code may be used: it is trusted, and as it was written.
+    """Returns whether a code file is trusted and matches its digest.
 
     Args:
-        path: file made by `kept`.
+        path: file created by `cached_file`.
     """
     return is_trusted(path) and is_trusted(digest_beside(path)) and find_damage(path) is None
 
 
 def remove_unused(folder: Path, most_bytes: int = 0) -> tuple[int, int]:
-    """Removes files that can be made again, those first that were not used for longest.
+    """Removes rebuildable files, least recently used first.
 
-    What was used within `USED_SECONDS` stays, and so does what another user may remove alone.
+    Files used within `USED_SECONDS` stay, and so do files that only another user may remove.
 
     Args:
-        folder: the cache folder, or one in it.
-        most_bytes: that may stay in all.
-    Returns: how many files were removed, and their bytes.
+        folder: cache folder, or a subfolder.
+        most_bytes: total size that may remain.
+    Returns: number and total size of the removed files.
     """
-    found = []
+    files = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError):  # removed by another process since
             status = path.lstat()
             if MADE.fullmatch(path.name) and stat.S_ISREG(status.st_mode):
-                found.append((status.st_mtime, status.st_size, path))
-    total = sum(size for _, size, _ in found)
+                files.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in files)
     count = freed = 0
-    for used, size, path in sorted(found):
+    for used, size, path in sorted(files):
         if total - freed <= most_bytes or time.time() - used < USED_SECONDS:
             break
         with contextlib.suppress(OSError):
@@ -248,13 +249,13 @@ def remove_unused(folder: Path, most_bytes: int = 0) -> tuple[int, int]:
 
 
 def is_trusted(path: Path, is_kind: Callable[[int], bool] = stat.S_ISREG) -> bool:
-    """Whether a file is there that nobody but this user or root can have written or replaced.
+    """Returns whether a file exists that only this user or root can have written or replaced.
 
-    A link is no such file: what it leads to may be changed elsewhere.
+    Links are not trusted, because their target may change.
 
     Args:
-        path: of the file.
-        is_kind: what it has to be, by its mode: a file, or `stat.S_ISDIR`.
+        path: path of the file.
+        is_kind: required file type by mode: a regular file, or `stat.S_ISDIR`.
     """
     try:
         status = path.lstat()
@@ -267,9 +268,9 @@ def is_trusted(path: Path, is_kind: Callable[[int], bool] = stat.S_ISREG) -> boo
 
 
 def _keeps_files(folder: Path) -> bool:
-    """Whether nobody but this user or root can rename or remove what they have in a folder.
+    """Returns whether only this user or root can rename or remove their files in a folder.
 
-    Others may write into it where it is sticky, as the folder of temporary files is.
+    A sticky folder, such as that of temporary files, may be writable for others.
     """
     status = folder.stat()
     is_open = HAS_OWNERS and status.st_mode & OTHERS_WRITE and not status.st_mode & stat.S_ISVTX
@@ -281,34 +282,34 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores available to this process."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def compiler() -> str | None:
-    """Path of the C++ compiler: `CXX`, or the first of c++, g++ and clang++ that is there."""
+    """Returns the path of the C++ compiler: `CXX`, or the first of c++, g++ and clang++."""
     names = (os.environ.get("CXX"), "c++", "g++", "clang++")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def compiler_version(compiler: str) -> str:
-    """What a compiler says about itself.
+    """Returns the version text of a compiler.
 
     Raises:
-        SubprocessError: it does not.
+        SubprocessError: if the compiler reports none.
     """
     return run_tool(compiler, "--version")
 
 
 def run_tool(*command: str, seconds: float = COMPILE_SECONDS) -> str:
-    """Runs a compiler, or what writes its sources, and returns what it prints.
+    """Runs a compiler or source generator, and returns its output.
 
     Raises:
-        SubprocessError: it fails, or takes longer than `seconds`; what it started ends with it.
+        SubprocessError: if it fails or exceeds `seconds`. Its children end with it.
     """
-    # What tells its version, in seconds at most, needs no supervisor.
+    # Version queries take seconds at most and need no supervisor.
     done = children.run(command, seconds=seconds, supervised=len(command) > 2)
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
@@ -316,15 +317,15 @@ def run_tool(*command: str, seconds: float = COMPILE_SECONDS) -> str:
 
 
 def first_error(error: subprocess.SubprocessError, mark: str = "error:") -> str:
-    """The first line of a tool's messages that tells of an error, or else the first line of all.
+    """Returns the first line of a tool's output that reports an error, or else the first line.
 
     >>> text = "In file a.h:1,\\na.cpp:2: error: 'x' was not declared\\na.cpp:3: error: more"
     >>> first_error(subprocess.CalledProcessError(1, "c++", stderr=text))
     "a.cpp:2: error: 'x' was not declared"
 
     Args:
-        error: of `run_tool`.
-        mark: what such lines have, in any case.
+        error: error of `run_tool`.
+        mark: marker of error lines, case-insensitive.
     """
     if isinstance(error, subprocess.TimeoutExpired):
         return f"it took longer than {error.timeout:g} seconds"

@@ -17,11 +17,11 @@ from chop.errors import CaptureError, GuardError
 
 
 def tree_parts(value: Any, fields: bool = True) -> dict[Any, Any] | None:
-    """The values that a value is made of, by key, index or field; None for a single one.
+    """Returns the parts of a value by key, index or field, or None for a leaf.
 
     Args:
-        value: any; what is an entry of a mapping, a tuple or a list comes in its order.
-        fields: dataclasses are made of their fields; False: those alone that are mappings are.
+        value: any value. Entries of mappings, tuples and lists keep their order.
+        fields: treats all dataclasses as containers. False: only dataclasses that are mappings.
 
     >>> tree_parts([3, {"a": 4}]), tree_parts({"a": 4}), tree_parts("text")
     ({0: 3, 1: {'a': 4}}, {'a': 4}, None)
@@ -36,10 +36,10 @@ def tree_parts(value: Any, fields: bool = True) -> dict[Any, Any] | None:
 
 
 def tree_children(value: Any) -> dict[Any, Any] | None:
-    """`tree_parts` of an input.
+    """Returns `tree_parts` of an input.
 
     Raises:
-        CaptureError: it is a PackedSequence, whose sizes are data.
+        CaptureError: if it is a PackedSequence, whose sizes are data.
     """
     if isinstance(value, PackedSequence):
         raise CaptureError(
@@ -50,10 +50,10 @@ def tree_children(value: Any) -> dict[Any, Any] | None:
 
 
 def check_leaf(name: str, value: Any) -> None:
-    """Checks an input that is not made of parts: a graph would not see it change.
+    """Checks that a leaf input has no attributes whose changes a graph would miss.
 
     Raises:
-        CaptureError: it is an object whose attributes a model reads.
+        CaptureError: if it is an object with attributes that a model reads.
     """
     plain = not hasattr(value, "__dict__") or callable(value) or isinstance(value, enum.Enum)
     equality: Any = type(value).__eq__
@@ -67,18 +67,19 @@ def check_leaf(name: str, value: Any) -> None:
 
 
 def has_fields(value: Any) -> bool:
-    """Whether a value is a dataclass whose parts are attributes and not entries."""
+    """Returns whether a value is a dataclass with parts as attributes instead of entries."""
     is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return is_object and not isinstance(value, Mapping | tuple | list)
 
 
 def read_field(value: Any, name: str) -> Any:
-    """A field of a dataclass that is an input, or of a namespace in its place.
+    """Reads a field of a dataclass input, or of a namespace in its place.
 
-    Not `getattr`: a file names the field, and no method or property may be read by it.
+    It does not use `getattr`, because a file names the field, which must not invoke methods or
+    properties.
 
     Raises:
-        GuardError: there is no such field.
+        GuardError: if the field does not exist.
 
     >>> read_field(SimpleNamespace(scale=2.0), "scale")
     2.0
@@ -94,17 +95,17 @@ def read_field(value: Any, name: str) -> Any:
 
 
 def child_getter(value: Any) -> Callable[..., Any]:
-    """The function that takes a part out of such a value."""
+    """Returns the function that reads a part of such a value."""
     return read_field if has_fields(value) else operator.getitem
 
 
 def child_name(value: Any, name: str, key: Any) -> str:
-    """How Python writes a part of the input `name`: `batch['mask']`, `pair[1]`, `point.x`."""
+    """Formats a part of the input `name` as Python code: `batch['mask']`, `pair[1]`, `point.x`."""
     return f"{name}.{key}" if has_fields(value) else f"{name}[{key!r}]"
 
 
 def tree_rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
-    """A value of the same kind with other parts."""
+    """Returns a value of the same structure with other parts."""
     if isinstance(value, Mapping):
         return type(value)(**parts) if dataclasses.is_dataclass(value) else dict(parts)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -113,13 +114,13 @@ def tree_rebuild(value: Any, parts: Mapping[Any, Any]) -> Any:
         return type(value)(parts.values())
     twin = copy.copy(value)
     for name, part in parts.items():
-        # Frozen dataclasses have no other way.
+        # Frozen dataclasses cannot be assigned to.
         object.__setattr__(twin, name, part)
     return twin
 
 
 def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
-    """A value of the same kind with a function applied to each single value in it."""
+    """Applies a function to each leaf."""
     parts = tree_children(value)
     if parts is None:
         return function(value)
@@ -129,12 +130,12 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
 def tree_tensors(
     value: Any, fields: bool = True, inside: Callable[[Any], Iterable[Tensor]] | None = None
 ) -> Iterator[Tensor]:
-    """The tensors of a nested value, in order.
+    """Yields the tensors of a nested value in order.
 
     Args:
-        value: a tensor, a container, or anything else.
-        fields: looks into dataclasses too.
-        inside: gives the tensors of a single value of another kind; default: it has none.
+        value: tensor, container, or other value.
+        fields: includes fields of dataclasses.
+        inside: returns the tensors of other leaf objects. Default: no tensors.
 
     >>> [x.item() for x in tree_tensors({"a": Tensor([1]), "b": (Tensor([2]), None)})]
     [1.0, 2.0]
@@ -151,18 +152,18 @@ def tree_tensors(
 
 
 def tree_map_with(function: Callable[[Any, Any], Any], value: Any, other: Any) -> Any:
-    """A value of the same kind as `value` with each single value replaced.
+    """Applies a function to each leaf and its counterpart in another value.
 
     Args:
-        function: takes a single value, and what is at its place in `other`; None: nothing is.
-        value: gives the form.
-        other: of the same form, or None in any place of it.
+        function: takes a leaf and its counterpart in `other`, or None if there is none.
+        value: value that determines the structure.
+        other: value of the same structure; any part may be None.
 
     >>> tree_map_with(lambda a, b: (a, b), {"x": [1, 2], "y": 3}, {"x": [4, 5], "y": None})
     {'x': [(1, 4), (2, 5)], 'y': (3, None)}
 
     Raises:
-        ValueError: a container of `other` has another number of parts.
+        ValueError: if a container in `other` has a different number of parts.
     """
     parts, others = tree_parts(value), tree_parts(other)
     if parts is None:
@@ -175,7 +176,7 @@ def tree_map_with(function: Callable[[Any, Any], Any], value: Any, other: Any) -
 
 
 def tree_pairs(value: Any, other: Any) -> Iterator[tuple[Any, Any]]:
-    """The single values of `value`, each with what is at its place in `other`, or None.
+    """Yields each leaf with its counterpart in `other`, or None.
 
     >>> list(tree_pairs({"x": [1, 2], "y": 3}, {"x": [4], "z": 5}))
     [(1, 4), (2, None), (3, None)]

@@ -1,4 +1,4 @@
-"""Notices: loggers, warnings given once for a process or a model, and assumptions of a job."""
+"""Notices: loggers, one-time warnings, and assumptions of a job."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from chop.errors import ConfigError, bounded, did_you_mean
 
 @dataclass(frozen=True)
 class Assumption:
-    """An assumption or observation of a job.
+    """Assumption or observation of a job.
 
     Attributes:
-        text: a sentence, with the way to say otherwise.
-        about: a constant by which code finds it; "" for most.
+        text: sentence, including how to specify another choice.
+        about: key by which code finds it. "" for none.
     """
 
     text: str
@@ -28,14 +28,14 @@ class Assumption:
 
 
 class AdjustedWarning(UserWarning):
-    """A setting cannot be had as it was given, and was replaced or left out."""
+    """Warning that a setting was replaced or ignored because it cannot be honored."""
 
 
 ROOT = "chop"
-"""Name of the logger that all others of the package are below."""
+"""Name of the package's root logger."""
 _GIVEN: set[str] = set()
-_GIVEN_OF: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
-"""By model, or what stands for it: what was said of it."""
+_GIVEN_BY_SUBJECT: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+"""Model or representative -> keys of the warnings given for it."""
 _assumed: ContextVar[tuple[list[Assumption], ...]] = ContextVar("lists of assumptions", default=())
 
 
@@ -44,12 +44,12 @@ def warn_once(
 ) -> None:
     """Warns unless the same message was given before.
 
-    Python's own filter forgets what it has shown whenever a library touches the filters.
+    Python's own filter forgets previous warnings whenever a library changes the filters.
 
     Args:
         message: a sentence.
-        category: of the warning.
-        about: messages about the same thing are the same; None: those of the same text.
+        category: category of the warning.
+        about: key by which messages count as equal. None uses the text.
     """
     if (about or message) not in _GIVEN:
         _GIVEN.add(about or message)
@@ -59,27 +59,27 @@ def warn_once(
 def warn_once_about(
     subjects: Iterable[object], message: str, category: type[Warning], about: str
 ) -> None:
-    """Warns unless something about one of the subjects was said before; other models are warned.
+    """Warns once per model and topic.
 
     Args:
-        subjects: a model and what stands for it, such as its capture, which copies share; hashed
-            by identity, and not kept alive.
+        subjects: a model and its representatives, such as its capture, which copies share. They are
+            compared by identity and held by weak references.
         message: a sentence.
-        category: of the warning.
-        about: messages about the same thing are the same, whatever their text.
+        category: category of the warning.
+        about: key by which messages count as equal, whatever their text.
     """
-    said = [_GIVEN_OF.setdefault(subject, set()) for subject in subjects]
-    is_known = any(about in of_one for of_one in said)
-    for of_one in said:
-        of_one.add(about)
+    given_sets = [_GIVEN_BY_SUBJECT.setdefault(subject, set()) for subject in subjects]
+    is_known = any(about in given for given in given_sets)
+    for given in given_sets:
+        given.add(about)
     if not is_known:
         warn_each_time(message, category)
 
 
 def warn_each_time(message: str, category: type[Warning]) -> None:
-    """Warns at every call, for what is true of one model and is called once for each.
+    """Warns at every call, for conditions of a specific model.
 
-    Python's default filter shows the same text of one line of code once in a process.
+    Python's default filter would show the same text from the same line once per process.
     """
     caller = sys._getframe(1)
     file, line = caller.f_code.co_filename, caller.f_lineno
@@ -87,17 +87,18 @@ def warn_each_time(message: str, category: type[Warning]) -> None:
 
 
 def forget_notices() -> None:
-    """Lets every message be given again."""
+    """Resets the record of warnings given."""
     _GIVEN.clear()
-    _GIVEN_OF.clear()
+    _GIVEN_BY_SUBJECT.clear()
 
 
 def assume(text: str, log: logging.Logger | None = None, about: str = "") -> None:
-    """Notes an assumption, which the report of the job has that runs.
+    """Records an assumption for the report of the running job.
 
     Args:
-        text: a sentence: what was taken for granted, and how to say otherwise.
-        log: also warns at once, unless the job has noted the same before; None leaves that out.
+        text: sentence: the assumption, and how to specify another choice.
+        log: logger that also warns at once, unless the job has recorded the same text before. None
+            does not log.
         about: see `Assumption`.
     """
     lists, assumption = _assumed.get(), Assumption(text, about)
@@ -111,7 +112,7 @@ def assume(text: str, log: logging.Logger | None = None, about: str = "") -> Non
 
 @contextlib.contextmanager
 def collected_assumptions() -> Iterator[list[Assumption]]:
-    """Context that collects assumptions made inside, each once. Outer contexts get them, too."""
+    """Context manager that collects assumptions, each once. Outer contexts collect them as well."""
     assumptions: list[Assumption] = []
     token = _assumed.set((*_assumed.get(), assumptions))
     try:
@@ -121,7 +122,7 @@ def collected_assumptions() -> Iterator[list[Assumption]]:
 
 
 def forget_assumptions(about: str) -> None:
-    """Takes back what was assumed about something that turned out not to matter.
+    """Removes assumptions on a topic that turned out to be irrelevant.
 
     Args:
         about: see `Assumption`.
@@ -131,7 +132,7 @@ def forget_assumptions(about: str) -> None:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of that name below `chop`; the first call attaches one handler for all.
+    """Returns the logger of that name below `chop`; the first call adds a shared handler.
 
     >>> get_logger("mine").name, get_logger("chop.passes").name
     ('chop.mine', 'chop.passes')
@@ -146,12 +147,12 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def set_logging_verbosity(level: str | int = "info") -> None:
-    """How much the package says: `debug`, `info`, `warning`, `error` or `critical`.
+    """Sets the logging level: `debug`, `info`, `warning`, `error` or `critical`.
 
     Args:
-        level: a name in any case, or a number of the `logging` module.
+        level: name in any case, or a number of the `logging` module.
     Raises:
-        ConfigError: no such level; the message names the nearest.
+        ConfigError: if the level is unknown.
     """
     levels = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
     number = level if isinstance(level, int) else levels.get(level.lower())
@@ -162,11 +163,11 @@ def set_logging_verbosity(level: str | int = "info") -> None:
 
 @contextlib.contextmanager
 def at_level(level: int, *names: str) -> Iterator[None]:
-    """Inside, loggers of other packages say nothing below a level.
+    """Context manager that silences loggers of other packages below a level.
 
     Args:
-        level: a number of the `logging` module.
-        names: of the loggers.
+        level: number of the `logging` module.
+        names: names of the loggers.
     """
     before = [(logger, logger.level) for logger in map(logging.getLogger, names)]
     try:
@@ -179,7 +180,7 @@ def at_level(level: int, *names: str) -> Iterator[None]:
 
 
 def root_logger() -> logging.Logger:
-    """The logger that all others of the package are below."""
+    """Returns the package's root logger."""
     return get_logger(ROOT)
 
 

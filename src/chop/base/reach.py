@@ -1,4 +1,4 @@
-"""Reachability: everything that can be reached from some things by following their neighbors."""
+"""Reachability in a graph given by a neighbor function."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ T = TypeVar("T", bound=Hashable)
 
 
 def reached(starts: Iterable[T], neighbors: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yields each thing that can be reached once, the starts included.
+    """Yields each reachable node once, including the starts.
 
-    The search is depth-first, and asks for the neighbors of a thing after it was yielded.
+    The search is depth-first. The neighbors of a node are requested after it was yielded.
 
     Args:
-        starts: where the search begins; the last one is visited first.
-        neighbors: a thing -> those that are one step away.
+        starts: start nodes, visited from the last to the first.
+        neighbors: node -> adjacent nodes.
 
     >>> sorted(reached([6], lambda n: [n // 2, n // 3] if n > 1 else []))
     [0, 1, 2, 3, 6]
@@ -23,9 +23,9 @@ def reached(starts: Iterable[T], neighbors: Callable[[T], Iterable[T]]) -> Itera
     waiting = list(dict.fromkeys(starts))
     seen = set(waiting)
     while waiting:
-        found = waiting.pop()
-        yield found
-        for each in neighbors(found):
-            if each not in seen:
-                seen.add(each)
-                waiting.append(each)
+        node = waiting.pop()
+        yield node
+        for neighbor in neighbors(node):
+            if neighbor not in seen:
+                seen.add(neighbor)
+                waiting.append(neighbor)

@@ -1,4 +1,4 @@
-"""Rows as a table: for the terminal, for a text file, as Markdown and as HTML."""
+"""Tables of rows for the terminal, text files, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 TEXT_COLUMNS = 160
 LONGEST_WORD = 20
-"""Longer words without a digit at their start, such as paths, may be broken."""
-MOST_KEYS = 2
-"""Columns that are repeated where a table is cut into several."""
+"""Longer words without a leading digit, such as paths, may be broken."""
+MAX_KEYS = 2
+"""Number of key columns repeated when a table is split."""
 SHORT_PATH = 6
-"""Characters of a path that is repeated in each row all the same."""
+"""Minimum length of a repeated path prefix that is moved out of the rows."""
 FEW_ROWS = 3
-"""Rows from which on a column that says the same in each is a line above the table."""
+"""Number of rows from which a constant column becomes a line above the table."""
 FRAME = 3
 """Characters that each column adds to its text; the table adds one more."""
 NUMBER = re.compile(r"[-+~<>±(\[]*\d")
 INTERVAL = re.compile(r" (?=\([-+\d.,e]+ to [-+\d.,e]+\)$)")
-"""The space between a number and its interval, where a cell may be broken, and nowhere else."""
+"""Space between a number and its interval, the only place where a cell may break."""
 ONLY_NUMBER = re.compile(r"-|[-+~<>±]*[\d.,]+(e[-+]?\d+)?( ?[%a-zA-Zµ/]+)?")
 
 
@@ -42,36 +42,36 @@ def print_table(
     *,
     leaves_out_alike: bool = False,
 ) -> None:
-    """Prints rows to the terminal, and to a text file too if `save_path` is given.
+    """Prints rows as a table to the terminal, and writes them to a text file if requested.
 
-    No number is broken over two lines: where the columns do not fit beside one another, several
-    tables are printed, each with the first columns again.
+    Numbers never break across lines. If the columns do not fit, several tables are printed, each
+    with the key columns.
 
     Args:
-        title: above the table.
-        rows: one mapping per row; nothing is printed when there is none.
-        columns: which keys, in which order; None takes those of the first row.
-        save_path: a text file; its folder is made.
-        leaves_out_alike: a column that says the same in every row of the terminal is a line above
-            the table, where there are rows enough.
+        title: heading of the table.
+        rows: one mapping per row. Nothing is printed for no rows.
+        columns: keys in order. None uses those of the first row.
+        save_path: text file, created with its folder.
+        leaves_out_alike: replaces a constant column in the terminal by a line above the table, if
+            there are enough rows.
     """
     from rich.console import Console
 
     if not rows:
         return
-    found = _columns(rows, columns)
-    shown, said = _without_alike(found) if leaves_out_alike else (found, [])
+    all_columns = _columns(rows, columns)
+    visible, constants = _without_alike(all_columns) if leaves_out_alike else (all_columns, [])
     console = Console()
-    for table in _tables(title, shown, console.width, said):
+    for table in _tables(title, visible, console.width, constants):
         console.print(table)
     if save_path is not None:
-        write_text(save_path, _text(title, found, TEXT_COLUMNS))
+        write_text(save_path, _text(title, all_columns, TEXT_COLUMNS))
 
 
 def text_table(
     title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
 ) -> str:
-    """Rows as `print_table` prints them, as a text; "" of no rows."""
+    """Formats rows like `print_table`; "" for no rows."""
     from rich.console import Console
 
     return _text(title, _columns(rows, columns), Console().width) if rows else ""
@@ -81,7 +81,7 @@ def _text(title: str, columns: Sequence[_Column], width: int) -> str:
     from rich.console import Console
 
     text = io.StringIO()
-    # Of a text alone: neither cells of notebooks nor FORCE_COLOR change it.
+    # Plain text, independent of notebooks and FORCE_COLOR.
     console = Console(
         file=text, width=width, color_system=None, force_terminal=False, force_jupyter=False
     )
@@ -94,24 +94,24 @@ def _columns(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None
 ) -> list[_Column]:
     names = list(rows[0]) if columns is None else columns
-    return [_Column(printable(n), _aligned([shown(row[n]) for row in rows])) for n in names]
+    return [_Column(printable(n), _aligned([format_cell(row[n]) for row in rows])) for n in names]
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column's name, and its cells as texts."""
+    """Name of a column, and its cells as texts."""
 
     name: str
     cells: tuple[str, ...]
 
     @property
     def widest(self) -> int:
-        """Characters of the longest cell."""
+        """Length of the longest cell."""
         return max(map(len, self.cells))
 
     @property
     def least(self) -> int:
-        """Characters of the longest word that stays whole, as a number with its unit does."""
+        """Length of the longest unbreakable word, such as a number with its unit."""
         words = (word for text in (self.name, *self.cells) for word in text.split())
         return max([1, *map(len, self._whole()), *map(_least, words)])
 
@@ -122,7 +122,7 @@ class _Column:
                 yield from (number, *interval)
 
     def broken(self, width: int) -> Iterator[str]:
-        """The cells for a column of so many characters: an interval is whole, on its own line."""
+        """Returns the cells for a column width, with intervals unbroken on their own line."""
         return (c if len(c) <= width else INTERVAL.sub("\n", c) for c in self.cells)
 
     @property
@@ -131,7 +131,7 @@ class _Column:
 
 
 def _aligned(cells: Sequence[str]) -> tuple[str, ...]:
-    """Cells of a number and a remark, such as its interval, with the numbers under one another."""
+    """Aligns cells that consist of a number and a remark, such as its interval."""
     heads = [cell.partition(" ")[0] for cell in cells]
     if all(map(ONLY_NUMBER.fullmatch, cells)) or not all(map(ONLY_NUMBER.fullmatch, heads)):
         return tuple(cells)
@@ -146,21 +146,21 @@ def _least(word: str) -> int:
 
 
 def _tables(
-    title: str, columns: Sequence[_Column], width: int, said: Sequence[str] = ()
+    title: str, columns: Sequence[_Column], width: int, remarks: Sequence[str] = ()
 ) -> Iterator[Table | Text]:
-    """The columns as one table, or as several where they do not fit beside one another.
+    """Yields the columns as one table, or as several if they do not fit.
 
-    The first has the whole title, lines that are `said` below it, and what columns say alike where
-    they are too wide.
+    The first table has the complete title, followed by the `remarks` and lines on constant
+    columns that are too wide.
     """
     from rich.cells import cell_len
     from rich.markup import escape as escape_markup
     from rich.table import Table
     from rich.text import Text
 
-    titles = [printable(title), *said]
+    titles = [printable(title), *remarks]
     if sum(max(each.widest, len(each.name)) + FRAME for each in columns) >= width:
-        columns, alike = _said_once(columns)
+        columns, alike = _factor_out(columns)
         titles += alike
     parts = _parts(columns, width - 1)
     for number, part in enumerate(parts, 1):
@@ -171,7 +171,7 @@ def _tables(
         widths = _widths(part, width - 1)
         table = Table()
         if max(map(cell_len, lines)) > sum(widths) + FRAME * len(widths) + 1:
-            # Rich breaks a table's own title by the table, which may be of one narrow column.
+            # Rich wraps a title at the table's width, which may be a single narrow column.
             yield Text("\n".join(lines), style="table.title")
         else:
             table.title = escape_markup("\n".join(lines))
@@ -187,30 +187,31 @@ def _tables(
 
 
 def _without_alike(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:
-    """The columns that tell rows apart, and a line on those that say the same in every row.
+    """Returns the columns that vary, and lines on the constant ones.
 
-    The first column stays, as do all of a table of few rows, which may be alike by chance.
+    The first column stays, and so do all columns of a short table, which may be constant by chance.
 
     >>> rows = [_Column("layer", ("a", "b", "c")), _Column("bits", ("8", "8", "8"))]
-    >>> found, said = _without_alike([*rows, _Column("bias", ("-", "-", "-"))])
-    >>> [column.name for column in found], said
+    >>> varying, lines = _without_alike([*rows, _Column("bias", ("-", "-", "-"))])
+    >>> [column.name for column in varying], lines
     (['layer'], ['every row: bits 8'])
     """
     alike = [each for each in columns[1:] if len(set(each.cells)) == 1]
     varying = [each for each in columns if each not in alike]
     if len(columns[0].cells) < FEW_ROWS or not alike:
         return list(columns), []
-    said = [f"{each.name} {each.cells[0].strip()}" for each in alike if each.cells[0] != "-"]
-    return varying, [f"every row: {', '.join(said)}"] if said else []
+    lines = [f"{each.name} {each.cells[0].strip()}" for each in alike if each.cells[0] != "-"]
+    return varying, [f"every row: {', '.join(lines)}"] if lines else []
 
 
-def _said_once(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:
-    """The columns without the remark that several names end in, and the path that all cells of one
-    begin with; and a line on each.
+def _factor_out(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:
+    """Removes a remark shared by several names and a path prefix shared by all cells of a column.
+
+    Returns the shortened columns and lines with the removed text.
 
     >>> paths = tuple(f"model.layers.{i}.mlp" for i in range(3))
-    >>> found, said = _said_once([_Column("layer", paths)])
-    >>> found[0].cells, said
+    >>> shortened, removed = _factor_out([_Column("layer", paths)])
+    >>> shortened[0].cells, removed
     (('0.mlp', '1.mlp', '2.mlp'), ['layer: model.layers. ...'])
     """
     remarks: dict[str, list[str]] = {}
@@ -220,20 +221,20 @@ def _said_once(columns: Sequence[_Column]) -> tuple[list[_Column], list[str]]:
         if remark.endswith(")") and name and heads.count(name) == 1:
             remarks.setdefault(remark[:-1], []).append(name)
     shared = {remark: names for remark, names in remarks.items() if len(names) > 1}
-    said = [f"{', '.join(names)}: {remark}" for remark, names in shared.items()]
-    found = []
+    removed = [f"{', '.join(names)}: {remark}" for remark, names in shared.items()]
+    shortened = []
     for column in columns:
         name, _, remark = column.name.partition(" (")
         start = _common_path(column.cells)
         if start:
-            said.append(f"{column.name}: {start} ...")
+            removed.append(f"{column.name}: {start} ...")
         name = name if name in shared.get(remark[:-1], ()) else column.name
-        found.append(_Column(name, tuple(cell[len(start) :] for cell in column.cells)))
-    return found, said
+        shortened.append(_Column(name, tuple(cell[len(start) :] for cell in column.cells)))
+    return shortened, removed
 
 
 def _common_path(cells: Sequence[str]) -> str:
-    """What paths begin with, to a point; "" where that is short, or of few."""
+    """Returns the common prefix of paths up to a dot, or "" if it is short or there are few."""
     parents = (cell.split(".")[:-1] for cell in cells)
     alike = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
     path = "".join(f"{names[0]}." for names in alike)
@@ -242,11 +243,11 @@ def _common_path(cells: Sequence[str]) -> str:
 
 
 def _parts(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
-    """Columns in as few groups as fit; each group begins with those that tell rows apart."""
+    """Splits columns into as few groups as fit, each with the key columns first."""
     if _taken(columns) <= width:
         return [list(columns)]
     keys = list(columns[:1])
-    while len(keys) < MOST_KEYS and not _tell_apart(keys):
+    while len(keys) < MAX_KEYS and not _are_distinct(keys):
         keys.append(columns[len(keys)])
     while len(keys) > 1 and any(_taken([*keys, each]) > width for each in columns[len(keys) :]):
         keys.pop()
@@ -262,25 +263,25 @@ def _taken(columns: Sequence[_Column]) -> int:
     return sum(column.least + FRAME for column in columns)
 
 
-def _tell_apart(columns: Sequence[_Column]) -> bool:
+def _are_distinct(columns: Sequence[_Column]) -> bool:
     rows = list(zip(*(column.cells for column in columns), strict=True))
     return len(set(rows)) == len(rows)
 
 
 def _widths(columns: Sequence[_Column], width: int) -> list[int]:
-    """Characters of each column: the least; then cells on one line, then names, while they fit."""
-    found = [column.least for column in columns]
+    """Returns column widths: the minimum, extended to unbroken cells, then to unbroken names."""
+    widths = [column.least for column in columns]
     spare = width - _taken(columns)
     for wanted in ([c.widest for c in columns], [len(c.name) for c in columns]):
-        for i in sorted(range(len(columns)), key=lambda i: wanted[i] - found[i]):
-            given = min(max(0, wanted[i] - found[i]), max(0, spare))
-            found[i] += given
+        for i in sorted(range(len(columns)), key=lambda i: wanted[i] - widths[i]):
+            given = min(max(0, wanted[i] - widths[i]), max(0, spare))
+            widths[i] += given
             spare -= given
-    return found
+    return widths
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a Markdown table, one line each.
+    """Formats rows as a Markdown table with one line per row.
 
     >>> print(markdown_table([{"bits": 8, "accuracy": 0.5}]))
     | bits | accuracy |
@@ -295,16 +296,16 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _markdown_cell(value: Any) -> str:
-    r"""A cell on one line, in which a bar ends no column.
+    r"""Formats a cell on one line with escaped bars.
 
     >>> print(_markdown_cell("a|b"))
     a\|b
     """
-    return " ".join(shown(value).split("\n")).replace("|", r"\|")
+    return " ".join(format_cell(value).split("\n")).replace("|", r"\|")
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as an HTML table, one line.
+    """Formats rows as an HTML table on one line.
 
     >>> html_table([{"bits": 8}])
     '<table><thead><tr><th>bits</th></tr></thead><tbody><tr><td>8</td></tr></tbody></table>'
@@ -312,19 +313,21 @@ def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     head = "".join(f"<th>{escape(printable(name))}</th>" for name in rows[0])
-    cells = ("".join(f"<td>{escape(shown(value))}</td>" for value in row.values()) for row in rows)
+    cells = (
+        "".join(f"<td>{escape(format_cell(value))}</td>" for value in row.values()) for row in rows
+    )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def write_markdown(path: str | Path, *parts: str | Sequence[Mapping[str, Any]] | None) -> None:
-    """Writes paragraphs and tables to a Markdown file, in one step.
+    """Writes paragraphs and tables to a Markdown file atomically.
 
     Args:
-        path: the file; its folder is made.
-        parts: in order: texts, and tables as their rows; empty ones are left out.
+        path: output file, created with its folder.
+        parts: texts, and tables as rows, in order. Empty ones are skipped.
     Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
+        WriteError: if the disk is full or read-only, or `path` cannot be a file.
     """
     texts = (part if isinstance(part, str) else markdown_table(part) for part in parts if part)
     write_text(path, "\n\n".join(texts) + "\n")
@@ -336,13 +339,13 @@ def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def shown(value: Any) -> str:
-    """A cell as text: floats with four digits, None as a dash, control characters visible."""
+def format_cell(value: Any) -> str:
+    """Formats a cell: floats with four digits, None as a dash, control characters visible."""
     return "\n".join(map(printable, _format(value).split("\n")))
 
 
 def printable(text: str) -> str:
-    r"""A text of somebody else's for a terminal or one line of a file: no control characters.
+    r"""Escapes control characters of untrusted text for a terminal or one line of a file.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'

@@ -1,8 +1,8 @@
-"""Trust in files: which code they may run, and where they may write results.
+"""Trust in files: code they may run, and places where they may write results.
 
-A name such as `file.py:Net` or `timm:NAME` leads to code. Named on a command line or in a program
-it runs. Named by a file that is read (a manifest, a TOML file, a storage) it runs only where the
-command line names it too, with `--trust-code`, or in Python inside `trust_code()`.
+A name such as `file.py:Net` or `timm:NAME` refers to code. Code named on the command line or in a
+program runs. Code named by a file (a manifest, a TOML file, a storage) runs only if the command
+line names it too, with `--trust-code`, or in Python inside `trust_code()`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 from chop.errors import ConfigError
 
 TIMM = "timm:"
-OF_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
+CODE_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 TRUST = "--trust-code"
-"""The option that lets files name code."""
+"""Option that lets files name code."""
 _is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted", default=None)
 
 
 def names_code(name: str) -> bool:
-    """True for `file.py:Net` and `timm:NAME`."""
-    return name.startswith(TIMM) or OF_FILE.fullmatch(name) is not None
+    """Returns whether a name refers to code, such as `file.py:Net` and `timm:NAME`."""
+    return name.startswith(TIMM) or CODE_FILE.fullmatch(name) is not None
 
 
 def code_names(value: Any) -> Iterator[str]:
-    """Names of code among nested settings.
+    """Yields names of code in nested settings.
 
     >>> list(code_names({"model": "net.py:Net", "models": ("cnn", "timm:resnet18")}))
     ['net.py:Net', 'timm:resnet18']
@@ -46,7 +46,7 @@ def code_names(value: Any) -> Iterator[str]:
 
 
 def trust_code() -> AbstractContextManager[None]:
-    """Context in which files may name any code, as with the option `--trust-code`.
+    """Context manager in which files may name any code, like `--trust-code`.
 
     Example:
         >>> with trust_code():
@@ -56,10 +56,10 @@ def trust_code() -> AbstractContextManager[None]:
 
 
 def trust_named(settings: Any) -> AbstractContextManager[None]:
-    """Context in which files may only name code that `settings` name.
+    """Context manager in which files may name only code that `settings` name.
 
     Args:
-        settings: settings of a command line or a program, nested.
+        settings: nested settings of a command line or a program.
     """
     named = {get_identity(name) for name in code_names(settings)}
     return _trusting(lambda name: get_identity(name) in named)
@@ -67,7 +67,7 @@ def trust_named(settings: Any) -> AbstractContextManager[None]:
 
 @contextmanager
 def _trusting(is_named: Callable[[str], bool]) -> Iterator[None]:
-    """The outermost of several contexts decides: a job inside a command widens nothing."""
+    """Context manager of a trust rule; the outermost one applies, so a job cannot widen trust."""
     if _is_trusted.get() is not None:
         yield
         return
@@ -80,61 +80,62 @@ def _trusting(is_named: Callable[[str], bool]) -> Iterator[None]:
 
 def get_identity(name: str) -> str:
     """Normalizes the path in the name of a code file."""
-    match = OF_FILE.fullmatch(name)
+    match = CODE_FILE.fullmatch(name)
     if match is None or name.startswith(TIMM):
         return name
     return f"{Path(match['file']).expanduser().resolve()}:{match['name']}"
 
 
 def is_trusted(name: str) -> bool:
-    """Returns true if a file may name this code: the command line or the program did."""
+    """Returns whether a file may name this code, because the command line or program named it."""
     trusts = _is_trusted.get()
     return trusts is not None and trusts(name)
 
 
 def check_import(module: str, file: str | Path) -> None:
-    """Checks the name of a module that a file wants to have imported.
+    """Checks a module name that a file wants to import.
 
     Raises:
-        ConfigError: the file is not trusted.
+        ConfigError: if the file is not trusted.
     """
     if not is_trusted(module):
         raise ConfigError(
-            f"'{file}' has a module imported, '{module}', which is code and does not run because a "
-            f"file says so: if you trust it, give --import {module}, or {TRUST}."
+            f"'{file}' imports the module '{module}', and code named by files does not run by "
+            f"default: if you trust it, pass --import {module} or {TRUST}."
         )
 
 
 def check_code(settings: Any, file: str | Path, option: str | None = None) -> None:
-    """Checks settings that a file gave, before any code that they name runs.
+    """Checks settings from a file before code that they name runs.
 
     Args:
-        settings: a name, or nested settings.
+        settings: name, or nested settings.
         file: file with the settings.
-        option: by which the command line can name a model too; None where it has none.
+        option: option by which the command line can name a model. None for no option.
     Raises:
-        ConfigError: they name code, and neither the command line nor the program did.
+        ConfigError: if they name code that neither the command line nor the program named.
     """
     for name in code_names(settings):
         if not is_trusted(name):
             named = f"{option} {name}, or " if option else ""
             raise ConfigError(
-                f"'{file}' names code, '{name}', which does not run because a file says so: if you "
-                f"trust it, give {named}{TRUST} (in Python: with chop.base.trust.trust_code():)."
+                f"'{file}' names the code '{name}', and code named by files does not run by "
+                f"default: if you trust it, pass {named}{TRUST} "
+                "(in Python: with chop.base.trust.trust_code():)."
             )
 
 
 @contextmanager
 def running(name: str) -> Iterator[None]:
-    """Context in which named code runs. Code that it names itself is trusted as well.
+    """Context manager in which named code runs; code that it names itself is trusted as well.
 
     Raises:
-        ConfigError: a command or a job runs, and was not given the name.
+        ConfigError: if a command or job is running that was not given the name.
     """
     if _is_trusted.get() is not None and not is_trusted(name):
         raise ConfigError(
-            f"'{name}' is code that a file names and the command line does not: name it there, or "
-            f"give {TRUST}."
+            f"'{name}' is code that a file names but the command line does not: name it there, or "
+            f"pass {TRUST}."
         )
     token = _is_trusted.set(lambda name: True)
     try:
@@ -147,7 +148,7 @@ def confirmation(settings: Any) -> str:
     """Returns the option that confirms code named by a file, after a space, or "".
 
     Args:
-        settings: the name of a model, or nested settings.
+        settings: name of a model, or nested settings.
 
     >>> confirmation("net.py:Net"), confirmation("cnn")
     (' --trust-code', '')
@@ -169,21 +170,21 @@ def options_naming(settings: Mapping[str, Any]) -> str:
 
 
 def check_place(place: str | Path, file: str | Path, option: str, *homes: Path) -> None:
-    """Checks a place to write to that a file names for a command; programs choose it themselves.
+    """Checks an output place that a file names for a command; programs may choose any place.
 
     Args:
-        place: a file or folder.
+        place: file or folder.
         file: file that named the place.
-        option: by which the command line names one.
-        homes: folders in which it may be, beside the current one.
+        option: option by which the command line names a place.
+        homes: allowed folders besides the current one.
     Raises:
-        ConfigError: it is outside of them, links followed.
+        ConfigError: if the place is outside of them, with links followed.
     """
     path = Path(place).expanduser().resolve()
     if _is_trusted.get() is None:
         return
     if not any(path.is_relative_to(home.resolve()) for home in (Path.cwd(), *homes)):
         raise ConfigError(
-            f"'{file}' has results written outside the current folder, to '{place}': if that is "
-            f"meant, give {option} {place}."
+            f"'{file}' writes results outside the current folder, to '{place}': to allow "
+            f"that, pass {option} {place}."
         )

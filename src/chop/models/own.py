@@ -17,7 +17,7 @@ from torch import nn
 
 from chop.base.files.reading import read_bytes
 from chop.base.installed import how_to_get
-from chop.base.trust import OF_FILE, TIMM, names_code, running
+from chop.base.trust import CODE_FILE, TIMM, names_code, running
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line, shorten
 from chop.models.weights import check_readable, load_weights
 
@@ -75,7 +75,7 @@ def check_own(name: str, weights: str | Path | None) -> None:
         ConfigError: there is no such file, or it does not have the name.
         CheckpointError: there are no such weights, or they cannot be read.
     """
-    match = OF_FILE.fullmatch(name)
+    match = CODE_FILE.fullmatch(name)
     if match is not None and not name.startswith(TIMM):
         path = Path(match["file"])
         if not path.is_file():
@@ -99,7 +99,7 @@ def check_is_in_file(name: str, setting: str) -> None:
     Raises:
         ConfigError: the text is not `file.py:name`, or there is no such file or name.
     """
-    match = OF_FILE.fullmatch(name)
+    match = CODE_FILE.fullmatch(name)
     if match is None:
         metric = " --metric names one of the task's own." if setting == "evaluate" else ""
         raise ConfigError(f"{setting}: expected file.py:function, got '{name}'.{metric}")
@@ -158,7 +158,7 @@ def function_of_file(name: str, setting: str) -> Callable[..., Any]:
             (see `chop.base.trust`).
     """
     check_is_in_file(name, setting)
-    match = OF_FILE.fullmatch(name)
+    match = CODE_FILE.fullmatch(name)
     assert match is not None
     path = Path(match["file"]).expanduser()
     with running(name):
@@ -181,7 +181,7 @@ def _source(path: Path) -> tuple[Path, bytes]:
 
 
 def _of_file(name: str, num_labels: int | None) -> nn.Module:
-    found = OF_FILE.fullmatch(name)
+    found = CODE_FILE.fullmatch(name)
     assert found is not None
     path = Path(found["file"])
     module = _run_file(path)

@@ -1,3 +1,3 @@
-"""Wrappers around private APIs of other libraries, one file per library."""
+"""Isolated uses of other libraries' private API, one file per library."""
 
 __all__: list[str] = []

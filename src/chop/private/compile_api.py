@@ -1,7 +1,7 @@
-"""Fence around torch.compile's private API: what TorchDynamo counts and Inductor keeps.
+"""Private API of torch.compile: TorchDynamo's counters and Inductor's caches.
 
-Known for torch 2.13; `tests/private/test_fences.py` fails first where a name is gone. Importing it
-takes a second, since TorchDynamo does: import it where it is used.
+Tested with torch 2.13; `tests/private/test_fences.py` fails first if a name is missing. Importing
+this module takes a second because of TorchDynamo, so import it where it is used.
 """
 
 from collections.abc import Callable
@@ -27,21 +27,21 @@ __all__ = [
 
 
 def fresh_cache() -> AbstractContextManager[None]:
-    """A context in which Inductor compiles anew, whatever its cache on disk has."""
+    """Context manager in which Inductor ignores its disk cache."""
     from torch._inductor import utils
 
-    found: AbstractContextManager[None] = utils.fresh_cache()
-    return found
+    context: AbstractContextManager[None] = utils.fresh_cache()
+    return context
 
 
 def inductor_after(rewrite: Callable[[fx.GraphModule, Any], fx.GraphModule]) -> Callable[..., Any]:
-    """A backend of torch.compile: Inductor, on what `rewrite` makes of a graph and its inputs."""
+    """Returns a torch.compile backend: Inductor on the graph that `rewrite` returns."""
     inductor = lookup_backend("inductor")
     return lambda graph, inputs, **how: inductor(rewrite(graph, inputs), inputs, **how)
 
 
 def compile_package(program: ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
-    """Compiles an exported program ahead of time, and writes the package to a `.pt2` file."""
+    """Compiles an exported program ahead of time into a `.pt2` package."""
     from torch._inductor import aoti_compile_and_package
 
     configs = {"aot_inductor.metadata": metadata}
@@ -49,16 +49,16 @@ def compile_package(program: ExportedProgram, path: Path, metadata: dict[str, st
 
 
 def load_package(path: Path) -> Any:
-    """A package as what takes the program's inputs and gives its outputs as a list."""
+    """Loads a package as a function from inputs to a list of outputs."""
     from torch._inductor import aoti_load_package
 
-    found = aoti_load_package(str(path))
-    return lambda *tensors: [*found(*tensors)]
+    run = aoti_load_package(str(path))
+    return lambda *tensors: [*run(*tensors)]
 
 
 def package_metadata(path: Path) -> dict[str, str]:
-    """What `compile_package` wrote beside the code of a package."""
+    """Returns the metadata stored by `compile_package`."""
     from torch._inductor import aoti_load_package
 
-    found: dict[str, str] = aoti_load_package(str(path)).get_metadata()
-    return found
+    metadata: dict[str, str] = aoti_load_package(str(path)).get_metadata()
+    return metadata

@@ -1,6 +1,6 @@
-"""Fence around the private API of `DistributedDataParallel` and `fully_shard` (FSDP2).
+"""Private API of `DistributedDataParallel` and `fully_shard` (FSDP2).
 
-Known for torch 2.13; `tests/private/test_fences.py` fails first where a name is gone.
+Tested with torch 2.13; `tests/private/test_fences.py` fails first if a name is missing.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 IGNORED = "_ddp_params_and_buffers_to_ignore"
-"""The attribute of a model with the names of what DDP leaves alone."""
+"""Attribute of a model with the names of parameters and buffers that DDP ignores."""
 
 
 class Replicas(NamedTuple):
-    """A model that processes train together.
+    """Model trained by several processes.
 
     Attributes:
-        wrapper: the module that users call: of DDP, or the root of FSDP2.
-        model: the module inside, with the paths of state dicts.
-        is_sharded: true if parameters are whole during the forward only (FSDP2).
+        wrapper: module that users call: the DDP module, or the root of FSDP2.
+        model: wrapped module, with the paths of state dicts.
+        is_sharded: True if parameters are complete only during the forward (FSDP2).
     """
 
     wrapper: nn.Module
@@ -32,12 +32,12 @@ class Replicas(NamedTuple):
 
 
 def has_process_group() -> bool:
-    """Returns whether this process has joined others."""
+    """Returns whether this process belongs to a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def running_replicas() -> Replicas | None:
-    """The model whose forward runs now under DDP or FSDP2; None outside of them."""
+    """Returns the model whose forward is running under DDP or FSDP2, or None."""
     ddp: Any = DistributedDataParallel._active_ddp_module
     if ddp is not None:
         return find_replicas(ddp)
@@ -56,14 +56,14 @@ def running_replicas() -> Replicas | None:
 
 
 def find_replicas(wrapper: nn.Module) -> Replicas:
-    """The model that users call by a module of DDP, or by the root of FSDP2."""
+    """Returns the model wrapped by a DDP module or an FSDP2 root, or None."""
     if isinstance(wrapper, DistributedDataParallel):
         return Replicas(wrapper, wrapper.module, False)
     return Replicas(wrapper, wrapper, True)
 
 
 def process_groups(replicas: Replicas) -> list[Any]:
-    """The process groups over which a model is replicated or sharded, one after the other."""
+    """Returns the process groups over which a model is replicated or sharded."""
     if isinstance(replicas.wrapper, DistributedDataParallel):
         return [replicas.wrapper.process_group]
     from torch.distributed.tensor import DTensor
@@ -73,16 +73,16 @@ def process_groups(replicas: Replicas) -> list[Any]:
 
 
 def ignore_buffers(model: nn.Module, names: Iterable[str]) -> None:
-    """Has DDP leave buffers alone when it wraps a model; see `leave_buffers`."""
+    """Makes DDP ignore buffers when it wraps a model; see `leave_buffers`."""
     known = vars(model).get(IGNORED, ())
     if new := [name for name in names if name not in known]:
         setattr(model, IGNORED, [*known, *new])
 
 
 def leave_buffers(wrapper: nn.Module, names: Iterable[str]) -> None:
-    """Keeps DDP from sending buffers of the first process to the others before each forward.
+    """Stops DDP from broadcasting buffers of the first process before each forward.
 
-    A forward with such buffers waits for all processes, also an evaluation on one of them.
+    A forward with broadcast buffers waits for all processes, even in an evaluation on one of them.
     """
     if isinstance(wrapper, DistributedDataParallel):
         wrapper.parameters_to_ignore.update(names)

@@ -1,10 +1,10 @@
-"""Fence around DTensor's private API.
+"""Private API of DTensor.
 
-Known for torch 2.13; `tests/private/test_dtensor.py` fails first where a name is gone.
+Tested with torch 2.13; `tests/private/test_dtensor.py` fails first if a name is missing.
 
-`torch.distributed.tensor.experimental.register_sharding` is public, but its cache of decisions
-leaves out arguments that are neither tensors nor integers: every number format would get the
-decision of the first.
+`torch.distributed.tensor.experimental.register_sharding` is public, but its cache ignores arguments
+that are neither tensors nor integers, so all number formats would share the decision for the first
+one.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SIMULATED = -1
-"""Stands where a mesh has the id of the thread that made it, by which meshes differ."""
+"""Replacement of the thread id in a simulated mesh, which distinguishes meshes."""
 Strategy = list[Any]
-"""Placements of an operator's outputs, then of its tensor inputs; None for absent tensors."""
+"""Placements of an operator's outputs, followed by its tensor inputs; None for absent tensors."""
 Rule = Callable[..., Sequence[Strategy]]
-"""Takes the operator's arguments, `DTensorSpec` for tensors, and gives the layouts that it can
-compute in, each for one axis of the mesh."""
+"""Function from an operator's arguments (`DTensorSpec` for tensors) to its supported layouts.
+
+Each layout is for one axis of the mesh.
+"""
 Accepts = Callable[[Sequence[Any], Sequence[tuple[int, ...]]], bool]
-"""(the non-tensor arguments and specs as given, the shapes of the inputs on one process) -> whether
-an operator computes the right thing on such chunks."""
+"""(non-tensor arguments and specs, local shapes of the inputs) -> whether chunks are valid."""
 
 
 def register_rule(
     operator: OpOverload, rule: Rule, accepts: Accepts, static_argnum: int, outputs: int = 1
 ) -> None:
-    """Registers the layouts that an operator can compute in.
+    """Registers the supported layouts of an operator.
 
     Args:
-        operator: the operator. Tensors among its keyword arguments stay in the layout they have;
-            layouts in which they would move are left out.
-        rule: the layouts.
-        accepts: sorts out those whose chunks are no groups.
-        static_argnum: the first argument whose value the layouts depend on.
-        outputs: how many tensors it gives.
+        operator: operator. Tensors among its keyword arguments keep their layout, and layouts that
+            would move them are omitted.
+        rule: returns the supported layouts.
+        accepts: rejects layouts whose chunks split groups.
+        static_argnum: first argument on whose value the layouts depend.
+        outputs: number of output tensors.
     """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import OpStrategy, RuntimeSchemaInfo
@@ -58,12 +59,12 @@ def register_rule(
         given = [get_spec(x) for x in schema.args_schema]
         named = {name: get_spec(x) for name, x in schema.kwargs_schema.items()}
 
-        kept = [x.placements for x in named.values() if hasattr(x, "placements")]
+        placements = [x.placements for x in named.values() if hasattr(x, "placements")]
 
         def is_valid(inputs: Any, output: Any) -> bool:
-            if [x.placements for x in inputs[len(inputs) - len(kept) :]] != kept:
+            if [x.placements for x in inputs[len(inputs) - len(placements) :]] != placements:
                 return False
-            # Of all processes: each has to come to the same decision, whatever its own chunk is.
+            # Checked for all processes, so that each makes the same decision whatever its chunk is.
             places = itertools.product(*map(range, schema.get_mesh_from_args().shape))
             return all(
                 accepts(given, [_shape_at(place, spec) for spec in inputs]) for place in places
@@ -77,7 +78,7 @@ def register_rule(
             is_valid_strategy_cb=is_valid,
         )
 
-    # Decisions are kept by what is named here: without it, that for one mask would be for all.
+    # Cache key of decisions: without it, the decision for one mask would apply to all.
     keywords = [x.name for x in operator._schema.arguments if x.kwarg_only]
     DTensor._op_dispatcher.sharding_propagator.register_op_strategy(
         operator, strategy, RuntimeSchemaInfo(static_argnum, keywords or None)
@@ -85,13 +86,13 @@ def register_rule(
 
 
 def correct_torch() -> None:
-    """Replaces what torch 2.13 computes wrongly on shards, without an error.
+    """Fixes operations that torch 2.13 computes incorrectly on shards without an error.
 
-    Convolutions have a handler that multiplies whatever chunks it is given; without it DTensor
-    follows its own rule, which is right: samples are cut, and weights gathered. Scans compare the
-    dimension that they run along with those that are cut, and do not know it counted from the end.
-    What an item is set to had no rule. Advice on collectives that gloo lacks and on meshes that
-    could be flattened is for authors of plans, not for who runs them, and is not logged.
+    The handler of convolutions multiplies the given chunks as they are. Without it, DTensor uses
+    its correct rule, which shards samples and gathers weights. Scans compare their dimension with
+    sharded dimensions, but do not handle negative ones. Item assignment had no rule. Advice on
+    collectives missing in gloo and on meshes that could be flattened is for authors of plans, and
+    is not logged.
     """
     for name in ("_collective_utils", "_redistribute"):
         logging.getLogger(f"torch.distributed.tensor.{name}").setLevel(logging.ERROR)
@@ -120,19 +121,19 @@ _deciding = 0
 
 
 def is_deciding() -> bool:
-    """Whether DTensor is choosing a layout, for which it computes shapes on tensors of its own."""
+    """Returns whether DTensor is choosing a layout, for which it infers shapes."""
     return _deciding > 0
 
 
 def operators_without_rule() -> list[str]:
-    """The operators without a rule that this process has met; they compute on whole tensors."""
+    """Returns operators without a rule used in this process, which compute on whole tensors."""
     return list(_without_rule)
 
 
 def replicate_operators_without_rule() -> None:
-    """Makes DTensor compute operators that it has no rule for on whole tensors, and not fail.
+    """Makes operators without a rule compute on whole tensors instead of failing.
 
-    Those that draw random numbers, or write into their inputs, fail as before.
+    Operators that draw random numbers or modify their inputs still fail.
     """
     from torch.distributed.tensor import DTensor
 
@@ -143,7 +144,7 @@ def replicate_operators_without_rule() -> None:
 
 
 class _Propagation:
-    """DTensor's choice of layouts, which knows what to do without a rule."""
+    """Sharding propagation of DTensor with a fallback for operators without a rule."""
 
     def __init__(self, known: Any) -> None:
         self._known = known
@@ -192,7 +193,7 @@ def _replicated(outputs: int) -> Rule:
 
 
 def _shape_at(place: Sequence[int], spec: Any) -> tuple[int, ...]:
-    """The shape that a process has of a tensor."""
+    """Returns the local shape of a tensor on a process."""
     shape = list(spec.tensor_meta.shape)
     for placement, count, index in zip(spec.placements, spec.mesh.shape, place, strict=True):
         if placement.is_shard():
@@ -202,7 +203,7 @@ def _shape_at(place: Sequence[int], spec: Any) -> tuple[int, ...]:
 
 
 def is_registered(operator: OpOverload) -> bool:
-    """Whether DTensor has a rule for an operator."""
+    """Returns whether DTensor has a rule for an operator."""
     from torch.distributed.tensor import DTensor
 
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -210,30 +211,31 @@ def is_registered(operator: OpOverload) -> bool:
 
 
 def is_wait(operator: Any) -> bool:
-    """Whether an operator waits for the tensor that a collective gives."""
+    """Returns whether an operator waits for the result of a collective."""
     return operator is torch.ops._c10d_functional.wait_tensor.default
 
 
 def cpu_attention() -> OpOverload:
-    """The operator that fused attention is on the CPU."""
+    """Returns the operator of fused attention on the CPU."""
     operator: OpOverload = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     return operator
 
 
 def as_simulated(mesh: DeviceMesh) -> DeviceMesh:
-    """A simulated mesh that equals none of real processes: DTensor keeps decisions by mesh.
+    """Makes a simulated mesh differ from all real ones, because DTensor caches decisions by mesh.
 
-    A decision that was kept for another mesh of that shape names groups that are no more.
+    A decision cached for another mesh of the same shape refers to process groups that no longer
+    exist.
     """
     mesh._thread_id = SIMULATED
     return mesh
 
 
 def forget_process_groups() -> None:
-    """Makes a forked child forget the groups that its parent has joined, without ending them.
+    """Makes a forked child drop its parent's process groups without destroying them.
 
-    The end of a group, by `destroy_process_group` or as garbage, waits for threads that a fork does
-    not have: groups, and the meshes that hold some, are kept for as long as the child lives.
+    Destroying a group, explicitly or by garbage collection, waits for threads that a fork does not
+    have. Groups and the meshes that refer to them therefore stay alive as long as the child.
     """
     from torch.distributed import distributed_c10d
     from torch.distributed.device_mesh import DeviceMesh

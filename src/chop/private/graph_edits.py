@@ -1,7 +1,7 @@
-"""Edit stamps of a `torch.fx.Graph`: tells in constant time whether nodes have changed.
+"""Edit stamps of a `torch.fx.Graph`, which detect changes in constant time.
 
-Fence around the methods of `torch._C._NodeBase` by which every edit of a node ends. Known for torch
-2.13; `tests/private/test_graph_edits.py` fails first where torch changes them.
+Uses the methods of `torch._C._NodeBase` that all edits of a node call. Tested with torch 2.13;
+`tests/private/test_graph_edits.py` fails first if torch changes them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from torch import fx
 
 _STAMPS = itertools.count(1)
 _CODE_ATTRIBUTES = frozenset({"op", "target", "name", "type", "_args", "_kwargs"})
-"""The attributes of a node that the generated code depends on."""
+"""Node attributes that the generated code depends on."""
 
 
 def last_edit(graph: fx.Graph) -> int:
-    """The stamp of the last edit of a graph: it changes with every edit, and is never used twice.
+    """Returns the stamp of a graph's last edit, which changes with each edit and is never reused.
 
-    The first call for a graph visits all nodes, later ones cost the same for any graph. Creating,
-    erasing and moving nodes are edits, and assignments to what a node calls and with what.
-    Metadata is none.
+    The first call for a graph visits all nodes; later calls take constant time. Creating, erasing
+    and moving nodes are edits, and so are assignments to a node's target and arguments. Metadata
+    changes are not.
     """
     return (graph if isinstance(graph, _StampedGraph) else _watch(graph))._last_edit
 
 
 def _watch(graph: fx.Graph) -> _StampedGraph:
-    # Nodes are made deep inside torch: changing the class is how they can have one of ours.
+    # Nodes are created deep inside torch, so their class is changed afterwards.
     graph.__class__ = _StampedGraph
     for node in (graph._root, *graph.nodes):
         node.__class__ = _StampedNode
@@ -37,7 +37,7 @@ def _watch(graph: fx.Graph) -> _StampedGraph:
 
 
 class _StampedGraph(fx.Graph):
-    """A graph whose nodes note their edits."""
+    """Graph whose nodes record their edits."""
 
     _last_edit: int
 
@@ -48,7 +48,7 @@ class _StampedGraph(fx.Graph):
 
 
 class _StampedNode(fx.Node):
-    """A node that notes its edits in its graph."""
+    """Node that records its edits in its graph."""
 
     graph: _StampedGraph
 

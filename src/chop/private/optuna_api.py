@@ -1,6 +1,6 @@
-"""Fence around Optuna's private API.
+"""Private API of Optuna.
 
-Known for optuna 5 and 4; `tests/private/test_fences.py` fails first where a name is gone.
+Tested with optuna 5 and 4; `tests/private/test_fences.py` fails first if a name is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cached_trials(study: Study) -> list[FrozenTrial]:
-    """All trials of a study, not copied: `ask` has read them for the samplers of this trial.
+    """Returns all trials of a study without copying, as read by `ask` for the current trial.
 
     The public `get_trials` reads the storage again.
     """

@@ -1,15 +1,15 @@
-"""Fence around the classes of peft that are patched.
+"""Patched classes of peft.
 
-Known for peft 0.21; `tests/private/test_fences.py` fails first where a name is gone.
+Tested with peft 0.21; `tests/private/test_fences.py` fails first if a name is missing.
 """
 
 from typing import Any
 
 
 def saved_layer_class() -> Any:
-    """The class that trains copies of layers: `update` makes one.
+    """Returns the class that trains copies of layers, which `update` creates.
 
-    Its `unload_and_optionally_merge_module` gives the one that is active.
+    Its `unload_and_optionally_merge_module` returns the active copy.
     """
     from peft.utils.other import ModulesToSaveWrapper
 
@@ -17,7 +17,7 @@ def saved_layer_class() -> Any:
 
 
 def convolution_class() -> Any:
-    """The class whose `update_layer` makes the adapter of a convolution, by the layer's class."""
+    """Returns the class whose `update_layer` creates convolution adapters by the layer's class."""
     from peft.tuners.lora.layer import _ConvNd
 
     return _ConvNd

@@ -1,7 +1,7 @@
-"""Fence around torch's private API of symbolic shapes and fake tensors.
+"""Private API of torch's symbolic shapes and fake tensors.
 
-Known for torch 2.13. Every other file of the tracer takes these names from here, so that a new
-version of torch changes one file; `tests/private/test_fences.py` fails first.
+Tested with torch 2.13. All files of the tracer import these names from here, so that a new torch
+version affects one file; `tests/private/test_fences.py` fails first.
 """
 
 from collections.abc import Iterator
@@ -51,22 +51,22 @@ __all__ = [
 
 
 def get_expression(size: Any) -> Any:
-    """The sympy expression of a symbolic number, before it is simplified."""
+    """Returns the sympy expression of a symbolic number before simplification."""
     return size.node._expr
 
 
 def fake_with_symbols(
     mode: FakeTensorMode, name: str, tensor: Tensor, dims: list[DimDynamic]
 ) -> FakeTensor:
-    """Fake tensor whose dynamic dimensions are symbols.
+    """Returns a fake tensor whose dynamic dimensions are symbols.
 
     Args:
-        mode: a fake mode with a shape environment.
-        name: the source of the symbols.
-        tensor: the example; only its shape, strides, dtype and device matter.
-        dims: per dimension whether it is dynamic.
+        mode: fake mode with a shape environment.
+        name: source name of the symbols.
+        tensor: example. Only shape, strides, dtype and device are used.
+        dims: dynamic status of each dimension.
     """
-    # Imported here since it costs a second, once per process.
+    # Imported lazily, because it takes a second per process.
     from torch._dynamo.source import ConstantSource
 
     context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
@@ -76,9 +76,9 @@ def fake_with_symbols(
 
 
 def forget_shapes() -> None:
-    """Empties torch's caches of answers about sizes, which keep every environment that was asked.
+    """Clears torch's caches of size queries, which keep all shape environments alive.
 
-    They are caches of methods, with the environment as a part of the key.
+    They are method caches with the environment as a part of the key.
     """
     for cached in (*vars(ShapeEnv).values(), _maybe_evaluate_static_worker):
         if hasattr(cached, "cache_clear"):
@@ -87,13 +87,14 @@ def forget_shapes() -> None:
 
 @contextmanager
 def forgetting_traces() -> Iterator[None]:
-    """Afterwards torch keeps nothing of what it traces inside: sizes, fake results and sources.
+    """Context manager that frees torch's caches of inner traces: sizes, results, sources.
 
-    Each of its exports leaves hundreds of kilobytes in caches that no later export asks. Finalizers
-    hold the keys of the one of fake results, so that it is switched off. An environment of sizes
-    holds fake tensors, whose sizes hold it through C++, which Python's collector does not see.
+    Each export of torch leaves hundreds of kilobytes in caches that later exports do not use. The
+    cache of fake results is disabled, because finalizers hold its keys. A shape environment refers
+    to fake tensors, whose sizes refer back to it through C++, invisible to Python's garbage
+    collector.
     """
-    # Imported here since it costs a second, once per process.
+    # Imported lazily, because it takes a second per process.
     from torch._dynamo import config
 
     made: list[ShapeEnv] = []

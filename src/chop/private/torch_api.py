@@ -1,6 +1,6 @@
-"""Fence around torch's private API outside symbolic shapes; cheap to import.
+"""Private API of torch except symbolic shapes; cheap to import.
 
-Known for torch 2.13; `tests/private/test_fences.py` fails first where a name is gone.
+Tested with torch 2.13; `tests/private/test_fences.py` fails first if a name is missing.
 """
 
 import linecache
@@ -89,50 +89,50 @@ DROPOUTS = nn.modules.dropout._DropoutNd
 ASSERT = torch._assert
 IS_ALL_TRUE = torch._is_all_true
 NN_FUNCTIONS: Any = torch._C._nn
-"""The compiled functions of `torch.nn.functional`."""
+"""Compiled functions of `torch.nn.functional`."""
 OpOverload = torch._ops.OpOverload
 BATCH_NORMS = nn.modules.batchnorm._NormBase
 NOISY_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
-"""Loggers that print an error inside a fake kernel, which the tracer handles."""
+"""Loggers that report errors inside fake kernels, which the tracer handles."""
 DisableTorchFunction = torch._C.DisableTorchFunction
 without_dispatch_modes = torch._C._DisableTorchDispatch
-"""A context in which no dispatch mode sees what is called."""
+"""Context manager that disables dispatch modes."""
 enter_autocast_region: Any = torch.amp.autocast_mode._enter_autocast
 exit_autocast_region: Any = torch.amp.autocast_mode._exit_autocast
 
 
 class PathCodeGen(fx.graph.CodeGen):
-    """Code generator of torch.fx that lets a class below give nodes other targets for a while."""
+    """Code generator of torch.fx that lets a subclass change node targets temporarily."""
 
     def retargeted(self, nodes: Iterable[fx.Node]) -> AbstractContextManager[None]:
-        """A context in which nodes have the targets that the code shall name."""
+        """Context manager in which nodes have the targets for the generated code."""
         raise NotImplementedError
 
     def _gen_python_code(
         self, nodes: Any, root_module: str, namespace: Any, **settings: Any
     ) -> Any:
-        namespace.create_name(root_module, None)  # no node may take the place of the module
+        namespace.create_name(root_module, None)  # reserves the name of the module
         with self.retargeted(nodes):
             return super()._gen_python_code(nodes, root_module, namespace, **settings)
 
 
 def set_target(node: fx.Node, target: Any) -> None:
-    """Gives a node a target for the time that code is written; no edit of its graph."""
+    """Sets a node's target during code generation without counting as an edit."""
     object.__setattr__(node, "target", target)
 
 
 def writes_plain_code(graph: fx.Graph) -> bool:
-    """Whether a graph has the code generator that every new graph has."""
+    """Returns whether a graph has the default code generator."""
     return type(graph._codegen) is fx.graph.CodeGen
 
 
 def source_lives_with(generated: Callable[..., Any]) -> None:
-    """Lets torch and `linecache` forget the source of a generated function together with its code.
+    """Frees the source of a generated function in torch and `linecache` together with its code.
 
-    torch.fx keeps the source of every graph that was ever compiled, for tracebacks.
+    torch.fx keeps the source of each compiled graph for tracebacks.
 
     Args:
-        generated: a function that torch.fx has compiled.
+        generated: function compiled by torch.fx.
     """
     code = generated.__code__
     if code.co_filename in sources.eval_cache:
@@ -146,7 +146,7 @@ def _forget_source(filename: str) -> None:
 
 @contextmanager
 def forgetting_sources() -> Iterator[None]:
-    """Afterwards torch and `linecache` know no source of what torch.fx has compiled inside."""
+    """Context manager after which torch and `linecache` keep no sources of inner compilations."""
     known = set(sources.eval_cache)
     try:
         yield
@@ -156,63 +156,63 @@ def forgetting_sources() -> Iterator[None]:
 
 
 def storage_id(tensor: Tensor) -> int:
-    """Identity of a tensor's storage; unlike an address it tells fake storages apart."""
+    """Returns the identity of a tensor's storage, which also distinguishes fake storages."""
     identity: int = tensor.untyped_storage()._cdata
     return identity
 
 
 def write_count(tensor: Tensor) -> int:
-    """How often autograd has seen a tensor's memory written.
+    """Returns autograd's write counter of a tensor's memory.
 
     Raises:
-        RuntimeError: a tensor of inference mode, which counts nothing.
+        RuntimeError: if it is an inference-mode tensor, which has no counter.
     """
     return tensor._version
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Whether autograd takes a tensor for a view of another."""
+    """Returns whether autograd regards a tensor as a view of another."""
     return tensor._is_view()
 
 
 def get_schema(overload: Any) -> Any:
-    """Arguments and results that an operator's overload declares; None for other functions."""
+    """Returns the arguments and results of an operator overload; None for other functions."""
     return getattr(overload, "_schema", None)
 
 
 def get_schemas(operator: Any) -> list[Any]:
-    """Schemas of an operator's overloads."""
+    """Returns the schemas of an operator's overloads."""
     if isinstance(operator, torch._ops.OpOverload):
         return [operator._schema]
     return list(operator._schemas.values())
 
 
 def single_overload(operator: Any) -> Any:
-    """The overload of an operator that has one only; any other callable as it is."""
+    """Returns the only overload of an operator; other callables unchanged."""
     if isinstance(operator, torch._ops.OpOverloadPacket) and len(operator.overloads()) == 1:
         return getattr(operator, operator.overloads()[0])
     return operator
 
 
 def autocast_options(region: Any) -> tuple[torch.dtype, bool, bool]:
-    """Resolved dtype, `cache_enabled` and `enabled` of a `torch.autocast`."""
+    """Returns dtype, `cache_enabled` and `enabled` of a `torch.autocast`."""
     return region.fast_dtype, region._cache_enabled, region._enabled
 
 
 def global_forward_hooks() -> list[Any]:
-    """Hooks that see the inputs and results of every module."""
+    """Returns the hooks that observe inputs and outputs of all modules."""
     module = nn.modules.module
     return [*module._global_forward_pre_hooks.values(), *module._global_forward_hooks.values()]
 
 
 def gradient_hooks(tensor: Tensor) -> dict[int, Any]:
-    """Hooks on the gradient of a tensor, by key; the dict that autograd reads, or an empty one."""
+    """Returns a tensor's gradient hooks by key: the dict used by autograd, or an empty one."""
     hooks: dict[int, Any] | None = tensor._backward_hooks
     return {} if hooks is None else hooks
 
 
 def is_dispatch_observed() -> bool:
-    """Whether a dispatch or function mode, `torch.jit.trace` or the profiler sees each operator."""
+    """Returns whether a dispatch or function mode, `torch.jit.trace` or the profiler is active."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
@@ -222,35 +222,35 @@ def is_dispatch_observed() -> bool:
 
 
 def python_of_script(function: Any) -> Any:
-    """The Python that `torch.jit.script` or `torch.jit.trace` compiled; None if it is not known."""
+    """Returns the Python source of a scripted or traced function, or None if unknown."""
     return getattr(function, "_torchdynamo_inline", None)
 
 
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func` or a forward-mode level surrounds the call."""
-    # Both are what TorchDynamo follows too.
+    """Returns whether a `torch.func` transform or a forward-mode level is active."""
+    # TorchDynamo follows the same two attributes.
     level: int = forward_ad._current_level
     return level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def constant_when_compiled(function: F) -> F:
-    """`torch.compiler.assume_constant_result`, which imports the compiler, without that import.
+    """Equivalent of `torch.compiler.assume_constant_result` without importing the compiler.
 
-    The function runs while a graph is compiled, on the real tensors.
+    The function runs on the real tensors while a graph is compiled.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def never_compiled(function: F) -> F:
-    """Keeps `torch.compile` from compiling a function by itself, without its import."""
+    """Prevents `torch.compile` from compiling a function, without importing the compiler."""
     skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
     return function
 
 
 def is_batched(x: Tensor) -> bool:
-    """Returns whether a tensor is one of several in `torch.vmap`."""
+    """Returns whether a tensor is batched by `torch.vmap`."""
     return bool(torch._C._functorch.is_batchedtensor(x))
 
 
@@ -261,33 +261,33 @@ def is_in_backward() -> bool:
 
 
 def has_int8_products() -> bool:
-    """Whether the CPU has instructions for products of 8-bit integers (VNNI)."""
+    """Returns whether the CPU has 8-bit integer dot products (VNNI)."""
     return torch.cpu._is_vnni_supported()
 
 
 def has_tiles() -> bool:
-    """Whether the CPU multiplies tiles of 8-bit integers and of bfloat16 (AMX)."""
+    """Returns whether the CPU has matrix tiles of 8-bit integers and bfloat16 (AMX)."""
     return torch.cpu._is_amx_tile_supported()
 
 
 def has_bfloat16_products() -> bool:
-    """Whether the CPU has instructions for products of bfloat16 (AVX-512 or AMX)."""
+    """Returns whether the CPU has bfloat16 products (AVX-512 or AMX)."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def multiply_int8(a: Tensor, b: Tensor) -> Tensor:
-    """Product (m, n) in int32 of int8 matrices (m, k) and (k, n)."""
+    """Returns the int32 product (m, n) of int8 matrices (m, k) and (k, n)."""
     return torch._int_mm(a, b)
 
 
 def linear_pointwise(
     x: Tensor, weight: Tensor, bias: Tensor | None, name: str, algorithm: str
 ) -> Tensor:
-    """oneDNN's linear layer with an activation of this name, in one call."""
+    """Computes oneDNN's linear layer with a fused activation."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, name, [], algorithm)
     return y
 
 
 def attention_choice(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> int:
-    """The number in `SDPBackend` of the kernel that torch takes for fused attention."""
+    """Returns the `SDPBackend` number of torch's kernel for fused attention."""
     return torch._fused_sdp_choice(q, k, v, attn_mask=mask, is_causal=is_causal)

@@ -1,6 +1,6 @@
-"""Fence around transformers' private API.
+"""Private API of transformers.
 
-Known for transformers 5; `tests/private/test_fences.py` fails first where a name is gone.
+Tested with transformers 5; `tests/private/test_fences.py` fails first if a name is missing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MASKING, MODELING, GENERIC = (
     "transformers.modeling_utils",
     "transformers.utils.generic",
 )
-"""The modules that a capture patches, where they are imported."""
+"""Modules that a capture patches where they are imported."""
 LOAD_REPORT = "LOAD REPORT"
-"""In the table that transformers logs of tensors that were not read."""
+"""Marker of transformers' logged table of tensors that were not loaded."""
 FAILED_CONVERSION = re.compile(r"^(\S+) *\|.*CONVERSION", re.MULTILINE)
 EXPERTS = "_experts_implementation_internal"
-"""The attribute of a configuration that names how experts are called."""
+"""Configuration attribute that selects the experts implementation."""
 FIND_PACKED = "find_packed_sequence_indices"
 VMAP_EXPANSION = "_vmap_expansion_sdpa"
 VMAP_CONTEXT = "TransformGetItemToIndex"
@@ -37,47 +37,47 @@ MASKING_NAMES = (
     *(FIND_PACKED, VMAP_EXPANSION, VMAP_CONTEXT, IGNORE_CAUSAL_MASK, PREPARE_PADDING_MASK),
     PREPROCESS,
 )
-"""What a capture replaces in `MASKING`."""
+"""Names that a capture replaces in `MASKING`."""
 MAYBE_AUTOCAST = "maybe_autocast"
-"""What a capture replaces in `GENERIC` and in the modules that import it."""
+"""Name that a capture replaces in `GENERIC` and in modules that import it."""
 
 
 def broadcast_grid(masking: Any, indices: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Indices of batch, head, query and key, each along an axis of its own."""
+    """Returns indices of batch, head, query and key, each along its own axis."""
     grid: Sequence[Tensor] = masking._non_vmap_expansion_sdpa(*indices)
     return grid
 
 
 def attention_functions(modeling: Any) -> dict[str, Callable[..., Any]]:
-    """Attention functions by name; the table that every model reads."""
+    """Returns the attention functions by name, as the table that all models use."""
     functions: dict[str, Callable[..., Any]] = modeling.AttentionInterface._global_mapping
     return functions
 
 
 def attention_name(config: Any) -> str:
-    """The name of the attention function that a configuration asks for."""
+    """Returns the name of the attention function that a configuration selects."""
     return str(config._attn_implementation)
 
 
 def is_of_flex_attention(model: Any) -> bool:
-    """Whether a model, or a layer of one, has a configuration that asks for flex_attention."""
+    """Returns whether the configuration of a model or one of its layers selects flex_attention."""
     config = getattr(model, "config", None)
     return getattr(config, "_attn_implementation", None) == "flex_attention"
 
 
 def set_attention_name(config: Any, name: str) -> None:
-    """Makes models of a configuration call the attention function of this name, unchecked."""
+    """Selects an attention function in a configuration without validation."""
     config._attn_implementation = name
 
 
 def get_constructor(model_class: Any) -> Callable[..., Any]:
-    """What makes a model from a configuration: of an auto class, or of a class of models."""
+    """Returns the function that builds a model from a configuration, for auto and model classes."""
     make: Callable[..., Any] = getattr(model_class, "from_config", None) or model_class._from_config
     return make
 
 
 def is_model_class(value: Any) -> bool:
-    """Returns whether something is a class of models, or an auto class that chooses one."""
+    """Returns whether a value is a model class or an auto class."""
     from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
@@ -86,43 +86,43 @@ def is_model_class(value: Any) -> bool:
 
 
 def tied_keys(model: Any) -> Any:
-    """What a model's class says of tied weights: a dict of target and source, a list, or None."""
+    """Returns the tied weights of a model's class: a dict of target and source, a list, or None."""
     return model._tied_weights_keys
 
 
 def set_tied_keys(model: Any, keys: dict[str, str]) -> None:
-    """Makes a model say other things of its tied weights."""
+    """Replaces the tied weights that a model declares."""
     model._tied_weights_keys = keys
 
 
 def has_loaded_adapters(model: Any) -> bool:
-    """Whether a model has adapters of peft, which it saves alone."""
+    """Returns whether a model has loaded peft adapters, which it then saves without its weights."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """The dtypes, by pattern of a parameter's name, that a model keeps whatever it is loaded in."""
+    """Returns parameter-name pattern -> dtype that a model keeps whatever dtype it is loaded in."""
     plan: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
     return plan
 
 
-def kept_in_float32(model: Any) -> Any:
-    """Patterns of the modules that stay in float32 in bfloat16 and float16 too, or None."""
+def float32_patterns(model: Any) -> Any:
+    """Returns patterns of modules that stay in float32 under bfloat16 and float16, or None."""
     return model._keep_in_fp32_modules_strict
 
 
-def keep_in_float32(model: Any, patterns: Any) -> None:
-    """Sets what `kept_in_float32` gives."""
+def set_float32_patterns(model: Any, patterns: Any) -> None:
+    """Sets the patterns returned by `float32_patterns`."""
     model._keep_in_fp32_modules_strict = patterns
 
 
 @contextmanager
 def without_load_report() -> Iterator[list[str]]:
-    """Inside, transformers does not print its table of tensors that were not read.
+    """Context manager that suppresses transformers' table of tensors that were not loaded.
 
-    All else that it warns of is printed. The caller has to say what the table would.
+    Other warnings are printed. The caller has to report the content of the table.
 
-    Yields: the tables, as they come.
+    Yields: the tables as they are logged.
     """
     logger, tables = logging.getLogger(MODELING), list[str]()
 
@@ -140,7 +140,7 @@ def without_load_report() -> Iterator[list[str]]:
 
 
 def failed_conversions(tables: Sequence[str]) -> str | None:
-    """Names the tensors that could not be joined from those of files; None: no table says so.
+    """Returns the tensors that could not be assembled from those in the files, or None.
 
     Args:
         tables: tables of `without_load_report`.
@@ -152,18 +152,18 @@ def failed_conversions(tables: Sequence[str]) -> str | None:
 
 
 def gguf_splits() -> dict[str, str]:
-    """The expressions that transformers parts texts by, by `tokenizer.ggml.pre`."""
+    """Returns the pre-tokenizer patterns of transformers by `tokenizer.ggml.pre`."""
     from transformers.integrations.gguf import gguf_tokenizer_mapping as mapping
 
     return dict(mapping.GGUF_PRE_TOKENIZER_SPLITS)
 
 
 def watch_unread(model: Any, on_read: Callable[[Any], None]) -> None:
-    """Calls a function with what is left when transformers has read the weights of a model.
+    """Calls a function with the unmatched keys after transformers has loaded a model's weights.
 
     Args:
-        model: model to be read.
-        on_read: takes the `missing_keys` and `unexpected_keys` of `from_pretrained`.
+        model: model to load.
+        on_read: receives the `missing_keys` and `unexpected_keys` of `from_pretrained`.
     """
     name = "_adjust_missing_and_unexpected_keys"
     adjust = getattr(model, name)
@@ -177,26 +177,26 @@ def watch_unread(model: Any, on_read: Callable[[Any], None]) -> None:
 
 
 def may_be_missing(model: Any) -> Any:
-    """Patterns of the tensors that a checkpoint may lack, or None."""
+    """Returns patterns of tensors that a checkpoint may lack, or None."""
     return model._keys_to_ignore_on_load_missing
 
 
 def may_be_unexpected(model: Any) -> Any:
-    """Patterns of the tensors that only a checkpoint may have, or None."""
+    """Returns patterns of tensors that only a checkpoint may have, or None."""
     return model._keys_to_ignore_on_load_unexpected
 
 
 def ignore_unexpected(model: Any, pattern: str) -> None:
-    """Adds a pattern of the tensors that only a checkpoint may have."""
+    """Adds a pattern of tensors that only a checkpoint may have."""
     model._keys_to_ignore_on_load_unexpected = {*(may_be_unexpected(model) or ()), pattern}
 
 
 def wrap_resized(wrap: Callable[[Any, Any, Callable[..., Any]], Any]) -> None:
-    """Replaces how a model makes its table and its output layer for a vocabulary of another size.
+    """Replaces how a model resizes its embedding and output layer for a new vocabulary.
 
     Args:
-        wrap: takes (the model, the layer, a function that makes the layer of transformers from it)
-            and gives the new layer.
+        wrap: takes the model, the layer, and transformers' function for the resized layer, and
+            returns the new layer.
     """
     from transformers.modeling_utils import PreTrainedModel
 
@@ -214,21 +214,21 @@ def wrap_resized(wrap: Callable[[Any, Any, Callable[..., Any]], Any]) -> None:
 
 
 EXPERT_TRAITS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
-"""What transformers' experts say of themselves, as attributes of the instance."""
+"""Attributes by which experts in transformers describe themselves."""
 EXPERT_PARALLEL = "_is_expert_parallel"
 APPLY_GATE = "_apply_gate"
 DISPATCH = "get_interface"
-"""What the forward calls that `use_experts_implementation` gives to a class of experts."""
+"""Function called by the forward of classes under `use_experts_implementation`."""
 
 
 @dataclass(frozen=True)
 class ExpertTraits:
-    """How a module of fused experts lays out its matrices.
+    """Matrix layout of a fused-experts module.
 
     Attributes:
-        has_gate: the first matrix is `gate_up_proj`, else `up_proj`.
-        has_bias: each matrix has a bias, of its name with `_bias`.
-        is_transposed: matrices are (inputs, outputs).
+        has_gate: True if the first matrix is `gate_up_proj`, False for `up_proj`.
+        has_bias: True if each matrix has a bias, named with `_bias`.
+        is_transposed: True for matrices of shape (inputs, outputs).
     """
 
     has_gate: bool
@@ -237,9 +237,9 @@ class ExpertTraits:
 
 
 def expert_traits(module: Any) -> ExpertTraits | None:
-    """The traits of fused experts that go through transformers' experts interface.
+    """Returns the traits of fused experts that use transformers' experts interface.
 
-    None of all other modules, of experts with a norm behind them, and of a part of the experts.
+    Returns None for other modules, for experts followed by a norm, and for a subset of the experts.
     """
     own = vars(module)
     code = getattr(getattr(type(module), "forward", None), "__code__", None)
@@ -253,11 +253,11 @@ def expert_traits(module: Any) -> ExpertTraits | None:
 
 
 def apply_gate(experts_class: Any, module: Any, x: Tensor) -> Tensor:
-    """What a class of gated experts makes of the result of the first matrix.
+    """Applies the gate of an experts class to the result of the first matrix.
 
     Args:
         experts_class: the class.
-        module: has the attributes of its instances.
+        module: provides the attributes of an instance.
         x: (..., 2 * intermediate size).
     Returns: (..., intermediate size).
     """
@@ -266,7 +266,7 @@ def apply_gate(experts_class: Any, module: Any, x: Tensor) -> Tensor:
 
 
 def is_stack_of_experts(converter: Any) -> bool:
-    """Whether a `WeightConverter` stacks matrices of experts, of each one below the other."""
+    """Returns whether a `WeightConverter` stacks the matrices of experts."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
     operations = converter.operations
@@ -277,7 +277,7 @@ def is_stack_of_experts(converter: Any) -> bool:
 
 
 def conversion_rules(model: Any) -> tuple[list[Any], list[Any]]:
-    """The rules by which tensors of files become those of a model: renamings, and conversions."""
+    """Returns the rules that map file tensors to model tensors: renamings and conversions."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 
@@ -289,15 +289,15 @@ def conversion_rules(model: Any) -> tuple[list[Any], list[Any]]:
 def renamed_source(
     name: str, rules: tuple[list[Any], list[Any]], prefix: str, known: Mapping[str, Any]
 ) -> tuple[str, str | None]:
-    """The name in a model of a tensor of files, and the pattern of its conversion, or None.
+    """Returns the model name of a file tensor, and the pattern of its conversion or None.
 
     Args:
-        name: in the files.
+        name: name in the files.
         rules: result of `conversion_rules`.
         prefix: `base_model_prefix` of the model.
         known: the state dict of the model.
     """
     from transformers.core_model_loading import rename_source_key
 
-    found: tuple[str, str | None] = rename_source_key(name, *rules, prefix, known)
-    return found
+    source: tuple[str, str | None] = rename_source_key(name, *rules, prefix, known)
+    return source

@@ -1,3 +1,3 @@
-"""Search problems on the search engine: mixed precision and architectures."""
+"""Search problems: mixed precision and neural architectures."""
 
 __all__: list[str] = []

@@ -10,7 +10,7 @@ from chop.base.tables import printable
 
 PROGRAM = "chop"
 PROGRAMS = (PROGRAM, "ch")
-"""Names of the command."""
+"""Names of the installed command."""
 MODULES = ("chop", "chop/cli")
 """Packages that `python -m` runs as the command."""
 
@@ -18,7 +18,7 @@ MODULES = ("chop", "chop/cli")
 def command_line(command: Sequence[str]) -> str:
     """Returns the command line that repeats a run, or "" if there is none, as in a notebook.
 
-    Control characters are shown and not kept: a shell would take a line break for the end.
+    Control characters are replaced, because a shell would end the command at a line break.
 
     Args:
         command: `sys.argv` of the run.

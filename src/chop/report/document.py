@@ -1,4 +1,4 @@
-"""Document of a run: what a page shows of its report, in a JSON file beside the manifest."""
+"""Page content of a run, stored as JSON beside the manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from chop.base.files import latest
 from chop.base.files.documents import read_json
-from chop.base.tables import shown
+from chop.base.tables import format_cell
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.report.charts.chart import Chart, chart_in_words, finite
@@ -19,28 +19,28 @@ from chop.report.report import Block, Cell, Figure, Heading, Note, Report, Step,
 from chop.report.words import in_words
 
 FILE = "report.json"
-MOST_ROWS = 1000
-"""Rows of a table on a page; the others are in the files of the run."""
+MAX_ROWS = 1000
+"""Maximum number of table rows on a page; the files of the run have all rows."""
 GROUPED = 1000
-"""Whole numbers from which on digits are in groups."""
+"""Integers of at least this size have their digits grouped."""
 FORMAT = 1
 LEADING = re.compile(r"\s*[~<>±]*([-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)(?: ?([a-zA-Zµ]+))?")
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-"""Units that a column may mix, in the base unit."""
+"""Factors to the base unit, for columns that mix units."""
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table.
+    """Table of a page.
 
     Attributes:
-        title: above it.
-        columns: their names.
-        texts: by row: what is shown.
-        values: by row: what the table is sorted by, and copied as; None where there is no number.
+        title: heading of the table.
+        columns: column names.
+        texts: displayed texts by row.
+        values: sort and copy keys by row. None for cells without a number.
         shaded: columns with a color behind each number.
-        left_out: rows that are not shown.
-        kind: for JSON.
+        left_out: number of omitted rows.
+        kind: type tag in JSON.
     """
 
     title: str
@@ -54,7 +54,7 @@ class PageTable:
 
 @dataclass(frozen=True)
 class PageText:
-    """A paragraph, or a heading of some level."""
+    """Paragraph, or a heading of some level."""
 
     text: str
     level: int = 0
@@ -63,7 +63,7 @@ class PageText:
 
 @dataclass(frozen=True)
 class _PageTile:
-    """A number that is shown first: see `chop.report.report.Tile`."""
+    """Headline number; see `chop.report.report.Tile`."""
 
     label: str
     value: float | int | str | None
@@ -73,19 +73,19 @@ class _PageTile:
 
 @dataclass(frozen=True)
 class Document:
-    """What a page shows of a run, its manifest aside.
+    """Page content of a run besides its manifest.
 
     Attributes:
-        title: of the run.
-        verdict: the outcome in one sentence.
-        warnings: what a reader must know before the numbers.
-        tiles: the numbers that matter most.
-        blocks: tables and sentences, in order.
-        charts: the figures.
-        tables: what only the page has.
-        steps: next steps for the reader.
-        assumptions: assumptions of the job. The page begins with them.
-        format: version of the file's format.
+        title: title of the run.
+        verdict: outcome in one sentence.
+        warnings: cautions to read before the numbers.
+        tiles: headline numbers.
+        blocks: tables and paragraphs, in order.
+        charts: charts of the figures.
+        tables: further tables that only the page shows.
+        steps: suggested next steps.
+        assumptions: assumptions of the job, shown at the top of the page.
+        format: version of the file format.
     """
 
     title: str
@@ -101,7 +101,7 @@ class Document:
 
 
 def build_document(report: Report[Any]) -> Document:
-    """What a page shows of a report."""
+    """Returns the page content of a report."""
     charts: list[Chart] = []
     for figure in report.figures.values():
         if isinstance(figure, Figure):
@@ -124,10 +124,10 @@ def _tile(tile: Tile) -> _PageTile:
 
 
 def read_document(folder: Path) -> Document | None:
-    """The document of a run's folder; None where an earlier version of `chop` wrote none.
+    """Reads the page content of a run folder; returns None if the folder has no such file.
 
     Raises:
-        CheckpointError: it is broken, or of a later version of `chop`.
+        CheckpointError: if the file is corrupt or from a later version of `chop`.
     """
     path = latest(folder / FILE)
     try:
@@ -140,10 +140,10 @@ def read_document(folder: Path) -> Document | None:
 
 
 def parse_document(content: Mapping[str, Any], path: str) -> Document:
-    """The document of a run from the content of its file.
+    """Parses page content from its JSON form.
 
     Raises:
-        CheckpointError: it is broken, or of a later version of `chop`.
+        CheckpointError: if the content is invalid or from a later version of `chop`.
     """
     if content.get("format", FORMAT) != FORMAT:
         raise CheckpointError(
@@ -168,30 +168,30 @@ def _blocks(blocks: Iterable[Block]) -> Iterable[PageTable | PageText]:
 
 
 def page_table(table: Table) -> PageTable:
-    """A table as a page has it: texts, and the numbers behind them."""
-    rows = table.rows[:MOST_ROWS]
+    """Returns a table in page form: texts and sort keys."""
+    rows = table.rows[:MAX_ROWS]
     names = tuple(table.rows[0]) if table.rows else ()
-    # Of a search of few trials, a column of its best after 100 would be empty.
+    # Columns such as the best after 100 trials are empty in short searches.
     filled = [name for name in names if any(_text(row[name]).strip("- ") for row in rows)]
     names = tuple(filled) or names
     texts = tuple(tuple(_text(row[name]) for name in names) for row in rows)
     values = zip(*(_values([row[name] for row in rows]) for name in names), strict=True)
-    left_out = len(table.rows) - len(rows)
+    omitted = len(table.rows) - len(rows)
     columns, shaded = (
         tuple(map(in_words, each))
         for each in (names, [name for name in table.shaded if name in names])
     )
-    return PageTable(in_words(table.title), columns, texts, tuple(values), shaded, left_out)
+    return PageTable(in_words(table.title), columns, texts, tuple(values), shaded, omitted)
 
 
 def _text(cell: Any) -> str:
-    """A cell as a page shows it: large counts in groups of three digits."""
+    """Formats a cell for a page; large counts get thousands separators."""
     is_count = isinstance(cell, int) and not isinstance(cell, bool) and abs(cell) >= GROUPED
-    return f"{cell:,}" if is_count else shown(cell)
+    return f"{cell:,}" if is_count else format_cell(cell)
 
 
 def _values(cells: Sequence[Any]) -> list[float | int | str | bool | None]:
-    """What a column is sorted by: numbers, also those at the start of all its texts, or texts."""
+    """Returns sort keys of a column: leading numbers if all cells have one, else texts."""
     plain = [cell.value if isinstance(cell, Cell) else cell for cell in cells]
     leading = [LEADING.match(cell) if isinstance(cell, str) else None for cell in plain]
     texts = [cell for cell in plain if isinstance(cell, str) and cell.strip("- ")]
@@ -208,7 +208,7 @@ def _number(match: re.Match[str]) -> float:
 
 
 def _plain(cell: Any) -> float | int | str | bool | None:
-    """What JSON can hold; there are neither NaN nor infinities in it."""
+    """Converts a cell to a JSON value; NaN and infinities become texts."""
     if isinstance(cell, float) and not math.isfinite(cell):
         return None
     return cell if isinstance(cell, float | int | str | None) else str(cell)

@@ -1,4 +1,4 @@
-"""Legend that explains the short names of the number formats on a page."""
+"""Legend that explains the short names of number formats on a page."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from chop.formats import NumberFormat
 from chop.report.report import Table
 
 INTEGER = (
-    "Fixed point in two's complement: 8.5 has 8 bits, 5 of them behind the binary "
+    "Fixed point in two's complement: 8.5 has 8 bits, 5 of them after the binary "
     "point. 8.auto, 8.mse: the place of the point is chosen for each tensor."
 )
-MOST_LABELS = 6
+MAX_LABELS = 6
 
 
 def format_legend(formats: Iterable[NumberFormat]) -> Table | None:
-    """Returns a row for each kind of format with its names and meaning. None without formats.
+    """Returns a table of name and meaning for each kind of format, or None without formats.
 
     Args:
-        formats: formats of the page, which may be there twice; floats are left out.
+        formats: formats of the page, repeats allowed. Float formats are skipped.
     """
     labels: dict[type[NumberFormat], dict[str, None]] = {}
     for each in formats:
@@ -28,13 +28,13 @@ def format_legend(formats: Iterable[NumberFormat]) -> Table | None:
             labels.setdefault(type(each), {})[each.label] = None
     rows = []
     for kind, names in labels.items():
-        shown = enumerate_names(list(names), MOST_LABELS)
-        rows.append({"format": shown, "what it is": _described(kind)})
+        label = enumerate_names(list(names), MAX_LABELS)
+        rows.append({"format": label, "what it is": _described(kind)})
     return Table("Formats on this page", rows) if rows else None
 
 
 def _described(kind: type[NumberFormat]) -> str:
-    """The first sentence of a format's definition; of integers, how their names are read."""
+    """Returns the first sentence of a format's definition; for integers, the naming scheme."""
     if kind.name == "integer":
         return INTEGER
     first = (inspect.getdoc(kind) or kind.name).split("\n\n")[0]

@@ -1,8 +1,8 @@
-"""Page of number formats, from the registry: `python -m chop.report.format_page`.
+"""Generator of the number-format page: `python -m chop.report.format_page`.
 
-Every format has its definition from its docstring, its settings, and per example what it is made of
-and what is measured: bits, range, smallest step, the noise it adds to normal data, and a picture of
-its values.
+Each registered format gets its definition from its docstring, its settings, and for each example
+its layout and measurements: bits, range, smallest step, quantization noise, and a picture of its
+values.
 """
 
 from __future__ import annotations
@@ -58,22 +58,23 @@ EXAMPLES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "binary_residual": ({"levels": 2}, {"levels": 3}),
     "ternary": ({}, {"scaling_factor": True}),
 }
-"""Settings that are often used. Formats that are not named get an example of their defaults."""
+"""Common settings of formats. Other formats get one example with their defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A format in certain settings, measured.
+    """Number format with specific settings, and its measurements.
 
     Attributes:
-        label: its short text.
-        bits: per element of a full group, shared scales included.
-        range: the values at both ends, or that it follows the data.
-        smallest_step: between two neighbors of `grid`; NaN if there is one value only.
+        label: short text of the format.
+        bits: bits per element of a full group, shared scales included.
+        range: values at both ends, or a note that the range follows the data.
+        smallest_step: smallest distance between neighbors in `grid`. NaN for a single value.
         sqnr_db: signal to quantization noise on standard normal data, in dB.
-        grid: its values from 0 to 1, ascending; where scales follow the data, 1 is the largest.
-        layout_text: the parts of its layout.
-        roundings: of products in bfloat16 by a packed weight, see `bfloat16_roundings`.
+        grid: representable values from 0 to 1, ascending. If scales follow the data, 1 is the
+            largest value.
+        layout_text: description of its layout.
+        roundings: roundings of products of bfloat16 with a packed weight; see `bfloat16_roundings`.
     """
 
     label: str
@@ -87,7 +88,7 @@ class Example:
 
 
 def measure(number_format: NumberFormat) -> Example:
-    """Rounds normal data, far values and a dense grid."""
+    """Measures a format on normal data, extreme values and a dense grid."""
     normal = torch.randn(NORMAL_SHAPE, generator=torch.Generator().manual_seed(0))
     fitted = number_format.fitted(normal)
     noise = (fitted.round(normal) - normal).double().square().sum()
@@ -107,12 +108,12 @@ def measure(number_format: NumberFormat) -> Example:
 
 
 def _values_below_one(number_format: NumberFormat) -> Tensor:
-    """The values from 0 to 1 that magnitudes up to 1 become, in groups whose largest is 1."""
+    """Returns the representable values from 0 to 1 in groups whose largest magnitude is 1."""
     mantissas = 1 + torch.arange(8) / 8
     tiny = torch.outer(torch.arange(-126.0, 0.0).exp2(), mantissas).flatten()
     magnitudes = torch.cat([torch.linspace(0, 1, GRID_POINTS), tiny])
-    # Short rows fit into every block, and a one in each is the largest of its group. One index of
-    # the first axis: scales of channels, which may be means, are those of all.
+    # Short rows fit into every block, and a one in each is the largest of its group. With a
+    # single index of the first axis, channel scales equal the scale of the whole tensor.
     rows = F.pad(magnitudes, (0, -magnitudes.numel() % ROW)).view(1, -1, ROW)
     rounded = number_format.round(F.pad(rows, (0, 1), value=1.0)).flatten()
     values: Tensor = rounded[(rounded >= 0) & (rounded <= 1)].double().unique()
@@ -127,7 +128,7 @@ def _range(number_format: NumberFormat) -> str:
 
 
 def _number(x: float) -> str:
-    """Short text; large and small powers of two as such."""
+    """Formats a number briefly; very large and small powers of two are shown as powers."""
     if math.isnan(x):
         return "-"
     mantissa, exponent = math.frexp(abs(x))
@@ -137,10 +138,10 @@ def _number(x: float) -> str:
 
 
 def list_examples(kind: type[NumberFormat]) -> list[NumberFormat]:
-    """The instances of a format that the page shows.
+    """Returns the example instances of a format.
 
     Raises:
-        ConfigError: a field without a default has no values in the format's search space.
+        ConfigError: if a field without a default has no values in the format's search space.
     """
     if kind.name in EXAMPLES:
         return [kind(**settings) for settings in EXAMPLES[kind.name]]
@@ -155,7 +156,7 @@ def list_examples(kind: type[NumberFormat]) -> list[NumberFormat]:
 
 
 def pages() -> dict[str, str]:
-    """Every file of the page: its path below `docs`, and its text."""
+    """Yields the path below `docs` and the text of each file of the page."""
     kinds = [kind for kind in formats() if kind.name != "float"]
     measured = {kind: [measure(example) for example in list_examples(kind)] for kind in kinds}
     sections = [_section(kind, examples) for kind, examples in measured.items()]
@@ -215,7 +216,7 @@ def _section(kind: type[NumberFormat], examples: Sequence[Example]) -> str:
 
 
 def _settings(kind: type[NumberFormat]) -> Iterator[str]:
-    """A point per field, inherited ones included."""
+    """Returns a list item for each field, including inherited fields."""
     documented = entries(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         default = "" if field.default is dataclasses.MISSING else f" = {field.default}"

@@ -1,4 +1,4 @@
-"""Figure of number formats: one line of marks for the values of each."""
+"""Picture of number formats with a line of marks for the values of each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ STYLE = "text{font:12px sans-serif;fill:#333}.axis{stroke:#999}.mark{stroke:#1f5
 
 
 def grid_picture(grids: Mapping[str, Sequence[float]]) -> str:
-    """An SVG of values between 0 and 1, evenly spaced and by powers of two.
+    """Returns an SVG of values between 0 and 1, on a linear and on a logarithmic axis.
 
     Args:
-        grids: values from 0 to 1 by the label of their line. Marks closer than half a pixel are
-            drawn as one; values below 2^-12 are left out on the right.
+        grids: line label -> values from 0 to 1. Marks closer than half a pixel are merged; values
+            below 2^-12 are omitted on the logarithmic axis.
     """
     width = LABEL_WIDTH + 2 * PLOT_WIDTH + GAP + MARGIN
     height = 2 * MARGIN + LINE_HEIGHT * len(grids)
@@ -49,7 +49,7 @@ def _line(label: str, grid: Sequence[float], top: int) -> str:
 
 
 def _marks(positions: Sequence[float], top: int) -> str:
-    """Upright marks; positions are rounded to half pixels and drawn once."""
+    """Returns vertical marks at positions rounded to half pixels, without duplicates."""
     places = sorted({round(2 * x) / 2 for x in positions})
     return "".join(f"M{x:g} {top}v{MARK_HEIGHT}" for x in places)
 

@@ -1,4 +1,4 @@
-"""Layout in a line of text: element x scale per group, rounding, levels."""
+"""One-line text of a format's layout: element x scale per group, rounding, levels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from chop.formats.scaling import (
 from chop.formats.searched_scale import SearchedScale
 
 E8M0 = (-127, 8, True)
-"""Lowest exponent, bits, and whether there is a NaN."""
+"""Lowest exponent, bits and presence of a NaN in the E8M0 scale format."""
 
 
 def describe_layout(layout: Layout | None) -> str:
-    """The parts of a format in the field's words; those that are not known by their fields.
+    """Describes the parts of a layout in standard terms; unknown parts by their fields.
 
     >>> from chop.formats import MXInt
     >>> describe_layout(MXInt(4).layout())
@@ -52,8 +52,8 @@ def _blocks(groups: Blocks) -> str:
 
 def _shared_exponent(scaling: SharedExponent, group: str) -> str:
     is_e8m0 = (scaling.lowest, scaling.width, scaling.has_nan) == E8M0
-    range_of = "E8M0" if is_e8m0 else f"{scaling.lowest} <= E <= {scaling.largest}"
-    return f"2^E ({range_of}) per {group}"
+    exponents = "E8M0" if is_e8m0 else f"{scaling.lowest} <= E <= {scaling.largest}"
+    return f"2^E ({exponents}) per {group}"
 
 
 def _float_scale(scaling: FloatScale, group: str) -> str:
@@ -80,7 +80,7 @@ SCALINGS: dict[type[Scaling], Callable[[Any, str], str]] = {
 
 
 def _parts(part: Any) -> str:
-    """A part's class, and those of its fields that are not as by default."""
+    """Returns the class of a part with its non-default fields."""
     fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
     given = {field.name: getattr(part, field.name) for field in fields}
     defaults = {field.name: field.default for field in fields}

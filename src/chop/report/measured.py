@@ -1,4 +1,4 @@
-"""Tables of measured rows: numbers with intervals, ranges over seeds, and their columns."""
+"""Tables of measured rows: numbers with intervals, and ranges over seeds."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from chop.train import Metric
 from chop.train.intervals import format_cell
 
 LEAST, GREATEST = "{} (least)", "{} (greatest)"
-"""Columns of the range of a number over the seeds; its own column has the mean."""
+"""Names of the columns for the range of a number over seeds. The column itself has the mean."""
 LOW, HIGH = f"{{}} ({LEVEL_TEXT} low)", f"{{}} ({LEVEL_TEXT} high)"
-"""Columns of the interval of a number that one model has."""
+"""Names of the columns for the confidence interval of a single model's number."""
 NUMBERS = ("bits", "seconds")
-"""Columns of fractions that are no shares."""
+"""Columns of fractions that are not shares."""
 TIMES = ("seconds",)
-"""Columns that differ between equal runs."""
+"""Columns that differ between identical runs."""
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class MeasuredTable:
-    """Table of measured rows, with a paragraph below it.
+    """Table of measured rows with an optional paragraph below it.
 
     Attributes:
-        title: above the printed table.
-        rows: equal columns each; fractions are printed in percent, but for those of `NUMBERS`, and
-            numbers together with their `LOW` and `HIGH`.
-        measured: column -> its metric, which says how its numbers and their ranges are printed.
-        note: the paragraph.
-        unprinted: columns of the CSV file alone.
-        times: columns that have a file of their own, so that tables of equal runs are equal.
+        title: heading of the printed table.
+        rows: rows with equal columns. Fractions are printed in percent except for `NUMBERS`;
+            numbers are printed with their `LOW` and `HIGH`.
+        measured: column -> its metric, which determines how its numbers and ranges are printed.
+        note: paragraph below the table.
+        unprinted: columns that only the CSV file has.
+        times: columns written to a separate file, so that tables of identical runs are identical.
     """
 
     title: str
@@ -49,22 +49,22 @@ class MeasuredTable:
 
     @property
     def blocks(self) -> list[Block]:
-        """The table and its note, for a report."""
+        """Returns the table and its note as report blocks."""
         metrics = dict(self.measured)
         for column, metric in self.measured.items():
             metrics |= {LEAST.format(column): metric, GREATEST.format(column): metric}
         ends = {end.format(column) for column in self.rows[0] for end in (LOW, HIGH)}
         hidden = {*self.unprinted, *self.times, *ends}
-        shown = [n for n in self.rows[0] if n not in hidden]
-        cells = [{n: _cell(n, row, metrics.get(n)) for n in shown} for row in self.rows]
+        columns = [n for n in self.rows[0] if n not in hidden]
+        cells = [{n: _cell(n, row, metrics.get(n)) for n in columns} for row in self.rows]
         return [Table(self.title, cells), Note(self.note)]
 
     def write_csv(self, path: Path) -> None:
-        """Writes all columns but times, with full precision."""
+        """Writes all columns except times, with full precision."""
         self._write_columns(path, [n for n in self.rows[0] if n not in self.times])
 
     def write_times(self, path: Path) -> None:
-        """Writes how long each row took, after the settings that it is of."""
+        """Writes the duration of each row after its settings."""
         settings = itertools.takewhile(lambda n: n not in {*NUMBERS, *self.measured}, self.rows[0])
         self._write_columns(path, [*settings, *self.times])
 
@@ -72,7 +72,7 @@ class MeasuredTable:
         write_csv(path, columns, ([row.get(n) for n in columns] for row in self.rows))
 
     def write(self, folder: Path) -> None:
-        """Prints the table; writes `table.csv`, and `table.md` as printed."""
+        """Prints the table and writes `table.csv` and `table.md`."""
         self.write_csv(folder / "table.csv")
         write_document(folder / "table.md", show(*self.blocks))
 
@@ -80,12 +80,12 @@ class MeasuredTable:
 def report_of_tables(
     tables: Mapping[str, MeasuredTable], result: R, figures: Mapping[str, Writer]
 ) -> Report[R]:
-    """Report whose tables each have a CSV and a Markdown file.
+    """Builds a report whose tables each have a CSV and a Markdown file.
 
     Args:
-        tables: stem of the files -> table; the first is that of the manifest.
-        result: what the job returns.
-        figures: by file.
+        tables: stem of the files -> table. The first table is that of the manifest.
+        result: return value of the job.
+        figures: file name -> function that draws it.
     """
     first = next(iter(tables.values()))
     return Report(
@@ -107,12 +107,12 @@ def report_of_tables(
 def over_seeds(
     stages: Mapping[str, Sequence[Mapping[str, float]]], number: str, ranged: bool
 ) -> dict[str, float]:
-    """Columns of a row: the mean of a number over the seeds, and its range.
+    """Returns columns of a row: the mean of a number over the seeds, and its range.
 
     Args:
-        stages: column -> results, one for each seed that makes a difference.
-        number: which of the results.
-        ranged: adds the least and the greatest.
+        stages: column -> results, one for each distinct seed.
+        number: key of the number in the results.
+        ranged: adds the lowest and the highest value.
 
     >>> over_seeds({"QAT": [{"accuracy": 0.5}, {"accuracy": 0.75}]}, "accuracy", True)
     {'QAT': 0.625, 'QAT (least)': 0.5, 'QAT (greatest)': 0.75}
@@ -129,9 +129,9 @@ def over_seeds(
 def compute_intervals(
     stages: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> dict[str, float | None]:
-    """Columns of a row: the 95 % interval of each stage, of one model.
+    """Returns columns of a row: the 95 % interval of each stage of a single model.
 
-    None where an earlier version, which did not note it, has measured the model.
+    An interval is None if the model was measured by an earlier version without intervals.
     """
     return {
         column.format(stage): results[0].get(end)
@@ -141,9 +141,9 @@ def compute_intervals(
 
 
 def get_seconds(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> float | None:
-    """What a row took: the sum over its stages of the mean over the seeds.
+    """Returns the duration of a row: the sum over its stages of the mean over the seeds.
 
-    None where an earlier version, which did not note it, has measured one of them.
+    Returns None if a stage was measured by an earlier version, which recorded no duration.
     """
     taken = 0.0
     for results in stages.values():
@@ -157,14 +157,14 @@ def get_seconds(stages: Mapping[str, Sequence[Mapping[str, float]]]) -> float | 
 def list_points(
     rows: Sequence[Mapping[str, Any]], x: str, stage: str
 ) -> tuple[list[tuple[float, float]], dict[float, tuple[float, float]]]:
-    """The points of a curve, and their ranges over the seeds, by x where there are any."""
+    """Returns the points of a curve, and their ranges over the seeds by x, if any."""
     points = [(row[x], row[stage]) for row in rows]
     ends = LEAST.format(stage), GREATEST.format(stage)
     return points, {row[x]: (row[ends[0]], row[ends[1]]) for row in rows if ends[0] in row}
 
 
 def _cell(name: str, row: Mapping[str, Any], metric: Metric | None) -> Any:
-    """Shares as percentages, intervals in brackets; settings, bits and seconds as they are."""
+    """Formats a cell: shares in percent with intervals in brackets; other columns unchanged."""
     value, low, high = (row.get(column) for column in (name, LOW.format(name), HIGH.format(name)))
     if metric is not None and isinstance(value, float):
         ends = None if low is None or high is None else (low, high)

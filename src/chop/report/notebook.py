@@ -1,4 +1,4 @@
-"""Display of a job's result: in notebooks its report with figures, else its outcome in short."""
+"""Display of a job's result: its report in notebooks, a short outcome elsewhere."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from chop.base.tables import html_table, printable, text_table
 from chop.report.page.page import PAGE
 from chop.report.report import Block, Heading, Note, Report, Table
 
-MOST_ROWS = 10
-"""Rows of the table of a result that is printed."""
+MAX_ROWS = 10
+"""Maximum number of printed table rows."""
 
 _SVG = re.compile(r"^.*?<svg\b", re.DOTALL)
-"""What stands before a picture in a file, which a page has no place for, and its first tag."""
+"""Preamble of an SVG file up to its first tag, which HTML cannot contain."""
 
 
 @dataclass(frozen=True)
 class _ReportDisplay:
-    """A report as a result shows it, which does not keep the report.
+    """Displayed parts of a report, detached from the report itself.
 
     Attributes:
-        verdict: the outcome in one sentence.
-        table: its first table, printed to `MOST_ROWS` rows.
-        page: of the same results.
-        parts: the report as HTML.
-        figures: files of its figures, which follow.
+        verdict: outcome in one sentence.
+        table: first table, printed up to `MAX_ROWS` rows.
+        page: path of the page of these results.
+        parts: report as HTML.
+        figures: files of its figures, displayed after the report.
     """
 
     verdict: str
@@ -40,40 +40,41 @@ class _ReportDisplay:
     figures: tuple[Path, ...]
 
     def text(self) -> str:
-        """The outcome, a table and the path of the page."""
+        """Returns the outcome, a table and the path of the page as text."""
         parts = [printable(self.verdict)]
         if self.table is not None:
-            rows, more = self.table.rows[:MOST_ROWS], len(self.table.rows) - MOST_ROWS
+            rows, more = self.table.rows[:MAX_ROWS], len(self.table.rows) - MAX_ROWS
             parts.append(text_table(self.table.title, rows, self.table.columns).rstrip())
-            kept = f"{more} more row{'s are' if more > 1 else ' is'} on the page."
-            parts += [kept] if more > 0 else []
+            remainder = f"{more} more row{'s are' if more > 1 else ' is'} on the page."
+            parts += [remainder] if more > 0 else []
         parts.append(f"Page of these results: {printable(str(self.page))}")
         return "\n".join(filter(None, parts))
 
     def html(self) -> str:
-        """The report and its figures."""
-        found = (
+        """Returns the report and its figures as HTML."""
+        pictures = (
             _SVG.sub("<svg", read_text(path, "picture"), 1)
             for path in self.figures
             if path.is_file()
         )
-        return "\n".join([self.parts, *found])
+        return "\n".join([self.parts, *pictures])
 
 
 class _ShownDict(Displayed, dict[str, Any]):
-    """A job's result as a dict; `dict(result)` prints whole."""
+    """Result of a job as a dict; `dict(result)` prints all of it."""
 
 
 class _ShownList(Displayed, list[Any]):
-    """A job's result as a list of rows; `list(result)` prints whole."""
+    """Result of a job as a list of rows; `list(result)` prints all of it."""
 
 
 def with_display(report: Report[Any], folder: Path) -> Any:
-    """The result of a report; it equals that and has a display, in notebooks the report's.
+    """Returns the result of a report with a display attached; it compares equal to the original.
 
     Args:
-        report: of a job; a result that is no dict, list or `Displayed` stays as it is.
-        folder: where its figures and its page are.
+        report: report of a job. A result that is not a dict, list or `Displayed` is returned
+            unchanged.
+        folder: folder of its figures and its page.
     """
     kinds: dict[type, type] = {dict: _ShownDict, list: _ShownList}
     kind = kinds.get(type(report.result))

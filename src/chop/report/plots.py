@@ -1,4 +1,4 @@
-"""Plotting functions: each draws the charts of one chart maker into a file."""
+"""Plotting functions that draw charts into files, one for each chart maker."""
 
 from __future__ import annotations
 

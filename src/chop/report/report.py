@@ -1,7 +1,7 @@
-"""Report of a job: tables, sentences, figures and files, printed and written by one function each.
+"""Report of a job: tables, sentences, figures and files.
 
-A report is data: the terminal (`show`), Markdown (`write_report`) and notebooks
-(`chop.report.notebook`) render the same blocks; its result is written as JSON.
+A report is data. The terminal (`show`), Markdown (`write_report`) and notebooks
+(`chop.report.notebook`) render the same blocks, and the result is written as JSON.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from chop.report.charts.chart import Chart
 from chop.runs import Outcome
 
 Writer = Callable[[Path], object]
-"""Writes or draws a file at a path."""
+"""Function that writes or draws a file at a path."""
 FIGURE_SUFFIXES = (".svg", ".png")
-"""Formats of a figure: for a page, and for everything else."""
+"""Default figure formats: SVG for pages, PNG for everything else."""
 FIGURE_KINDS = ("pdf", "png", "svg")
-"""What `--figures` takes: PDF is what LaTeX reads."""
-_further: ContextVar[tuple[str, ...]] = ContextVar("further kinds of figures", default=())
+"""Formats of `--figures`; PDF is for LaTeX."""
+_further: ContextVar[tuple[str, ...]] = ContextVar("further figure formats", default=())
 _has_details: ContextVar[bool] = ContextVar("details are printed", default=False)
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of a table with its display, formatted once.
+    """Table number with its formatted text.
 
     Attributes:
         value: the number.
-        text: its display, with unit or interval.
+        text: formatted number, with unit or interval.
 
     >>> str(Cell.of(12345, ","))
     '12,345'
@@ -48,7 +48,7 @@ class Cell:
 
     @classmethod
     def of(cls, value: Any, form: str = "") -> Cell:
-        """A number in a format specification of Python."""
+        """Formats a number by a Python format specification."""
         return cls(value, format(value, form))
 
     def __str__(self) -> str:
@@ -60,9 +60,9 @@ class Block:
     """Part of a report.
 
     Attributes:
-        is_printed: shown in the terminal.
-        is_detail: shown there by `--verbose` alone; the page has it anyway.
-        is_written: part of the document.
+        is_printed: True if the terminal shows it.
+        is_detail: True if the terminal shows it with `--verbose` only. The page always shows it.
+        is_written: True if the document contains it.
     """
 
     is_printed: bool = field(default=True, kw_only=True)
@@ -72,12 +72,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Table(Block):
-    """Rows of equal columns.
+    """Table with equal columns in all rows.
 
     Attributes:
-        title: above the table in the terminal.
-        rows: a mapping each: numbers as `Cell`, texts and plain values.
-        columns: those of the terminal, which is narrow; None takes all.
+        title: heading of the table in the terminal.
+        rows: a mapping for each row: numbers as `Cell`, texts and plain values.
+        columns: columns in the narrow terminal. None for all.
         shaded: columns of a page with a color behind each number.
     """
 
@@ -89,14 +89,14 @@ class Table(Block):
 
 @dataclass(frozen=True)
 class Note(Block):
-    """A paragraph: sentences on the results. Empty ones are left out."""
+    """Paragraph on the results. Empty paragraphs are omitted."""
 
     text: str | None
 
 
 @dataclass(frozen=True)
 class Heading(Block):
-    """A heading of the document, of level 1 or more; the terminal has none."""
+    """Heading of the document, of level 1 or more; the terminal shows none."""
 
     text: str
     level: int = 2
@@ -104,12 +104,12 @@ class Heading(Block):
 
 @dataclass(frozen=True)
 class Tile:
-    """A number that the page shows first.
+    """Headline number of a page.
 
     Attributes:
-        label: what it is.
-        value: the number with its unit.
-        note: what it is compared with, or its interval.
+        label: name of the number.
+        value: number with its unit.
+        note: comparison value or interval.
     """
 
     label: str
@@ -123,7 +123,7 @@ class Step:
 
     Attributes:
         label: description of the step.
-        code: a command line, lines of Python or a path, which can be pasted as it is.
+        code: command line, lines of Python or path, ready to paste.
     """
 
     label: str
@@ -132,25 +132,25 @@ class Step:
 
 @dataclass(frozen=True)
 class Report(Generic[R]):
-    """Results of a job, as they are printed and written.
+    """Results of a job in printable and writable form.
 
     Attributes:
-        title: of the whole, in words.
-        documents: Markdown file -> its blocks; the terminal shows them in the same order.
-        result: what the job returns.
-        rows: the table of the manifest.
-        figures: file -> draws it.
-        files: file, or stem of several -> writes it.
-        result_file: JSON file of `result`; "" writes none.
-        closing: sentences for the terminal alone, once everything is written.
-        written: files of the run that other processes or steps have written.
-        verdict: the outcome in one sentence; "" takes the first closing sentence.
-        warnings: what a reader must know before the numbers.
-        tiles: the numbers that matter most.
-        charts: what only the page shows, beside the charts of the figures.
-        tables: what only the page shows.
-        outcome: the numbers by which a list of runs tells this one from others.
-        steps: next steps for the reader, at the end of the page.
+        title: title of the report.
+        documents: Markdown file -> its blocks. The terminal shows them in the same order.
+        result: return value of the job.
+        rows: table of the manifest.
+        figures: file name -> function that draws it.
+        files: file name, or stem of several -> function that writes it.
+        result_file: JSON file of `result`. "" for none.
+        closing: sentences that the terminal shows after everything is written.
+        written: files of the run written by other processes or steps.
+        verdict: outcome in one sentence. "" uses the first closing sentence.
+        warnings: cautions to read before the numbers.
+        tiles: headline numbers.
+        charts: further charts that only the page shows.
+        tables: further tables that only the page shows.
+        outcome: numbers for lists of runs.
+        steps: suggested next steps, at the end of the page.
         assumptions: assumptions of the job, most important first.
     """
 
@@ -174,30 +174,30 @@ class Report(Generic[R]):
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of all documents."""
+        """Returns the blocks of all documents."""
         return [block for blocks in self.documents.values() for block in blocks]
 
 
 def show(*blocks: Block) -> list[Block]:
-    """Prints blocks, in order.
+    """Prints blocks in order.
 
-    Returns: the same blocks, marked as printed: a report that has them writes them alone.
+    Returns: the blocks marked as printed, so that a report with them does not print them again.
     """
     for block in blocks:
-        is_shown = block.is_printed and (_has_details.get() or not block.is_detail)
-        if is_shown and isinstance(block, Table):
+        is_visible = block.is_printed and (_has_details.get() or not block.is_detail)
+        if is_visible and isinstance(block, Table):
             print_table(block.title, block.rows, block.columns, leaves_out_alike=True)
-        elif is_shown and isinstance(block, Note) and block.text:
+        elif is_visible and isinstance(block, Note) and block.text:
             say(block.text)
     return [dataclasses.replace(block, is_printed=False) for block in blocks]
 
 
 def say(text: str, *, is_whole: bool = False) -> None:
-    """Prints a sentence of the results, which `--quiet` leaves.
+    """Prints a sentence of the results, also with `--quiet`.
 
     Args:
-        text: the sentence.
-        is_whole: no line break is put into it, which a path cannot be copied with.
+        text: sentence to print.
+        is_whole: keeps the text on one line, so that a path in it can be copied.
     """
     from rich.console import Console
 
@@ -205,7 +205,7 @@ def say(text: str, *, is_whole: bool = False) -> None:
 
 
 def announce(subject: str, step: str) -> None:
-    """Prints the step of a job that begins, with its subject in bold; `--quiet` silences it."""
+    """Prints the current step of a job, with its subject in bold. `--quiet` suppresses it."""
     from rich import get_console
     from rich.text import Text
 
@@ -213,10 +213,10 @@ def announce(subject: str, step: str) -> None:
 
 
 def write_report(report: Report[Any], folder: Path) -> None:
-    """Writes files, figures, Markdown documents and the JSON of a report.
+    """Writes the files, figures, Markdown documents and result JSON of a report.
 
     Raises:
-        WriteError: the disk is full or read-only.
+        WriteError: if the disk is full or read-only.
     """
     for name, write in {**report.files, **_in_further_kinds(report.figures)}.items():
         write(folder / name)
@@ -228,7 +228,7 @@ def write_report(report: Report[Any], folder: Path) -> None:
 
 
 def _result_document(report: Report[Any]) -> Any:
-    """The result as plain values; a mapping has the assumptions, too."""
+    """Returns the result as plain values. A mapping includes the assumptions."""
     result = report.result
     is_record = dataclasses.is_dataclass(result) and not isinstance(result, type)
     content = dataclasses.asdict(result) if is_record else result
@@ -238,7 +238,7 @@ def _result_document(report: Report[Any]) -> Any:
 
 
 def assumptions_text(report: Report[Any]) -> str | None:
-    """Formats the assumptions of a report as one list, or None if there are none."""
+    """Formats the assumptions of a report as a list, or None if there are none."""
     if not report.assumptions:
         return None
     return "\n".join(["Assumptions:", "", *(f"- {text}" for text in report.assumptions)])
@@ -246,7 +246,7 @@ def assumptions_text(report: Report[Any]) -> str | None:
 
 @contextmanager
 def with_details() -> Iterator[None]:
-    """Context in which the terminal also shows details."""
+    """Context manager under which the terminal also shows details."""
     token = _has_details.set(True)
     try:
         yield
@@ -256,15 +256,15 @@ def with_details() -> Iterator[None]:
 
 @contextmanager
 def further_figures(kinds: Sequence[str]) -> Iterator[None]:
-    """Inside, reports write each of their figures as these kinds of files, too.
+    """Context manager under which reports also write each figure in further formats.
 
     Args:
-        kinds: of `FIGURE_KINDS`.
+        kinds: formats from `FIGURE_KINDS`.
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: if a format is unknown.
     """
     for kind in kinds:
-        check_known(kind, FIGURE_KINDS, "--figures: no kind of figure")
+        check_known(kind, FIGURE_KINDS, "--figures: unknown figure format")
     token = _further.set(tuple(kinds))
     try:
         yield
@@ -283,10 +283,10 @@ def _in_further_kinds(figures: Mapping[str, Writer]) -> dict[str, Writer]:
 
 
 def write_document(path: Path, blocks: Sequence[Block]) -> None:
-    """Writes blocks as one Markdown file.
+    """Writes blocks as a Markdown file.
 
     Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
+        WriteError: if the disk is full or read-only, or `path` cannot be a file.
     """
     write_markdown(path, *(_markdown(block) for block in blocks if block.is_written))
 
@@ -302,12 +302,12 @@ def _markdown(block: Block) -> str | Sequence[Mapping[str, Any]] | None:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of `Report.figures`: draws itself into a file, and gives its charts to a page.
+    """Figure of `Report.figures`, which draws into a file and provides its charts to a page.
 
     Attributes:
-        make: returns the charts.
-        args: its arguments.
-        kwargs: by name.
+        make: chart maker.
+        args: positional arguments of the chart maker.
+        kwargs: keyword arguments of the chart maker.
     """
 
     make: Callable[..., Sequence[Chart]]
@@ -315,24 +315,24 @@ class Figure:
     kwargs: Mapping[str, Any]
 
     def __call__(self, path: Path) -> Path:
-        """Writes the figure; the suffix of the path picks the kind."""
+        """Draws the figure into a file in the format of its suffix."""
         from chop.report.figures.draw import draw_charts
 
         return draw_charts(path, self.make(*self.args, **self.kwargs))
 
     @property
     def charts(self) -> list[Chart]:
-        """The charts in which there is something to compare."""
+        """Returns the charts that are not empty."""
         return [chart for chart in self.make(*self.args, **self.kwargs) if not chart.is_empty]
 
 
 def figure(make: Callable[..., Sequence[Chart]], *args: Any, **kwargs: Any) -> Figure:
-    """A figure of `Report.figures`.
+    """Returns a figure for `Report.figures`.
 
     Args:
         make: chart maker, such as `chop.report.charts.accuracy.accuracy_charts`.
-        args: its arguments.
-        kwargs: by name.
+        args: positional arguments of the chart maker.
+        kwargs: keyword arguments of the chart maker.
     """
     return Figure(make, args, kwargs)
 
@@ -340,12 +340,12 @@ def figure(make: Callable[..., Sequence[Chart]], *args: Any, **kwargs: Any) -> F
 def figure_files(
     name: str, make: Callable[..., Sequence[Chart]], *args: Any, **kwargs: Any
 ) -> dict[str, Writer]:
-    """The same figure in every format of `FIGURE_SUFFIXES`, for `Report.figures`.
+    """Returns a figure in each format of `FIGURE_SUFFIXES`, for `Report.figures`.
 
     Args:
-        name: of the files, without a suffix.
-        make: see `figure`.
-        args: the same.
-        kwargs: the same.
+        name: stem of the files.
+        make: chart maker, see `figure`.
+        args: positional arguments of the chart maker.
+        kwargs: keyword arguments of the chart maker.
     """
     return {name + suffix: figure(make, *args, **kwargs) for suffix in FIGURE_SUFFIXES}

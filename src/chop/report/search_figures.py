@@ -1,4 +1,4 @@
-"""Figures of a search: best so far, front and importance."""
+"""Figures of a search: best value so far, Pareto front and importance."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from chop.search import Result, SearchSpace, TrialRecord
 from chop.search.importance import importance_errors, importances
 from chop.search.objective import Goals, select_constraints, select_objectives
 
-MOST_LISTED = 12
-"""Most choices of a trial that are listed one by one. Longer lists count each option."""
+MAX_LISTED_CHOICES = 12
+"""Maximum number of choices listed individually. Longer lists count each option."""
 
 WHOLE = 1e4
-"""Numbers from which on fractions are not shown."""
+"""Size from which numbers are shown without fractions."""
 
 
 def search_figures(
     sampler: str, result: Result, space: SearchSpace, title: str, percent: Collection[str]
 ) -> dict[str, Writer]:
-    """The figures `best-so-far`, `front` and `importance`, each as .svg and .png.
+    """Returns the figures `best-so-far`, `front` and `importance`, each as .svg and .png.
 
-    There is none where the first objective has no finite value within the budgets.
-    `front`: the first objective against every other goal, if there is another. `importance`: see
-    `chop.search.importance`; left out while too few were measured.
+    No figures are returned if no trial has a finite first objective within the budgets. `front`
+    plots the first objective against every other goal, if any. `importance` needs enough trials;
+    see `chop.search.importance`.
 
     Args:
         sampler: label of the curve.
-        result: with what was measured.
-        space: space of the search.
-        title: above each figure.
-        percent: numbers that are shares of 1.
+        result: result with its trials.
+        space: search space.
+        title: title of each figure.
+        percent: names of numbers that are shares of 1.
     """
     goal, run = select_objectives(result.goals)[0].name, result.best_by_trial()
     if not any(math.isfinite(value) for _, value in run):
@@ -63,7 +63,7 @@ def search_figures(
 
 
 def within(goals: Goals) -> str:
-    """The budgets, for a title; "" where there is none.
+    """Describes budgets for a title, or returns "" if there are none.
 
     >>> from chop.search import Constraint
     >>> within([Constraint("bits", 4), Constraint("accuracy", 0.9, "maximize")])
@@ -77,7 +77,7 @@ def within(goals: Goals) -> str:
 
 
 def _build_clouds(result: Result) -> list[Cloud]:
-    """A panel for each goal beside the first, in its own unit."""
+    """Returns a panel for each goal beside the first, in its own unit."""
     first = select_objectives(result.goals)[0].name
     names = [goal.name for goal in result.goals if goal.name != first]
     bounds = {limit.name: limit.bound for limit in select_constraints(result.goals)}
@@ -94,10 +94,10 @@ def _build_clouds(result: Result) -> list[Cloud]:
 
 
 def about_trial(trial: TrialRecord) -> str:
-    """What a trial chose, in lines: each choice, or of many how often each option was taken."""
+    """Returns lines with a trial's choices; many choices are counted by option."""
     chosen = trial.config
-    if len(chosen) > MOST_LISTED:
-        counts = Counter(chosen.values()).most_common(MOST_LISTED)
+    if len(chosen) > MAX_LISTED_CHOICES:
+        counts = Counter(chosen.values()).most_common(MAX_LISTED_CHOICES)
         lines = [f"{option}: {count} of {len(chosen)}" for option, count in counts]
     else:
         lines = [f"{name}: {option}" for name, option in chosen.items()]
@@ -105,19 +105,19 @@ def about_trial(trial: TrialRecord) -> str:
 
 
 def _cell(value: float, is_share: bool) -> Cell:
-    """A number with four digits, as tables have it; a large one is whole."""
+    """Formats a number with four digits, as in tables; large numbers are whole."""
     if is_share:
         return Cell.of(value, ".2%")
     return Cell.of(round(value), ",") if abs(value) >= WHOLE else Cell.of(value, ".4g")
 
 
 def search_tiles(result: Result, space: SearchSpace, shares: Collection[str] = ()) -> list[Tile]:
-    """The numbers of a search that matter most: goals and budgets of the best, and the trials.
+    """Returns the headline numbers of a search: goals and budgets of the best trial, trial count.
 
     Args:
-        result: with what was measured.
-        space: space of the search.
-        shares: numbers that are shares of 1.
+        result: result with its trials.
+        space: search space.
+        shares: names of numbers that are shares of 1.
     """
     count = f"of {space.size:,} configurations" if space.size < 1e9 else ""
     trials = Tile("trials measured", Cell.of(len(result.measured), ","), count)

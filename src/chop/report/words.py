@@ -1,4 +1,4 @@
-"""Readable labels on pages for the column names in files and manifests."""
+"""Readable labels for the column names in files and manifests."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ WORDS = {
     "soft_multipliers": "multipliers in lookup tables",
     "weight_error": "relative squared error",
 }
-"""By name."""
+"""Column name -> readable label."""
 NAMES = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, WORDS))})(?![\w.-])")
 
 
 def in_words(text: str) -> str:
-    """Replaces column names in a heading or label with readable words. Layer names stay.
+    """Replaces column names in a label with readable words; names of layers stay.
 
     >>> in_words("activation_bits"), in_words("best lut so far"), in_words("model.lut_1")
     ('bits per input', 'best lookup tables so far', 'model.lut_1')
@@ -57,7 +57,7 @@ def time_text(text: str) -> str:
 
 
 def parsed_time(text: str) -> datetime | None:
-    """Reads a time with its zone in ISO 8601, in UTC. None for other texts."""
+    """Parses ISO 8601 text with a time zone as UTC; returns None for other texts."""
     try:
         time = datetime.fromisoformat(text)
         return None if time.tzinfo is None else time.astimezone(UTC)

@@ -1,6 +1,6 @@
 """Runs of jobs: manifest, journal of finished points, and identity of processes.
 
-A job writes a manifest (`start`, `read_manifest`) and, where it is made of points, a `Journal`.
+A job writes a manifest (`start`, `read_manifest`) and, if it consists of points, a `Journal`.
 """
 
 from chop.runs.environment import processor_name, read_environment

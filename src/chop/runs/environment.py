@@ -1,4 +1,4 @@
-"""Environment of a run: machine, Python, package versions, and variables that change results."""
+"""Environment of a run: machine, package versions, and variables that affect results."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TRIT
 
 
 def read_environment() -> dict[str, Any]:
-    """What a reader needs to judge a result of this process, or to get it again."""
+    """Returns the environment needed to judge or reproduce a result of this process."""
     return {
         "time": now(),
         "processor": processor_name(),
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := version(name))},
+        "versions": {name: installed for name in PACKAGES if (installed := version(name))},
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
 
 def now() -> str:
-    """The time in UTC, in ISO 8601 to the second."""
+    """Returns the UTC time in ISO 8601 with seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def processor_name() -> str:
-    """As the system has it, or the architecture."""
+    """Returns the processor name from the system, or the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""Failure detection by heartbeats: seconds for which each process has sent none.
+"""Failure detection by heartbeats: silent seconds of each process.
 
-What follows from silence is the caller's: a search takes over the trial of a silent worker
+The caller decides how to react: a search takes over the trial of a silent worker
 (`chop.search.workers`), a sharded run ends (`chop.distributed.peers`).
 """
 
@@ -14,14 +14,14 @@ Name = TypeVar("Name")
 
 
 class SilenceCounter(Generic[Name]):
-    """Adds up the seconds in which one observer saw no heartbeat of each process.
+    """Counter of the seconds in which an observer received no heartbeat from each process.
 
-    A heartbeat is a change of a process's entry in a shared store, as a count. Clocks of machines
-    are not compared, and time without observations hardly counts: where the observer itself was
-    stopped or its machine stalled, no other process is silent for that.
+    A heartbeat is a change of a process's entry in a shared store, such as a counter. Clocks of
+    different machines are not compared. Time without observations counts up to a limit, so that a
+    stalled observer does not declare other processes silent.
 
     Attributes:
-        seconds: by process, of those in the last observation.
+        seconds: silent seconds of each process in the last observation.
 
     Example:
         >>> counter = SilenceCounter()
@@ -39,8 +39,8 @@ class SilenceCounter(Generic[Name]):
         """Compares the entries with those of the last observation.
 
         Args:
-            entries: by process, as they are now; others are forgotten.
-            longest_s: seconds since the last observation that count at most.
+            entries: current entries by process. Processes without an entry are removed.
+            longest_s: maximum number of seconds counted since the last observation.
         """
         now = time.monotonic()
         passed = 0.0 if self._observed is None else min(now - self._observed, longest_s)
@@ -51,5 +51,5 @@ class SilenceCounter(Generic[Name]):
         self._entries, self._observed = dict(entries), now
 
     def include(self, names: Iterable[Name]) -> None:
-        """Begins at 0 s for processes that joined since the last observation."""
+        """Adds processes that joined since the last observation, with 0 s."""
         self.seconds = dict.fromkeys(names, 0.0) | self.seconds

@@ -1,4 +1,4 @@
-"""Interruption of a job by Ctrl-C or SIGTERM, with a message on saved results and how to resume."""
+"""Interruption of a job by Ctrl-C or SIGTERM, with a note on saved results and resuming."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from chop.errors import ConfigError
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised when SIGTERM ends a job, as Ctrl-C would."""
+    """Raised when SIGTERM ends a job, like Ctrl-C."""
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Context in which SIGTERM raises `Terminated`. A second SIGTERM ends the process at once.
+    """Context manager in which SIGTERM raises `Terminated`; a second SIGTERM ends at once.
 
-    Forked processes end at once. Where SIGTERM is ignored, or somebody else handles it, it stays
-    so, and processes of torchrun end at once, too: it ends them where one of them fails.
+    Forked processes end at once. An ignored or customized SIGTERM handler stays in place. Processes
+    of torchrun also end at once, because torchrun terminates all of them if one fails.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if (
@@ -49,10 +49,10 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def with_interruption_note(sentence: Callable[[], str]) -> Iterator[None]:
-    """Inside, a `KeyboardInterrupt` gets a note, which the command prints and Python shows.
+    """Context manager that adds a note to `KeyboardInterrupt`, for the command and Python.
 
     Args:
-        sentence: says what is kept and how to go on; it is called when that happens.
+        sentence: returns the note on saved results and how to resume, called on an interrupt.
     """
     try:
         yield
@@ -61,9 +61,9 @@ def with_interruption_note(sentence: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def points_are_kept(path: Path) -> str:
-    """Of a job that notes each point in a journal."""
+def describe_saved_points(path: Path) -> str:
+    """Returns the interruption note of a job with a journal."""
     count = 0
     with suppress(OSError, ConfigError):
         count = read_bytes(path, "journal").count(b"\n")
-    return f"{count} finished points are kept in {path}; the same command goes on from there."
+    return f"{count} finished points are saved in {path}. The same command resumes from there."

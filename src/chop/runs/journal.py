@@ -1,4 +1,4 @@
-"""Append-only journal of finished points, keyed by the content of their settings."""
+"""Append-only journal of finished points, keyed by their settings."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from chop.errors import CheckpointError, ConfigError
 
 
 class Journal:
-    """Results by settings, one JSON line each, written the moment they are there.
+    """Results by settings, appended as JSON lines as soon as they are available.
 
-    Points of other settings in the same file stay and do no harm. A line that was cut short by a
-    kill is passed over: that point is missing. Several processes may share a journal: each line is
-    appended under a lock, and what others have appended is found too. A run that found a point in
-    the file has the file among its artifacts, as one that added a point has. A journal that is a
-    link is refused: lines would be appended to a file elsewhere.
+    Points with other settings in the same file are ignored. A line cut short by a kill is skipped,
+    and its point counts as missing. Several processes may share a journal: lines are appended under
+    a lock, and lines of other processes are read as well. A run that reads or adds a point lists
+    the file as an artifact. Links are refused, because lines would be appended to another file.
 
     Args:
-        path: a JSONL file; it and its folder are made with the first point.
+        path: JSONL file, created with its folder at the first point.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -47,48 +46,50 @@ class Journal:
         settings: Mapping[str, Any],
         is_result: Callable[[Mapping[str, Any]], bool] = lambda result: True,
     ) -> dict[str, Any] | None:
-        """The result of these settings, or None.
+        """Returns the result for these settings, or None.
 
         Args:
             settings: key of the point.
-            is_result: false for a result that its reader could not use, which counts as missing:
+            is_result: returns whether a stored result is usable. Others count as missing, because
                 anybody may have written the file.
         """
         self._read_more()
-        found = self._known.get(compute_key(settings))
-        if found is None or not is_result(found):
+        result = self._known.get(compute_key(settings))
+        if result is None or not is_result(result):
             return None
         record_writes(self.path)
-        return found
+        return result
 
     def get(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of these settings.
+        """Returns the result for these settings.
 
         Raises:
-            KeyError: there is none.
+            KeyError: if there is no result.
         """
-        found = self.find(settings)
-        if found is None:
+        result = self.find(settings)
+        if result is None:
             raise KeyError(compute_key(settings))
-        return found
+        return result
 
     def add(self, settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-        """Appends a result; it is on the disk when this returns. The last one of a key counts.
+        """Appends a result and flushes it to disk. The last result of a key counts.
 
         Raises:
-            WriteError: the disk is full or read-only, or no reader would take a larger journal.
-            CheckpointError: the journal cannot be read.
+            WriteError: if the disk is full or read-only, or the journal would exceed its size
+                limit.
+            CheckpointError: if the journal cannot be read.
         """
         self._append(settings, dict(result))
         self._known[compute_key(settings)] = dict(result)
         return dict(result)
 
     def remove(self, settings: Mapping[str, Any]) -> None:
-        """Forgets the result of these settings, by another line.
+        """Removes the result for these settings by appending a line.
 
         Raises:
-            WriteError: the disk is full or read-only, or no reader would take a larger journal.
-            CheckpointError: the journal cannot be read.
+            WriteError: if the disk is full or read-only, or the journal would exceed its size
+                limit.
+            CheckpointError: if the journal cannot be read.
         """
         if self.find(settings) is not None:
             self._append(settings, None)
@@ -103,11 +104,10 @@ class Journal:
         append_line(self.path, line)
 
     def _read_more(self) -> None:
-        """Reads what was appended since the last time, by whatever process.
+        """Reads lines appended since the last read, by any process.
 
         Raises:
-            CheckpointError: the journal is a link or no regular file, larger than a journal may be,
-                or cannot be read.
+            CheckpointError: if the journal is a link, not a regular file, too large or unreadable.
         """
         try:
             with open_regular(self.path, "journal", follow_links=False) as file:
@@ -119,7 +119,7 @@ class Journal:
             return
         except (OSError, ConfigError) as error:
             raise CheckpointError(f"'{self.path}' cannot be read: {get_reason(error)}.") from None
-        # A last line without its end may be half of one that is being written.
+        # A last line without a line break may still be in the process of being written.
         whole = appended[: appended.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
         self._read_values += count_values(whole)
@@ -139,7 +139,7 @@ class Journal:
 
 
 def has_numbers(result: Mapping[str, Any], names: Iterable[str] = ()) -> bool:
-    """Returns true if all values of a result are numbers or None.
+    """Returns whether all values of a result are numbers or None.
 
     >>> has_numbers({"accuracy": 0.5, "low": None}, ["accuracy"]), has_numbers({"accuracy": "x"})
     (True, False)
@@ -150,6 +150,6 @@ def has_numbers(result: Mapping[str, Any], names: Iterable[str] = ()) -> bool:
 
 
 def compute_key(settings: Mapping[str, Any]) -> str:
-    """Digest of the content of settings: equal settings, equal key."""
+    """Returns the digest of settings: equal settings have equal keys."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

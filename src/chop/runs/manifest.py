@@ -1,7 +1,7 @@
-"""Manifest of a run: what was run, with which settings, on what, and what came of it.
+"""Manifest of a run: command, settings, environment and results.
 
-A run writes `manifest.json` into its output folder when it starts and again when it ends. Reports
-and other jobs read it by `read_manifest`.
+A run writes `manifest.json` into its output folder at its start and its end. Reports and other jobs
+read it with `read_manifest`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from chop.runs.serialization import as_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-"""Version of the file's format."""
+"""Version of the file format."""
 LONGEST_ERROR = 10_000
-"""Characters of an error, where the manifest is too large."""
+"""Maximum length of an error in a manifest that would be too large."""
 
 State = Literal["running", "finished", "failed", "interrupted"]
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file that a run wrote.
+    """File written by a run.
 
     Attributes:
-        path: below the output folder, with `/` between folders.
-        size_bytes: of the file.
+        path: path relative to the output folder, with `/` between folders.
+        size_bytes: size of the file.
         sha256: digest of its content, in hexadecimal.
     """
 
@@ -48,7 +48,7 @@ class Artifact:
 
     @classmethod
     def of(cls, path: Path, folder: Path) -> Artifact:
-        """Describes the file `path` below `folder`."""
+        """Describes the file `path` in `folder`."""
         with open_regular(path, "artifact") as file:
             digest = hashlib.file_digest(file, "sha256")
         return cls(path.relative_to(folder).as_posix(), path.stat().st_size, digest.hexdigest())
@@ -59,23 +59,23 @@ class Manifest:
     """Content of `manifest.json`.
 
     Attributes:
-        kind: what was run, as the command line has it: `compress`, `sweep quantize` ...
-        settings: of the job, by name.
-        state: `running`; `finished`; `failed`, by an error; `interrupted`, by a person or a kill.
+        kind: command as on the command line: `compress`, `sweep quantize` ...
+        settings: settings of the job by name.
+        state: `running`, `finished`, `failed` (by an error) or `interrupted` (by a person or a
+            kill).
         process: identity of the process, see `process_id`.
-        command: the command line, `sys.argv`.
-        environment: see `read_environment`.
-        version: of `chop`.
-        started: in UTC, ISO 8601.
-        ended: the same; None while it runs, and after a kill.
-        rows: the table of results.
-        outcome: the numbers by which a list of runs tells it from others; None where the job has
-            none, and before it is finished.
-        artifacts: files that this run wrote below the folder.
-        error: what it failed with.
-        last_finished: the last run that finished in the same folder, where this one has not:
-            results in the folder are its own.
-        format: version of the file's format.
+        command: command line, `sys.argv`.
+        environment: environment, see `read_environment`.
+        version: version of `chop`.
+        started: start time in UTC, ISO 8601.
+        ended: end time in UTC, ISO 8601. None while running, and after a kill.
+        rows: table of results.
+        outcome: key numbers for lists of runs. None if the job has none, and before it finishes.
+        artifacts: files written by this run in the folder.
+        error: error of a failed run.
+        last_finished: last finished run in the same folder, if this one has not finished. The
+            results in the folder are from that run.
+        format: version of the file format.
     """
 
     kind: str
@@ -96,20 +96,20 @@ class Manifest:
 
     @property
     def plugin_names(self) -> Any:
-        """Names of other packages among the settings, see `chop.base.plugins.names_in_use`."""
+        """Names of plugins in the settings, see `chop.base.plugins.names_in_use`."""
         return self.environment.get("plugin_names")
 
     @property
     def results(self) -> Manifest | None:
-        """The manifest that describes the results in the folder, where there are any."""
+        """Manifest of the results in the folder, or None."""
         return self if self.state == "finished" else self.last_finished
 
 
 def write_manifest(path: Path, manifest: Manifest) -> Manifest:
-    """Writes a manifest; one that nobody could read again is shortened. Returns what was written.
+    """Writes a manifest, shortened if it is too large to be read, and returns the written one.
 
     Raises:
-        WriteError: it is too large without rows, or cannot be written.
+        WriteError: if it is too large even without rows, or cannot be written.
     """
     for shorter in _ever_shorter(manifest):
         try:
@@ -119,8 +119,8 @@ def write_manifest(path: Path, manifest: Manifest) -> Manifest:
             continue
         if shorter is not manifest:
             warn_each_time(
-                f"'{path}' has {len(shorter.rows):,} of {len(manifest.rows):,} rows, and the begin "
-                "of a long error: more could not be read again. Tables have all rows.",
+                f"'{path}' is limited to {len(shorter.rows):,} of {len(manifest.rows):,} rows and "
+                "a short error, because of its size. The tables have all rows.",
                 UserWarning,
             )
         return shorter
@@ -142,12 +142,13 @@ def _ever_shorter(manifest: Manifest) -> Iterator[Manifest]:
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """The manifest of the last run in a folder; one whose process is gone was interrupted.
+    """Reads the manifest of the last run in a folder; a run whose process ended is interrupted.
 
-    Results that a kill has stopped on the way to their places are found where they are.
+    Results whose move into place was cut short by a kill are found in their temporary place.
 
     Raises:
-        CheckpointError: there is none, it is broken, or a later version of `chop` wrote it.
+        CheckpointError: if there is no manifest, or it is corrupt or from a later version of
+            `chop`.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -158,15 +159,15 @@ def read_manifest(folder: str | Path) -> Manifest:
             document = read_json(path, "manifest")
         except FileNotFoundError:
             raise CheckpointError(
-                f"'{folder}' holds no {MANIFEST}: expected the output folder of a chop command."
+                f"'{folder}' has no {MANIFEST}: expected the output folder of a chop command."
             ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
-    found = document.get("format", FORMAT)
-    if found != FORMAT:
+    file_format = document.get("format", FORMAT)
+    if file_format != FORMAT:
         raise CheckpointError(
-            f"'{path}' is of format {found!r}, expected {FORMAT}: read it with the version of chop "
-            "that wrote it."
+            f"'{path}' has format {file_format!r}, expected {FORMAT}: read it with the version of "
+            "chop that wrote it."
         )
     try:
         manifest: Manifest = parse(Manifest, document)

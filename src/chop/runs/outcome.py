@@ -1,4 +1,4 @@
-"""Outcome of a run: the main numbers shown in a list of runs."""
+"""Outcome of a run: key numbers for lists of runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """Main numbers of a finished run. Numbers that were not measured are None.
+    """Key numbers of a finished run. Numbers that were not measured are None.
 
     Attributes:
-        data: the data set; "" where the job has none.
-        metric: its name, with the rows that it is of, where these are not test rows.
-        value: the metric of the model that came of the run.
-        reference: the same of the float model.
-        is_share: the metric is a share of 1 and printed in percent.
-        bits: average storage of a weight.
+        data: data set. "" if the job has none.
+        metric: name of the metric, with the rows if they are not test rows.
+        value: metric of the resulting model.
+        reference: metric of the float model.
+        is_share: True if the metric is a share of 1, shown in percent.
+        bits: average storage per weight.
         size_bytes: size of the weights' file, or of the parameters if no file is written.
     """
 

@@ -1,4 +1,4 @@
-"""Identity and liveness of the process behind a run."""
+"""Identity and liveness of processes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ Status = Literal["running", "stopped", "ended", "elsewhere"]
 
 
 def process_id(pid: int | None = None) -> str:
-    """Identity of a process of this machine, distinct from later processes with its number.
+    """Returns the identity of a process, distinct from later processes with the same PID.
 
     Args:
-        pid: its number; None takes this process.
-    Returns: `SYSTEM:PID:STARTED`: what numbers its processes (a boot of a machine and a PID
-        namespace, of which each container has its own), its number there, and when it started by
-        a clock that is never set.
+        pid: process id. None for this process.
+    Returns: `SYSTEM:PID:STARTED`: the boot of the machine and the PID namespace (each container
+        has its own), the PID, and the start time by a monotonic clock.
     """
     number = os.getpid() if pid is None else pid
     return f"{system_id()}:{number}:{start_time(number)}"
 
 
 def process_status(identity: str) -> Status:
-    """Whether a process still runs; "elsewhere" where another machine or container numbers it.
+    """Returns whether a process runs; "elsewhere" for another machine or container.
 
     Args:
-        identity: from `process_id`.
+        identity: identity from `process_id`.
     Raises:
-        ConfigError: it is malformed.
+        ConfigError: if it is malformed.
     """
     import psutil
 
@@ -51,9 +50,9 @@ def process_status(identity: str) -> Status:
 
 
 def start_time(pid: int) -> str:
-    """When a process started: on Linux in clock ticks since the machine did (proc(5), field 22).
+    """Returns the start time of a process; on Linux, in clock ticks since boot (proc(5), field 22).
 
-    Seconds since 1970 move whenever the machine's clock is set.
+    Seconds since 1970 would change whenever the clock of the machine is set.
     """
     import psutil
 

@@ -1,4 +1,4 @@
-"""Time left of a job, estimated from the measurements so far."""
+"""Progress and remaining time of a job, estimated from earlier measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import TimeElapsedColumn as Elapsed
 from rich.text import Text
 
 LINE_SECONDS = 10.0
-"""Seconds between two lines of one long step, in a pipe."""
+"""Seconds between progress lines of a long step in a pipe."""
 
 
 _steps: ContextVar[Iterator[int] | None] = ContextVar("numbers of announced steps", default=None)
@@ -26,7 +26,7 @@ _steps: ContextVar[Iterator[int] | None] = ContextVar("numbers of announced step
 
 @contextmanager
 def announced_steps() -> Iterator[None]:
-    """Context in which `announce_step` prints, for long commands without a progress bar."""
+    """Context manager in which `announce_step` prints, for commands without a progress bar."""
     token = _steps.set(count(1))
     try:
         yield
@@ -42,20 +42,20 @@ def announce_step(text: str) -> None:
 
 
 def say_line(console: Console, text: str) -> None:
-    """Prints one line of progress without wrapping, so that files have one line each."""
+    """Prints one line of progress without wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Estimate:
-    """Estimates the remaining seconds from the mean time of each kind of measurement.
+    """Estimator of the remaining time from the mean time of each kind of measurement.
 
-    Training takes a hundred times as long as measuring, so kinds are averaged separately. A kind
-    that was never measured is assumed to take as long as the fastest other kind, times the ratio
-    of their costs.
+    Kinds are averaged separately, because training takes far longer than measuring. A kind without
+    measurements is assumed to take as long as the fastest other kind, scaled by the ratio of their
+    costs.
 
     Args:
         kinds: kind of each measurement.
-        now: a clock in seconds.
+        now: clock in seconds.
         costs: cost of each kind in any common unit. Default: 1.
     """
 
@@ -66,14 +66,14 @@ class Estimate:
         costs: Mapping[str, float] | None = None,
     ) -> None:
         self._now, self._costs = now, costs or {}
-        self._left = Counter(kinds)
+        self._remaining = Counter(kinds)
         self._taken: defaultdict[str, list[float]] = defaultdict(list)
         self._running: tuple[str, float] | None = None
         self._share = 0.0
 
     def expect(self, kinds: Iterable[str]) -> None:
         """Sets the kinds of the remaining measurements."""
-        self._left = Counter(kinds)
+        self._remaining = Counter(kinds)
 
     def begin(self, kind: str) -> None:
         """Starts the clock of a measurement of this kind."""
@@ -87,14 +87,14 @@ class Estimate:
         """Ends the running measurement."""
         assert self._running is not None
         kind, began = self._running
-        self._left[kind] -= 1
+        self._remaining[kind] -= 1
         self._taken[kind].append(self._now() - began)
         self._running = None
 
     @property
     def seconds(self) -> float | None:
         """Remaining seconds. None until something was measured, at least in part."""
-        left = +self._left
+        remaining = +self._remaining
         means = {kind: mean(taken) for kind, taken in self._taken.items()}
         running, spent = None, 0.0
         if self._running is not None:
@@ -102,14 +102,14 @@ class Estimate:
             spent = self._now() - began
             if self._share:
                 means.setdefault(running, spent / self._share)
-        if left and not means:
+        if remaining and not means:
             return None
-        # What is done once, at the first of a kind, only makes a pace look slower.
+        # One-time work in the first measurement only makes the estimate pessimistic.
         pace = min((x / self._cost(kind) for kind, x in means.items()), default=0.0)
-        each = {kind: means.get(kind, pace * self._cost(kind)) for kind in left}
+        each = {kind: means.get(kind, pace * self._cost(kind)) for kind in remaining}
         whole = each.get(running or "", 0.0)
         done = self._share * whole if self._share else min(spent, whole)
-        return sum(each[kind] * count for kind, count in left.items()) - done
+        return sum(each[kind] * count for kind, count in remaining.items()) - done
 
     def _cost(self, kind: str) -> float:
         return self._costs.get(kind, 1.0)
@@ -198,7 +198,7 @@ class Stages:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context whose stages count as one step."""
+        """Context manager whose stages count as one step."""
         self._is_inside = True
         yield
         self._is_inside = False
@@ -206,7 +206,7 @@ class Stages:
 
     @contextmanager
     def stage(self, kind: str, label: str) -> Iterator[Callable[[float], None]]:
-        """Runs one stage inside. Yields a callback for its finished share, 0 to 1."""
+        """Context manager of one stage; yields a callback for its finished share, 0 to 1."""
         self._estimate.begin(kind)
         self._bar.update(self._task, description=label)
         yield self._estimate.advance

@@ -1,4 +1,4 @@
-"""Running job: its manifest is written when it starts and when it ends, its files as one set."""
+"""Running job: manifest at start and end, and atomic replacement of result files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chop.base.files import (
     staged_files,
     write_text,
 )
-from chop.base.files.atomic import files_of_set
+from chop.base.files.atomic import list_set_files
 from chop.base.files.temporary import remove_orphans
 from chop.base.installed import __version__
 from chop.base.notices import warn_each_time
@@ -30,22 +30,22 @@ from chop.runs.outcome import Outcome
 from chop.runs.process import process_id, process_status
 from chop.runs.serialization import as_json, without_secrets
 
-APART = "Give each its own --out."
+APART = "Use a separate --out for each run."
 IDENTITY = ("model", "dataset")
-"""Settings without which results are of something else."""
+"""Settings that identify the subject of the results."""
 
 
 class Run:
-    """A run that is going on, see `start`.
+    """Active run, see `start`.
 
     Attributes:
-        folder: of its output.
-        manifest: as it is on the disk.
-        rows: the table of results; empty until the job sets it.
-        outcome: the numbers by which a list tells it from others; None until the job sets it.
-        written: files that were written so far; the job adds those of other processes.
-        views: name of a file of the results -> its text, made from the manifest of the finished
-            run, in which the views themselves are not listed yet.
+        folder: output folder.
+        manifest: manifest as written to disk.
+        rows: table of results, set by the job.
+        outcome: key numbers for lists of runs, set by the job, or None.
+        written: files written so far. The job adds files of other processes.
+        views: file name -> function that renders it from the manifest of the finished run, which
+            does not list the views yet.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, written: list[Path]) -> None:
@@ -57,20 +57,18 @@ class Run:
 
     @contextmanager
     def results(self) -> Iterator[Path]:
-        """Yields a folder whose files, and the manifest, are put in place together or not at all.
+        """Yields a folder whose files are put in place together with the manifest, or not at all.
 
-        So are files that are written into the run's own folder meanwhile, tables and figures.
-        The run is finished with the block: a reader sees its files and its manifest, or neither.
+        Files written into the run's own folder meanwhile, such as tables and figures, are included.
+        The run finishes with the block. Readers see both files and manifest, or neither.
 
         Raises:
-            WriteError: the disk is full or read-only.
+            WriteError: if the disk is full or read-only.
         """
         with staged_files(self.folder, "results") as fresh:
             yield fresh
-            self._warn_about_another(
-                "These results replace its own, or it replaces these as it ends."
-            )
-            own = [Artifact.of(path, fresh) for path in files_of_set(fresh)]
+            self._warn_about_another("The run that ends last replaces the results of the other.")
+            own = [Artifact.of(path, fresh) for path in list_set_files(fresh)]
             finished = self._finished([*own, *self._artifacts()])
             for name, view in self.views.items():
                 write_text(fresh / name, view(finished))
@@ -80,17 +78,17 @@ class Run:
         self.manifest = finished
 
     def leave_out(self, folder: Path) -> None:
-        """Leaves out of the manifest what was written below a folder, which is removed later."""
+        """Excludes files below a temporary folder from the manifest."""
         inside = folder.resolve()
         self.written[:] = [x for x in self.written if not x.resolve().is_relative_to(inside)]
 
     def end(self, error: BaseException | None) -> None:
-        """Writes how the run ended, unless another run has begun in the same folder since."""
+        """Writes the end of the run, unless another run has started in the folder since."""
         if self.manifest.state == "finished":
             return
         if not self._is_latest():
             if error is None:
-                self._warn_about_another("The manifest is that of the other.")
+                self._warn_about_another("The manifest belongs to the other run.")
             return
         if error is None:
             finished = self._finished(self._artifacts())
@@ -107,22 +105,25 @@ class Run:
             self.manifest = write_manifest(self.folder / MANIFEST, self.manifest)
 
     def _warn_about_another(self, outcome: str) -> None:
-        """Warns, once, where another run has begun in the folder since this one did."""
+        """Warns once if another run has started in the folder since."""
         if self._has_warned or self._is_latest():
             return
         self._has_warned = True
         with suppress(CheckpointError):
             other = read_manifest(self.folder)
             warn_each_time(
-                f"'{self.folder}': {_described(other)} began here while this run was going on. "
+                f"'{self.folder}': {_described(other)} started here during this run. "
                 f"{outcome} {APART}",
                 UserWarning,
             )
 
     def _is_latest(self) -> bool:
         with suppress(CheckpointError):
-            found = read_manifest(self.folder)
-            return (found.process, found.started) == (self.manifest.process, self.manifest.started)
+            current = read_manifest(self.folder)
+            return (current.process, current.started) == (
+                self.manifest.process,
+                self.manifest.started,
+            )
         return True
 
     def _finished(self, artifacts: Iterable[Artifact]) -> Manifest:
@@ -138,11 +139,11 @@ class Run:
         )
 
     def _environment(self) -> dict[str, Any]:
-        """Returns the environment with plug-ins, of which most are imported after the start."""
+        """Returns the environment with plugins, most of which are imported after the start."""
         return {**self.manifest.environment, **_plugins()}
 
     def _artifacts(self) -> list[Artifact]:
-        """Files below the folder that were written and are still there."""
+        """Returns files in the folder that were written and still exist."""
         folder = self.folder.resolve()
         files = sorted({path.resolve() for path in self.written if path.is_file()})
         return [
@@ -154,27 +155,27 @@ class Run:
 
 @contextmanager
 def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
-    """Run: writes the manifest of a job when the block begins, and again when it ends.
+    """Context manager of a run that writes the manifest of a job at its start and its end.
 
-    What killed runs have half written into the folder is removed, and into the folders below that
-    the last results have files in. Elsewhere the next writer of a file removes what is left of it.
+    Incomplete files of killed runs are removed from the folder and its subfolders with results. In
+    other places, the next writer of a file removes them.
 
     Args:
         kind: name of the job, as on the command line.
         settings: settings of the job: a dataclass or a mapping.
-        folder: output folder; made if missing.
+        folder: output folder, created if missing.
     Yields: the run, whose `rows` become the manifest's.
-    Warns: where the results in the folder are of another job, model or data set.
+    Warns: if the results in the folder are from another job, model or data set.
     Raises:
-        WriteError: the folder cannot be written to.
+        WriteError: if the folder is not writable.
 
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     with start("sweep", {"widths": (4, 8)}, folder) as run:
         ...         run.rows = [{"width": 4, "accuracy": 0.5}]
-        ...     found = read_manifest(folder)
-        >>> found.state, found.settings, found.rows
+        ...     manifest = read_manifest(folder)
+        >>> manifest.state, manifest.settings, manifest.rows
         ('finished', {'widths': [4, 8]}, ({'width': 4, 'accuracy': 0.5},))
     """
     recover_folder(Path(folder))
@@ -213,21 +214,21 @@ def _plugins() -> dict[str, Any]:
 
 
 def _warn_about_a_running_one(folder: Path) -> None:
-    """Warns where another process runs into the same folder."""
+    """Warns if another process is running in the same folder."""
     with suppress(CheckpointError):
         other = read_manifest(folder)
-        # Of another machine or container nobody can tell whether it still runs.
+        # Processes of other machines and containers cannot be checked.
         is_alive = process_status(other.process) in ("running", "stopped")
         if other.state == "running" and is_alive and other.process != process_id():
             warn_each_time(
-                f"'{folder}': {_described(other)} runs into the same folder, and the run that ends "
+                f"'{folder}': {_described(other)} is writing to the same folder. The run that ends "
                 f"last replaces the results of the other. {APART}",
                 UserWarning,
             )
 
 
 def _warn_about_other_results(folder: Path, manifest: Manifest) -> None:
-    """Warns where results are replaced that are no earlier ones of the same."""
+    """Warns if results of a different job, model or data set are replaced."""
     held = manifest.last_finished
     if held is None:
         return
@@ -240,26 +241,28 @@ def _warn_about_other_results(folder: Path, manifest: Manifest) -> None:
     if is_other or held.kind != manifest.kind:
         what = " and ".join(f"{name} {old}" for name, old, _ in named)
         warn_each_time(
-            f"'{folder}' holds results of chop {held.kind}{what and f' with {what}'}, and this run "
+            f"'{folder}' holds results of chop {held.kind}{what and f' with {what}'}. This run "
             f"of chop {manifest.kind} replaces the manifest and files of the same names. {APART}",
             UserWarning,
         )
 
 
 def _described(manifest: Manifest) -> str:
-    """`chop compress (process 12, since 2026-01-01T00:00:00)`."""
+    """Describes a run, as in `chop compress (process 12, since 2026-01-01T00:00:00)`."""
     number = manifest.process.rsplit(":", 2)[1]
     return f"chop {manifest.kind} (process {number}, since {manifest.started})"
 
 
 def _list_folders(folder: Path, results: Manifest | None) -> set[Path]:
-    """The folders below one that results have files in; a manifest may name anything."""
+    """Returns subfolders with results; manifest entries outside of the folder are ignored."""
     inside = folder.resolve()
     artifacts = () if results is None else results.artifacts
-    # realpath survives links that lead to themselves, and no file has a NUL byte in its name.
+    # realpath accepts circular links, and file names cannot contain NUL bytes.
     names = (artifact.path for artifact in artifacts if "\0" not in artifact.path)
-    found = {Path(os.path.realpath(inside / name)).parent for name in names}
-    return {place for place in found - {inside} if place.is_relative_to(inside) and place.is_dir()}
+    folders = {Path(os.path.realpath(inside / name)).parent for name in names}
+    return {
+        place for place in folders - {inside} if place.is_relative_to(inside) and place.is_dir()
+    }
 
 
 def _last_finished(folder: Path) -> Manifest | None:

@@ -1,4 +1,4 @@
-"""JSON form of settings and results: one for manifests and for `--json`."""
+"""JSON form of settings and results, for manifests and `--json`."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from typing import Any, Protocol, runtime_checkable
 PLAIN = (str, int, float, bool, type(None))
 USER = re.compile(r"(?<=://)[^/\s]*(?=@)")
 OPTIONS = re.compile(r"(://[^\s?]*\?)\S+")
-"""Of a URL: the user with the password, and what follows the question mark."""
+"""Pattern of the user, password and options in a URL."""
 
 
 @runtime_checkable
 class Array(Protocol):
-    """What arrays and scalars of numpy and torch have."""
+    """Interface of arrays and scalars of numpy and torch."""
 
     @property
     def ndim(self) -> int:
         """Number of dimensions; 0 for a scalar."""
 
     def item(self) -> Any:
-        """The scalar as a Python number."""
+        """Returns the scalar as a Python number."""
 
 
 def class_name(value: Any) -> str:
-    """What `as_json` says of a value that it does not know."""
+    """Returns the class name, by which `as_json` represents unknown values."""
     return type(value).__name__
 
 
 def without_secrets(argument: str) -> str:
-    """A text without the users, passwords and options of the URLs in it."""
+    """Removes users, passwords and options from the URLs in a text."""
     return OPTIONS.sub(r"\1...", USER.sub("...", argument))
 
 
 def as_json(value: Any, describe: Callable[[Any], Any] = class_name) -> Any:
-    """A value as what JSON can hold: texts, finite numbers, null, lists, and mappings by texts.
+    """Converts a value to JSON: texts, finite numbers, null, lists, and mappings with text keys.
 
     Args:
-        value: dataclasses become mappings by field; sequences and sets lists; members of enums
-            their values; scalars of numpy and torch Python's numbers; NaN and infinities null;
-            paths texts; URLs lose their password and options.
-        describe: gives what stands for a value of any other class.
+        value: Dataclasses become mappings, sequences and sets become lists, enum members their
+            values, numpy and torch scalars numbers, NaN and infinities null, and paths texts. URLs
+            lose their password and options.
+        describe: returns the representation of values of other classes.
 
     >>> as_json({"widths": (4, 8), "out": Path("runs"), "loss": math.inf})
     {'widths': [4, 8], 'out': 'runs', 'loss': None}

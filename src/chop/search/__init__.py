@@ -1,4 +1,4 @@
-"""Search engine: spaces, objectives, samplers, and studies that survive a killed process."""
+"""Search engine: spaces, objectives, samplers, and studies with persistent trials."""
 
 from chop.search.objective import Constraint, Goal, Measure, Pruned, Report
 from chop.search.result import Result, TrialRecord

@@ -1,4 +1,4 @@
-"""Artifacts of the best trials: one folder of model files each, garbage-collected."""
+"""Artifact store for the best trials, with one folder of model files per trial."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from chop.search.result import Result, TrialRecord
 from chop.search.space import Config
 
 Save = Callable[[Config, Path], None]
-"""Writes what was just measured for this configuration into a folder that exists."""
+"""Function that saves the model just measured for a configuration into an existing folder."""
 
 
 class Artifacts:
-    """Keeps one folder for each of the best configurations; beaten ones are removed.
+    """Store with one folder for each of the best configurations, which removes the rest.
 
-    A folder gets its name when it is complete, and before its trial is: a kill leaves no best
-    trial without its model.
+    A folder gets its final name when it is complete, and before its trial is finished. A killed
+    process therefore never leaves a best trial without its model.
 
     Args:
-        folder: holds one folder per configuration, named by its key.
-        keep: how many.
-        save: writes one.
+        folder: parent folder. Each subfolder is named by the key of its configuration.
+        keep: number of configurations to store.
+        save: writes one folder.
     """
 
     def __init__(self, folder: Path, keep: int, save: Save) -> None:
@@ -38,24 +38,24 @@ class Artifacts:
     def offer(
         self, mine: TrialRecord, goals: tuple[Goal | Constraint, ...], so_far: Callable[[], Result]
     ) -> None:
-        """Saves what was just measured, if it is among the best of what was measured before.
+        """Saves the model just measured if it ranks among the best trials so far.
 
-        All trials are ranked only where the last leaders do not beat it, so that a trial takes as
-        long in a large search as in a small one.
+        The full ranking is computed only if the last leaders do not beat the trial, so that the
+        cost of a trial does not grow with the size of the search.
 
         Args:
             mine: the trial that was measured.
             goals: objectives and constraints of the search.
-            so_far: gives all trials, those of other workers included.
+            so_far: returns all trials, including those of other workers.
         """
-        # A trial that comes later may push several leaders of a Pareto front behind this one.
+        # A later trial may dominate several leaders of a Pareto front, so this one can move up.
         is_settled = self.keep == 1 or len(select_objectives(goals)) == 1
         is_known = is_settled and len(self._leaders) == self.keep
         if is_known and mine not in Result(goals, (*self._leaders, mine)).top(self.keep):
             return
         others = [trial for trial in so_far().trials if trial.number != mine.number]
         best = Result(goals, (*others, mine)).top(self.keep)
-        # Whether its worker finishes it is not known yet: another may have taken it over.
+        # The worker may not finish the trial, because another may have taken it over.
         self._leaders = [trial for trial in best if trial is not mine]
         if mine not in best:
             return
@@ -64,12 +64,12 @@ class Artifacts:
             self.save(mine.config, unfinished)
 
     def clean(self, so_far: Callable[[], Result]) -> None:
-        """Removes the folders of finished trials that are not among the best.
+        """Removes the folders of finished trials that do not rank among the best.
 
-        Folders of trials that run stay: another worker has just written them.
+        Folders of running trials stay, because another worker may have just written them.
 
         Args:
-            so_far: gives all trials; called where there are more folders than `keep`.
+            so_far: returns all trials. Called only if there are more folders than `keep`.
         """
         going = ("running", "waiting")
         present = {path.name for path in self.folder.glob("*")}
@@ -81,21 +81,22 @@ class Artifacts:
                     self._remove(trial.key)
 
     def remove_orphans(self) -> None:
-        """Removes what killed workers of this machine have half written."""
+        """Removes incomplete folders of killed workers on this machine."""
         recover_folders(self.folder)
         remove_orphans(self.folder.glob(".*.part"))
 
     def incomplete(self) -> list[Path]:
-        """The folders that are being written, or were when their worker was killed."""
+        """Folders that are being written, or that a killed worker left incomplete."""
         return list(self.folder.glob(".*.part"))
 
     def tidy(self, result: Result, running: Container[str | None], incomplete: list[Path]) -> None:
-        """`clean`, and removes what killed workers have half written.
+        """Removes folders of trials that do not rank among the best, and incomplete folders.
 
         Args:
-            result: so far.
-            running: keys of the configurations that other workers measure now.
-            incomplete: seen before both were read: a trial that was begun since is not among them.
+            result: trials so far.
+            running: keys of configurations that other workers are measuring.
+            incomplete: incomplete folders, listed before `result` and `running` were read, so that
+                trials started since then are not affected.
         """
         self.clean(lambda: result)
         for path in incomplete:

@@ -1,4 +1,4 @@
-"""Searches side by side: read from their storages, grouped into curves, labeled by settings."""
+"""Comparison of searches: read from storages, grouped into curves, labeled by settings."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from chop.search.reading import find_storage, load_search, study_names
 from chop.search.result import Result
 
 HOW_LONG = ("trials", "workers", "device")
-"""Settings that label a curve only where all others are equal."""
+"""Settings used as labels only if all others are equal."""
 SEED_ALONE = ("seed", "out", "name", "keep", "storage")
-"""Settings in which the searches of one curve differ."""
+"""Settings that may differ between the searches of one curve."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One search among those that are compared.
+    """Search in a comparison.
 
     Attributes:
-        source: where it was found, without a password.
-        name: of its study.
-        url: of its storage.
-        settings: of its job, nested ones by dotted names; None where a program ran it.
-        result: its trials, judged by the goal of the comparison.
+        source: location of the search, without a password.
+        name: name of its study.
+        url: URL of its storage.
+        settings: settings of its job, nested ones by dotted names. None if a user's program ran it.
+        result: trials, ranked by the goal of the comparison.
     """
 
     source: str
@@ -44,27 +44,27 @@ class Compared:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """Name of the search in messages."""
         return f"{self.source}:{self.name}"
 
 
 def read_compared(source: str | Path | tuple[str, str], name: str | None) -> Iterator[Compared]:
-    """The searches that a folder, file or URL names."""
+    """Reads the searches at a folder, file or URL."""
     storage, own = source if isinstance(source, tuple) else _split(str(source))
     url, own = find_storage(storage, own or name)
-    shown = without_password(url) if "://" in storage else storage
-    found = [own] if own else study_names(url)
-    if not found:
-        raise ConfigError(f"there is no search in '{shown}'.")
-    for study in found:
-        noted, result = load_search(url, study)
-        job = noted["job"]
+    location = without_password(url) if "://" in storage else storage
+    names = [own] if own else study_names(url)
+    if not names:
+        raise ConfigError(f"no search found in '{location}'.")
+    for study in names:
+        stored, result = load_search(url, study)
+        job = stored["job"]
         settings = None if job is None else {"job": job["name"], **_flat(job["settings"])}
-        yield Compared(shown, noted["name"], url, settings, result)
+        yield Compared(location, stored["name"], url, settings, result)
 
 
 def _split(source: str) -> tuple[str, str | None]:
-    """`OUT:NAME` as a storage and the name of a study, if there is one.
+    """Splits `OUT:NAME` into a storage and the name of a study, if there is one.
 
     >>> _split("postgresql://user:secret@host:5432/db:tpe")
     ('postgresql://user:secret@host:5432/db', 'tpe')
@@ -80,7 +80,7 @@ def _split(source: str) -> tuple[str, str | None]:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names.
+    """Flattens nested settings to dotted names.
 
     >>> _flat({"sampler": "tpe", "budgets": {"bits": 4}})
     {'sampler': 'tpe', 'budgets.bits': 4}
@@ -93,61 +93,63 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def judged(search: Compared, goal: Goal) -> Compared:
-    """A search with one objective, within its own budgets."""
+    """Returns the search ranked by one objective under its own budgets."""
     for trial in search.result.measured:
         check_known(goal.name, trial.values, f"search {search.label} did not measure")
     limits = select_constraints(search.result.goals)
     return dataclasses.replace(search, result=Result((goal, *limits), search.result.trials))
 
 
-def build_curves(found: Sequence[Compared], labels: Sequence[str]) -> dict[str, list[Compared]]:
-    """Label -> the searches of a curve, those without a trial within their budgets left out."""
-    kept: dict[str, list[Compared]] = {}
-    for label, group in _labeled(found, labels):
+def build_curves(searches: Sequence[Compared], labels: Sequence[str]) -> dict[str, list[Compared]]:
+    """Returns label -> searches of a curve, without searches that have no trial within budgets."""
+    curves: dict[str, list[Compared]] = {}
+    for label, group in _labeled(searches, labels):
         for search in group:
             if any(math.isfinite(value) for _, value in search.result.best_so_far()):
-                kept.setdefault(label, []).append(search)
+                curves.setdefault(label, []).append(search)
                 continue
             warn_once(
-                f"search {search.label} is left out: it measured nothing finite within its budgets."
+                f"search {search.label} is omitted: no trial has a finite value within its budgets."
             )
-    if not kept:
-        raise ConfigError("none of these searches measured anything finite within its budgets.")
-    return kept
+    if not curves:
+        raise ConfigError("no search has a trial with a finite value within its budgets.")
+    return curves
 
 
-def _labeled(found: Sequence[Compared], labels: Sequence[str]) -> list[tuple[str, list[Compared]]]:
-    places = [(each.url, each.name) for each in found]
+def _labeled(
+    searches: Sequence[Compared], labels: Sequence[str]
+) -> list[tuple[str, list[Compared]]]:
+    places = [(each.url, each.name) for each in searches]
     twice = next(
-        (each for each, at in zip(found, places, strict=True) if places.count(at) > 1), None
+        (each for each, at in zip(searches, places, strict=True) if places.count(at) > 1), None
     )
     if twice is not None:
         raise ConfigError(f"search {twice.label} is given twice.")
-    groups = _groups(found)
+    groups = _groups(searches)
     if not labels:
         return list(zip(_get_labels(groups), groups, strict=True))
-    if len(labels) == len(found):
+    if len(labels) == len(searches):
         return [
-            (label, [each for each, own in zip(found, labels, strict=True) if own == label])
+            (label, [each for each, own in zip(searches, labels, strict=True) if own == label])
             for label in dict.fromkeys(labels)
         ]
     if len(labels) != len(groups):
         raise ConfigError(
-            f"labels: expected {len(found)}, one for each search"
-            + (f", or {len(groups)}, one for each curve" if len(groups) < len(found) else "")
-            + f", got {len(labels)}; the searches: {', '.join(each.label for each in found)}."
+            f"labels: expected {len(searches)}, one for each search"
+            + (f", or {len(groups)}, one for each curve" if len(groups) < len(searches) else "")
+            + f", got {len(labels)}; the searches: {', '.join(each.label for each in searches)}."
         )
     if len(set(labels)) < len(labels):
-        raise ConfigError("labels: expected a different one for each curve.")
+        raise ConfigError("labels: expected a distinct label for each curve.")
     return list(zip(labels, groups, strict=True))
 
 
-def _groups(found: Sequence[Compared]) -> list[list[Compared]]:
-    """Searches that differ in their seed alone, together; of equal seeds, each alone."""
+def _groups(searches: Sequence[Compared]) -> list[list[Compared]]:
+    """Groups searches that differ only in their seed; searches with equal seeds stay separate."""
     together: dict[str, list[Compared]] = {}
-    for each in found:
-        left_out = (*SEED_ALONE, *HOW_LONG)
-        settings = {k: v for k, v in (each.settings or {}).items() if k not in left_out}
+    for each in searches:
+        excluded = (*SEED_ALONE, *HOW_LONG)
+        settings = {k: v for k, v in (each.settings or {}).items() if k not in excluded}
         key = json.dumps(settings, sort_keys=True) if settings else each.label
         together.setdefault(key, []).append(each)
     groups: list[list[Compared]] = []
@@ -158,13 +160,15 @@ def _groups(found: Sequence[Compared]) -> list[list[Compared]]:
 
 
 def _get_labels(groups: Sequence[Sequence[Compared]]) -> list[str]:
-    """Labels of the curves: the settings that differ; studies and sources where none does."""
-    noted = [group[0].settings for group in groups if group[0].settings is not None]
-    names = dict.fromkeys(("sampler", *(name for settings in noted for name in settings)))
+    """Returns labels of the curves: differing settings, or else studies and sources."""
+    settings_by_group = [group[0].settings for group in groups if group[0].settings is not None]
+    names = dict.fromkeys(
+        ("sampler", *(name for settings in settings_by_group for name in settings))
+    )
     differing = [
         name
         for name in names
-        if name not in SEED_ALONE and len({json.dumps(s.get(name)) for s in noted}) > 1
+        if name not in SEED_ALONE and len({json.dumps(s.get(name)) for s in settings_by_group}) > 1
     ]
     first = [name for name in differing if name not in HOW_LONG] or ["sampler"]
     more = [*first, *(name for name in differing if name in HOW_LONG)]
@@ -195,7 +199,7 @@ def _format(name: str, value: Any) -> str:
 
 
 def get_title(searches: Sequence[Compared], data_name: Callable[[str], str | None]) -> str:
-    """The model and data, where all searches have the same."""
+    """Returns the model and data if they are the same in all searches."""
     titles = {_title(each.settings, data_name) for each in searches if each.settings is not None}
     is_one = len(titles) == 1 and all(each.settings is not None for each in searches)
     return titles.pop() if is_one else f"{len(searches)} searches"

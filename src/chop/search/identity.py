@@ -1,6 +1,7 @@
-"""Identity of option values as text, the same in every process.
+"""Identity of option values as text, equal in all processes.
 
-A study stores the texts of its options, and a resumed one must mean the same by them.
+A study stores the texts of its options, and a resumed study checks that they still denote the same
+values.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ from typing import Any
 
 from chop.paths.moved import EARLIER
 
-SHOWN = 200
-"""Characters of an identity that are kept as they are; of a longer one a hash."""
+MAX_VERBATIM = 200
+"""Maximum length of an identity stored verbatim; longer ones are hashed."""
 
 
 def get_identity(value: Any) -> str:
     """Returns a text that identifies a value.
 
-    Numbers and texts are compared with their types, dataclasses by their fields, other objects by
-    what they would be pickled from. Classes and functions are compared by name; a lambda, a local
-    function and one of the main program by their code, and by what they close over, not by the
-    global variables that they read. The order in mappings does not count.
+    Numbers and texts are compared with their types, dataclasses by their fields, and other objects
+    by their pickle reduction. Classes and functions are compared by name. Lambdas, local functions
+    and functions of the main program are compared by their code and closure, without the global
+    variables that they read. The order of mappings is ignored.
     """
     text = json.dumps(_Walk().plain(value), ensure_ascii=True)
-    return text if len(text) <= SHOWN else sha256(text.encode()).hexdigest()[:16]
+    return text if len(text) <= MAX_VERBATIM else sha256(text.encode()).hexdigest()[:16]
 
 
 class _Walk:
-    """Walk of one value; an object within itself is given by its depth."""
+    """Recursive walk over a value. An object inside itself is identified by its depth."""
 
     def __init__(self) -> None:
         self.depths: dict[int, int] = {}
 
     def plain(self, value: Any) -> Any:
-        """The value as JSON."""
+        """Returns a JSON form of the value."""
         if value is None or isinstance(value, bool | str):
             return value
         if type(value) in (int, float, complex, bytes):
@@ -88,11 +89,11 @@ class _Walk:
             yield self.plain(part)
 
     def _reduced(self, value: Any) -> Iterator[Any]:
-        """Yields what pickle would write; nothing more than the class where it cannot."""
+        """Yields the pickle reduction of an object, or only its class if it cannot be pickled."""
         own = copyreg.dispatch_table.get(type(value))
         try:
             reduced = value.__reduce_ex__(4) if own is None else own(value)
-        except Exception:  # anything: `__reduce_ex__` is the object's own
+        except Exception:  # arbitrary code: `__reduce_ex__` of the object
             return
         if isinstance(reduced, str):
             yield [getattr(value, "__module__", ""), reduced]
@@ -114,11 +115,11 @@ def _content(cell: CellType) -> Any:
 
 
 def _is_cache(cls: type, name: object) -> bool:
-    """True for an attribute that is only there once somebody has asked for it."""
+    """Returns whether an attribute is a cache filled on first access, not part of a value."""
     value = getattr(cls, name, None) if isinstance(name, str) else None
     return isinstance(value, cached_property)
 
 
 def _name(value: Any) -> str:
-    """Dotted name; of a module that has moved the earlier path, which storages have."""
+    """Returns the dotted name; for a moved module the earlier path, which storages contain."""
     return f"{EARLIER.get(value.__module__, value.__module__)}.{value.__qualname__}"

@@ -1,4 +1,4 @@
-"""Relative samplers: Optuna samplers of all choices of a space jointly; the lazy grid."""
+"""Relative samplers, which propose all choices jointly, and the lazy grid."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from chop.search.space import Config, SearchSpace
 
 
 class JointSampler(BaseSampler):
-    """Draws parameters outside the space at random.
+    """Base class of joint samplers; draws parameters outside the space at random.
 
     Args:
-        space: what may be chosen.
-        seed: of what is drawn.
+        space: search space.
+        seed: seed of the random draws.
     """
 
     def __init__(self, space: SearchSpace, seed: int = 0) -> None:
         self.space, self.seed = space, seed
 
     def next_config(self, study: Study, trial: FrozenTrial) -> Config:
-        """What to try next."""
+        """Returns the next configuration."""
         raise NotImplementedError
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All choices."""
+        """Returns all choices."""
         return self.space.distributions()
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The parameters of the next configuration.
+        """Returns the parameters of the next configuration.
 
         Raises:
-            ConfigError: another sampler has fixed some of them.
+            ConfigError: if another sampler has fixed some of them.
         """
         fixed = [name for name in self.space.by_name if name not in search_space]
         if fixed:
@@ -51,18 +51,19 @@ class JointSampler(BaseSampler):
         return self.space.to_params(self.next_config(study, trial))
 
     def sample_independent(self, study: Study, trial: FrozenTrial, *parameter: Any) -> Any:
-        """A parameter outside the space."""
+        """Returns a random value for a parameter outside the space."""
         return RandomSampler(self.seed + trial.number).sample_independent(study, trial, *parameter)
 
 
 class LazyGridSampler(JointSampler):
-    """Takes the first feasible configuration of the grid that no trial has, and never builds it.
+    """Grid search that takes the first unvisited feasible configuration, without building the grid.
 
-    Optuna's own grid sampler holds the whole product, and every trial of a study a number in it.
+    Optuna's grid sampler holds the whole product in memory, and stores a number of it with each
+    trial.
     """
 
     def next_config(self, study: Study, trial: FrozenTrial) -> Config:
-        """The next configuration; when all are taken, the first again."""
+        """Returns the next configuration, or the first one if all were taken."""
         names = list(self.space.by_name)
         taken = {
             tuple(map(t.params.get, names))

@@ -1,10 +1,10 @@
-"""Trial storage: one row per trial, claimed exactly once, and the heartbeats of workers.
+"""Trial storage with one row per trial, exactly-once claims, and worker heartbeats.
 
-A claim of a configuration is one INSERT of its row, under a unique key and the next number, which
-only a process that knows all rows before it can give. What a worker that is gone has left, another
-takes over by one UPDATE of the row's worker; its end is one UPDATE that holds only while the worker
-has the row. So of any number of workers exactly one measures a configuration, and its result is
-written once, on SQLite and on PostgreSQL alike.
+A claim inserts a row with a unique key and the next number, which only a process that knows all
+earlier rows can give. A worker takes over a lost trial by one UPDATE of the row's worker. It
+finishes a trial by one UPDATE that only succeeds while it owns the row. Among any number of
+workers, exactly one therefore measures a configuration, and its result is written once, on SQLite
+and on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -41,27 +41,28 @@ TABLES = (
 )
 WAITING, RUNNING = "waiting", "running"
 NO_WORKER = ""
-"""In the place of a worker: one that met an error has left the trial to the next."""
+"""Value of the worker column for a trial released after an error."""
 RECONNECT_SECONDS = 60.0
-"""How long a server that went away is waited for."""
+"""Seconds to wait for a lost database server."""
 RECONNECT_PAUSE = 0.5
-MOST_OPEN = 500
-"""Rows that are read again one by one: a statement takes so many numbers, and not many more."""
+MAX_OPEN_ROWS = 500
+"""Maximum number of unfinished rows read one by one, because statements limit their parameters."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One trial as it is stored.
+    """Stored trial.
 
     Attributes:
-        number: in the study, in the order in which trials were begun or queued.
-        key: of the configuration that it claims; None of a trial that measures nothing: its
-            configuration cannot be, or was measured before.
+        number: number in the study, in the order in which trials were started or queued.
+        key: key of the claimed configuration. None for trials without a measurement: infeasible or
+            already measured configurations.
         outcome: one of `chop.search.result.OUTCOMES`.
-        worker: who runs it, or has run it.
-        begun: how often it was begun: more than once after kills.
-        errors: how often the measure ended by an error that stopped its search.
-        document: JSON of `config`, and of what `optuna_study.build_document` adds at its end.
+        worker: worker that runs or ran it.
+        begun: number of starts, more than one after kills.
+        errors: number of times the objective raised an error that stopped the search.
+        document: JSON with `config` and, once finished, the content of
+            `optuna_study.build_document`.
     """
 
     number: int
@@ -73,52 +74,52 @@ class Row:
     document: str
 
     @cached_property
-    def noted(self) -> dict[str, Any]:
-        """The document as it was before it became JSON."""
+    def parsed(self) -> dict[str, Any]:
+        """Parsed document."""
         return _parse(self.document, f"trial {self.number}")
 
     @property
     def is_finished(self) -> bool:
-        """True when nothing about the trial can change."""
+        """True if the trial can no longer change."""
         return self.outcome not in (WAITING, RUNNING)
 
     @cached_property
     def record(self) -> TrialRecord:
-        """The trial as `Result` takes it.
+        """Trial as a record of `Result`.
 
         Raises:
-            ValueError: the row is damaged.
+            ValueError: if the row is corrupt.
         """
-        noted = self.noted
-        self._check(noted)
+        parsed = self.parsed
+        self._check(parsed)
         return TrialRecord(
             self.number,
             self.outcome,
-            noted["config"],
+            parsed["config"],
             self.key or "",
-            noted.get("values", {}),
-            noted.get("seconds"),
-            noted.get("note", ""),
+            parsed.get("values", {}),
+            parsed.get("seconds"),
+            parsed.get("note", ""),
             self.begun,
         )
 
-    def _check(self, noted: dict[str, Any]) -> None:
-        """Raises ValueError where an entry is none that a search writes."""
-        numbers = (*dict(noted.get("values", {})).values(), *noted.get("told", ()))
-        config = noted["config"]
+    def _check(self, parsed: dict[str, Any]) -> None:
+        """Raises ValueError for entries that no search writes."""
+        numbers = (*dict(parsed.get("values", {})).values(), *parsed.get("told", ()))
+        config = parsed["config"]
         if (
             self.outcome not in OUTCOMES
             or not all(isinstance(number, int | float) for number in numbers)
             or not isinstance(config, dict)
             or not all(isinstance(text, str) for text in config.values())
-            or not isinstance(noted.get("seconds", 0.0), int | float | None)
-            or not isinstance(noted.get("note", ""), str)
+            or not isinstance(parsed.get("seconds", 0.0), int | float | None)
+            or not isinstance(parsed.get("note", ""), str)
         ):
             raise ValueError(f"trial {self.number} has an entry that no search writes")
 
 
 def _row(number: int, key: str | None, outcome: str, *others: Any) -> Row:
-    """A stored row, its outcome by the name of now."""
+    """Returns a stored row."""
     return Row(number, key, outcome, *others)
 
 
@@ -132,25 +133,25 @@ MINE = "study = :study AND number = :number AND worker = :worker AND outcome = '
 
 
 def _parse(text: str, what: str) -> dict[str, Any]:
-    """A document of the storage."""
+    """Parses a document of the storage."""
     try:
-        found: dict[str, Any] = parse_json(text)
+        document: dict[str, Any] = parse_json(text)
     except ConfigError as error:
         raise CheckpointError(f"the storage of the search is broken: {what}: {error}.") from None
-    return found
+    return document
 
 
 class Ledger:
-    """The rows of one study, and this process's copy of them.
+    """Rows of one study, with a local copy.
 
     Args:
-        engine: an open storage.
-        study: the study's name.
+        engine: engine of an open storage.
+        study: name of the study.
 
     Attributes:
-        rows: as they were at the last `sync`, by number.
-        by_key: number of the row that has claimed a configuration, by its key.
-        open: numbers of the rows that wait or run.
+        rows: rows by number, as of the last `sync`.
+        by_key: key -> number of the row that claimed the configuration.
+        open: numbers of waiting and running rows.
     """
 
     def __init__(self, engine: sa.Engine, study: str) -> None:
@@ -160,10 +161,10 @@ class Ledger:
         self.open: set[int] = set()
 
     def begin(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """What the study was begun with: `document`, where this is its beginning."""
+        """Creates the study with `document` if it is new, and returns its stored document."""
         from sqlalchemy.exc import IntegrityError
 
-        with suppress(IntegrityError):  # it was begun
+        with suppress(IntegrityError):  # the study exists
             self._write(
                 "INSERT INTO chop_studies (study, document) VALUES (:study, :document)",
                 document=json.dumps(document),
@@ -171,19 +172,19 @@ class Ledger:
         return self.document()
 
     def document(self) -> dict[str, Any]:
-        """What is known of the study; empty where there is none of that name."""
+        """Returns the study's document, or {} if there is no such study."""
         rows = self._read("SELECT document FROM chop_studies WHERE study = :study")
         return _parse(rows[0][0], f"search '{self.study}'") if rows else {}
 
-    def note(self, name: str, value: Any) -> None:
-        """Adds an entry to what is known of the study."""
+    def set_entry(self, name: str, value: Any) -> None:
+        """Adds an entry to the study's document."""
         self._write(
             "UPDATE chop_studies SET document = :document WHERE study = :study",
             document=json.dumps(self.document() | {name: value}),
         )
 
     def sync(self) -> list[Row]:
-        """Reads the rows that were added, and those that were not finished at the last call."""
+        """Reads rows added since the last call, and rows that were unfinished then."""
         import sqlalchemy as sa
 
         statement = sa.text(
@@ -191,12 +192,13 @@ class Ledger:
             "AND (number >= :next OR number IN :open) ORDER BY number"
         ).bindparams(sa.bindparam("open", expanding=True))
         values = {"next": len(self.rows), "open": sorted(self.open)}
-        if len(self.open) > MOST_OPEN:
+        # A range instead of single numbers rereads some finished rows in one statement.
+        if len(self.open) > MAX_OPEN_ROWS:
             values = {"next": min(self.open), "open": []}
-        found = [_row(*row) for row in self._read(statement, **values)]
-        for row in found:
+        changed = [_row(*row) for row in self._read(statement, **values)]
+        for row in changed:
             self._put(row)
-        return found
+        return changed
 
     def _put(self, row: Row) -> None:
         self.rows[row.number : row.number + 1] = [row]
@@ -206,33 +208,34 @@ class Ledger:
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
-        """The trials as records, as they were at the last `sync`."""
+        """Trials as records, as of the last `sync`."""
         return tuple(row.record for row in self.rows)
 
     def unfinished(self, outcome: str) -> list[Row]:
-        """The rows that are `WAITING`, or those that are `RUNNING`."""
+        """Returns rows with the outcome `WAITING` or `RUNNING`."""
         return [self.rows[n] for n in sorted(self.open) if self.rows[n].outcome == outcome]
 
     def claim(self, key: str, document: Mapping[str, Any], worker: str, limit: int) -> Row | None:
-        """Claims a configuration, while fewer than `limit` are claimed or queued.
+        """Claims a configuration unless `limit` configurations are already claimed or queued.
 
         Args:
-            key: of the configuration.
-            document: with the `config`.
-            worker: who will measure it.
-            limit: how many configurations may be claimed in all.
-        Returns: the row of the configuration, which may wait, or be another worker's; None when
-            the limit is reached.
+            key: key of the configuration.
+            document: document with the `config`.
+            worker: worker that will measure it.
+            limit: maximum number of claimed configurations.
+        Returns: the row of the configuration, which may be waiting or another worker's. None if the
+            limit is reached.
         """
         self._insert(key, RUNNING, worker, document, limit)
         return self.rows[self.by_key[key]] if key in self.by_key else None
 
     def claim_row(self, row: Row, worker: str, limit: float = math.inf) -> Row | None:
-        """Claims a queued trial, or a running one of a dead worker.
+        """Claims a queued trial, or a running trial of a dead worker.
 
-        Returns: None where another worker was faster, or the queued one is beyond the limit.
+        Returns: the claimed row, or None if another worker was faster or the limit is reached.
         """
         is_queued = row.outcome == WAITING
+        # Trials are queued without a limit, so that the limit applies when they are started.
         if is_queued and sum(number < row.number for number in self.by_key.values()) >= limit:
             return None
         self._write(
@@ -248,16 +251,16 @@ class Ledger:
         return self._mine(row, worker)
 
     def _mine(self, row: Row, worker: str) -> Row | None:
-        """The row, where the worker has it.
+        """Reads a row back and returns it if the worker owns it.
 
-        It is read, since a connection may break after the server has done its work.
+        Reading is needed because a connection may break after the server has committed.
         """
         self.sync()
         stored = self.rows[row.number]
         return stored if stored.worker == worker else None
 
     def report(self, row: Row, worker: str, document: Mapping[str, Any]) -> None:
-        """Lets other workers see how far a running trial is."""
+        """Stores intermediate values of a running trial for other workers."""
         self._write(
             f"UPDATE chop_trials SET document = :document WHERE {MINE}",
             number=row.number,
@@ -266,7 +269,7 @@ class Ledger:
         )
 
     def finish(self, row: Row, worker: str, outcome: str, document: Mapping[str, Any]) -> bool:
-        """Writes the end of a trial, once; False where it is no longer this worker's."""
+        """Finishes a trial once; returns False if the worker no longer owns it."""
         text = json.dumps(document)
         is_written = self._write(
             f"UPDATE chop_trials SET outcome = :outcome, document = :document WHERE {MINE}",
@@ -278,10 +281,11 @@ class Ledger:
         if is_written:
             known = self.rows[row.number]
             self._put(replace(known, worker=worker, outcome=outcome, document=text))
+        # If the connection broke after the commit, only the row shows the update.
         return is_written or self._mine(row, worker) is not None
 
     def release(self, row: Row, worker: str, *, errors: int) -> None:
-        """Releases a running trial for other workers of the study."""
+        """Releases a running trial so that other workers can claim it."""
         self._write(
             f"UPDATE chop_trials SET worker = '', errors = errors + :errors WHERE {MINE}",
             number=row.number,
@@ -294,22 +298,24 @@ class Ledger:
         outcome: str,
         document: Mapping[str, Any],
         number: int | None = None,
-        tell: Callable[[], Mapping[str, Any]] | None = None,
+        make_document: Callable[[], Mapping[str, Any]] | None = None,
     ) -> int | None:
-        """Adds a trial that measured nothing.
+        """Adds a trial without a measurement.
 
         Args:
             outcome: outcome of the trial.
-            document: with the `config`.
+            document: document with the `config`.
             number: number of the trial. None: the next free one.
-            tell: makes the document of the row instead, once nobody else can have the number.
-        Returns: its number; None where another worker's trial has the one that was asked for.
+            make_document: creates the document of the row, after its number is reserved.
+        Returns: its number, or None if another worker's trial has the requested number.
         """
-        added = self._insert(None, outcome, NO_WORKER, document, number=number, tell=tell)
+        added = self._insert(
+            None, outcome, NO_WORKER, document, number=number, make_document=make_document
+        )
         return None if number not in (None, added) else added
 
     def queue(self, key: str, config: Config) -> None:
-        """Adds a trial that waits, unless its configuration is known."""
+        """Queues a configuration unless it is known."""
         self._insert(key, WAITING, NO_WORKER, {"config": dict(config)})
 
     def _insert(
@@ -320,24 +326,28 @@ class Ledger:
         document: Mapping[str, Any],
         limit: float = math.inf,
         number: int | None = None,
-        tell: Callable[[], Mapping[str, Any]] | None = None,
+        make_document: Callable[[], Mapping[str, Any]] | None = None,
     ) -> int:
-        """Adds a row, unless its key is known, the limit of keys reached, or its number taken.
+        """Adds a row unless its key is known, the key limit is reached, or its number is taken.
 
-        Returns: the number of the row, where it was added.
+        Returns: the number of the added row, or the number of rows if none was added.
         """
         import sqlalchemy as sa
         from sqlalchemy.exc import IntegrityError
 
-        # Once: a transaction may be done again.
-        told = functools.cache(lambda: json.dumps(tell())) if tell is not None else None
+        # Cached, because a transaction may be repeated.
+        make_json = (
+            functools.cache(lambda: json.dumps(make_document()))
+            if make_document is not None
+            else None
+        )
 
         def insert(connection: sa.Connection) -> Row:
             values = {"study": self.study, **asdict(row)}
             connection.execute(sa.text(INSERT), values)
-            if told is None:
+            if make_json is None:
                 return row
-            values["document"] = told()
+            values["document"] = make_json()
             connection.execute(sa.text(DOCUMENT), values)
             return replace(row, document=values["document"])
 
@@ -349,11 +359,11 @@ class Ledger:
             with suppress(IntegrityError):
                 self._put(self._transact(insert))
                 return row.number
-            self.sync()  # another worker has added this number, or this key
+            self.sync()  # another worker has added this number or key
         return len(self.rows)
 
     def heartbeat(self, worker: str) -> None:
-        """Counts one more sign of life of a worker."""
+        """Increments the heartbeat count of a worker."""
         if not self._write(
             "UPDATE chop_workers SET beat = beat + 1 WHERE study = :study AND worker = :worker",
             worker=worker,
@@ -370,12 +380,12 @@ class Ledger:
         )
 
     def heartbeats(self) -> dict[str, int]:
-        """How many signs of life each worker has given."""
+        """Returns the heartbeat count of each worker."""
         rows = self._read("SELECT worker, beat FROM chop_workers WHERE study = :study")
         return {worker: int(beat) for worker, beat in rows}
 
     def _write(self, statement: str, **values: Any) -> bool:
-        """Runs one statement in a transaction of its own; True when it changed a row."""
+        """Runs one statement in its own transaction; returns True if it changed a row."""
         import sqlalchemy as sa
 
         values["study"] = self.study
@@ -390,9 +400,9 @@ class Ledger:
         return self._transact(lambda connection: list(connection.execute(statement, values)))
 
     def _transact(self, work: Callable[[sa.Connection], T]) -> T:
-        """Runs a transaction; a server that went away is waited for.
+        """Runs a transaction and waits for a lost server.
 
-        A broken connection may leave a transaction done or not: every `work` may be done again.
+        A broken connection may leave a transaction committed or not, so `work` must be repeatable.
         """
         from sqlalchemy.exc import OperationalError
 
@@ -409,7 +419,7 @@ class Ledger:
 
 
 def make_tables(engine: sa.Engine) -> None:
-    """Makes the tables where they are missing."""
+    """Creates missing tables."""
     import sqlalchemy as sa
     from sqlalchemy.exc import IntegrityError, ProgrammingError
 
@@ -420,16 +430,16 @@ def make_tables(engine: sa.Engine) -> None:
 
     try:
         make()
-    except (IntegrityError, ProgrammingError):  # PostgreSQL: another worker makes them now
+    except (IntegrityError, ProgrammingError):  # PostgreSQL: another worker is creating them
         make()
 
 
 def studies(engine: sa.Engine) -> list[str]:
-    """The names of the studies in a storage."""
+    """Returns the names of the studies in a storage."""
     import sqlalchemy as sa
 
     if not sa.inspect(engine).has_table("chop_studies"):
         return []
     with engine.connect() as connection:
-        found = connection.execute(sa.text("SELECT study FROM chop_studies ORDER BY study"))
-        return [name for (name,) in found]
+        names = connection.execute(sa.text("SELECT study FROM chop_studies ORDER BY study"))
+        return [name for (name,) in names]

@@ -1,4 +1,4 @@
-"""Neighborhood search: an unvisited configuration near one that was proposed."""
+"""Search for an unvisited configuration near a proposed one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Container, Iterator
 from chop.search.registry import derive_seed
 from chop.search.space import Config, SearchSpace
 
-MOST = 10_000
-"""Neighbors that are looked through."""
+MAX_NEIGHBORS = 10_000
+"""Maximum number of neighbors examined."""
 DRAWS = 200
 
 
 def unvisited_neighbor(
     space: SearchSpace, config: Config, visited: Container[str], seed: int = 0
 ) -> Config | None:
-    """A feasible configuration whose key is not among `visited`: a near one if there is one.
+    """Returns a feasible configuration that is not in `visited`, preferably a near one.
 
-    First those that differ in one and in two choices are looked through, in an order of their own
-    for each configuration; then random ones; at last the grid: None means that the space is used
-    up, or that nothing was found in a large one (`SearchSpace.first`).
+    Neighbors that differ in one and two choices are examined first, in an order that depends on the
+    configuration, then random configurations, then the grid. Returns None if the space is
+    exhausted, or none was found in a large space (`SearchSpace.first`).
     """
     draw = random.Random(derive_seed(seed, ["near", space.key(config)]))
 
@@ -30,7 +30,7 @@ def unvisited_neighbor(
 
     def others() -> Iterator[Config]:
         for changes in (1, 2):
-            near = list(itertools.islice(space.neighbors(config, changes), MOST))
+            near = list(itertools.islice(space.neighbors(config, changes), MAX_NEIGHBORS))
             draw.shuffle(near)
             yield from near
         yield from (space.at(draw.randrange(space.size)) for _ in range(DRAWS))

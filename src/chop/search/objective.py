@@ -1,4 +1,4 @@
-"""Objectives and constraints of a search: numbers by name that a measure returns."""
+"""Objectives and constraints on the named numbers that an objective function returns."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from chop.search.space import Config
 Direction = Literal["maximize", "minimize"]
 
 Report = Callable[[int, float], None]
-"""Called by a measure as `report(step, value)` with its first goal so far; may raise Pruned."""
+"""Callback `report(step, value)` for intermediate values of the first goal; may raise Pruned."""
 
 Measure = Callable[[Config, Report], Mapping[str, float]]
-"""Measures one configuration: numbers by name, each goal's among them."""
+"""Objective function: returns the measured numbers of a configuration, including each goal."""
 
 
 ROUNDING = 1e-9
-"""Relative tolerance of a bound: sums of bits are rounded."""
+"""Relative tolerance of a bound, for rounding in sums of bits."""
 
 
 class Pruned(ChopError):  # noqa: N818 (Optuna's name for a trial that is not worth finishing)
-    """Pruned trial: raised by `report`; a measure lets it pass."""
+    """Pruned trial. `report` raises it, and objective functions must not catch it."""
 
 
 class NotANumberError(ConfigError):
-    """A measure returned NaN, or what nothing can be better than: the trial fails, and no other."""
+    """Raised if a goal is NaN or infinitely good; only this trial fails."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Objective: a measured number to maximize or minimize.
+    """Objective: measured number to maximize or minimize.
 
     Attributes:
-        name: key of the number in what a measure returns.
+        name: name of the number.
         direction: "maximize" (default) or "minimize".
     """
 
@@ -47,19 +47,18 @@ class Goal:
         _check_direction("goal", self.name, self.direction)
 
     def loss(self, value: float) -> float:
-        """The number to minimize: `value`, negated where the direction is "maximize"."""
+        """Returns the loss: `value`, negated if the direction is "maximize"."""
         return -value if self.direction == "maximize" else value
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """Constraint: a bound on a measured number.
+    """Constraint: bound on a measured number.
 
     Attributes:
-        name: key of the number in what a measure returns.
-        bound: in the number's own unit; met up to rounding (1e-9 of it).
-        direction: "minimize" (default): `bound` is the most that the number may be; "maximize":
-            the least.
+        name: name of the number.
+        bound: bound in the unit of the number, met up to rounding (1e-9 of it).
+        direction: "minimize" (default) for an upper bound, "maximize" for a lower bound.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Constraint:
             raise ConfigError(f"constraint '{self.name}': expected a number, got {self.bound}.")
 
     def excess(self, value: float) -> float:
-        """Violation: how far `value` is beyond the bound and its rounding; at most 0 within it."""
+        """Returns the violation: distance beyond the bound and its rounding, at most 0 if met."""
         beyond = self.bound - value if self.direction == "maximize" else value - self.bound
         return beyond - ROUNDING * abs(self.bound)
 
@@ -87,22 +86,22 @@ def _check_direction(kind: str, name: str, direction: str) -> None:
 
 
 def select_objectives(goals: Goals) -> tuple[Goal, ...]:
-    """The objectives among the goals, at least one.
+    """Returns the objectives among the goals, at least one.
 
     Raises:
-        ConfigError: there is none, or two objectives share a name.
+        ConfigError: if there is no objective, or two objectives share a name.
     """
-    found = tuple(goal for goal in goals if isinstance(goal, Goal))
-    names = [goal.name for goal in found]
-    if not found:
-        raise ConfigError("goals: expected at least one without a budget, an objective.")
+    objectives = tuple(goal for goal in goals if isinstance(goal, Goal))
+    names = [goal.name for goal in objectives]
+    if not objectives:
+        raise ConfigError("goals: expected at least one objective, a goal without a budget.")
     if len(set(names)) < len(names):
         raise ConfigError(f"goals: two objectives share a name: {', '.join(names)}.")
-    return found
+    return objectives
 
 
 def select_constraints(goals: Goals) -> tuple[Constraint, ...]:
-    """The constraints among the goals."""
+    """Returns the constraints among the goals."""
     return tuple(goal for goal in goals if isinstance(goal, Constraint))
 
 
@@ -112,15 +111,15 @@ def named_goals(
     directions: Mapping[str, Direction],
     sizes: Collection[str],
 ) -> tuple[Goal | Constraint, ...]:
-    """Objectives, then constraints, by the names that a problem has for them.
+    """Returns objectives and constraints by the names that a problem defines.
 
     Args:
         names: names of the objectives.
-        budgets: bound of each constraint, by name.
-        directions: name -> direction, of everything that the problem measures.
-        sizes: names of what every model has some of.
+        budgets: name -> bound of each constraint.
+        directions: name -> direction of each number that the problem measures.
+        sizes: names of sizes, which are positive for every model.
     Raises:
-        ConfigError: a name is unknown, or a budget is no number that what it bounds can have.
+        ConfigError: if a name is unknown, or a budget is out of range.
     """
     for where, given in (("goals", names), ("budgets", budgets)):
         for name in given:
@@ -135,12 +134,12 @@ def named_goals(
 
 
 def goals_to_json(goals: Goals) -> list[list[Any]]:
-    """Goals as studies store them: [name, direction, bound], the bound of an objective None."""
+    """Returns goals as stored: [name, direction, bound], with bound None for objectives."""
     return [[g.name, g.direction, g.bound if isinstance(g, Constraint) else None] for g in goals]
 
 
 def goals_from_json(stored: Iterable[Sequence[Any]]) -> tuple[Goal | Constraint, ...]:
-    """The inverse of `goals_to_json`."""
+    """Parses goals from the form of `goals_to_json`."""
     return tuple(
         Goal(name, direction) if bound is None else Constraint(name, bound, direction)
         for name, direction, bound in stored
@@ -148,18 +147,19 @@ def goals_from_json(stored: Iterable[Sequence[Any]]) -> tuple[Goal | Constraint,
 
 
 def check_values(values: Mapping[str, float], goals: Goals) -> dict[str, float]:
-    """What a measure returned, as plain floats, every goal's number among them.
+    """Returns the numbers of an objective function as floats, with every goal present.
 
-    NaN is not a number to compare: the trial fails rather than being the best one later, and so
-    does one with an infinite profit. An infinite loss is one.
+    A trial with NaN or an infinitely good value fails, so that it cannot rank best. An infinite
+    loss is valid.
 
     Raises:
-        ConfigError: it is no mapping of numbers by name, or a goal's number is missing.
-        NotANumberError: a goal's number is NaN, or an objective's is the infinite one that nothing
-            is better than.
+        ConfigError: if the value is not a mapping of names to numbers, or a goal is missing.
+        NotANumberError: if a goal is NaN, or an objective is infinitely good.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"the measure returned {values!r}, expected numbers by name.")
+        raise ConfigError(
+            f"the measure returned {values!r}, expected a mapping of names to numbers."
+        )
     try:
         numbers = {name: float(value) for name, value in values.items()}
     except (TypeError, ValueError, OverflowError) as error:

@@ -1,14 +1,13 @@
-"""Optuna study in memory that follows a ledger, for samplers, pruners, plots and dashboards.
+"""In-memory Optuna study that mirrors a ledger, for samplers, pruners, plots and dashboards.
 
-Fence around Optuna's internals that have public names: methods of its storages, the fields of
-`FrozenTrial`, the "fixed_params" of enqueued trials and where constraints are kept, as
-`OPTUNA_VERSIONS` have them; `tests/search/test_optuna_study.py` fails first where they change.
-`chop.private.optuna_api` has what is private by name. Optuna 5 keeps each constraint by its name,
-Optuna 4 all of them as one list, which samplers with a `constraints_func` read. Rows have the names
-whichever wrote them.
+This module isolates the use of Optuna internals with public names in `OPTUNA_VERSIONS`: storage
+methods, fields of `FrozenTrial`, the "fixed_params" of enqueued trials, and the place of
+constraints. `tests/search/test_optuna_study.py` fails first if they change. Private names are in
+`chop.private.optuna_api`. Optuna 5 stores each constraint by its name; Optuna 4 stores one list,
+which samplers with a `constraints_func` read. Rows always have the names.
 
-Optuna's own tables are not used: a trial of 50 choices takes them ten times as long to write and
-to read as one row of the ledger (`benchmarks/search_storage.py`), and they cannot say who runs a
+Optuna's own tables are not used: for a trial of 50 choices they take ten times as long to write and
+to read as one ledger row (`benchmarks/search_storage.py`), and they do not record the worker of a
 trial.
 """
 
@@ -34,29 +33,29 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
 
 OPTUNA_VERSIONS = ">=4.2,<6"
-"""Versions whose private API is the one used here."""
+"""Supported versions of Optuna."""
 HAS_NAMED_CONSTRAINTS = hasattr(Trial, "set_constraint")
-"""Whether this is Optuna 5."""
+"""True for Optuna 5."""
 CONSTRAINTS = "constraints"
-"""System attribute with all constraints of a trial; before `:` and a name, with that one."""
+"""System attribute with all constraints of a trial, or prefix `constraints:NAME` of one."""
 _WARNING_FILTERS = threading.Lock()
 CLAIMED_ELSEWHERE = "busy"
-"""Outcome of a trial that another worker has."""
+"""Outcome of a trial whose configuration another worker measures."""
 
 
 class InMemoryStudy:
-    """Optuna study in memory, kept equal to the rows of a ledger.
+    """In-memory Optuna study kept equal to the rows of a ledger.
 
     Args:
-        name: of the study.
+        name: name of the study.
         space: search space of its trials.
-        goals: the objectives are the study's; constraints are reported with each trial.
-        encoding: how the sampler takes options, as text or as index.
-        pruner: of the study.
-        storage: holds the study; None (default) makes one of its own.
+        goals: objectives of the study. Constraints are stored with each trial.
+        encoding: parameter encoding of the sampler: text or index.
+        pruner: pruner of the study.
+        storage: Optuna storage of the study. None (default) creates one.
 
     Attributes:
-        study: Optuna's study.
+        study: the Optuna study.
     """
 
     def __init__(
@@ -87,13 +86,13 @@ class InMemoryStudy:
     def follow(
         self, rows: Sequence[Row], is_dead: Callable[[str], bool] = lambda worker: False
     ) -> None:
-        """Takes over what other workers have begun, reported or finished.
+        """Adds trials that other workers have started, reported or finished.
 
         Args:
-            rows: of the ledger, all of them.
-            is_dead: tells of a worker whether it has ended. What it left is not in the study until
-                it is begun again: so with one worker a trial's number is its row's, by which
-                Hyperband and CMA-ES draw.
+            rows: all rows of the ledger.
+            is_dead: returns whether a worker has ended. Its trials are added when they are started
+                again. With one worker, a trial then has the number of its row, on which the draws
+                of Hyperband and CMA-ES depend.
         """
         new = range(self._next, len(rows))
         self._next = len(rows)
@@ -108,22 +107,22 @@ class InMemoryStudy:
             (self._open.discard if row.is_finished else self._open.add)(row.number)
 
     def ask(self, config: Config | None = None) -> Trial:
-        """A new trial of the sampler's choice, or of a configuration."""
+        """Returns a new trial for a configuration, or for one chosen by the sampler."""
         if config is not None:
             self.study.enqueue_trial(self.space.to_params(config, self.encoding))
         return self.study.ask(self.distributions)
 
     def restore(self, trial: Trial, row: Row) -> None:
-        """Gives a trial what the sampler noted of it when the row was begun by another worker.
+        """Restores the sampler's attributes of a trial whose row another worker started.
 
-        Samplers note nothing of a configuration that they are given; CMA-ES and NSGA-II would leave
-        it out of their generation.
+        Samplers store no attributes for given configurations, so CMA-ES and NSGA-II would omit the
+        trial from their generation.
         """
-        for name, value in row.noted.get("asked", {}).items():
+        for name, value in row.parsed.get("asked", {}).items():
             self.storage.set_trial_system_attr(self._id(trial), name, value)
 
     def adopt(self, number: int, trial: Trial) -> None:
-        """Maps a row of the ledger, which this process finishes, to a trial of this study."""
+        """Maps a row that this process finishes to a trial of this study."""
         if number in self._ids:
             self._end(self._ids[number])
         self._ids[number] = self._id(trial)
@@ -131,13 +130,13 @@ class InMemoryStudy:
         self._open.discard(number)
 
     def leave(self, number: int) -> None:
-        """Unmaps a row, which this process no longer finishes."""
+        """Unmaps a row that another process will finish."""
         self._end(self._ids.pop(number))
         self._own.discard(number)
         self._open.add(number)
 
     def constrain(self, trial: Trial, excess: Mapping[str, float]) -> None:
-        """Notes by how much a trial is beyond each constraint; 0 and less is within."""
+        """Stores the violation of each constraint; 0 and less is feasible."""
         for name, value in excess.items():
             if HAS_NAMED_CONSTRAINTS:
                 trial.set_constraint(name, value)
@@ -149,7 +148,7 @@ class InMemoryStudy:
         self._end(self._id(trial))
 
     def frozen(self, trial: Trial) -> FrozenTrial:
-        """A trial of this study as it is now."""
+        """Returns the current state of a trial of this study."""
         return self.storage.get_trial(self._id(trial))
 
     def _id(self, trial: Trial) -> int:
@@ -173,30 +172,30 @@ class InMemoryStudy:
             self.storage.set_trial_state_values(trial_id, trial.state, trial.values)
 
     def _frozen(self, row: Row) -> FrozenTrial:
-        noted = row.noted
+        document = row.parsed
         user_attrs: dict[str, Any] = {
-            name: noted[name] for name in ("values", "note") if name in noted
+            name: document[name] for name in ("values", "note") if name in document
         }
         return _StoredTrial(
             number=-1,
             trial_id=-1,
-            state=TrialState[noted.get("state", "RUNNING")],
+            state=TrialState[document.get("state", "RUNNING")],
             value=None,
-            values=noted.get("told"),
-            datetime_start=_time(noted.get("start")),
-            datetime_complete=_time(noted.get("end")),
-            params=self.space.to_params(noted["config"], self.encoding),
+            values=document.get("told"),
+            datetime_start=_time(document.get("start")),
+            datetime_complete=_time(document.get("end")),
+            params=self.space.to_params(document["config"], self.encoding),
             distributions=self.distributions,
             user_attrs={"outcome": row.outcome, **user_attrs},
-            system_attrs=_with_list(noted.get("attrs", {})),
-            intermediate_values={int(k): v for k, v in noted.get("steps", {}).items()},
+            system_attrs=_with_list(document.get("attrs", {})),
+            intermediate_values={int(k): v for k, v in document.get("steps", {}).items()},
         )
 
 
 def build_document(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, Any]:
-    """Document of a trial's row, from which other processes make the trial again."""
+    """Returns the document of a trial's row, from which other processes restore the trial."""
     end = trial.datetime_complete
-    noted: dict[str, Any] = {
+    document: dict[str, Any] = {
         "config": dict(config),
         "state": trial.state.name,
         "told": trial.values,
@@ -205,18 +204,18 @@ def build_document(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, A
         "steps": trial.intermediate_values,
         "attrs": {name: x for name, x in trial.system_attrs.items() if name != CONSTRAINTS},
     }
-    noted.update({name: x for name, x in trial.user_attrs.items() if name in ("values", "note")})
-    return {name: value for name, value in noted.items() if value not in (None, {}, "")}
+    document.update({name: x for name, x in trial.user_attrs.items() if name in ("values", "note")})
+    return {name: value for name, value in document.items() if value not in (None, {}, "")}
 
 
 def trial_params(trial: FrozenTrial) -> Mapping[str, Any]:
-    """The parameters of a trial; of one that waits in Optuna's queue those it was enqueued with."""
+    """Returns the parameters of a trial; for an enqueued trial, its fixed parameters."""
     params: Mapping[str, Any] = trial.params or trial.system_attrs.get("fixed_params", {})
     return params
 
 
 def get_excess(trial: FrozenTrial) -> dict[str, float]:
-    """By how much a trial is beyond each constraint, by its name; a list has numbers for names."""
+    """Returns the violation of each constraint by name; constraints in a list are numbered."""
     if HAS_NAMED_CONSTRAINTS:
         return trial.constraints
     prefix = f"{CONSTRAINTS}:"
@@ -226,15 +225,15 @@ def get_excess(trial: FrozenTrial) -> dict[str, float]:
 
 
 def constraint_settings() -> dict[str, Any]:
-    """Arguments with which a sampler of Optuna's reads constraints; Optuna 5 needs none."""
+    """Returns sampler arguments for constraints; Optuna 5 needs none."""
     return {} if HAS_NAMED_CONSTRAINTS else {"constraints_func": _excesses}
 
 
 @contextlib.contextmanager
 def without_experimental_warnings() -> Iterator[None]:
-    """Inside, nothing is said of what is experimental in Optuna 4 and the same in Optuna 5.
+    """Context manager that suppresses experimental warnings of Optuna 4.
 
-    One thread at a time: the filters of warnings are the process's.
+    Threads take turns, because warning filters belong to the process.
     """
     if HAS_NAMED_CONSTRAINTS:
         yield
@@ -249,9 +248,9 @@ def _excesses(trial: FrozenTrial) -> list[float]:
 
 
 def _with_list(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """System attributes with the constraints by name also as the list that Optuna 4 reads."""
-    found = [x for name, x in attrs.items() if name.startswith(f"{CONSTRAINTS}:")]
-    return dict(attrs) if HAS_NAMED_CONSTRAINTS else {**attrs, CONSTRAINTS: found}
+    """Returns system attributes with constraints also as the list that Optuna 4 reads."""
+    excesses = [x for name, x in attrs.items() if name.startswith(f"{CONSTRAINTS}:")]
+    return dict(attrs) if HAS_NAMED_CONSTRAINTS else {**attrs, CONSTRAINTS: excesses}
 
 
 def _time(text: str | None) -> datetime.datetime | None:
@@ -259,7 +258,7 @@ def _time(text: str | None) -> datetime.datetime | None:
 
 
 class _StoredTrial(FrozenTrial):
-    """Frozen trial whose copies share its distributions: most of it, and never changed."""
+    """Frozen trial whose copies share its immutable distributions, its largest part."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _StoredTrial:
         copied = copy.copy(self)
@@ -270,7 +269,7 @@ class _StoredTrial(FrozenTrial):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, Optuna only warns: what a search does is shown by its own progress."""
+    """Context manager that limits Optuna's log to warnings."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

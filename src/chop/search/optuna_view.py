@@ -1,4 +1,4 @@
-"""Optuna view of a search: live in its dashboard, or as a database of its own."""
+"""Optuna views of a search: live dashboard, or export as an Optuna database."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from chop.search.optuna_study import InMemoryStudy
 
 FOLLOW_SECONDS = 3.0
-"""Seconds between two refreshes of a running search."""
+"""Seconds between refreshes of a running search."""
 
 
 class _Follower:
-    """Studies of a storage, kept up to date in Optuna's memory.
+    """Live copy of a storage's studies in an in-memory Optuna storage.
 
     Args:
         storage: output folder, file or URL of searches.
-        name: of the study; None takes all.
+        name: name of a study. None for all studies.
 
     Attributes:
-        memory: Optuna's storage; what is written to it is not kept.
+        memory: in-memory Optuna storage. Changes made to it are discarded.
     """
 
     def __init__(self, storage: str, name: str | None = None) -> None:
@@ -42,20 +42,20 @@ class _Follower:
         self._mirrors: dict[str, InMemoryStudy] = {}
 
     def refresh(self) -> None:
-        """Copies the trials that were started, reported or finished since the last refresh.
+        """Copies trials that were started, reported or finished since the last refresh.
 
         Raises:
-            UnavailableError: the storage is not there (any more).
-            ConfigError: it has no study of that name.
+            UnavailableError: if the storage does not exist or was removed.
+            ConfigError: if the storage has no study of that name.
         """
         from optuna.pruners import NopPruner
 
         from chop.search.optuna_study import InMemoryStudy
 
         for name in [self.name] if self.name else study_names(self.url):
-            noted, ledger = read_ledger(self.url, name)
+            stored, ledger = read_ledger(self.url, name)
             if name not in self._mirrors:
-                space, goals = noted["space"], noted["goals"]
+                space, goals = stored["space"], stored["goals"]
                 self._mirrors[name] = InMemoryStudy(
                     name, space, goals, "text", NopPruner(), self.memory
                 )
@@ -63,12 +63,12 @@ class _Follower:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Context in which a thread refreshes the studies every `FOLLOW_SECONDS`."""
+        """Context manager with a thread that refreshes the studies every `FOLLOW_SECONDS`."""
         done = threading.Event()
 
         def follow() -> None:
             while not done.wait(FOLLOW_SECONDS):
-                # A server may come back; a study may be deleted in the dashboard.
+                # A server may recover, and the dashboard can delete a study.
                 with suppress(ChopError, KeyError):
                     self.refresh()
 
@@ -84,16 +84,16 @@ class _Follower:
 def serve_dashboard(
     storage: str, name: str | None = None, host: str = "127.0.0.1", port: int = 8080
 ) -> None:
-    """Serves Optuna's dashboard of a search, running or not, until it is interrupted.
+    """Serves Optuna's dashboard for a finished or running search until interrupted.
 
     Args:
         storage: output folder, file or URL of searches.
-        name: of the study; None shows all of the storage.
-        host: address to listen on; the dashboard asks nobody for a password.
-        port: of that address.
+        name: name of a study. None for all studies.
+        host: address to listen on. The dashboard has no password.
+        port: port to listen on.
     Raises:
-        UnavailableError: optuna-dashboard is not installed, the storage is not there, or the port
-            is taken.
+        UnavailableError: if optuna-dashboard is not installed, the storage does not exist, or the
+            port is in use.
     """
     run_server = _server()
     follower = _Follower(storage, name)
@@ -108,7 +108,9 @@ def serve_dashboard(
         if isinstance(error, ChopError):
             raise
         reason = error.strerror or error
-        raise UnavailableError(f"{host}:{port}: {reason}; give another by --port.") from None
+        raise UnavailableError(
+            f"{host}:{port}: {reason}; choose another port with --port."
+        ) from None
 
 
 def _server() -> Callable[..., None]:
@@ -123,15 +125,15 @@ def _server() -> Callable[..., None]:
 
 
 def export_study(storage: str, path: Path, name: str | None = None) -> int:
-    """Writes a study as an ordinary Optuna database, which Optuna's own tools open.
+    """Exports a study as an Optuna database for Optuna's own tools.
 
     Args:
         storage: output folder, file or URL of a search.
-        path: a SQLite file that is not there yet.
-        name: of the study; None where the storage has one.
-    Returns: how many trials it has.
+        path: new SQLite file.
+        name: name of the study. None if the storage has a single one.
+    Returns: the number of exported trials.
     Raises:
-        ConfigError: the file is there.
+        ConfigError: if the file exists.
     """
     import optuna
     import sqlalchemy as sa
@@ -139,18 +141,18 @@ def export_study(storage: str, path: Path, name: str | None = None) -> int:
     from chop.search.optuna_study import quiet
 
     if path.exists():
-        raise ConfigError(f"'{path}' is there already: name a new file.")
-    noted, _ = read_ledger(storage, name)
-    follower = _Follower(noted["url"], noted["name"])
+        raise ConfigError(f"'{path}' already exists: choose a new file.")
+    stored, _ = read_ledger(storage, name)
+    follower = _Follower(stored["url"], stored["name"])
     follower.refresh()
     with atomic_file(path) as temporary, quiet():
         url = sa.URL.create("sqlite", database=str(temporary)).render_as_string()
         target = optuna.storages.RDBStorage(url)
         try:
             optuna.copy_study(
-                from_study_name=noted["name"], from_storage=follower.memory, to_storage=target
+                from_study_name=stored["name"], from_storage=follower.memory, to_storage=target
             )
         finally:
             target.remove_session()
             target.engine.dispose()
-    return len(optuna.load_study(study_name=noted["name"], storage=follower.memory).trials)
+    return len(optuna.load_study(study_name=stored["name"], storage=follower.memory).trials)

@@ -1,4 +1,4 @@
-"""Progress bar of a running search: trials done, best so far, time left."""
+"""Progress bar of a running search: finished trials, best value, time remaining."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from chop.search.result import Result, TrialRecord
 
 REFRESH_SECONDS = 0.5
 ENDED = ("measured", "pruned", "failed")
-SHOWN = ("cached", "pruned", "failed")
-MOST_LINES = 20
-"""Trials between two refreshes from which on they are one line, as trials of milliseconds are."""
+LINES = ("cached", "pruned", "failed")
+MAX_LINES = 20
+"""Number of trials between refreshes that are summarized in one line instead of a line each."""
 
 
 @contextmanager
 def live_progress(
-    read: Callable[[], Result], until: int, shown: bool
+    read: Callable[[], Result], until: int, is_visible: bool
 ) -> Iterator[Callable[[], None]]:
-    """Yields what to call after each trial; `read` is called at most twice a second.
+    """Yields a callback to call after each trial; it calls `read` at most twice a second.
 
-    A terminal shows a bar; a pipe or a file gets a line for each trial.
+    A terminal shows a progress bar. Pipes and files get a line for each trial.
     """
-    if not shown:
+    if not is_visible:
         yield lambda: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -45,7 +45,7 @@ def live_progress(
         result = read()
         done = sum(result.counts.get(outcome, 0) for outcome in ENDED)
         began = began or (time.monotonic(), done)
-        remaining = format_clock(_seconds_left(*began, done, until))
+        remaining = format_clock(_remaining_seconds(*began, done, until))
         bar.update(task, completed=done, description=headline(result), left=remaining)
         for line in lines.new(result, remaining) if lines else ():
             say_line(bar.console, line)
@@ -56,8 +56,8 @@ def live_progress(
         show(now=True)
 
 
-def _seconds_left(began: float, before: int, done: int, until: int) -> float | None:
-    """Seconds left at the pace since the beginning of this run; None before its first trial."""
+def _remaining_seconds(began: float, before: int, done: int, until: int) -> float | None:
+    """Returns the remaining seconds at the pace of this run; None before its first trial."""
     if done >= until:
         return 0.0
     if done <= before:
@@ -66,26 +66,26 @@ def _seconds_left(began: float, before: int, done: int, until: int) -> float | N
 
 
 class _TrialLines:
-    """Progress lines for newly finished trials, for output that is not a terminal.
+    """Progress lines for newly finished trials, for output other than a terminal.
 
     Args:
-        until: trials that the study is to have.
+        until: target number of trials.
     """
 
     def __init__(self, until: int) -> None:
-        self.until, self._told = until, set[int]()
+        self.until, self._reported = until, set[int]()
         self._is_first = True
 
     def new(self, result: Result, remaining: str) -> Iterator[str]:
-        """Yields a line for each new trial, or one for many trials and those of earlier runs."""
+        """Yields a line for each new trial, or one line for many and for earlier runs."""
         ended = [t for t in result.trials if t.outcome in ENDED]
-        fresh = [t for t in ended if t.number not in self._told]
-        self._told |= {t.number for t in fresh}
+        fresh = [t for t in ended if t.number not in self._reported]
+        self._reported |= {t.number for t in fresh}
         is_first, self._is_first = self._is_first, False
         if not fresh:
             return
         end = f"{len(ended)} of {self.until}: "
-        if is_first or len(fresh) > MOST_LINES:
+        if is_first or len(fresh) > MAX_LINES:
             yield f"{end}{headline(result)}, {remaining} left"
             return
         for place, trial in enumerate(fresh, len(ended) - len(fresh) + 1):
@@ -95,11 +95,11 @@ class _TrialLines:
 
 
 def headline(result: Result) -> str:
-    """The best so far and what else happened, in one line."""
-    parts = [f"{result.counts[name]} {name}" for name in SHOWN if name in result.counts]
+    """Returns the best value so far and the other outcomes in one line."""
+    parts = [f"{result.counts[name]} {name}" for name in LINES if name in result.counts]
     if result.best is None:
         begun = result.why_nothing if result.failed else "begun"
-        return ", ".join(["nothing feasible yet", *parts]) if result.measured else begun
+        return ", ".join(["no feasible trial yet", *parts]) if result.measured else begun
     return ", ".join([f"best {_values(result, result.best)}", *parts])
 
 

@@ -1,4 +1,4 @@
-"""Searches as their storages know them: trials, goals and settings, without their data."""
+"""Reading of searches from storages: trials, goals and settings."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ NO_STUDY = (
 
 
 def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], Result]:
-    """A search as its storage knows it, without what it was measured on.
+    """Reads a search from its storage.
 
     Returns: its `name`, `space` (options as texts), `goals`, the storage's `url` and the `job`
-        (None where a program of the user's ran it); and its trials.
+        (None if a user's program ran it), and its trials.
     Raises:
-        UnavailableError: the storage is not there.
-        ConfigError: it has no study of that name, or several and none is named.
+        UnavailableError: if the storage is not there.
+        ConfigError: if it has no study of that name, or several and none is named.
     """
-    noted, _ = read_ledger(storage, name)
-    return noted, Result(noted["goals"], noted["trials"])
+    stored, _ = read_ledger(storage, name)
+    return stored, Result(stored["goals"], stored["trials"])
 
 
 def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], Ledger]:
-    """The same, with all rows of the study as they are now; its storage is closed again."""
+    """Reads a search with all rows of its ledger."""
     url, name = find_storage(storage, name)
     with open_for_reading(url, begun=False) as engine:
         ledger = Ledger(engine, _find_study(studies(engine), name))
@@ -44,7 +44,7 @@ def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
         begun = document["search"]
         choices = (Choice(k, {t: t for t in texts}) for k, texts in begun["choices"].items())
         space = SearchSpace(tuple(choices))
-        noted = {
+        stored = {
             "name": ledger.study,
             "space": space,
             "goals": goals_from_json(begun["goals"]),
@@ -55,15 +55,15 @@ def read_ledger(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
         for trial in ledger.records:
             if trial.config.keys() != space.by_name.keys():
                 raise ValueError(f"trial {trial.number} has other choices than its study")
-    return noted, ledger
+    return stored, ledger
 
 
 def find_storage(storage: str, name: str | None) -> tuple[str, str | None]:
-    """The URL of a storage, and the study that is meant.
+    """Returns the URL of a storage and the name of a study in it.
 
     Args:
-        storage: output folder, file or URL; `OUT/NAME` means the study NAME of `OUT`.
-        name: of the study; None where the storage has one.
+        storage: output folder, file or URL. `OUT/NAME` is study NAME in folder `OUT`.
+        name: name of the study. None if the storage has a single one.
     """
     url = storage_url(storage, None)
     file = storage_file(url)
@@ -75,10 +75,10 @@ def find_storage(storage: str, name: str | None) -> tuple[str, str | None]:
 
 
 def study_names(url: str) -> list[str]:
-    """The studies of a storage.
+    """Returns the names of the studies in a storage.
 
     Raises:
-        UnavailableError: the storage is not there.
+        UnavailableError: if the storage does not exist.
     """
     with open_for_reading(url, begun=False) as engine:
         return studies(engine)
@@ -94,7 +94,7 @@ def _find_study(names: list[str], name: str | None) -> str:
 
 
 def finished_trials(url: str, study: str) -> int:
-    """How many trials of a study have ended, none where there is no such storage."""
+    """Returns the number of finished trials of a study, 0 if there is no such storage."""
     file = storage_file(url)
     if url == MEMORY or (file is not None and not file.exists()):
         return 0
@@ -105,7 +105,7 @@ def finished_trials(url: str, study: str) -> int:
 
 
 def choice_rows(result: Result, space: SearchSpace) -> list[dict[str, Any]]:
-    """A row per choice: what the best trial took, and how much the choice matters.
+    """Returns a table row per choice: option of the best trial, and importance.
 
     See `chop.search.importance`.
     """

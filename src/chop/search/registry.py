@@ -1,4 +1,4 @@
-"""Registry of samplers and pruners by name, Optuna's or ours."""
+"""Registry of samplers and pruners by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class SamplerRow(NamedTuple):
-    """One sampler.
+    """Registered sampler.
 
     Attributes:
-        make: builds it for a space and a seed; called for every trial, so that its draws depend on
-            the seed and the trial's place alone: a resumed search draws what an unbroken one would.
-        encoding: how it takes options, as text or as index.
-        max_goals: how many objectives it takes.
-        constraint_settings: whether `make` takes those of Optuna 4 for a search with constraints.
+        make: builds the sampler from a space and a seed. It is called for each trial, so that draws
+            depend only on the seed and the number of the trial, and a resumed search equals an
+            uninterrupted one.
+        encoding: parameter encoding: text or index.
+        max_goals: maximum number of objectives.
+        constraint_settings: True if `make` accepts Optuna 4's constraint arguments.
     """
 
     make: Callable[..., BaseSampler]
@@ -58,7 +59,7 @@ def _sensitivity(space: SearchSpace, seed: int) -> BaseSampler:
 
 
 def _sampler_row(name: str, value: Any) -> SamplerRow:
-    """Makes a row of a sampler of another package: a `SamplerRow`, or what makes a sampler."""
+    """Returns the row of a plugin's sampler: a `SamplerRow`, or a factory."""
     if isinstance(value, SamplerRow):
         return value
     if not callable(value):
@@ -82,7 +83,7 @@ SAMPLERS: Registry[SamplerRow] = Registry(
     },
     as_row=_sampler_row,
 )
-"""Samplers by name: those of chop, and those of other packages."""
+"""Samplers by name, including those of plugins."""
 
 PRUNERS = {
     "asha": "SuccessiveHalvingPruner",
@@ -92,10 +93,10 @@ PRUNERS = {
 
 
 def sampler_row(sampler: str | BaseSampler) -> SamplerRow:
-    """The row of a sampler's name; a sampler object is a row of its own.
+    """Returns the row of a sampler name; a sampler object gets its own row.
 
     Raises:
-        ConfigError: no sampler has that name.
+        ConfigError: if the name is unknown.
     """
     if not isinstance(sampler, str):
         return SamplerRow(lambda space, seed: sampler)
@@ -105,10 +106,10 @@ def sampler_row(sampler: str | BaseSampler) -> SamplerRow:
 
 
 def make_pruner(pruner: str | BasePruner | None) -> BasePruner:
-    """The pruner of that name, or the object itself; None never prunes.
+    """Returns a pruner by name, or the given object; None disables pruning.
 
     Raises:
-        ConfigError: no pruner has that name.
+        ConfigError: if the name is unknown.
     """
     import optuna
 
@@ -118,11 +119,11 @@ def make_pruner(pruner: str | BasePruner | None) -> BasePruner:
         return pruner
     if pruner not in PRUNERS:
         raise ConfigError(f"pruner '{pruner}': {did_you_mean(pruner, PRUNERS)}")
-    found: BasePruner = getattr(optuna.pruners, PRUNERS[pruner])()
-    return found
+    instance: BasePruner = getattr(optuna.pruners, PRUNERS[pruner])()
+    return instance
 
 
 def derive_seed(seed: int, parts: Sequence[object]) -> int:
-    """A 32-bit seed drawn from another seed and what it is for, the same in every process."""
+    """Returns a 32-bit seed derived from a seed and its purpose, equal in all processes."""
     text = ":".join(map(str, (seed, *parts)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")

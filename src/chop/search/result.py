@@ -16,16 +16,16 @@ from chop.base.tables import html_table, text_table
 from chop.search.objective import Constraint, Goal, select_constraints, select_objectives
 from chop.search.space import Config
 
-SHOWN = 10
-"""Trials that a result shows."""
+MAX_DISPLAYED = 10
+"""Maximum number of displayed trials."""
 OUTCOMES = {
     "measured": "a configuration and its values",
     "pruned": "stopped by the pruner",
-    "failed": "the measure raised an error, or returned what is no number for a goal",
-    "cached": "duplicate: has the values of an earlier trial of the same configuration",
+    "failed": "the objective function raised an error or returned no number for a goal",
+    "cached": "duplicate with the values of an earlier trial of the same configuration",
     "infeasible": "a combination that the space excludes; nothing was measured",
-    "running": "being measured, or left by a worker that is gone",
-    "waiting": "queued, not begun",
+    "running": "being measured, or abandoned by a dead worker",
+    "waiting": "queued, not started",
 }
 """Outcome of a trial -> its meaning."""
 
@@ -35,14 +35,14 @@ class TrialRecord:
     """Trial record: one configuration, its outcome and its values.
 
     Attributes:
-        number: place in the study, from 0.
+        number: number in the study, from 0.
         outcome: one of `OUTCOMES`.
-        config: choice -> text of the option taken.
-        key: hash of the configuration; empty where the trial measures nothing.
+        config: choice -> text of the selected option.
+        key: hash of the configuration. Empty if the trial has no measurement.
         values: measured numbers by name; empty unless the outcome is "measured" or "cached".
-        seconds: duration of the measure; None while it runs, or where nothing was measured.
-        note: reason of the outcome: an error, a rule, the trial that a duplicate repeats.
-        begun: attempts: 1, and one more for each kill.
+        seconds: duration of the measurement. None while running, or without a measurement.
+        note: reason of the outcome: an error, a rule, or the trial that a duplicate repeats.
+        begun: number of attempts: 1, and one more for each kill.
     """
 
     number: int
@@ -61,7 +61,7 @@ class Result(Displayed):
 
     Attributes:
         goals: objectives and constraints.
-        trials: in the order in which they were begun.
+        trials: trials in starting order.
     """
 
     goals: tuple[Goal | Constraint, ...]
@@ -69,23 +69,23 @@ class Result(Displayed):
 
     @cached_property
     def measured(self) -> list[TrialRecord]:
-        """The trials that gave values; no configuration is among them twice."""
+        """Trials with values; each configuration occurs once."""
         return [trial for trial in self.trials if trial.outcome == "measured"]
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many trials ended how, in the order of `OUTCOMES`."""
-        found = Counter(trial.outcome for trial in self.trials)
-        return {outcome: found[outcome] for outcome in OUTCOMES if found[outcome]}
+        """Number of trials by outcome, in the order of `OUTCOMES`."""
+        counts = Counter(trial.outcome for trial in self.trials)
+        return {outcome: counts[outcome] for outcome in OUTCOMES if counts[outcome]}
 
     @cached_property
     def failed(self) -> list[TrialRecord]:
-        """The trials that failed; their notes say why."""
+        """Failed trials; their notes have the reasons."""
         return [trial for trial in self.trials if trial.outcome == "failed"]
 
     @property
     def why_nothing(self) -> str:
-        """Why no trial gave values: how the trials ended, and what the first failure was."""
+        """Explanation why no trial has values: counts by outcome and the first failure."""
         ends = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
         first = f"; trial {self.failed[0].number}: {self.failed[0].note}" if self.failed else "."
         return f"nothing was measured: {ends or 'no trial'}{first}"
@@ -96,72 +96,75 @@ class Result(Displayed):
 
     @cached_property
     def _constraints(self) -> list[tuple[Constraint, float]]:
-        """Each constraint, and the size of its bound."""
+        """Each constraint with the magnitude of its bound."""
         return [(each, abs(each.bound) or 1) for each in select_constraints(self.goals)]
 
     def excess(self, trial: TrialRecord) -> float:
-        """Constraint violation: the sum of excesses as shares of the bounds; 0 if feasible."""
+        """Returns the constraint violation: sum of relative excesses, 0 if feasible."""
         total = 0.0
         for constraint, size in self._constraints:
             total += max(constraint.excess(trial.values[constraint.name]), 0.0) / size
         return total
 
     def losses(self, trial: TrialRecord) -> tuple[float, ...]:
-        """Objective values to minimize, one per objective."""
+        """Returns the objective values to minimize, one per objective."""
         return tuple([goal.loss(trial.values[goal.name]) for goal in self._objectives])
 
     def _place(self, trial: TrialRecord) -> tuple[float, tuple[float, ...], int]:
-        """Sort key: feasible trials by their losses, infeasible ones by their excess alone."""
+        """Returns a sort key: feasible trials by losses, infeasible ones by violation."""
         excess = self.excess(trial)
         return excess, () if excess else self.losses(trial), trial.number
 
     @cached_property
     def feasible(self) -> list[TrialRecord]:
-        """The measured trials that meet all constraints."""
+        """Measured trials that meet all constraints."""
         return [trial for trial in self.measured if self.excess(trial) == 0]
 
     @cached_property
     def front(self) -> list[TrialRecord]:
-        """Pareto front: the feasible trials that no other dominates.
+        """Pareto front: feasible trials that no other trial dominates.
 
-        Sorted by the first objective; with one objective, the best alone. Of trials that are
-        equal in every objective the first stands.
+        Sorted by the first objective. With one objective, only the best trial. Among trials with
+        equal objectives, the first one counts.
         """
         return self._compute_front(self.feasible)
 
     def _compute_front(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """Source: Kung, Luccio and Preparata, On Finding the Maxima of a Set of Vectors, 1975: in
-        order of the first loss, a vector is dominated by one that came before or by none."""
-        found: list[TrialRecord] = []
+        """Returns the Pareto front by a sweep in order of the first loss.
+
+        A vector is dominated by an earlier one or by none. Source: Kung, Luccio and Preparata, On
+        Finding the Maxima of a Set of Vectors, 1975.
+        """
+        front: list[TrialRecord] = []
         losses: list[tuple[float, ...]] = []
         for trial in sorted(trials, key=self._place):
             mine = self.losses(trial)
             if not any(all(map(le, other, mine)) for other in losses):
-                found.append(trial)
+                front.append(trial)
                 losses.append(mine)
-        return found
+        return front
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best feasible trial, by the first objective; None while there is none."""
+        """Best feasible trial by the first objective, or None."""
         return self.front[0] if self.front else None
 
     @cached_property
     def ranked(self) -> list[TrialRecord]:
-        """Every measured trial: by Pareto front, then the infeasible ones by excess."""
+        """Measured trials by Pareto front, followed by infeasible trials by violation."""
         return self.top(len(self.measured))
 
     def _without_display(self) -> str:
-        """The best trials as a table."""
+        """Returns the best trials as a table."""
         return text_table(self._ends, self._best_rows()).rstrip() or self._ends
 
     def _repr_html_(self) -> str | None:
-        shown = super()._repr_html_()
-        return shown or f"<p>{escape(self._ends)}</p>{html_table(self._best_rows())}"
+        html = super()._repr_html_()
+        return html or f"<p>{escape(self._ends)}</p>{html_table(self._best_rows())}"
 
     @property
     def _ends(self) -> str:
-        """How many trials ended how."""
+        """Number of trials by outcome, as text."""
         ends = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
         return f"{len(self.trials)} trial{'' if len(self.trials) == 1 else 's'}: {ends or 'none'}"
 
@@ -173,36 +176,36 @@ class Result(Displayed):
                 "feasible": "yes" if self.excess(trial) == 0 else "no",
                 "configuration": ", ".join(f"{k}: {v}" for k, v in trial.config.items()),
             }
-            for trial in self.top(SHOWN)
+            for trial in self.top(MAX_DISPLAYED)
         ]
 
     def top(self, count: int) -> list[TrialRecord]:
-        """The first `count` of `ranked`, at less cost."""
+        """Returns the first `count` trials of `ranked`, at lower cost."""
         if len(self._objectives) == 1:
             return nsmallest(count, self.measured, key=self._place)
-        found: list[TrialRecord] = []
+        top: list[TrialRecord] = []
         rest = self.feasible
-        while rest and len(found) < count:
+        while rest and len(top) < count:
             front = self._compute_front(rest)
-            found += front
+            top += front
             taken = {trial.number for trial in front}
             rest = [trial for trial in rest if trial.number not in taken]
         beyond = [trial for trial in self.measured if self.excess(trial) > 0]
-        return [*found, *sorted(beyond, key=self._place)][:count]
+        return [*top, *sorted(beyond, key=self._place)][:count]
 
     def best_so_far(self) -> list[tuple[int, float]]:
-        """Best-so-far curve: (trials ended, best feasible value of the first objective).
+        """Best-so-far curve: (finished trials, best feasible value of the first objective).
 
-        Measured, pruned and failed trials count.
+        Measured, pruned and failed trials count as finished.
         """
         return [(count, best) for count, _, best in self._bests()]
 
     def best_by_trial(self) -> list[tuple[int, float]]:
-        """The same curve by trial number, as tables have it: (number, best until this trial)."""
+        """Best-so-far curve by trial number: (number, best value up to this trial)."""
         return [(number, best) for _, number, best in self._bests()]
 
     def _bests(self) -> Iterator[tuple[int, int, float]]:
-        """Trials ended, number of the last of them, and the best, once there is one."""
+        """Yields finished trials, number of the last one, and best trial, once there is one."""
         goal = self._objectives[0]
         best = float("inf")
         ended = (t for t in self.trials if t.outcome in ("measured", "pruned", "failed"))

@@ -1,4 +1,4 @@
-"""Worker loop of a search: take over lost trials, ask the sampler, claim, measure, tell."""
+"""Worker loop of a search: recover lost trials, propose, claim, measure, report."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 MAX_REPEATS = 5
-"""Proposals in a row that were known before; then an unvisited neighbor is taken."""
+"""Maximum number of known proposals in a row before an unvisited neighbor is taken."""
 DEFER_AFTER = 3
-"""A trial begun as often is retried when nothing else is left: it may kill its workers."""
-MOST_ERRORS = 3
-"""A measure that so often ends by an error that is not to be caught has failed."""
+"""Number of starts from which a trial is retried last, because it may kill its workers."""
+MAX_ERRORS = 3
+"""Number of uncaught errors of the objective after which a trial counts as failed."""
 WAIT_SECONDS = 0.2
 
 
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Task(Protocol):
-    """What a worker reads of a `Search`, whose docstring says what each is."""
+    """Part of a `Search` that a worker uses; see there for the attributes."""
 
     space: SearchSpace
     measure: Measure
@@ -64,16 +64,16 @@ class Task(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """True when other processes can reach the storage."""
+        """True if other processes can access the storage."""
 
 
 class _Outcome(NamedTuple):
-    """Outcome of a trial.
+    """Outcome of a trial in the study and in Optuna.
 
     Attributes:
-        name: outcome of the trial's row, as "measured" or "failed".
-        state: Optuna's state of the trial.
-        values: measured values by name; None if nothing was measured.
+        name: outcome in the trial's row, such as "measured" or "failed".
+        state: trial state in Optuna.
+        values: measured values by name. None without a measurement.
         note: reason of the outcome.
     """
 
@@ -84,17 +84,17 @@ class _Outcome(NamedTuple):
 
 
 class _LostError(ChopError):
-    """This worker was taken for gone: another has its trial."""
+    """Raised when another worker has taken over this trial because heartbeats were missed."""
 
 
 class Runner:
-    """Runs trials of one study in this process.
+    """Worker that runs trials of a study in this process.
 
     Args:
-        search: what is tried, and how.
-        ledger: of the study.
-        optuna_study: of the same study.
-        monitor: tells which workers are dead.
+        search: space, objective and settings of the search.
+        ledger: ledger of the study.
+        optuna_study: in-memory Optuna study of the same search.
+        monitor: detects dead workers.
     """
 
     def __init__(
@@ -109,22 +109,23 @@ class Runner:
         self._caught: tuple[type[Exception], ...] = (NotANumberError, *search.catch)
 
     def run(self, until: int, after_trial: Callable[[], None], wait: bool) -> None:
-        """Measures until so many configurations of the study are begun, or none is left.
+        """Runs trials until `until` configurations are started, or none is available.
 
         Args:
-            until: how many.
-            after_trial: called after each.
-            wait: for the trials of other workers, to take up those that they lose.
+            until: target number of configurations in the study.
+            after_trial: called after each trial.
+            wait: waits for the trials of other workers, and recovers those that they lose.
         """
         with heartbeat(self.ledger, self.me, self.monitor, is_shared=self.search.is_shared):
             while self.run_trial(until) or (wait and self._await_others()):
                 after_trial()
 
     def run_trial(self, until: int) -> bool:
-        """Runs one trial, from proposal to end; returns False where nothing is left to do."""
+        """Runs one trial; returns False if there is nothing to do."""
         self._sync()
+        # Trials of dead workers come before queued ones, and both before new proposals.
         has_room = len(self.ledger.by_key) < until and not self.exhausted
-        row = self._taken(until, has_room)
+        row = self._claim_existing(until, has_room)
         if row is not None:
             trial = self._ask(row.number, row.record.config)
             self.optuna_study.restore(trial, row)
@@ -141,14 +142,14 @@ class Runner:
         return Result(self.search.goals, self.ledger.records)
 
     def _await_others(self) -> bool:
-        """A pause while other workers measure; False when none does."""
+        """Sleeps while other workers run trials; returns False if there are none."""
         if not self.ledger.unfinished(RUNNING):
             return False
         time.sleep(WAIT_SECONDS)
         return True
 
-    def _taken(self, until: int, has_room: bool) -> Row | None:
-        """A lost or a queued trial, which is now this worker's."""
+    def _claim_existing(self, until: int, has_room: bool) -> Row | None:
+        """Claims a lost or queued trial for this worker, or returns None."""
         lost = self.monitor.orphaned(self.ledger)
         prompt = [row for row in lost if row.begun < DEFER_AFTER]
         waiting = self.ledger.unfinished(WAITING)
@@ -160,14 +161,15 @@ class Runner:
         return None
 
     def _propose(self, until: int) -> None:
-        """Claims and measures the sampler's proposal; repeats the outcome of a known one."""
+        """Claims and measures the sampler's proposal, or repeats the outcome of a known one."""
         space = self.search.space
         if len(self.ledger.rows) != self._rows:
-            # Places are counted from the rows on, so that no worker passes one over.
+            # Proposals are numbered from the last row on, so that no worker skips a number.
             self.busy, self._rows = 0, len(self.ledger.rows)
-        near = self._unvisited() if self._known_in_a_row() >= MAX_REPEATS else None
+        near = self._propose_neighbor() if self._count_known_proposals() >= MAX_REPEATS else None
         if self.exhausted:
             return
+        # After several known proposals, an unvisited neighbor replaces the sampler's choice.
         trial = self._ask(len(self.ledger.rows) + self.busy, near)
         config = space.from_params(trial.params)
         reason = space.why_infeasible(config)
@@ -176,6 +178,7 @@ class Runner:
                 self._add(trial, config, _Outcome("infeasible", "PRUNED", note=reason))
             return
         document = {"config": dict(config), "asked": self.optuna_study.frozen(trial).system_attrs}
+        # The claim decides: only one of several workers with this proposal gets to measure it.
         row = self.ledger.claim(space.key(config), document, self.me, until)
         if row is not None and row.outcome == WAITING:
             row = self.ledger.claim_row(row, self.me, until)
@@ -185,11 +188,12 @@ class Runner:
         elif row is not None and row.worker == self.me:
             self._run(row, trial)
         else:
+            # Another worker measures it now. The next proposal draws with another seed.
             self.busy += 1
             self.optuna_study.drop(trial)
 
     def _is_next(self, trial: Trial) -> bool:
-        """False where another worker has added a row since; the place of the proposal is taken."""
+        """Returns whether no other worker has added a row since the proposal."""
         if self.search.is_shared:
             self.ledger.sync()
         if len(self.ledger.rows) == self._rows:
@@ -198,25 +202,28 @@ class Runner:
         return False
 
     def _ask(self, place: int, given: Config | None) -> Trial:
-        """A trial of the study in memory. Its draws depend on its place among the rows alone, which
-        a kill does not change: a search that was killed goes on as if unbroken."""
+        """Returns a new trial of the in-memory study.
+
+        Its random draws depend only on its index among the rows, which a kill does not change. A
+        killed search therefore continues as if uninterrupted.
+        """
         seed = derive_seed(self.search.seed, ["trial", place])
         is_constrained = self.sampler.constraint_settings and select_constraints(self.search.goals)
         settings = constraint_settings() if is_constrained else {}
         self.optuna_study.study.sampler = self.sampler.make(self.search.space, seed, **settings)
         return self.optuna_study.ask(given)
 
-    def _known_in_a_row(self) -> int:
-        """How many of the last proposals left nothing to measure."""
+    def _count_known_proposals(self) -> int:
+        """Returns the number of latest proposals that required no measurement."""
         known = itertools.takewhile(lambda row: row.key is None, reversed(self.ledger.rows))
         return self.busy + sum(1 for _ in known)
 
-    def _unvisited(self) -> Config | None:
-        """A configuration that nobody has claimed, near the last one."""
+    def _propose_neighbor(self) -> Config | None:
+        """Returns an unclaimed configuration near the last one, or None."""
         last = self.ledger.rows[-1].record.config
-        found = unvisited_neighbor(self.search.space, last, self.ledger.by_key, self.search.seed)
-        self.exhausted = found is None
-        return found
+        neighbor = unvisited_neighbor(self.search.space, last, self.ledger.by_key, self.search.seed)
+        self.exhausted = neighbor is None
+        return neighbor
 
     def _run(self, row: Row, trial: Trial) -> None:
         """Measures a configuration that this worker has claimed."""
@@ -228,7 +235,7 @@ class Runner:
             self.optuna_study.leave(row.number)
         except BaseException:
             self.optuna_study.leave(row.number)
-            with contextlib.suppress(Exception):  # a storage that is gone has its own error
+            with contextlib.suppress(Exception):  # a missing storage raises its own error
                 self.ledger.release(row, self.me, errors=0)
             raise
 
@@ -244,7 +251,8 @@ class Runner:
             chosen = ", ".join(f"{name}={text}" for name, text in row.record.config.items())
             log.warning("trial %d failed: %s (%s)", row.number, outcome.note.rstrip("."), chosen)
         except Exception as error:
-            if row.errors + 1 >= MOST_ERRORS:
+            # A bug should stop the search, but a configuration that always fails must not block it.
+            if row.errors + 1 >= MAX_ERRORS:
                 self._end(row, trial, _failed(error), time.monotonic() - begin)
             else:
                 self.ledger.release(row, self.me, errors=1)
@@ -252,23 +260,25 @@ class Runner:
         self._end(row, trial, outcome, time.monotonic() - begin)
 
     def _reporter(self, row: Row, trial: Trial) -> Report:
-        """What a measure reports to: the pruner, which compares it with other trials."""
+        """Returns the `report` callback of the objective, which prunes trials."""
         from optuna.pruners import NopPruner
 
         is_single = len(select_objectives(self.search.goals)) == 1
         is_pruned = not isinstance(self.search.pruner, NopPruner)
 
         def report(step: int, value: float) -> None:
-            if not is_single:  # pruners compare one number
+            if not is_single:  # pruners compare a single number
                 return
             trial.report(value, step)
             if not is_pruned:
                 return
             self._sync()
-            is_behind = trial.should_prune()  # notes what other trials are compared with
+            is_behind = (
+                trial.should_prune()
+            )  # records intermediate values for comparison with other trials
             if self.search.is_shared:
                 running = self.optuna_study.frozen(trial)
-                asked = {"asked": row.noted.get("asked", {})}
+                asked = {"asked": row.parsed.get("asked", {})}
                 document = build_document(running, row.record.config) | asked
                 self.ledger.report(row, self.me, document)
             if is_behind:
@@ -277,7 +287,7 @@ class Runner:
         return report
 
     def _end(self, row: Row, trial: Trial, outcome: _Outcome, seconds: float) -> None:
-        """Finishes a trial of this worker, once, after its model is saved if it is to be kept."""
+        """Finishes a trial once, after its model was saved if it ranks among the best."""
         artifacts = self.search.artifacts
         if artifacts is not None and outcome.values is not None:
             mine = replace(row.record, outcome="measured", values=outcome.values)
@@ -287,46 +297,48 @@ class Runner:
                 self.ledger.sync()
                 if self.ledger.rows[row.number].worker == self.me:
                     raise
-                raise _LostError("another worker has removed what was half saved.") from None
-        frozen, document = self._tell(trial, row.record.config, outcome)
+                raise _LostError(
+                    "another worker has removed the incomplete model folder."
+                ) from None
+        frozen, document = self._finish_trial(trial, row.record.config, outcome)
         document["seconds"] = seconds
         if not self.ledger.finish(row, self.me, outcome.name, document):
-            raise _LostError("another worker has taken the trial.")
+            raise _LostError("another worker has taken over the trial.")
         if artifacts is not None and outcome.values is not None:
             artifacts.clean(self._result)
         self._call_back(frozen)
 
     def _repeat(self, row: Row, trial: Trial, config: Config) -> None:
-        """Adds a cached trial: the outcome of an earlier trial of the same configuration."""
-        noted = row.noted
-        for step, value in noted.get("steps", {}).items():
+        """Adds a cached trial with the outcome of an earlier trial of the same configuration."""
+        document = row.parsed
+        for step, value in document.get("steps", {}).items():
             trial.report(value, int(step))
-        values, note = noted.get("values"), f"as trial {row.number}"
-        self._add(trial, config, _Outcome("cached", noted["state"], values, note))
+        values, note = document.get("values"), f"as trial {row.number}"
+        self._add(trial, config, _Outcome("cached", document["state"], values, note))
 
     def _add(self, trial: Trial, config: Config, outcome: _Outcome) -> None:
-        """Adds a finished trial that measured nothing, unless its place was taken meanwhile.
+        """Adds a finished trial without a measurement, unless its number was taken meanwhile.
 
-        The sampler is told of it once it has its place, so that it learns from rows alone.
+        The sampler learns of it after its number is reserved, so that it depends on rows only.
         """
-        told: list[FrozenTrial] = []
+        finished: list[FrozenTrial] = []
 
-        def tell() -> dict[str, Any]:
-            frozen, document = self._tell(trial, config, outcome)
-            told.append(frozen)
+        def make_document() -> dict[str, Any]:
+            frozen, document = self._finish_trial(trial, config, outcome)
+            finished.append(frozen)
             return document
 
-        number = self.ledger.add(outcome.name, {"config": dict(config)}, self._rows, tell)
+        number = self.ledger.add(outcome.name, {"config": dict(config)}, self._rows, make_document)
         if number is None:
             self.optuna_study.drop(trial)
             return
         self.optuna_study.adopt(number, trial)
-        self._call_back(told[0])
+        self._call_back(finished[0])
 
-    def _tell(
+    def _finish_trial(
         self, trial: Trial, config: Config, outcome: _Outcome
     ) -> tuple[FrozenTrial, dict[str, Any]]:
-        """Finishes a trial of the study in memory; returns it, and the document of its row."""
+        """Finishes a trial of the in-memory study; returns it and the document of its row."""
         from optuna.trial import TrialState
 
         values = None

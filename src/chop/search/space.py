@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 Config = Mapping[str, str]
-"""Name of each choice -> text of the option taken: plain JSON, the same in every process."""
+"""Name of each choice -> text of the selected option; plain JSON, equal in all processes."""
 
 ParamEncoding = Literal["text", "index"]
-"""Parameter encoding in Optuna: an option's text, or its index among the options (CMA-ES)."""
+"""Parameter encoding in Optuna: option text, or index of the option (CMA-ES)."""
 
 
 Rule = Callable[[Mapping[str, Any]], str | None]
 """Feasibility rule: values by choice -> the reason that excludes them, or None."""
 
-MOST_OF_GRID = 100_000
-"""Grid points that are scanned for an unvisited configuration."""
+MAX_GRID_POINTS = 100_000
+"""Maximum number of grid points scanned for an unvisited configuration."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Choice:
     """Categorical parameter of a search space.
 
     Attributes:
-        name: a layer's dotted name, a field of a model's configuration ...
-        options: text -> value, ordered: neighbors should behave alike. Studies store the text; the
+        name: name of the choice, such as a layer's dotted name or a field of a model config.
+        options: text -> value, ordered so that neighbors behave alike. Studies store the text. The
             value (a number, a format, a class) stays in memory.
-        cost: text -> additive cost of the option, such as bits of the layer; None (default): no
+        cost: text -> additive cost of the option, such as bits of the layer. None (default): no
             cost.
     """
 
@@ -50,7 +50,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
-            raise ConfigError(f"a choice's name: expected text, got {self.name!r}.")
+            raise ConfigError(f"name of a choice: expected a str, got {self.name!r}.")
         if not isinstance(self.options, Mapping) or not self.options:
             given = repr(self.options) if self.options else "none"
             raise ConfigError(f"choice '{self.name}': expected options by text, got {given}.")
@@ -78,38 +78,38 @@ class Choice:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """The options' texts, in order."""
+        """Texts of the options, in order."""
         return tuple(self.options)
 
 
 def _always_feasible(values: Mapping[str, Any]) -> str | None:
-    """The rule of a space whose choices are independent of one another."""
+    """Default rule: all combinations are feasible."""
     return None
 
 
 def all_active(values: Mapping[str, Any]) -> Collection[str]:
-    """The rule of a space in which every choice always counts."""
+    """Default rule: all choices are active."""
     return values.keys()
 
 
 def as_it_is(config: Config) -> Config:
-    """The form of a space in which different configurations are different things."""
+    """Default canonical form: each configuration represents itself."""
     return config
 
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """Search space: one option of each choice, less the infeasible combinations.
+    """Search space: one option per choice, without infeasible combinations.
 
     Attributes:
-        choices: at least one, in the order of listing, sampling and printing.
-        infeasible: values by choice -> the reason that excludes the combination, or None. Default:
-            every combination is feasible.
+        choices: at least one choice, in the order of listing, sampling and printing.
+        infeasible: values by choice -> reason that excludes the combination, or None. Default: all
+            combinations are feasible.
         canonical: configuration -> representative of all equivalent ones, which share its key and
-            are measured once. Default: each represents itself.
-        active: values by choice -> names of the active choices (conditional space). Inactive ones,
-            such as layers beyond a chosen depth, take their first option (`folded`), and samplers
-            do not vary them. Default: all are active.
+            are measured once. Default: the configuration itself.
+        active: values by choice -> names of the active choices (conditional space). Inactive
+            choices, such as layers beyond a chosen depth, take their first option (`folded`), and
+            samplers do not vary them. Default: all are active.
 
     Example:
         >>> space = SearchSpace((Choice("heads", {"2": 2, "3": 3}), Choice("size", {"64": 64})),
@@ -138,7 +138,7 @@ class SearchSpace:
 
     @cached_property
     def by_name(self) -> dict[str, Choice]:
-        """The choices by name."""
+        """Choices by name."""
         return {choice.name: choice for choice in self.choices}
 
     @property
@@ -147,7 +147,7 @@ class SearchSpace:
         return math.prod(len(choice.options) for choice in self.choices)
 
     def check(self, config: Config) -> None:
-        """Raises ConfigError unless `config` takes one option of each choice."""
+        """Raises ConfigError unless `config` has one valid option for each choice."""
         if not isinstance(config, Mapping):
             raise ConfigError(f"expected a mapping of choices, got {config!r}.")
         for name, text in config.items():
@@ -162,29 +162,29 @@ class SearchSpace:
             raise ConfigError(f"choice '{missing}' is missing.")
 
     def values(self, config: Config) -> dict[str, Any]:
-        """The options' values by choice."""
+        """Returns the option values by choice."""
         self.check(config)
         return {choice.name: choice.options[config[choice.name]] for choice in self.choices}
 
     def why_infeasible(self, config: Config) -> str | None:
-        """The reason that excludes a configuration; None of a feasible one."""
+        """Returns the reason that excludes a configuration, or None for a feasible one."""
         return self.infeasible(self.values(config))
 
     def is_feasible(self, config: Config) -> bool:
-        """True where no rule excludes the configuration."""
+        """Returns whether no rule excludes the configuration."""
         return self.infeasible is _always_feasible or self.why_infeasible(config) is None
 
     def cost(self, config: Config) -> float:
-        """The sum of the options' costs; choices without costs add nothing."""
+        """Returns the sum of the options' costs; choices without costs add 0."""
         self.check(config)
         return sum(c.cost[config[c.name]] for c in self.choices if c.cost is not None)
 
     def folded(self, config: Config) -> Config:
-        """The configuration that stands for all that give the same thing."""
+        """Returns the representative of all equivalent configurations."""
         config = self.canonical(config)
         if self.active is all_active:
             return config
-        while True:  # what folds may be what decided whether another choice counts
+        while True:  # folding a choice may change which other choices are active
             live = self.active(self.values(config))
             folded = {
                 c.name: config[c.name] if c.name in live else c.texts[0] for c in self.choices
@@ -194,13 +194,13 @@ class SearchSpace:
             config = folded
 
     def key(self, config: Config) -> str:
-        """A hash of the folded form, the same in every process and for any order of choices."""
+        """Returns a hash of the folded form, independent of process and order of choices."""
         self.check(config)
         text = json.dumps(dict(self.folded(config)), sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def at(self, index: int) -> Config:
-        """Configuration number `index` of the grid, where the last choice varies fastest."""
+        """Returns configuration `index` of the grid, whose last choice varies fastest."""
         if not 0 <= index < self.size:
             raise IndexError(f"the grid has {self.size} configurations, asked for {index}.")
         taken: dict[str, str] = {}
@@ -210,27 +210,27 @@ class SearchSpace:
         return {choice.name: taken[choice.name] for choice in self.choices}
 
     def grid(self) -> Iterator[Config]:
-        """Every configuration, one at a time: the product is never held."""
+        """Yields all configurations one at a time."""
         return map(self.at, range(self.size))
 
     def first(self, is_wanted: Callable[[Config], bool], known: int = 0) -> Config | None:
-        """The first wanted configuration of the grid; of a large one, its beginning is looked at.
+        """Returns the first accepted configuration of the grid, or of the start of a large grid.
 
         Args:
-            is_wanted: whether to take one.
-            known: how many of the beginning are known not to be wanted.
+            is_wanted: returns whether to accept a configuration.
+            known: number of configurations at the start that are known to be rejected.
         """
-        looked = MOST_OF_GRID + known
-        found = next(filter(is_wanted, itertools.islice(self.grid(), looked)), None)
-        if found is None and looked < self.size:
+        looked = MAX_GRID_POINTS + known
+        config = next(filter(is_wanted, itertools.islice(self.grid(), looked)), None)
+        if config is None and looked < self.size:
             warn_once(
                 f"no unvisited feasible configuration was found near the last one, at random, or "
                 f"among the first {looked} of {self.size:.3g}: others are not looked for."
             )
-        return found
+        return config
 
     def neighbors(self, config: Config, changes: int = 1) -> Iterator[Config]:
-        """Every configuration that differs from `config` in exactly so many choices."""
+        """Yields all configurations that differ from `config` in exactly `changes` choices."""
         self.check(config)
         for chosen in itertools.combinations(self.choices, changes):
             others = [[t for t in c.texts if t != config[c.name]] for c in chosen]
@@ -239,7 +239,7 @@ class SearchSpace:
                 yield {**config, **dict(changed)}
 
     def distributions(self, encoding: ParamEncoding = "text") -> dict[str, BaseDistribution]:
-        """What Optuna calls the choices: categories by text, or whole numbers by place."""
+        """Returns the choices as Optuna distributions: categories of texts, or integer indices."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         if encoding == "index":
@@ -247,7 +247,7 @@ class SearchSpace:
         return {c.name: CategoricalDistribution(c.texts) for c in self.choices}
 
     def suggest(self, trial: Trial, encoding: ParamEncoding = "text") -> Config:
-        """Takes an Optuna trial's suggestions, for code that drives Optuna itself.
+        """Suggests a configuration from an Optuna trial, for code that drives Optuna itself.
 
         Raises:
             optuna.TrialPruned: the configuration is infeasible; nothing was measured.
@@ -265,7 +265,7 @@ class SearchSpace:
         return config
 
     def from_params(self, params: Mapping[str, Any]) -> Config:
-        """The configuration that a stored trial's parameters encode."""
+        """Decodes the parameters of a stored trial."""
         config = {
             choice.name: choice.texts[value] if isinstance(value, int) else value
             for choice in self.choices
@@ -275,7 +275,7 @@ class SearchSpace:
         return config
 
     def to_params(self, config: Config, encoding: ParamEncoding = "text") -> dict[str, str | int]:
-        """A configuration as Optuna stores it; the inverse of `from_params`."""
+        """Encodes a configuration as Optuna parameters; inverse of `from_params`."""
         self.check(config)
         if encoding == "text":
             return {choice.name: config[choice.name] for choice in self.choices}

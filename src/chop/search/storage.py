@@ -1,8 +1,8 @@
-"""Database engines of storages (SQLite, PostgreSQL), and their errors in one sentence.
+"""Database engines of storages (SQLite, PostgreSQL) and their error messages.
 
-Optuna's `JournalStorage` was measured in their place (`benchmarks/search_storage.py`): it claims no
-configuration, so that two workers measured 60 of 200 again, a killed worker's trial stays running,
-and the next writer waits 30 s for its lock.
+Optuna's `JournalStorage` was measured as an alternative (`benchmarks/search_storage.py`). It does
+not claim configurations, so two workers measured 60 of 200 twice, a killed worker's trial stays in
+the running state, and the next writer waits 30 s for its lock.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 LOCK_SECONDS = 60
-"""How long a writer waits for another one of the same SQLite file."""
-MOST_BYTES = 2**26
-"""Most bytes of a text in a SQLite file."""
+"""Seconds that a writer waits for the lock of a SQLite file."""
+MAX_BYTES = 2**26
+"""Maximum size of a text in a SQLite file."""
 OTHERS = (
     "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
     "OR sql LIKE 'CREATE VIRTUAL%'"
 )
 NAMES_A_FILE = bytes.fromhex("d9d505f920a163d7")
-"""End of a rollback log that names the common log of several databases."""
+"""Marker at the end of a rollback journal that names a super-journal of several databases."""
 CONNECT_SECONDS = 10
-"""How long a server is waited for."""
+"""Seconds to wait for a server."""
 STUDIES = "chop_studies"
 CLAIMS = "chop_claims"
-"""A table of the earlier layout, which kept trials in Optuna's tables."""
+"""Table of the earlier layout, which stored trials in Optuna's tables."""
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
 UNREADABLE = (ValueError, LookupError, TypeError)
-"""What a row raises whose bytes were changed: it is no text, no JSON, or lacks entries."""
+"""Exceptions raised by corrupt rows: invalid text, invalid JSON, missing entries."""
 NO_TEXT = "Could not decode to UTF-8"
-"""Begins what Python's sqlite3 says of the same, without a code."""
+"""Start of the corresponding sqlite3 message, which has no error code."""
 UNWRITABLE = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
 
 
 def open_engine(url: str, *, create: bool = True, read_only: bool = False) -> sa.Engine:
-    """Opens a storage; the caller makes its tables.
+    """Opens a storage without creating tables.
 
-    A new SQLite file appears with its header or not at all, so that one of 0 bytes is never ours.
+    A new SQLite file appears atomically with its header, so that an empty file is never valid.
 
     Args:
-        url: from `storage_url`.
-        create: False: a SQLite file that is not there is an error.
-        read_only: the storage as it is now, also where nothing can be written: of a SQLite file a
-            copy in memory, of a server a session that cannot write.
+        url: URL from `storage_url`.
+        create: creates a missing SQLite file. If False, a missing file is an error.
+        read_only: opens a snapshot without write access: an in-memory copy of a SQLite file, or a
+            read-only session of a server.
     Raises:
-        UnavailableError: the file or server is not there, refuses, or is none of ours; a driver
-            is missing.
-        WriteError: the file cannot be made.
+        UnavailableError: if the file or server is missing, refuses access, or has no search tables,
+            or a driver is missing.
+        WriteError: if the file cannot be created.
     """
     if url == MEMORY:
         return _memory_engine(_in_memory())
@@ -98,7 +98,7 @@ def _server_engine(url: str, read_only: bool) -> sa.Engine:
 def _file_engine(file: Path, create: bool, read_only: bool) -> sa.Engine:
     import sqlalchemy as sa
 
-    file = Path(os.path.realpath(file))  # SQLite keeps its log beside the file that a link means
+    file = Path(os.path.realpath(file))  # SQLite's log is beside the target of a link
     _check_file(file, create)
     if read_only:
         return _memory_engine(_copy_in_memory(file))
@@ -112,16 +112,16 @@ def _in_memory() -> sqlite3.Connection:
 
 
 def _bounded(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """Bounds the texts that rows of a file have, or that its expressions make."""
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
+    """Limits the size of texts in rows and expressions of a file."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
     return connection
 
 
 def _memory_engine(connection: sqlite3.Connection) -> sa.Engine:
-    """An engine of the one connection that a database in memory has, closed with the engine.
+    """Returns an engine for the single connection of an in-memory database.
 
-    Nobody has to dispose of what is in memory: it is gone with the last reference to it. Python
-    warns of connections that are collected open.
+    The connection is closed with the engine or with its last reference, because Python warns of
+    connections that are collected open.
     """
     import sqlalchemy as sa
 
@@ -131,10 +131,10 @@ def _memory_engine(connection: sqlite3.Connection) -> sa.Engine:
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    """A connection to a file that is there.
+    """Connects to an existing file.
 
-    With write-ahead logging synchronous=NORMAL survives a killed process; a machine that loses
-    power may lose the last trials, never the file.
+    With write-ahead logging, synchronous=NORMAL survives a killed process. A machine that loses
+    power may lose the last trials, but never the file.
     """
     uri = f"{file.as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
@@ -153,35 +153,35 @@ def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _check_file(file: Path, create: bool) -> None:
-    """Makes sure that a file is there, and not empty."""
-    shown = _shown(file)
+    """Checks that a file exists and is not empty, and creates it if requested."""
+    name = _quoted(file)
     logs = [log for log in _logs(file) if _is_log(log)]
-    if not file.exists():  # looked at after its logs, which another worker may make meanwhile
+    if not file.exists():  # checked after its logs, which another worker may create meanwhile
         if not create:
-            raise UnavailableError(f"there is no search in {shown}.")
+            raise UnavailableError(f"no search found in {name}.")
         if logs:
             raise UnavailableError(
-                f"storage {shown} is gone, but its log {_shown(logs[0])} is there: put the file "
-                "back, or delete the log to begin anew."
+                f"storage {name} is gone, but its log {_quoted(logs[0])} is there: put the file "
+                "back, or delete the log to start a new search."
             )
         _make_file(file)
     if not file.is_file():
-        raise UnavailableError(f"storage {shown} is a folder, device or pipe, expected a file.")
+        raise UnavailableError(f"storage {name} is a folder, device or pipe, expected a file.")
     if not file.stat().st_size:
         raise UnavailableError(
-            f"storage {shown} is empty (0 bytes), which no search leaves: restore it from a copy, "
-            "or delete it to begin anew."
+            f"storage {name} is empty (0 bytes) and has no search: restore it from a copy, "
+            "or delete it to start a new search."
         )
 
 
 def _is_log(path: Path) -> bool:
-    """Returns whether a log is there.
+    """Returns whether a log file exists.
 
-    SQLite reads it together with the file, through links. It also deletes a file that the end of a
-    rollback log names: the common log of several databases, which no search has.
+    SQLite reads logs together with the database, even through links. It also deletes the file named
+    at the end of a rollback journal (super-journal), which searches never use.
 
     Raises:
-        UnavailableError: the log is a link or no file, or names another one.
+        UnavailableError: if the log is a link or not a regular file, or names another file.
     """
     with (
         library_errors(path, error=UnavailableError),
@@ -191,23 +191,24 @@ def _is_log(path: Path) -> bool:
         log.seek(max(os.fstat(log.fileno()).st_size - len(NAMES_A_FILE), 0))
         if log.read() == NAMES_A_FILE:
             raise UnavailableError(
-                f"{_shown(path)} names another file, which no log of a search does: delete it."
+                f"{_quoted(path)} names another file, unlike logs of a search: delete it."
             )
         return True
     return False
 
 
 def _check_tables(engine: sa.Engine, url: str) -> None:
-    """Refuses a database of another program; on a server others may have their tables too."""
+    """Refuses databases of other programs; a server may also contain other tables."""
     import sqlalchemy as sa
 
     if storage_file(url):
         with engine.connect() as connection:
             others = connection.execute(sa.text(OTHERS)).scalars().all()
-        if others:  # a view may have rows without end
+        if others:  # a view may have infinitely many rows
             raise UnavailableError(
-                f"storage {without_password(url)} has views, triggers or virtual tables, which no "
-                f"search makes ({printable(', '.join(others))[:60]}): name another folder or file."
+                f"storage {without_password(url)} has views, triggers or virtual tables, which "
+                f"searches do not create ({printable(', '.join(others))[:60]}): choose another "
+                "folder or file."
             )
     tables = sa.inspect(engine).get_table_names()
     if CLAIMS in tables:
@@ -217,19 +218,20 @@ def _check_tables(engine: sa.Engine, url: str) -> None:
     else:
         return
     raise UnavailableError(
-        f"storage {without_password(url)} is of {whose}: name another folder, file or database."
+        f"storage {without_password(url)} belongs to {whose}: choose another folder, "
+        "file or database."
     )
 
 
 def _logs(file: Path) -> list[Path]:
-    """Where SQLite keeps what it has not yet written to the file itself."""
+    """Returns the log files of a SQLite database."""
     return [Path(f"{file}-wal"), Path(f"{file}-journal")]
 
 
 def _make_file(file: Path) -> None:
-    """Makes a SQLite file in one step; of several workers one makes it, and the others see it.
+    """Creates a SQLite file atomically; of several workers, one creates it.
 
-    With write-ahead logging: readers and a writer do not wait for one another.
+    Write-ahead logging lets readers and a writer work at the same time.
     """
     try:
         with atomic_new_file(file) as fresh:
@@ -237,22 +239,22 @@ def _make_file(file: Path) -> None:
                 with contextlib.closing(sqlite3.connect(fresh)) as connection:
                     connection.execute("PRAGMA journal_mode = WAL")
             except sqlite3.Error:
-                for left in (*_logs(fresh), Path(f"{fresh}-shm")):
-                    left.unlink(missing_ok=True)
+                for remaining in (*_logs(fresh), Path(f"{fresh}-shm")):
+                    remaining.unlink(missing_ok=True)
                 raise
     except (OSError, sqlite3.Error) as error:
         cause = error.__cause__ if isinstance(error, WriteError) else error
         reason = getattr(cause, "strerror", None) or cause
         raise WriteError(
-            f"storage {_shown(file)} cannot be made: {reason}; choose another folder."
+            f"storage {_quoted(file)} cannot be created: {reason}; choose another folder."
         ) from None
 
 
 def _copy_in_memory(file: Path) -> sqlite3.Connection:
-    """The database as it is now, its log included, read without writing where that must be.
+    """Copies a database with its log into memory, without writing if needed.
 
-    To read a database in write-ahead mode SQLite has to make files beside it; where it cannot, the
-    file and its log are copied to a temporary folder first.
+    SQLite has to create files beside a database in write-ahead mode to read it. If it cannot, the
+    database and its log are first copied to a temporary folder.
     """
     try:
         return _loaded(file)
@@ -272,7 +274,7 @@ def _loaded(file: Path) -> sqlite3.Connection:
 
 
 def _copied_with_log(file: Path, folder: Path) -> Path:
-    """Copies both, the file first, and again while a writer moves the log into it meanwhile."""
+    """Copies the database, then its log, and repeats if a writer changed them meanwhile."""
     copy, log = folder / file.name, _logs(file)[0]
     while True:
         before = file.stat().st_mtime_ns
@@ -285,7 +287,7 @@ def _copied_with_log(file: Path, folder: Path) -> Path:
 
 
 def _refuse_another_file(engine: sa.Engine, file: Path) -> None:
-    """SQLite writes on to a file that was deleted, where nobody will ever read it."""
+    """Refuses a file that was replaced, because SQLite would keep writing to the deleted one."""
     import sqlalchemy as sa
 
     opened = file.stat().st_ino
@@ -295,20 +297,20 @@ def _refuse_another_file(engine: sa.Engine, file: Path) -> None:
     def check_there(*connecting: Any) -> None:
         if not file.exists() or file.stat().st_ino != opened:
             raise UnavailableError(
-                f"storage {_shown(file)} was moved, deleted or replaced while it was in use: put "
+                f"storage {_quoted(file)} was moved, deleted or replaced while it was in use: put "
                 "it back and run the same search again."
             )
 
 
 @contextlib.contextmanager
 def open_for_reading(url: str, *, begun: bool = True) -> Iterator[sa.Engine]:
-    """A storage as it is now, to be read, and closed after; see `storage_errors`.
+    """Opens a read-only snapshot of a storage as a context manager; see `storage_errors`.
 
     Args:
-        url: from `storage_url`.
+        url: URL from `storage_url`.
         begun: see `storage_errors`.
     Raises:
-        UnavailableError: the storage is not there, or cannot be used.
+        UnavailableError: if the storage does not exist or cannot be used.
     """
     engine = open_engine(url, create=False, read_only=True)
     try:
@@ -320,23 +322,23 @@ def open_for_reading(url: str, *, begun: bool = True) -> Iterator[sa.Engine]:
 
 @contextlib.contextmanager
 def storage_errors(url: str, *, begun: bool = True) -> Iterator[None]:
-    """Inside, a storage that fails raises one sentence, without passwords.
+    """Context manager that turns storage failures into one-sentence errors without passwords.
 
     Args:
-        url: from `storage_url`.
-        begun: the study is in the storage: what was finished is safe unless the file is damaged.
-            False: a storage is opened or read, and nothing else is done: what cannot be read there
-            is damaged.
+        url: URL from `storage_url`.
+        begun: True if the study exists, so that finished trials are safe unless the file is
+            corrupt. False while a storage is opened or read, where unreadable content means a
+            corrupt file.
     Raises:
-        UnavailableError: the file or server cannot be used (any more).
-        WriteError: the file cannot be written: no space left, or read-only.
+        UnavailableError: if the file or server cannot be used.
+        WriteError: if the file cannot be written: disk full or read-only.
     """
     from sqlalchemy.exc import DBAPIError
 
     try:
         yield
     except DBAPIError as error:
-        # What is chained may quote the URL.
+        # Chained exceptions may quote the URL.
         raise _storage_error(url, error.orig or error, begun) from None
     except ChopError:
         raise
@@ -349,33 +351,33 @@ def storage_errors(url: str, *, begun: bool = True) -> Iterator[None]:
 def _storage_error(url: str, error: BaseException, begun: bool) -> ChopError:
     reason = _reason(url, error)
     kind = str(getattr(error, "sqlite_errorname", ""))
-    shown = f"storage '{without_password(url)}'"
+    name = f"storage '{without_password(url)}'"
     is_unreadable = isinstance(error, UNREADABLE) and storage_file(url) is not None
     if kind.startswith(DAMAGED) or is_unreadable or reason.startswith(NO_TEXT):
         return UnavailableError(
-            f"{shown} is damaged ({reason[:60]}): restore it from a copy, or name another file or "
-            "folder to begin anew."
+            f"{name} is damaged ({reason[:60]}): restore it from a copy, or choose another file or "
+            "folder for a new search."
         )
-    safe = "; finished trials are safe" if begun else ""
+    safe = ". Finished trials are safe" if begun else ""
     if kind.startswith(UNWRITABLE):
         return WriteError(
-            f"{shown} cannot be written: {reason}; free some space or make it writable, then run "
+            f"{name} cannot be written: {reason}; free some space or make it writable, then run "
             f"the same search again{safe}."
         )
-    again = f"{safe}; when it is back, run the same search again or `chop search resume`"
-    return UnavailableError(f"{shown} cannot be used: {reason}{again if begun else ''}.")
+    again = f"{safe}. When it is available, run the same search or `chop search resume`"
+    return UnavailableError(f"{name} cannot be used: {reason}{again if begun else ''}.")
 
 
 def _reason(url: str, error: BaseException) -> str:
-    """The first line of a driver's error, without what must not be printed."""
-    said = str(getattr(error, "strerror", None) or error).strip() or type(error).__name__
-    text = said.splitlines()[0]
-    if text.startswith("invalid connection option"):  # it quotes what may be half a password
-        text = "an option is none that PostgreSQL knows; & in a password is written %26"
+    """Returns the first line of a driver's error without secrets."""
+    message = str(getattr(error, "strerror", None) or error).strip() or type(error).__name__
+    text = message.splitlines()[0]
+    if text.startswith("invalid connection option"):  # it may quote a part of a password
+        text = "unknown PostgreSQL option; write & in a password as %26"
     for secret in list_secrets(url):
         text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text)
     return printable(text).rstrip(".")
 
 
-def _shown(file: Path) -> str:
+def _quoted(file: Path) -> str:
     return f"'{printable(str(file))}'"

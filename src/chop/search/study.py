@@ -1,4 +1,4 @@
-"""Search: trials of a space until a total is reached, persistent, resumable, distributed."""
+"""Persistent, resumable, distributed search over a space."""
 
 from __future__ import annotations
 
@@ -39,36 +39,35 @@ BEST_FOLDER = "best"
 class Search:
     """Hyperparameter search with persistent trials, resumable and distributed.
 
-    Infeasible configurations are skipped, duplicates are measured once, across restarts and
-    workers. A killed process loses at most the trials that it was running; `run` with the same
-    total resumes. A study goes on only with the goals, the options, their values and the rules of
-    the space that it was begun with.
+    Infeasible configurations are skipped. Duplicates are measured once across restarts and workers.
+    A killed process loses only its running trials, and `run` with the same total resumes. A study
+    resumes only with the goals, options, option values and rules that it was started with.
 
     Args:
         space: search space.
-        measure: objective function (config, report) -> numbers by name; must be deterministic.
+        measure: objective function (config, report) -> numbers by name. It must be deterministic.
         goals: objectives (`Goal`) and constraints (`Constraint`). One objective gives a best
             trial, several a Pareto front.
         sampler: name in `chop.search.registry.SAMPLERS`, or any Optuna sampler.
-        pruner: "asha", "hyperband", "median", any Optuna pruner, or None (default); needs one
-            objective.
-        storage: None keeps `search.db` (SQLite) in `out`; `postgresql://...` serves workers on
-            many machines; "memory" keeps nothing, for trials of milliseconds.
-        out: folder of the storage; what a study writes is in a folder in it, of its name.
-        name: of the study: several may share a storage. Default "search".
-        seed: of all that is drawn; with one worker the same seed gives the same search, killed in
-            between or not.
-        save: (config, folder) writes the model that was just measured; None (default) keeps none.
-        keep: number of best models that stay, in `out/NAME/best/KEY`. Default 1.
-        problem: plain JSON that tells apart what is measured (fingerprints of weights and rows,
-            settings): a study begun on another problem is not gone on with.
-        catch: errors of the measure that fail a trial and let the search go on, as NaN for a goal
-            does. Any other error stops it; the configuration is tried again by the next run.
+        pruner: "asha", "hyperband", "median", any Optuna pruner, or None (default). Requires a
+            single objective.
+        storage: None stores trials in `search.db` (SQLite) in `out`. `postgresql://...` serves
+            workers on many machines. "memory" stores nothing, for trials of milliseconds.
+        out: output folder. Each study writes into a subfolder of its name.
+        name: name of the study. Several studies may share a storage. Default "search".
+        seed: seed of all draws. With one worker, the same seed gives the same search, even after
+            kills.
+        save: (config, folder) saves the model just measured. None (default) saves none.
+        keep: number of best models to store, in `out/NAME/best/KEY`. Default 1.
+        problem: JSON value that identifies the measured problem (fingerprints of weights and rows,
+            settings). A study of another problem is not resumed.
+        catch: exceptions of the objective that fail only the trial, like NaN for a goal. Any other
+            exception stops the search, and the next run retries the configuration.
         start: initial configurations, measured first in a new study.
-        callbacks: called as Optuna does, with the study and the finished trial.
+        callbacks: called with the study and the finished trial, as in Optuna.
 
     Raises:
-        ConfigError: settings that do not fit together.
+        ConfigError: if settings are incompatible.
 
     Example:
         >>> from chop.search import Choice, Goal, SearchSpace
@@ -113,22 +112,22 @@ class Search:
         self._check(pruner)
         self._ledger: Ledger | None = None
         self._users: set[object] = set()
-        self._engines: list[sa.Engine] = []  # several where threads have begun at once
+        self._engines: list[sa.Engine] = []  # several if threads started at the same time
         self._optuna_study: InMemoryStudy | None = None
 
     @property
     def is_shared(self) -> bool:
-        """True when other processes can reach the storage."""
+        """True if other processes can access the storage."""
         return self.url != MEMORY
 
     @property
     def folder(self) -> Path | None:
-        """Where this study writes."""
+        """Output folder of this study."""
         return None if self.out is None else self.out / self.name
 
     @property
     def study(self) -> Study:
-        """An Optuna study of the trials, for its plots and importances, as they stand."""
+        """Optuna study with the current trials, for Optuna's plots and importances."""
         with self.opened() as ledger:
             ledger.sync()
             optuna_study = self._make_optuna_study()
@@ -136,17 +135,18 @@ class Search:
             return optuna_study.study
 
     def run(self, until: int, workers: int = 1, progress: bool = True, wait: bool = True) -> Result:
-        """Measures until the study has `until` configurations, those of earlier runs included.
+        """Runs trials until the study has `until` configurations, including those of earlier runs.
 
         Args:
-            until: a total: called again with the same number, there is nothing left to do.
-            workers: processes of this machine. One measures in this process.
-            progress: shows the best so far, the time left, and what was not measured again.
-            wait: for the trials that other workers have begun, to take up those that they lose.
-        Returns: all trials, and the best.
+            until: total number of configurations. A repeated call with the same number runs
+                nothing.
+            workers: number of processes on this machine. 1 uses this process.
+            progress: shows the best value so far, the time remaining and skipped trials.
+            wait: waits for the trials of other workers, and recovers those that they lose.
+        Returns: the result with all trials.
         Raises:
-            ConfigError: settings that do not fit together, or a study of another problem.
-            UnavailableError: the storage is not there (any more).
+            ConfigError: if settings are incompatible, or the study is of another problem.
+            UnavailableError: if the storage does not exist or was removed.
         """
         if until < 1 or workers < 1:
             raise ConfigError(f"until and workers: expected at least 1, got {until}, {workers}.")
@@ -154,7 +154,7 @@ class Search:
             raise ConfigError(f"{workers} workers need a storage that they share, not '{MEMORY}'.")
         was_open = self._ledger is not None
         with self.opened() as ledger, live_progress(self.result, until, progress) as show:
-            if was_open:  # rules are functions, whose answers may have changed since
+            if was_open:  # rules are functions, and their results may have changed
                 self._check_rules(ledger)
             self._tidy()
             if workers == 1:
@@ -164,7 +164,7 @@ class Search:
             return self._tidy()
 
     def result(self) -> Result:
-        """All trials as they stand, other workers' included."""
+        """Current trials, including those of other workers."""
         with self.opened() as ledger:
             ledger.sync()
             if self.artifacts is not None:
@@ -172,10 +172,10 @@ class Search:
             return Result(self.goals, ledger.records)
 
     def enqueue(self, config: Config) -> None:
-        """Lets a configuration be measured before the sampler proposes others.
+        """Queues a configuration to be measured before further proposals.
 
         Raises:
-            ConfigError: it is none of the space's, or infeasible.
+            ConfigError: if the configuration is invalid or infeasible.
         """
         key = self._key(config)
         with self.opened() as ledger:
@@ -187,19 +187,19 @@ class Search:
             raise ConfigError(f"this configuration is infeasible: {reason}")
         return self.space.key(config)
 
-    def note_job(
+    def store_job(
         self,
         name: str,
         settings: Mapping[str, Any],
         extensions: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Keeps in the study what a worker elsewhere needs to build this search."""
+        """Stores in the study the settings from which workers elsewhere build this search."""
         job = {"name": name, "settings": dict(settings), "extensions": dict(extensions)}
         with self.opened() as ledger:
-            ledger.note("job", job)
+            ledger.set_entry("job", job)
 
     def close(self) -> None:
-        """Lets go of the storage; the next call opens it again."""
+        """Closes the storage; the next call opens it again."""
         if self.is_shared:
             self._ledger = self._optuna_study = None
             engines, self._engines = self._engines, []
@@ -208,9 +208,10 @@ class Search:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Ledger]:
-        """Inside, the storage stays open, so that each call reads only what is new.
+        """Context manager that leaves the storage open, so that each call reads only new rows.
 
-        The last user closes it: threads may run the same search, and begin and end at any time.
+        The last user closes it, because threads may run the same search and begin and end at any
+        time.
         """
         user = object()
         with storage_errors(self.url):
@@ -218,7 +219,7 @@ class Search:
                 self._users.add(user)
                 yield self._open()
             except BaseException:
-                self._optuna_study = None  # may hold half a trial
+                self._optuna_study = None  # may contain an incomplete trial
                 raise
             finally:
                 self._users.discard(user)
@@ -230,16 +231,18 @@ class Search:
         if len(objectives) > row.max_goals:
             raise ConfigError(
                 f"sampler '{self.sampler}' takes {row.max_goals} objective, got {len(objectives)}: "
-                "make the others constraints, or take 'nsga2' or 'tpe'."
+                "turn the others into constraints, or use 'nsga2' or 'tpe'."
             )
         if len(objectives) > 1 and pruner is not None:
-            raise ConfigError("a pruner compares one objective; make the others constraints.")
+            raise ConfigError(
+                "a pruner needs a single objective; turn the others into constraints."
+            )
 
     def _artifacts(self, save: Save | None, keep: int) -> Artifacts | None:
         if save is None or keep == 0:
             return None
         if self.folder is None:
-            raise ConfigError("save: expected `out`, the folder that the best models go to.")
+            raise ConfigError("save: expected `out`, the folder for the best models.")
         return Artifacts(self.folder / BEST_FOLDER, keep, save)
 
     def _open(self) -> Ledger:
@@ -262,7 +265,7 @@ class Search:
         return self._optuna_study
 
     def _tidy(self) -> Result:
-        """Removes models that are not among the best, and what killed workers half wrote."""
+        """Removes models that do not rank among the best, and incomplete ones."""
         incomplete = [] if self.artifacts is None else self.artifacts.incomplete()
         result = self.result()
         if self.artifacts is not None:
@@ -291,11 +294,11 @@ class Search:
         count = workers
         while count:
             try:
-                # What was read stays; connections would be shared by two processes.
+                # Rows stay in memory, but processes must not share connections.
                 run_workers(work, count, before_fork=self._open().engine.dispose, on_poll=show)
             except ChopError as error:
                 often = [row for row in lost() if row.begun >= DEFER_AFTER]
-                notes = [f"trial {row.number} was begun {row.begun} times" for row in often]
+                notes = [f"trial {row.number} was started {row.begun} times" for row in often]
                 raise type(error)("; ".join([str(error), *notes])) from None
             count = min(workers, len(lost())) if wait else 0
             while wait and not count and self._open().unfinished(RUNNING):
@@ -305,7 +308,7 @@ class Search:
         self._open().remove_worker(me)
 
     def _begin(self, ledger: Ledger) -> None:
-        """Begins the study; one that was begun goes on only as the same problem."""
+        """Creates the study, or checks that an existing one is of the same problem."""
         mine = {
             "choices": {choice.name: list(choice.texts) for choice in self.space.choices},
             "values": self._values,
@@ -319,7 +322,7 @@ class Search:
             if begun.get(part) != value:
                 different = _difference(part, begun.get(part), value)
                 raise ConfigError(
-                    f"{self._begun_with} other {different}; give another name or out folder."
+                    f"{self._begun_with} other {different}; choose another name or out folder."
                 )
         ledger.sync()
         self._check_rules(ledger)
@@ -328,11 +331,11 @@ class Search:
 
     @property
     def _begun_with(self) -> str:
-        return f"study '{self.name}' in this storage was begun with"
+        return f"study '{self.name}' in this storage was started with"
 
     @cached_property
     def _values(self) -> dict[str, str]:
-        """Identities of the values behind the options' texts, by choice."""
+        """Returns identities of the option values by choice."""
         known: dict[int, str] = {}
         return {
             choice.name: get_identity(
@@ -342,24 +345,24 @@ class Search:
         }
 
     def _check_rules(self, ledger: Ledger) -> None:
-        """Raises ConfigError where the space's rules are not those by which trials were made."""
+        """Raises ConfigError if the rules of the space differ from those of earlier trials."""
         for row in ledger.rows:
             what = self._other_rule(row)
             if what is not None:
                 raise ConfigError(
-                    f"{self._begun_with} another {what}; give another name or out folder."
+                    f"{self._begun_with} another {what}; choose another name or out folder."
                 )
 
     def _other_rule(self, row: Row) -> str | None:
-        """The rule that says another thing of a trial than when it was made."""
+        """Returns the rule whose result for a trial has changed, or None."""
         config = row.record.config
         reason = self.space.why_infeasible(config)
         was_infeasible = row.outcome == "infeasible"
         if was_infeasible != (reason is not None):
-            said = f"is infeasible now: {reason}" if reason else "was infeasible, and is not now"
-            return f"rule 'infeasible': trial {row.number} {said}"
+            change = f"is infeasible now: {reason}" if reason else "was infeasible, and is not now"
+            return f"rule 'infeasible': trial {row.number} {change}"
         if row.key not in (None, self.space.key(config)):
-            return f"rule 'canonical' or 'active': trial {row.number} has another meaning now"
+            return f"rule 'canonical' or 'active': trial {row.number} now has another meaning"
         return None
 
 
@@ -371,7 +374,7 @@ def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _difference(part: str, old: Any, new: Any) -> str:
-    """A part of a study's document that is another now, and in what."""
+    """Returns the changed part of a study's document, in words."""
     if isinstance(old, dict) and isinstance(new, dict):
         names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         if names and part == "values":

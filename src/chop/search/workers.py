@@ -23,34 +23,36 @@ from chop.runs.process import process_id, process_status
 from chop.search.ledger import NO_WORKER, RUNNING, Ledger, Row
 
 HEARTBEAT_SECONDS = 10.0
-"""Seconds between two heartbeats of a worker, and between two polls of the others'."""
+"""Seconds between heartbeats of a worker, and between its polls of other workers."""
 SILENT_SECONDS = 120.0
-"""Timeout of the heartbeats of a worker on another machine, or of a stopped one."""
+"""Heartbeat timeout of a worker on another machine, or of a stopped process."""
 RUNNING_SECONDS = 1800.0
-"""Timeout of the heartbeats of a worker on this machine whose process runs: its measure may keep
-Python's lock, or it works on the folder that this one is a copy of."""
+"""Heartbeat timeout of a worker on this machine whose process is running.
+
+Its objective may hold Python's lock, or it may use the original of a copied folder.
+"""
 MAX_ERROR_CHARS = 4000
-"""Characters of a worker's error message: a pipe buffers as many while nobody reads."""
+"""Maximum length of a worker's error message, limited by the pipe buffer."""
 POLL_SECONDS = 0.5
 END_SECONDS = 10.0
-"""Seconds from the interruption of a worker to its kill."""
+"""Seconds between the interruption and the kill of a worker."""
 REPLACEMENTS = 3
-"""Replacements of killed workers, per worker."""
+"""Maximum number of replacements per killed worker."""
 ACTIVE: set[str] = set()
-"""Workers of this process that are running now."""
+"""Running workers of this process."""
 _numbers = itertools.count(1)
 
 
 def new_worker() -> str:
-    """A name for a run in this process, distinct from those of other runs and later processes.
+    """Returns a name for a run in this process, unique among runs and later processes.
 
-    Returns: `SYSTEM:PID:STARTED:RUN`: the identity of its process and the count of its runs.
+    Returns: `SYSTEM:PID:STARTED:RUN`, the identity of the process and its run count.
     """
     return f"{process_id()}:{next(_numbers)}"
 
 
 def heartbeat_timeout(worker: str) -> float:
-    """Seconds that a worker may be silent: none where its process is known to have ended."""
+    """Returns the heartbeat timeout in seconds; 0 if the process is known to have ended."""
     process = worker.rpartition(":")[0]
     if process == process_id():
         return math.inf if worker in ACTIVE else 0.0
@@ -61,12 +63,12 @@ def heartbeat_timeout(worker: str) -> float:
 
 
 class HeartbeatMonitor:
-    """Heartbeat monitor: tells which workers are dead.
+    """Heartbeat monitor that detects dead workers.
 
-    A worker on this machine is dead when its process has ended. The heartbeats of any other are
-    counted in the ledger; it is dead when its count stays the same for its timeout while this
-    process sends its own (`SilenceCounter`): a stalled machine or server, or one that takes no
-    writes, makes no worker dead.
+    A worker on this machine is dead when its process has ended. Heartbeats of other workers are
+    counted in the ledger. A worker is dead if its count stays the same during its timeout while
+    this process sends its own heartbeats (`SilenceCounter`). A stalled machine, or a server that
+    rejects writes, therefore makes no worker dead.
     """
 
     def __init__(self) -> None:
@@ -74,19 +76,19 @@ class HeartbeatMonitor:
         self._silence = SilenceCounter[str]()
 
     def is_due(self) -> bool:
-        """True when the last poll is `HEARTBEAT_SECONDS` ago, or there was none."""
+        """True if the last poll was at least `HEARTBEAT_SECONDS` ago, or there was none."""
         return self._polled is None or time.monotonic() - self._polled >= HEARTBEAT_SECONDS
 
     def poll(self, ledger: Ledger, me: str) -> None:
-        """Sends a heartbeat, and adds up the seconds in which other workers sent none."""
+        """Sends a heartbeat, and adds up the silent seconds of other workers."""
         ledger.heartbeat(me)
         self._silence.observe(ledger.heartbeats(), longest_s=2 * HEARTBEAT_SECONDS)
         self._polled = time.monotonic()
 
     def is_dead(self, name: str) -> bool:
-        """True when a worker is dead, according to the polls so far.
+        """Returns whether a worker is dead according to the polls so far.
 
-        A worker sends a heartbeat before it claims a trial: one without any is dead.
+        Workers send a heartbeat before they claim a trial, so a worker without one is dead.
         """
         limit = 0.0 if name == NO_WORKER else heartbeat_timeout(name)
         if limit in (0.0, math.inf) or self._polled is None:
@@ -94,7 +96,7 @@ class HeartbeatMonitor:
         return self._silence.seconds.get(name, limit) >= limit
 
     def orphaned(self, ledger: Ledger) -> list[Row]:
-        """Running trials whose worker is dead."""
+        """Returns running trials whose worker is dead."""
         running = ledger.unfinished(RUNNING)
         polled = {NO_WORKER, *self._silence.seconds}
         if any(row.worker not in polled for row in running):  # one joined since the last poll
@@ -106,13 +108,13 @@ class HeartbeatMonitor:
 def heartbeat(
     ledger: Ledger, worker: str, monitor: HeartbeatMonitor, *, is_shared: bool
 ) -> Iterator[None]:
-    """Context in which a thread sends the worker's heartbeats and polls those of the others.
+    """Context manager with a thread that sends the worker's heartbeats and polls other workers.
 
     Args:
-        ledger: of the study.
-        worker: of this process.
-        monitor: polls the other workers.
-        is_shared: another process can reach the storage: otherwise no heartbeats are needed.
+        ledger: ledger of the study.
+        worker: worker in this process.
+        monitor: monitor that polls other workers.
+        is_shared: True if other processes can access the storage. Otherwise no heartbeats are sent.
     """
     ACTIVE.add(worker)
     done = threading.Event()
@@ -148,20 +150,19 @@ def run_workers(
     before_fork: Callable[[], None],
     on_poll: Callable[[], None],
 ) -> None:
-    """Runs `work` in so many processes of this machine and waits for them.
+    """Runs `work` in `count` processes on this machine and waits for them.
 
-    The processes are forked: a measure may be any closure, and what is loaded is shared.
-    A process that is killed is replaced, a few times for each. The processes end with this one.
+    The processes are forked, so the objective can be any closure and loaded data are shared. A
+    killed process is replaced a limited number of times. All processes end with this one.
 
     Args:
-        work: what each process does until nothing is left.
-        count: how many.
-        before_fork: lets go of what two processes must not share, as connections.
-        on_poll: called twice a second meanwhile.
+        work: function of each process.
+        count: number of processes.
+        before_fork: closes resources that processes must not share, such as connections.
+        on_poll: called twice a second while waiting.
     Raises:
-        UnavailableError: processes cannot be forked here.
-        ChopError: a worker stopped by an error, which the message has, or workers are killed
-            again and again.
+        UnavailableError: if processes cannot be forked here.
+        ChopError: if a worker ended with an error, or workers were killed repeatedly.
     """
     start = functools.partial(_start, _forking(), work, before_fork)
     kills = 0
@@ -171,14 +172,14 @@ def run_workers(
         while running:
             wait([process.sentinel for process in running], timeout=POLL_SECONDS)
             on_poll()
-            # A process that a measure has forked keeps the sentinel of a killed worker silent.
+            # A process forked by an objective keeps the sentinel of a killed worker open.
             for process in [p for p in running if not p.is_alive()]:
-                said = _ending(process, running.pop(process))
-                errors += [said] if said else []
-                if said is None and not errors:
+                message = _ending(process, running.pop(process))
+                errors += [message] if message else []
+                if message is None and not errors:
                     kills += 1
                     if kills > REPLACEMENTS * count:
-                        errors.append(f"it was killed, after {kills - 1} others (out of memory?)")
+                        errors.append(f"it was killed, like {kills - 1} before it (out of memory?)")
                     else:
                         running.update([start()])
     except BaseException:
@@ -199,7 +200,7 @@ def _forking() -> multiprocessing.context.BaseContext:
 
     if "fork" not in multiprocessing.get_all_start_methods():
         raise UnavailableError(
-            "workers of one run need a system that forks (Linux, macOS); start `chop search worker "
+            "parallel workers need a system with fork (Linux, macOS); start `chop search worker "
             "URL` several times instead."
         )
     if torch.cuda.is_initialized():
@@ -228,23 +229,23 @@ def _child(work: Callable[[], None], pipe: Connection, parent: int) -> None:
     import torch
 
     end_with(parent)
-    # OpenMP's threads do not survive a fork: a child that asks for several waits for ever.
+    # OpenMP threads do not survive a fork: a child that requests several would hang.
     torch.set_num_threads(1)
-    said = ""
+    message = ""
     try:
         work()
     except KeyboardInterrupt:
         pass
     except ChopError as error:
-        said = str(error)
+        message = str(error)
     except BaseException as error:
         traceback.print_exc()
-        said = f"{type(error).__name__}: {error}"
-    pipe.send(said[:MAX_ERROR_CHARS])
+        message = f"{type(error).__name__}: {error}"
+    pipe.send(message[:MAX_ERROR_CHARS])
 
 
 def _ending(process: BaseProcess, pipe: Connection) -> str | None:
-    """What a worker says at its end: nothing, or an error; None where it was killed, or exited."""
+    """Returns a worker's error or "" at its end; None if it was killed or exited."""
     process.join()
     try:
         return str(pipe.recv()) if pipe.poll() else None

@@ -1,3 +1,3 @@
-"""Studies on the benchmark engine: the subjects of `chop bench`."""
+"""Benchmark studies of `chop bench`."""
 
 __all__: list[str] = []

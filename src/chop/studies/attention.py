@@ -1,4 +1,4 @@
-"""Attention written out, against fused scaled-dot-product attention.
+"""Study of attention: separate operations against fused scaled-dot-product attention.
 
 Shapes: B rows of a batch, H heads, T tokens, D numbers of a head.
 """
@@ -26,9 +26,9 @@ from chop.studies.attention_implementations import (
     added_mask,
     chosen_backend,
     implementations,
-    kept_pairs,
     naive_attention,
     random_inputs,
+    visible_pairs,
 )
 from chop.studies.settings import BenchAttentionConfig
 from chop.studies.short_runs import ShortRun, short_runs, short_runs_title
@@ -36,17 +36,17 @@ from chop.studies.short_runs import ShortRun, short_runs, short_runs_title
 
 @dataclass(frozen=True)
 class _AttentionRow:
-    """One way to compute one case.
+    """Result of one implementation on one case.
 
     Attributes:
-        case: the problem.
+        case: problem size.
         way: "naive", "three kernels" or "fused".
-        backend: which kernel torch chose for "fused"; None for the others.
-        measured: its times.
-        moved_bytes: see `Case.moved_bytes`.
-        share_of_roofline: the shortest time that the device allows for the bytes of "fused" and
-            the needed operations, over the time taken.
-        bound: which ceiling that shortest time comes from.
+        backend: kernel that torch chose for "fused". None for others.
+        measured: measured times.
+        moved_bytes: bytes moved, see `Case.moved_bytes`.
+        share_of_roofline: shortest possible time for the bytes of "fused" and the required
+            operations on the device, divided by the measured time.
+        bound: roofline ceiling that determines the shortest time.
         error: the largest |result - result in float64| over all elements.
     """
 
@@ -60,7 +60,7 @@ class _AttentionRow:
     error: float | None
 
     def formatted(self) -> dict[str, Any]:
-        """For a table."""
+        """Formats the row for a table."""
         is_baseline = self.way == "naive"
         return {
             "dtype": self.case.dtype,
@@ -76,13 +76,13 @@ class _AttentionRow:
 
 @dataclass(frozen=True, repr=False)
 class _AttentionComparison(Displayed):
-    """What was measured.
+    """Results of the attention study.
 
     Attributes:
-        rows: per case, per way.
-        comparisons: name of the case -> all its times.
-        rooflines: name of the dtype -> ceilings of the device.
-        course: rows of the course's table: naive and fused in the first dtype with the first mask.
+        rows: results by case and implementation.
+        comparisons: case name -> comparison with all times.
+        rooflines: dtype name -> measured ceilings of the device.
+        course: rows of the course table: naive and fused in the first dtype with the first mask.
     """
 
     rows: tuple[_AttentionRow, ...]
@@ -91,7 +91,7 @@ class _AttentionComparison(Displayed):
     course: tuple[ShortRun, ...]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, as formatted text."""
+        """Returns formatted rows by table title."""
         how = next(iter(self.comparisons.values())).how
         ceilings = [
             {
@@ -113,10 +113,12 @@ class _AttentionComparison(Displayed):
 
     @property
     def _short_runs_title(self) -> str:
-        found = next(iter(self.comparisons.values()))
+        comparison = next(iter(self.comparisons.values()))
         case = self.rows[0].case
         what = f"naive and fused, {case.dtype}, mask {case.mask}"
-        return short_runs_title(found.environment["device"], what, self.course, found["fused"])
+        return short_runs_title(
+            comparison.environment["device"], what, self.course, comparison["fused"]
+        )
 
 
 def _short(backend: str) -> str:
@@ -124,18 +126,18 @@ def _short(backend: str) -> str:
 
 
 def bench_attention(config: BenchAttentionConfig) -> _AttentionComparison:
-    """Measures every shape, dtype and mask in turn."""
+    """Measures all shapes, dtypes and masks."""
     combined = itertools.product(config.shapes, config.dtypes, config.masks)
     cases = [Case.parse(*parts) for parts in combined]
     rooflines = _rooflines(config)
     comparisons, rows, course = {}, [], []
     for case in cases:
-        found, own = _measure(case, config, rooflines[case.dtype])
-        comparisons[case.name] = found
+        comparison, own = _measure(case, config, rooflines[case.dtype])
+        comparisons[case.name] = comparison
         rows += own
         if (case.dtype, case.mask) == (config.dtypes[0], config.masks[0]):
             shape, block = "x".join(map(str, case.shape)), block_seconds(config.how["seconds"])
-            pair = found["naive"], found["fused"]
+            pair = comparison["naive"], comparison["fused"]
             course += short_runs(shape, *pair, config.iterations, block)
     return _AttentionComparison(tuple(rows), comparisons, rooflines, tuple(course))
 
@@ -153,11 +155,11 @@ def _measure(
     case: Case, config: BenchAttentionConfig, roofline: Roofline
 ) -> tuple[Comparison, list[_AttentionRow]]:
     inputs = random_inputs(case, config.seed, config.device)
-    kept = kept_pairs(case, config.device)
-    calls = {name: partial(way, *inputs) for name, way in implementations(case, kept).items()}
-    found = compare([Variant(name, call) for name, call in calls.items()], **config.how)
-    errors = _errors_against_float64(calls, inputs, kept)
-    backend = chosen_backend(inputs, kept, case.mask == "causal")
+    visible = visible_pairs(case, config.device)
+    calls = {name: partial(way, *inputs) for name, way in implementations(case, visible).items()}
+    comparison = compare([Variant(name, call) for name, call in calls.items()], **config.how)
+    errors = _errors_against_float64(calls, inputs, visible)
+    backend = chosen_backend(inputs, visible, case.mask == "causal")
     least, flops = case.moved_bytes("fused"), case.needed_flops
     floor, bound = roofline.floor_seconds(least, flops), roofline.bound(least, flops)
     rows = [
@@ -167,21 +169,21 @@ def _measure(
             backend=backend if each.name == "fused" else None,
             measured=each,
             moved_bytes=case.moved_bytes(each.name),
-            share_of_roofline=floor / found.decisive_seconds(each.name),
+            share_of_roofline=floor / comparison.decisive_seconds(each.name),
             bound=bound,
             error=errors[each.name],
         )
-        for each in found
+        for each in comparison
     ]
-    return found, rows
+    return comparison, rows
 
 
 def _errors_against_float64(
-    calls: Mapping[str, Callable[[], Tensor]], inputs: Sequence[Tensor], kept: Tensor | None
+    calls: Mapping[str, Callable[[], Tensor]], inputs: Sequence[Tensor], visible: Tensor | None
 ) -> dict[str, float | None]:
-    """The largest difference of each call's result from attention in float64 on the same inputs."""
+    """Returns the largest difference of each result from attention in float64."""
     q, k, v = (x.double() for x in inputs)
-    added = added_mask(kept, torch.float64)
+    added = added_mask(visible, torch.float64)
     with torch.inference_mode():
         exact = [naive_attention(q, k, v, added)]
         return {name: largest_difference([call()], exact, name) for name, call in calls.items()}

@@ -1,4 +1,4 @@
-"""Ways to compute attention, and what each has to move and to compute.
+"""Implementations of attention, with their data movement and operation counts.
 
 Shapes: B rows of a batch, H heads, T tokens, D numbers of a head.
 """
@@ -24,14 +24,14 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One size of the problem.
+    """Problem size of an attention.
 
     Attributes:
         batch: B.
         heads: H.
-        tokens: T, of queries and of keys.
+        tokens: T, the number of queries and of keys.
         head_size: D.
-        dtype: name, of queries, keys, values and the result.
+        dtype: dtype name of queries, keys, values and the result.
         mask: one of `MASKS`.
     """
 
@@ -44,7 +44,7 @@ class Case:
 
     @classmethod
     def parse(cls, shape: str, dtype: str, mask: str) -> Case:
-        """From the shape as text.
+        """Parses a shape such as "1x12x128x64".
 
         >>> Case.parse("1x12x128x64", "float32", "none").tokens
         128
@@ -59,37 +59,37 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For titles and file names."""
+        """Name in titles and file names."""
         return f"{'x'.join(map(str, self.shape))}-{self.dtype}-{self.mask}"
 
     @property
     def needed_flops(self) -> int:
-        """4 B H P D: two products over the P pairs of a query and a key that it may see.
+        """Required operations, 4 B H P D: two products over the P unmasked query-key pairs.
 
-        P is T^2, and T (T + 1) / 2 under a causal mask. What a padding mask leaves out depends on
-        the data and is counted.
+        P is T^2, or T (T + 1) / 2 with a causal mask. Pairs hidden by a padding mask depend on the
+        data and are counted.
         """
         tokens = self.tokens
         pairs = tokens * (tokens + 1) // 2 if self.mask == "causal" else tokens**2
         return 4 * self.batch * self.heads * pairs * self.head_size
 
     def moved_bytes(self, way: str) -> int:
-        """Bytes that an ideal cache for one operation would still read and write.
+        """Returns the bytes read and written with an ideal cache within each operation.
 
         With b bytes per number, N = B H T D numbers in each of Q, K, V and the result, and
         S = B H T^2 scores:
 
-        - "fused": 4 N b + m: the three are read once, the result is written once, and no score
-          leaves the chip.
+        - "fused": 4 N b + m: each input is read once, the result is written once, and scores stay
+          on the chip.
         - "three kernels": (4 N + 4 S) b: the first product writes S, softmax reads and writes S,
-          the second product reads S. With a mask (4 N + 6 S) b + m: the product starts from S
+          the second product reads S. With a mask, (4 N + 6 S) b + m: the product starts from S
           copies of the mask, which are written and read.
-        - "naive": (4 N + 6 S) b, and with a mask (4 N + 8 S) b + m: scaling, and adding the mask,
+        - "naive": (4 N + 6 S) b, and with a mask (4 N + 8 S) b + m: scaling and adding the mask
           each read and write S as well.
 
-        m is what the mask takes: nothing for "none" and for "fused" with "causal", which needs no
-        tensor; else B T numbers for "padding" and T^2 for "causal", b bytes each where they are
-        added, 1 where they are boolean ("fused").
+        m is the size of the mask: 0 for "none" and for "fused" with "causal", which needs no
+        tensor; else B T numbers for "padding" and T^2 for "causal", with b bytes each if they are
+        added, or 1 if they are boolean ("fused").
         """
         size = DTYPES[self.dtype].itemsize
         inputs = math.prod(self.shape)
@@ -106,7 +106,7 @@ class Case:
 
 
 def random_inputs(case: Case, seed: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V, (B, H, T, D) each, drawn from a normal distribution."""
+    """Returns Q, K and V, (B, H, T, D) each, from a normal distribution."""
     draw = torch.Generator().manual_seed(seed)
     q, k, v = (
         torch.randn(case.shape, generator=draw).to(device, DTYPES[case.dtype]) for _ in "qkv"
@@ -114,10 +114,10 @@ def random_inputs(case: Case, seed: int, device: str) -> tuple[Tensor, Tensor, T
     return q, k, v
 
 
-def kept_pairs(case: Case, device: str) -> Tensor | None:
-    """True where a query sees a key: (B, 1, 1, T) for padding, (T, T) for causal, None for all.
+def visible_pairs(case: Case, device: str) -> Tensor | None:
+    """Returns the mask of visible keys: (B, 1, 1, T) for padding, (T, T) for causal, or None.
 
-    Row i of a batch of B ends after T - i T / 2B tokens, rounded down, and at least one.
+    Row i of a batch of B has T - i T / 2B tokens, rounded down, and at least one.
     """
     tokens = torch.arange(case.tokens, device=device)
     if case.mask == "none":
@@ -129,29 +129,29 @@ def kept_pairs(case: Case, device: str) -> Tensor | None:
     return (tokens < lengths[:, None])[:, None, None, :]
 
 
-def implementations(case: Case, kept: Tensor | None) -> dict[str, Attention]:
-    """The variants: naive, in three kernels, and fused."""
-    added = added_mask(kept, DTYPES[case.dtype])
+def implementations(case: Case, visible: Tensor | None) -> dict[str, Attention]:
+    """Returns the implementations: naive, three kernels, and fused."""
+    added = added_mask(visible, DTYPES[case.dtype])
     is_causal = case.mask == "causal"
     return {
         "naive": partial(naive_attention, added=added),
         "three kernels": partial(attention_in_three_kernels, added=added),
         "fused": partial(
             F.scaled_dot_product_attention,
-            attn_mask=None if is_causal else kept,
+            attn_mask=None if is_causal else visible,
             is_causal=is_causal,
         ),
     }
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None) -> Tensor:
-    """softmax(Q K^T / sqrt(D) + mask) V, an operation at a time.
+    """Computes softmax(Q K^T / sqrt(D) + mask) V with one operation at a time.
 
     Args:
         q: (B, H, T, D), floating point.
         k: (B, H, T, D).
         v: (B, H, T, D).
-        added: the mask, 0 or minus infinity, broadcastable to (B, H, T, T).
+        added: additive mask, 0 or minus infinity, broadcastable to (B, H, T, T).
     Returns: (B, H, T, D).
     Source: Vaswani et al. 2017, "Attention is all you need", equation 1.
     """
@@ -165,9 +165,9 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None
 def attention_in_three_kernels(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None
 ) -> Tensor:
-    """The same; the first product scales its result and adds the mask itself.
+    """Computes attention in three kernels; the first product includes the scale and the mask.
 
-    A mask of four dimensions is one per row of the batch, for all heads.
+    A mask of four dimensions is one per row of the batch, shared by all heads.
     """
     queries, keys, values = (x.flatten(0, 1) for x in (q, k, v))
     scale = 1 / math.sqrt(q.shape[-1])
@@ -180,19 +180,19 @@ def attention_in_three_kernels(
     return torch.bmm(torch.softmax(scores, dim=-1), values).view(q.shape)
 
 
-def chosen_backend(inputs: Sequence[Tensor], kept: Tensor | None, is_causal: bool) -> str:
-    """Name of the kernel that torch takes for fused attention, such as "flash_attention"."""
+def chosen_backend(inputs: Sequence[Tensor], visible: Tensor | None, is_causal: bool) -> str:
+    """Returns the name of torch's kernel for fused attention, such as "flash_attention"."""
     from torch.nn.attention import SDPBackend
 
     q, k, v = inputs
-    number = attention_choice(q, k, v, None if is_causal else kept, is_causal)
+    number = attention_choice(q, k, v, None if is_causal else visible, is_causal)
     names = {backend.value: name for name, backend in SDPBackend.__members__.items()}
     return names[number].lower()
 
 
-def added_mask(kept: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """0 where a pair is kept, and minus infinity where not."""
-    if kept is None:
+def added_mask(visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Returns an additive mask: 0 for visible pairs, minus infinity for hidden ones."""
+    if visible is None:
         return None
-    zeros = torch.zeros(kept.shape, dtype=dtype, device=kept.device)
-    return zeros.masked_fill(~kept, -math.inf)
+    zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return zeros.masked_fill(~visible, -math.inf)

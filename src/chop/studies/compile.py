@@ -1,4 +1,4 @@
-"""Study of torch.compile: a model in eager mode and compiled."""
+"""Study of torch.compile: models in eager mode and compiled."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ MODES: Mapping[str, dict[str, Any]] = {
     "max-autotune": {"mode": "max-autotune"},
     "freezing": {"options": {"freezing": True}},
 }
-"""Arguments of `torch.compile`; freezing makes weights constants, laid out for their kernels."""
+"""Arguments of `torch.compile`. Freezing turns weights into constants in a kernel's layout."""
 MODES_OF_DEVICE = {
-    # On a CPU reduce-overhead, which is CUDA graphs, is the default.
+    # On a CPU, reduce-overhead (CUDA graphs) equals the default mode.
     "cpu": ("default", "max-autotune", "freezing"),
     "cuda": ("default", "reduce-overhead", "max-autotune"),
 }
 PROBE_LENGTH = 2
-"""Texts are as many times shorter in the last call that recompiles are counted in."""
+"""Divisor of the text length in the last call, for counting recompilations."""
 
 
 @dataclass(frozen=True)
 class _CompileRow:
-    """One way to run one model at one batch size.
+    """Result of one execution mode of a model at one batch size.
 
     Attributes:
-        model: its name.
-        batch: rows of an input.
-        measured: its times.
-        break_even: None for eager.
-        course: rows for the course's table; none for eager.
+        model: name of the model.
+        batch: number of rows of an input.
+        measured: measured times.
+        break_even: break-even point of compilation. None for eager.
+        course: rows of the course table. Empty for eager.
     """
 
     model: str
@@ -63,7 +63,7 @@ class _CompileRow:
     course: tuple[ShortRun, ...]
 
     def formatted(self) -> dict[str, Any]:
-        """For a table."""
+        """Formats the row for a table."""
         measured, is_eager = self.measured, self.break_even is None
         return {
             "mode": measured.name,
@@ -78,14 +78,13 @@ class _CompileRow:
 
 @dataclass(frozen=True, repr=False)
 class _CompileComparison(Displayed):
-    """What was measured.
+    """Results of the compile study.
 
     Attributes:
-        rows: per model, per batch size, eager and the modes.
-        comparisons: name of the case -> all its times.
-        graphs: model -> how torch.compile cut it, and when it compiled again.
-        start_seconds: that the compiler itself took to start, once in a process; not among the
-            times of the rows.
+        rows: results by model and batch size, for eager and each mode.
+        comparisons: case name -> comparison with all times.
+        graphs: model -> graph breaks and recompilations.
+        start_seconds: start-up time of the compiler, once per process. Not included in the rows.
     """
 
     rows: tuple[_CompileRow, ...]
@@ -94,9 +93,9 @@ class _CompileComparison(Displayed):
     start_seconds: float
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, as formatted text."""
+        """Returns formatted rows by table title."""
         how = next(iter(self.comparisons.values())).how
-        started = f"the compiler's own start took {format_seconds(self.start_seconds)} before"
+        started = f"compiler start-up of {format_seconds(self.start_seconds)} excluded"
         by_case: dict[str, list[dict[str, Any]]] = {}
         for row in self.rows:
             title = f"torch.compile of {row.model}, batch {row.batch} ({how}; {started})"
@@ -106,16 +105,16 @@ class _CompileComparison(Displayed):
             self._short_runs_title: [
                 line.formatted(EAGER, "compiled") for row in self._course for line in row.course
             ],
-            "Graphs, and where they end": [
+            "Graphs and graph breaks": [
                 line
-                for model, found in self.graphs.items()
-                for line in _format_graphs(model, found)
+                for model, compilations in self.graphs.items()
+                for line in _format_graphs(model, compilations)
             ],
         }
 
     @property
     def _course(self) -> list[_CompileRow]:
-        """Of each case the first mode; the manifest has all of them."""
+        """Rows of the course table for the first mode of each case; the manifest has all modes."""
         first: dict[tuple[str, int], _CompileRow] = {}
         for row in self.rows:
             if row.course:
@@ -130,11 +129,11 @@ class _CompileComparison(Displayed):
         return short_runs_title(device, what, row.course, row.measured)
 
 
-def _format_graphs(model: str, found: Compilations) -> list[dict[str, Any]]:
-    broken = [("graph break", place) for place in found.breaks]
-    again = [(f"recompile, call {each.call + 1}", each.place) for each in found.recompiles]
-    head = {"model": model, "graphs": found.graphs, "breaks": len(found.breaks)}
-    head["recompiles"] = len(found.recompiles)
+def _format_graphs(model: str, compilations: Compilations) -> list[dict[str, Any]]:
+    broken = [("graph break", place) for place in compilations.breaks]
+    again = [(f"recompile, call {each.call + 1}", each.place) for each in compilations.recompiles]
+    head = {"model": model, "graphs": compilations.graphs, "breaks": len(compilations.breaks)}
+    head["recompiles"] = len(compilations.recompiles)
     lines = [
         {**head, "what": what, "where": f"{Path(place.file).name}:{place.line}"}
         | {"why": place.reason}
@@ -144,15 +143,15 @@ def _format_graphs(model: str, found: Compilations) -> list[dict[str, Any]]:
 
 
 def bench_compile(config: BenchCompileConfig) -> _CompileComparison:
-    """Measures every model and batch size in turn.
+    """Measures all models and batch sizes.
 
     Raises:
-        ConfigError: a model has no such name, or its inputs cannot be made.
-        UnavailableError: a model is not there.
+        ConfigError: if a model is unknown, or its inputs cannot be generated.
+        UnavailableError: if a model does not exist.
     """
     place = torch.device(config.device)
     modes = config.modes or MODES_OF_DEVICE.get(place.type, ("default",))
-    models = {name: get_model(name) for name in config.models}  # unknown names end here
+    models = {name: get_model(name) for name in config.models}  # raises for unknown names
     start, graphs = _compiler_start_seconds(place), {}
     comparisons: dict[str, Comparison] = {}
     rows: list[_CompileRow] = []
@@ -160,9 +159,9 @@ def bench_compile(config: BenchCompileConfig) -> _CompileComparison:
         model.to(place)
         give = partial(random_inputs, model, image_size=config.image_size, device=place)
         for batch in config.batch_sizes:
-            found = _measure(model, give(batch, config.length), modes, config)
-            comparisons[f"{name.replace('/', '_')}-batch-{batch}"] = found
-            rows += _rows(name, batch, found, config)
+            comparison = _measure(model, give(batch, config.length), modes, config)
+            comparisons[f"{name.replace('/', '_')}-batch-{batch}"] = comparison
+            rows += _rows(name, batch, comparison, config)
         calls = [give(batch, config.length) for batch in config.batch_sizes]
         calls.append(give(max(config.batch_sizes) + 1, max(1, config.length // PROBE_LENGTH)))
         graphs[name] = compilations(model, calls)
@@ -170,7 +169,7 @@ def bench_compile(config: BenchCompileConfig) -> _CompileComparison:
 
 
 def _compiler_start_seconds(device: torch.device) -> float:
-    """What the first of all compiled functions takes: modules, helper processes, a header."""
+    """Measures the start-up time of the compiler: modules, helper processes, headers."""
     begun = time.perf_counter()
     torch.compile(torch.relu)(torch.zeros(8, device=device))
     return time.perf_counter() - begun
@@ -184,14 +183,14 @@ def random_inputs(
     image_size: int | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
-    """Inputs of a model, by name.
+    """Returns random inputs of a model by name.
 
     Args:
-        model: a built-in one, one of `chop.models.MODELS`, or Hugging Face's.
-        batch: rows.
-        length: tokens, where there are any.
-        image_size: side of pictures where the model's configuration names none.
-        device: where to put them.
+        model: built-in model, one of `chop.models.MODELS`, or a Hugging Face model.
+        batch: number of rows.
+        length: number of tokens, for text inputs.
+        image_size: side of pictures if the model's configuration has none.
+        device: device of the inputs.
     """
     made = dummy_inputs(model, batch=batch, length=length)
     inputs = {name: _rows_like(x, batch) for name, x in made.items()}
@@ -203,7 +202,7 @@ def random_inputs(
 
 
 def _rows_like(x: Tensor, batch: int) -> Tensor:
-    """As many rows; where the example has another number, drawn anew or taken in turn."""
+    """Returns `batch` rows like an example: the example, repeated rows, or new random numbers."""
     if len(x) == batch:
         return x
     if x.is_floating_point():
@@ -221,7 +220,7 @@ def _measure(
 
 
 def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Callable[[], Any]:
-    """A compiled model that was called once; nothing that was compiled before is taken."""
+    """Compiles a model without reusing earlier compilations, and calls it once."""
     from chop.private.compile_api import fresh_cache
 
     with fresh_cache():
@@ -233,9 +232,9 @@ def _compiled(model: nn.Module, mode: str, inputs: Mapping[str, Tensor]) -> Call
 
 
 def _rows(
-    name: str, batch: int, found: Comparison, config: BenchCompileConfig
+    name: str, batch: int, comparison: Comparison, config: BenchCompileConfig
 ) -> list[_CompileRow]:
-    eager, *compiled = found
+    eager, *compiled = comparison
 
     def course(each: Measured) -> tuple[ShortRun, ...]:
         case, block = f"{name}, batch {batch}", block_seconds(config.seconds)

@@ -1,4 +1,4 @@
-"""Decoding packed weights: by a loop, by PyTorch, and by each kernel that the device has."""
+"""Study of decoding packed weights: a Python loop, PyTorch, and the device's kernels."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ E8M0_BIAS, E8M0_NAN = 127, 255
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """One way to decode one format.
+    """Result of one decoder for one format.
 
     Attributes:
-        format: its name; empty for the copies.
-        measured: its times.
-        seconds: of one call, by the clock that variants are compared by.
-        timed_on: numbers that were decoded; the loop's time is scaled up from fewer.
-        moved_bytes: codes and scales that are read, and results that are written.
-        share_of_copy: bytes per second, over those of copying in place.
-        is_exact: every bit is that of the format's `decode`; None for the copies.
+        format: name of the format. Empty for copies.
+        measured: measured times.
+        seconds: time of one call by the deciding clock.
+        timed_on: number of decoded elements; the time of the loop is scaled up from fewer.
+        moved_bytes: codes and scales read, and results written.
+        share_of_copy: bytes per second relative to copying in place.
+        is_exact: True if the result equals the format's `decode` bit by bit. None for copies.
     """
 
     format: str
@@ -58,7 +58,7 @@ class DecodeRow:
     is_exact: bool | None
 
     def formatted(self) -> dict[str, Any]:
-        """For a table."""
+        """Formats the row for a table."""
         name, is_loop = self.measured.name, self.measured.name == LOOP
         ratio = "1" if name == TORCH else format_ratio(self.measured.ratio)
         exact = None if self.is_exact is None else "yes" if self.is_exact else "NO"
@@ -75,10 +75,10 @@ class DecodeRow:
 
 
 def decode_in_a_loop(encoded: Encoded, number_format: MicroscalingFormat) -> Tensor:
-    """`number_format.decode(encoded)`, block after block, as the definition reads.
+    """Computes `number_format.decode(encoded)` block by block, as in the specification.
 
     Args:
-        encoded: (rows, columns), in blocks along the columns.
+        encoded: codes of a (rows, columns) weight, in blocks along the columns.
         number_format: MXINT or MXFP.
     Source: OCP Microscaling Formats (MX) Specification 1.0, section 5.
     """
@@ -100,23 +100,23 @@ def decode_in_a_loop(encoded: Encoded, number_format: MicroscalingFormat) -> Ten
 def implementations(
     encoded: Encoded, number_format: MicroscalingFormat
 ) -> dict[str, Callable[[], Tensor]]:
-    """The ways to decode that the device has, the reference first."""
+    """Returns the decoders available on the device, the reference first."""
     packed = get_packed(encoded, number_format)
     device = encoded.codes.device.type
-    found: dict[str, Callable[[], Tensor]] = {TORCH: partial(number_format.decode, encoded)}
+    decoders: dict[str, Callable[[], Tensor]] = {TORCH: partial(number_format.decode, encoded)}
     if device != "cuda" or is_installed():
-        found[OPERATOR[device]] = partial(torch.ops.chop.decode, *packed, encoded.dtype)
+        decoders[OPERATOR[device]] = partial(torch.ops.chop.decode, *packed, encoded.dtype)
     y = torch.empty(encoded.shape, dtype=encoded.dtype, device=encoded.codes.device)
     if device == "cpu" and cpu.decode_into(packed, y):
-        found[IN_PLACE] = partial(_decode_into, packed, y)
+        decoders[IN_PLACE] = partial(_decode_into, packed, y)
     is_taken = cuda.takes(number_format, len(encoded.shape), encoded.dtype)
     if device == "cuda" and is_taken and cuda.why_unavailable() is None:
-        found[CUDA] = partial(cuda.dequantize, encoded, number_format)
-    return found
+        decoders[CUDA] = partial(cuda.dequantize, encoded, number_format)
+    return decoders
 
 
 def get_packed(encoded: Encoded, number_format: MicroscalingFormat) -> Packed:
-    """A weight as kernels take it."""
+    """Returns a packed weight in the form that kernels accept."""
     return Packed(encoded.codes, encoded.scales, None, list(encoded.shape), number_format.key)
 
 
@@ -126,10 +126,10 @@ def _decode_into(packed: Packed, y: Tensor) -> Tensor:
 
 
 def compare_decoding(weight: Tensor, name: str, **how: Any) -> tuple[Comparison, list[DecodeRow]]:
-    """Times every way to decode a weight in one format, beside copies of the float weight.
+    """Measures all decoders of a weight in one format, and copies of the float weight.
 
     Args:
-        weight: (outputs, inputs), on the device, in the dtype that is decoded to.
+        weight: (outputs, inputs) on the device, in the dtype of the result.
         name: one of `FORMATS`.
         how: settings of `chop.bench.compare`.
     """
@@ -141,34 +141,34 @@ def compare_decoding(weight: Tensor, name: str, **how: Any) -> tuple[Comparison,
         CLONE: weight.clone,
     }
     variants = [Variant(way, call) for way, call in {**calls, **copies}.items()]
-    found = compare(variants, outputs=False, **how)
+    comparison = compare(variants, outputs=False, **how)
     with torch.inference_mode():
         exact = number_format.decode(encoded)
         is_exact = {way: torch.equal(call(), exact) for way, call in calls.items()}
-    copied_per_second = 2 * weight.nbytes / found.decisive_seconds(COPY)
+    copied_per_second = 2 * weight.nbytes / comparison.decisive_seconds(COPY)
     rows = []
-    for each in found:
-        seconds = found.decisive_seconds(each.name)
+    for each in comparison:
+        seconds = comparison.decisive_seconds(each.name)
         read = encoded.size_bytes if each.name in calls else weight.nbytes
         moved = read + weight.nbytes
         share = moved / seconds / copied_per_second
         sizes = (seconds, weight.numel(), moved, share)
         named = name if each.name in calls else ""
         rows.append(DecodeRow(named, each, *sizes, is_exact.get(each.name)))
-    return found, [*rows, _loop_row(weight, name, copied_per_second, how)]
+    return comparison, [*rows, _loop_row(weight, name, copied_per_second, how)]
 
 
 def _loop_row(
     weight: Tensor, name: str, copied_per_second: float, how: dict[str, Any]
 ) -> DecodeRow:
-    """The loop's time on a part of the weight, scaled up to all of it."""
+    """Measures the loop on a part of the weight, and scales its time up."""
     number_format, part = FORMATS[name], weight[: LOOP_SHAPE[0], : LOOP_SHAPE[1]].contiguous()
     encoded = number_format.encode(part)
     loop = partial(decode_in_a_loop, encoded, number_format)
-    found = compare([Variant(LOOP, loop)], outputs=False, **how)
+    comparison = compare([Variant(LOOP, loop)], outputs=False, **how)
     factor = weight.numel() / part.numel()
-    seconds = factor * found.decisive_seconds(LOOP)
+    seconds = factor * comparison.decisive_seconds(LOOP)
     moved = round(factor * (encoded.size_bytes + part.nbytes))
     share = moved / seconds / copied_per_second
     is_exact = torch.equal(loop(), number_format.decode(encoded))
-    return DecodeRow(name, found[LOOP], seconds, part.numel(), moved, share, is_exact)
+    return DecodeRow(name, comparison[LOOP], seconds, part.numel(), moved, share, is_exact)

@@ -1,4 +1,4 @@
-"""Packed weights: how fast they are decoded and multiplied by, and how much memory they save."""
+"""Study of packed weights: decoding speed, product speed, and memory savings."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from chop.studies.weight_memory import (
 
 @dataclass(frozen=True, repr=False)
 class _DequantizeComparison(Displayed):
-    """What was measured.
+    """Results of the dequantization study.
 
     Attributes:
-        decoding: a row per format and way.
-        products: a row per rows of activations, format and way.
-        memory: a row per width of codes, the float model first.
-        kinds: what the first format saves of which parameters.
-        comparisons: name of the case -> all its times.
-        why_no_cuda: why the CUDA C++ kernel is not among the implementations; None where it is.
+        decoding: results by format and decoder.
+        products: results by number of rows, format and implementation.
+        memory: memory by code width, the float model first.
+        kinds: savings of the first format by kind of parameters.
+        comparisons: case name -> comparison with all times.
+        why_no_cuda: reason why the CUDA C++ kernel is not measured. None if it is.
     """
 
     decoding: tuple[DecodeRow, ...]
@@ -49,18 +49,18 @@ class _DequantizeComparison(Displayed):
     why_no_cuda: str | None
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, as formatted text."""
+        """Returns formatted rows by table title."""
         how = next(iter(self.comparisons.values())).how
         note = "" if self.why_no_cuda is None else f" {self.why_no_cuda}"
         memory = (
-            "Memory of a model whose linear layers' weights are packed; in theory codes of w bits "
-            "that share a scale of 8 save 1 - (w + 8/block)/32 of float32"
+            "Memory of a model with packed linear weights; in theory, codes of w bits with a "
+            "shared 8-bit scale save 1 - (w + 8/block)/32 of float32"
         )
         return {
             f"Decoding a weight ({how}).{note}": [row.formatted() for row in self.decoding],
-            f"Multiplying by it ({how})": [row.formatted() for row in self.products],
+            f"Products with packed weights ({how})": [row.formatted() for row in self.products],
             memory: format_memory(self.memory),
-            f"Where {self.memory[1].format} saves it": [
+            f"Savings of {self.memory[1].format} by kind of parameters": [
                 row.formatted() for row in (*self.kinds, get_total(self.kinds))
             ],
         }
@@ -70,7 +70,7 @@ def bench_dequantize(config: BenchDequantizeConfig) -> _DequantizeComparison:
     """Measures decoding, products and memory.
 
     Raises:
-        ConfigError: the model has no linear layers, or is not known.
+        ConfigError: if the model is unknown or has no linear layers.
     """
     shape = (config.outputs, config.inputs)
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed)) * 0.02
@@ -79,15 +79,15 @@ def bench_dequantize(config: BenchDequantizeConfig) -> _DequantizeComparison:
     decoding: list[DecodeRow] = []
     for name in config.formats:
         comparisons[f"decode-{name}"], rows = compare_decoding(weight, name, **config.how)
-        decoding += [row for row in rows if row.format or not decoding]  # copies once
+        decoding += [row for row in rows if row.format or not decoding]  # copies are listed once
     first = comparisons[f"decode-{config.formats[0]}"]
     copied_per_second = 2 * weight.nbytes / first.decisive_seconds(COPY)
     products: list[ProductRow] = []
     for count in config.rows:
-        found, own = compare_products(
+        comparison, own = compare_products(
             weight, config.formats, count, copied_per_second, **config.how
         )
-        comparisons[f"product-{count}-rows"] = found
+        comparisons[f"product-{count}-rows"] = comparison
         products += own
     memory, kinds = _memory(config)
     return _DequantizeComparison(
@@ -101,7 +101,7 @@ def bench_dequantize(config: BenchDequantizeConfig) -> _DequantizeComparison:
 
 
 def _memory(config: BenchDequantizeConfig) -> tuple[list[MemoryRow], list[KindRow]]:
-    """One format of each width: others of that width take as much."""
+    """Measures the memory of one format per width; other formats of that width are equal."""
     by_bits = {FORMATS[name].bits(): name for name in reversed(config.formats)}
     names = [name for name in config.formats if name in by_bits.values()]
     demo = SMALL if config.quick else DEMO

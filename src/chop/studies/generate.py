@@ -1,4 +1,4 @@
-"""Generating text: tokens per second of a decoder with packed weights, and of its peers.
+"""Study of text generation: tokens per second of a packed decoder and of its peers.
 
 Shapes: B texts, T tokens of a prompt.
 """
@@ -41,20 +41,20 @@ FORMATS: Mapping[str, NumberFormat] = {
     **MICROSCALING,
     "group_integer4": parse_format_string("group_integer:width=4"),
 }
-"""Of the packed weights, by the names that `--formats` takes."""
+"""Formats of packed weights by their names in `--formats`."""
 
 
 @dataclass(frozen=True)
 class _GenerateRow:
-    """One model.
+    """Result of one model.
 
     Attributes:
         model: `float32`, a format of packed weights, or a peer.
-        prefill_per_second: tokens of prompts.
-        decode_per_second: tokens after the prompts, one for each text at a time.
-        weight_bytes: of its saved parameters, shared ones once.
-        prefill: all that was measured of a prompt.
-        decode: all that was measured of a token.
+        prefill_per_second: prompt tokens per second.
+        decode_per_second: generated tokens per second, one for each text at a time.
+        weight_bytes: size of the saved parameters, shared ones once.
+        prefill: measurement of a prompt.
+        decode: measurement of a token.
     """
 
     model: str
@@ -65,7 +65,7 @@ class _GenerateRow:
     decode: Measured
 
     def formatted(self, is_baseline: bool) -> dict[str, Any]:
-        """For a table."""
+        """Formats the row for a table."""
         first = "1 (baseline)"
         return {
             "model": self.model,
@@ -81,13 +81,13 @@ class _GenerateRow:
 
 @dataclass(frozen=True, repr=False)
 class GenerateComparison(Displayed):
-    """What was measured.
+    """Results of the generation study.
 
     Attributes:
-        rows: a row per model, float32 first.
-        comparisons: `prefill` and `decode` -> all times.
-        missing: peers that cannot run here, and why.
-        caches: a row per KV cache, the float one first; none where none was asked for.
+        rows: results by model, float32 first.
+        comparisons: `prefill` and `decode` -> comparison with all times.
+        missing: unavailable peer -> reason.
+        caches: results by KV cache, the float cache first. Empty if none were requested.
     """
 
     rows: tuple[_GenerateRow, ...]
@@ -96,25 +96,25 @@ class GenerateComparison(Displayed):
     caches: tuple[CacheRow, ...] = ()
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, as formatted text."""
+        """Returns formatted rows by table title."""
         how = self.comparisons[DECODE].how
         rows = [row.formatted(position == 0) for position, row in enumerate(self.rows)]
-        found = {f"Generating text ({how})": rows}
+        tables = {f"Generating text ({how})": rows}
         if self.caches:
             title = f"KV caches of float32 weights, {JUDGED} tokens after the prompt"
-            found[title] = [row.formatted() for row in self.caches]
+            tables[title] = [row.formatted() for row in self.caches]
         if self.missing:
             reasons = [{"peer": name, "why": why} for name, why in self.missing.items()]
-            found["Not measured"] = reasons
-        return found
+            tables["Not measured"] = reasons
+        return tables
 
 
 def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
-    """Measures a prompt and a token after it, of every model in turns.
+    """Measures a prompt and a following token of all models, interleaved.
 
     Raises:
-        ConfigError: the model is no decoder.
-        UnavailableError: the model is not there.
+        ConfigError: if the model is not a decoder.
+        UnavailableError: if the model does not exist.
     """
     model = load_model(config.model, task=_task(config.model)).to(config.device)
     ids = _prompt(model, config)
@@ -125,11 +125,11 @@ def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
     contenders: list[Contender] = [TorchDecoder("float32", model)]
     contenders += [TorchDecoder(n, mg.to_module().eval()) for n, mg in graphs.items()]
     if config.compile:
-        of_torch = [each for each in contenders if isinstance(each, TorchDecoder)]
-        contenders += [CompiledDecoder(f"{each.name} compiled", each.model) for each in of_torch]
+        in_torch = [each for each in contenders if isinstance(each, TorchDecoder)]
+        contenders += [CompiledDecoder(f"{each.name} compiled", each.model) for each in in_torch]
     if config.peers:
-        for found, absent in (build_peers(model), _in_llama_cpp(graphs, config)):
-            contenders += found
+        for available, absent in (build_peers(model), _in_llama_cpp(graphs, config)):
+            contenders += available
             missing |= absent
     comparisons = {
         kind: compare(
@@ -159,7 +159,7 @@ def _in_llama_cpp(
     graphs: Mapping[str, MaseGraph], config: BenchGenerateConfig
 ) -> tuple[list[Contender], dict[str, str]]:
     if config.batch > 1 or config.device != "cpu":
-        return [], {llama_cpp.NAME: "is measured with one text at a time, on a CPU."}
+        return [], {llama_cpp.NAME: "is measured only with a batch of 1, on a CPU."}
     return llama_cpp.contenders(graphs.items(), config.prompt + 1, config.threads)
 
 
@@ -170,10 +170,10 @@ def _task(name: str) -> str | None:
 
 
 def _prompt(model: nn.Module, config: BenchGenerateConfig) -> Tensor:
-    """Tokens drawn at random: times do not depend on them."""
+    """Returns random tokens; times do not depend on their values."""
     if not _generates_with_cache(model):
         raise ConfigError(
-            f"model '{config.model}': expected a decoder, which has generate() and a cache, such "
+            f"model '{config.model}': expected a decoder, with generate() and a cache, such "
             f"as gpt-tiny; got a {type(model).__name__}."
         )
     vocabulary: int = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
@@ -184,7 +184,7 @@ def _prompt(model: nn.Module, config: BenchGenerateConfig) -> Tensor:
 
 
 def _generates_with_cache(model: nn.Module) -> bool:
-    """Whether a token after a prompt can be computed alone: an encoder has no cache for it."""
+    """Returns whether a model generates with a KV cache; encoders do not."""
     if not getattr(model, "can_generate", bool)():
         return False
     start = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
@@ -194,11 +194,11 @@ def _generates_with_cache(model: nn.Module) -> bool:
 
 
 def packed_graph(model: nn.Module, name: str) -> MaseGraph:
-    """A decoder with the weights of linear layers and embeddings packed in a format.
+    """Packs the weights of a decoder's linear layers and embeddings in a format.
 
     Args:
-        model: a Hugging Face decoder; it stays as it is.
-        name: one of `FORMATS`. A table that is tied to the last layer is packed once.
+        model: Hugging Face decoder. It is not modified.
+        name: one of `FORMATS`. An embedding tied to the last layer is packed once.
     """
     return pack_weights(MaseGraph(model), FORMATS[name])
 

@@ -1,4 +1,4 @@
-"""Peers of decoder compression on CPUs: other dtypes, torch's quantization, and torchao."""
+"""Peers of decoder compression on CPUs: other dtypes, torch quantization, and torchao."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 class Contender(ABC):
-    """A decoder to be measured.
+    """Decoder to measure.
 
     Args:
-        name: in tables.
+        name: name in tables.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,26 +30,26 @@ class Contender(ABC):
     @property
     @abstractmethod
     def weight_bytes(self) -> int:
-        """Of its saved parameters, shared ones once."""
+        """Returns the size of the saved parameters, shared ones once."""
 
     @abstractmethod
     def call(self, kind: str, ids: Tensor) -> Callable[[], Tensor]:
-        """What is timed.
+        """Returns the function to time.
 
         Args:
-            kind: "prefill" reads prompts into a new cache; "decode" reads one token after prompts
-                that have been read, and forgets it.
+            kind: "prefill" reads prompts into a new cache. "decode" reads one token after the
+                prompts and removes it from the cache again.
             ids: prompts, (B, T).
-        Returns: a function that gives the logits of the last token, (B, 1, V).
+        Returns: a function that returns the logits of the last token, (B, 1, V).
         """
 
 
 class TorchDecoder(Contender):
-    """A decoder as transformers calls it.
+    """Decoder called through transformers.
 
     Args:
-        name: in tables.
-        model: in evaluation mode.
+        name: name in tables.
+        model: model in evaluation mode.
     """
 
     def __init__(self, name: str, model: nn.Module) -> None:
@@ -58,30 +58,30 @@ class TorchDecoder(Contender):
 
     @property
     def weight_bytes(self) -> int:
-        """Of its state dict."""
+        """Returns the size of the state dict."""
         return saved_bytes(self.model)
 
     def call(self, kind: str, ids: Tensor) -> Callable[[], Tensor]:
-        """See `Contender.call`."""
+        """Returns the function to time, see `Contender.call`."""
         return {PREFILL: prefill_call, DECODE: decode_call}[kind](self.model, ids)
 
 
 class CompiledDecoder(TorchDecoder):
-    """A decoder with a cache of fixed size, its step of one token compiled; prompts are not.
+    """Decoder with a static cache and a compiled single-token step; prompts are not compiled.
 
-    It is what `generate(cache_implementation="static")` does on GPUs, and what a loop around
-    `torch.compile(model)` does on CPUs.
+    It corresponds to `generate(cache_implementation="static")` on GPUs, and to a loop around
+    `torch.compile(model)` on CPUs.
     """
 
     def call(self, kind: str, ids: Tensor) -> Callable[[], Tensor]:
-        """See `Contender.call`."""
+        """Returns the function to time, see `Contender.call`."""
         if kind == PREFILL:
             return super().call(kind, ids)
         return decode_call(self.model, ids, compiles=True)
 
 
 def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
-    """Reads a prompt into a new cache, and gives the logits of its last token (B, 1, V)."""
+    """Returns a function that reads a prompt into a new cache, with the last logits (B, 1, V)."""
 
     def call() -> Tensor:
         logits: Tensor = model(input_ids=ids, use_cache=True, logits_to_keep=1).logits
@@ -91,13 +91,14 @@ def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
 
 
 def decode_call(model: nn.Module, ids: Tensor, compiles: bool = False) -> Callable[[], Tensor]:
-    """The logits (B, 1, V) of one token after a prompt; the cache forgets the token again.
+    """Returns a function for one token after a prompt, with logits (B, 1, V).
+
+    The token is removed from the cache after each call.
 
     Args:
-        model: in evaluation mode.
-        ids: the prompt, (B, T).
-        compiles: whether the cache has a fixed size, of T + 1 tokens, and `torch.compile` compiles
-            the step of one token.
+        model: model in evaluation mode.
+        ids: prompt, (B, T).
+        compiles: uses a static cache of T + 1 tokens and compiles the single-token step.
     """
     given = {cache_name(model): _static_cache(model, ids.size(1) + 1)} if compiles else {}
     name, cache = find_cache(model(input_ids=ids, **given, use_cache=True))
@@ -118,7 +119,7 @@ def _static_cache(model: nn.Module, tokens: int) -> Any:
 
 
 class _Counter:
-    """A file that counts what is written to it."""
+    """File object that counts the bytes written to it."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -128,11 +129,11 @@ class _Counter:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Does nothing, because no data are buffered."""
 
 
 def saved_bytes(model: nn.Module) -> int:
-    """Size of the state dict's file as torch writes it: tensors that are shared count once.
+    """Returns the size of the saved state dict; shared tensors count once.
 
     >>> 24 <= saved_bytes(nn.Linear(2, 2)) < 4000
     True
@@ -143,37 +144,37 @@ def saved_bytes(model: nn.Module) -> int:
 
 
 def build_peers(model: nn.Module) -> tuple[list[TorchDecoder], dict[str, str]]:
-    """The same model as others compress it, and those that are not there, with the reason.
+    """Returns the model compressed by other libraries, and unavailable peers with reasons.
 
     Args:
-        model: float32; it stays as it is.
+        model: float32 model. It is not modified.
     Returns: bfloat16; torch's dynamic quantization (8-bit integers, weights by tensor or channel,
         inputs by tensor) on a CPU; torchao's 8-bit weights by channel and 4-bit weights in groups
-        of 32, where torchao is installed.
+        of 32, if torchao is installed.
     """
-    found = [TorchDecoder("bfloat16", copy.deepcopy(model).bfloat16())]
+    contenders = [TorchDecoder("bfloat16", copy.deepcopy(model).bfloat16())]
     missing: dict[str, str] = {}
-    ways: dict[str, Callable[[nn.Module], nn.Module]] = {"quantize_dynamic": _dynamic}
+    converters: dict[str, Callable[[nn.Module], nn.Module]] = {"quantize_dynamic": _dynamic}
     if importlib.util.find_spec("torchao") is None:
         missing["torchao"] = "is not installed: pip install torchao."
     else:
-        ways |= {"torchao int8": _torchao_int8, "torchao int4": _torchao_int4}
+        converters |= {"torchao int8": _torchao_int8, "torchao int4": _torchao_int4}
     if next(model.parameters()).device.type != "cpu":
-        del ways["quantize_dynamic"]
-        missing["quantize_dynamic"] = "is for CPUs."
-    for name, way in ways.items():
+        del converters["quantize_dynamic"]
+        missing["quantize_dynamic"] = "runs on CPUs only."
+    for name, convert in converters.items():
         try:
-            found.append(TorchDecoder(name, way(copy.deepcopy(model)).eval()))
-        except Exception as error:  # whatever a peer raises: its row says so, others are measured
+            contenders.append(TorchDecoder(name, convert(copy.deepcopy(model)).eval()))
+        except Exception as error:  # any error of a peer is reported, and the others are measured
             missing[name] = (
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             )
-    return found, missing
+    return contenders, missing
 
 
 def _dynamic(model: nn.Module) -> nn.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is being replaced by torchao
+        warnings.simplefilter("ignore")  # deprecated in favor of torchao
         quantized: nn.Module = torch.ao.quantization.quantize_dynamic(
             model, {nn.Linear}, dtype=torch.qint8
         )

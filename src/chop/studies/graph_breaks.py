@@ -21,12 +21,12 @@ Inputs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """A line of somebody's code.
+    """Source line reported by torch.
 
     Attributes:
-        file: its path.
-        line: from 1; 0 where it is not known.
-        reason: what torch has to say about it, in a line.
+        file: path of the file.
+        line: line number from 1, or 0 if unknown.
+        reason: torch's explanation in one line.
     """
 
     file: str
@@ -36,11 +36,11 @@ class Place:
 
 @dataclass(frozen=True)
 class _Recompile:
-    """One call that needed new code.
+    """Call that triggered a recompilation.
 
     Attributes:
-        call: place of the call among those that were made, from 0.
-        place: the function that was compiled again, and the guard that failed.
+        call: index of the call, from 0.
+        place: recompiled function and failed guard.
     """
 
     call: int
@@ -49,12 +49,12 @@ class _Recompile:
 
 @dataclass(frozen=True)
 class Compilations:
-    """How torch.compile takes a model.
+    """Result of tracing a model with torch.compile.
 
     Attributes:
-        graphs: into which one call is cut.
-        breaks: between them, with the line that caused each.
-        recompiles: in the calls after the first.
+        graphs: number of graphs of one call.
+        breaks: graph breaks with their source lines.
+        recompiles: recompilations in later calls.
     """
 
     graphs: int
@@ -63,14 +63,13 @@ class Compilations:
 
 
 def compilations(model: nn.Module, calls: Iterable[Inputs]) -> Compilations:
-    """Traces a model as `torch.compile` does, without generating any code.
+    """Traces a model like `torch.compile`, without generating code.
 
-    Torch forgets on the way what it has compiled so far in this process, and compiles it again when
-    it is called next.
+    This resets the compiled code of the process, which torch compiles again when needed.
 
     Args:
-        model: on the device of its inputs.
-        calls: keyword arguments of each call; what differs from the first may cost a recompile.
+        model: model on the device of its inputs.
+        calls: keyword arguments of each call. Differences from the first may cause recompilations.
     """
     asked = list(calls)
     with _fresh_dynamo(), torch.inference_mode():
@@ -80,7 +79,7 @@ def compilations(model: nn.Module, calls: Iterable[Inputs]) -> Compilations:
 
 
 def recompiles(model: nn.Module, calls: Iterable[Inputs]) -> Iterator[_Recompile]:
-    """Those of calls that are made one after the other."""
+    """Returns the recompilations in a sequence of calls."""
     with _fresh_dynamo(), torch.inference_mode():
         traced = torch.compile(model, backend="eager")
         for number, inputs in enumerate(calls):
@@ -98,7 +97,7 @@ def recompiles(model: nn.Module, calls: Iterable[Inputs]) -> Iterator[_Recompile
 
 @contextmanager
 def _fresh_dynamo() -> Iterator[None]:
-    """Without what was compiled before, and without leaving anything to what comes after."""
+    """Context manager with an empty compile cache, which is cleared again afterwards."""
     torch.compiler.reset()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Linear and ReLU written out, against one fused call.
+"""Study of a linear layer with ReLU: separate operations against one fused call.
 
 Shapes: M rows of inputs, K features of an input, N of a result.
 """
@@ -28,7 +28,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One size of the problem, in float32.
+    """Problem size in float32.
 
     Attributes:
         rows: M.
@@ -42,7 +42,7 @@ class Case:
 
     @classmethod
     def parse(cls, shape: str) -> Case:
-        """From the shape as text.
+        """Parses a shape such as "128x768x3072".
 
         >>> Case.parse("128x768x3072").outputs
         3072
@@ -51,16 +51,17 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For titles and file names."""
+        """Name in titles and file names."""
         return f"{self.rows}x{self.inputs}x{self.outputs}"
 
     def moved_bytes(self, way: str) -> int:
-        """Bytes that are read and written if nothing stays in a cache between two operations.
+        """Returns the bytes read and written if nothing stays in a cache between operations.
 
-        - "fused": MK + KN + N + MN numbers: inputs, weight and bias are read, the result written.
-          That is the least: on a CPU ReLU is applied in place, after the product and its bias.
-        - "linear, relu": 2MN more, since ReLU reads and writes the result again.
-        - "naive": 4MN more, since adding the bias does too.
+        - "fused": MK + KN + N + MN numbers: inputs, weight and bias are read, the result is
+          written. It is the minimum: on a CPU, ReLU is applied in place after the product and its
+          bias.
+        - "linear, relu": 2MN more, because ReLU reads and writes the result again.
+        - "naive": 4MN more, because adding the bias does as well.
         """
         least = self.rows * self.inputs + self.outputs * (self.inputs + 1 + self.rows)
         trips = {FUSED: 0, CALLS: 2, NAIVE: 4}[way]
@@ -69,12 +70,12 @@ class Case:
 
 @dataclass(frozen=True)
 class _LinearRow:
-    """One way to compute one case.
+    """Result of one implementation on one case.
 
     Attributes:
-        case: the problem.
-        measured: its times.
-        moved_bytes: counted, see `Case.moved_bytes`.
+        case: problem size.
+        measured: measured times.
+        moved_bytes: counted bytes, see `Case.moved_bytes`.
         error: the largest |result - result in float64| over all elements.
     """
 
@@ -84,7 +85,7 @@ class _LinearRow:
     error: float | None
 
     def formatted(self) -> dict[str, Any]:
-        """For a table."""
+        """Formats the row for a table."""
         way = self.measured.name
         return {
             "M x K x N": self.case.name,
@@ -98,12 +99,12 @@ class _LinearRow:
 
 @dataclass(frozen=True, repr=False)
 class _LinearComparison(Displayed):
-    """What was measured.
+    """Results of the linear study.
 
     Attributes:
-        rows: per case, per way.
-        comparisons: name of the case -> all its times.
-        course: rows of the course's table: naive and fused.
+        rows: results by case and implementation.
+        comparisons: case name -> comparison with all times.
+        course: rows of the course table: naive and fused.
     """
 
     rows: tuple[_LinearRow, ...]
@@ -111,12 +112,12 @@ class _LinearComparison(Displayed):
     course: tuple[ShortRun, ...]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, as formatted text."""
-        found = next(iter(self.comparisons.values()))
-        device = found.environment["device"]
-        title = short_runs_title(device, "naive and fused", self.course, found[FUSED])
+        """Returns formatted rows by table title."""
+        comparison = next(iter(self.comparisons.values()))
+        device = comparison.environment["device"]
+        title = short_runs_title(device, "naive and fused", self.course, comparison[FUSED])
         return {
-            f"Linear and ReLU, written out and fused ({found.how})": [
+            f"Linear and ReLU, separate operations and fused ({comparison.how})": [
                 row.formatted() for row in self.rows
             ],
             title: [row.formatted(NAIVE, FUSED) for row in self.course],
@@ -124,22 +125,22 @@ class _LinearComparison(Displayed):
 
 
 def bench_linear(config: BenchLinearConfig) -> _LinearComparison:
-    """Measures every shape in turn."""
+    """Measures all shapes."""
     comparisons, rows, course = {}, [], []
     for case in map(Case.parse, config.shapes):
-        found, own = _measure(case, config)
-        comparisons[case.name] = found
+        comparison, own = _measure(case, config)
+        comparisons[case.name] = comparison
         rows += own
-        pair, block = (found[NAIVE], found[FUSED]), block_seconds(config.how["seconds"])
+        pair, block = (comparison[NAIVE], comparison[FUSED]), block_seconds(config.how["seconds"])
         course += short_runs(case.name, *pair, config.iterations, block)
     return _LinearComparison(tuple(rows), comparisons, tuple(course))
 
 
 def naive_linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """max(x W^T + b, 0), an operation at a time.
+    """Computes max(x W^T + b, 0) with one operation at a time.
 
     Args:
-        x: (M, K), floating.
+        x: (M, K), floating point.
         weight: (N, K).
         bias: (N,).
     Returns: (M, N).
@@ -148,7 +149,7 @@ def naive_linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def build_variants(layer: nn.Linear, x: Tensor) -> list[Variant]:
-    """Written out, as two calls, and fused: by oneDNN on a CPU, by torch.compile on a GPU."""
+    """Returns the variants: separate operations, two calls, fused by oneDNN or torch.compile."""
     naive = partial(naive_linear_relu, x, layer.weight, layer.bias)
     calls = nn.Sequential(layer, nn.ReLU())
     fused = Variant(FUSED, prepare=partial(_fused, layer, x))
@@ -172,12 +173,12 @@ def _measure(case: Case, config: BenchLinearConfig) -> tuple[Comparison, list[_L
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         layer = nn.Linear(case.inputs, case.outputs).to(config.device).eval()
-    ways = build_variants(layer, x)
-    found = compare(ways, **config.how)
+    variants = build_variants(layer, x)
+    comparison = compare(variants, **config.how)
     with torch.inference_mode():
         parts = (x.double(), layer.weight.double(), layer.bias.double())
         exact = [naive_linear_relu(*parts)]
-        results = {v.name: (v.call or v.prepare())() for v in ways}  # type: ignore[misc]
+        results = {v.name: (v.call or v.prepare())() for v in variants}  # type: ignore[misc]
     rows = [
         _LinearRow(
             case=case,
@@ -185,6 +186,6 @@ def _measure(case: Case, config: BenchLinearConfig) -> tuple[Comparison, list[_L
             moved_bytes=case.moved_bytes(each.name),
             error=largest_difference([results[each.name]], exact, each.name),
         )
-        for each in found
+        for each in comparison
     ]
-    return found, rows
+    return comparison, rows

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer of generating text, by its binding cyllama."""
+"""llama.cpp as a peer of text generation, through its binding cyllama."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ LONGEST_REASON = 160
 
 
 class _LlamaCpp(Contender):
-    """A decoder in llama.cpp, from a file with the codes of a graph.
+    """Decoder in llama.cpp, loaded from a file with the codes of a graph.
 
     Args:
-        name: in tables.
-        mg: packed, in formats that GGUF holds.
-        tokens: the longest text.
-        threads: of llama.cpp.
+        name: name in tables.
+        mg: packed graph in formats that GGUF supports.
+        tokens: maximum length of a text.
+        threads: number of threads of llama.cpp.
 
     Raises:
-        ConfigError: GGUF cannot hold the graph.
-        UnavailableError: gguf is not installed.
+        ConfigError: if GGUF cannot represent the graph.
+        UnavailableError: if gguf is not installed.
     """
 
     def __init__(self, name: str, mg: MaseGraph, tokens: int, threads: int) -> None:
@@ -41,11 +41,11 @@ class _LlamaCpp(Contender):
         vocabulary: int = mg.model.config.get_text_config().vocab_size
 
         class Model(llama_cpp.LlamaModel):  # type: ignore[misc]
-            # cyllama 0.2 reads it of a model to give logits, and has it in the vocabulary.
+            # cyllama 0.2 reads this attribute from the model, but has it in the vocabulary.
             n_vocab = vocabulary
 
         super().__init__(name)
-        # Read as it is run: the file has to stay.
+        # The file is read while the model runs, so it has to stay.
         self._folder = tempfile.TemporaryDirectory(prefix=scratch_prefix("llama"))
         path = Path(self._folder.name, "model.gguf")
         self._bytes: int = gguf.write(mg, path)["bytes"]
@@ -61,11 +61,11 @@ class _LlamaCpp(Contender):
 
     @property
     def weight_bytes(self) -> int:
-        """Of the file."""
+        """Returns the size of the file."""
         return self._bytes
 
     def call(self, kind: str, ids: Tensor) -> Callable[[], Tensor]:
-        """Reads a prompt of one text, or one token after it, as `Contender.call` does."""
+        """Returns a function that reads one prompt, or one token after it, see `Contender.call`."""
         (prompt,) = ids.tolist()
         if kind != DECODE:
             return lambda: self._logits(prompt, 0)
@@ -73,7 +73,7 @@ class _LlamaCpp(Contender):
         return lambda: self._logits(prompt[:1], len(prompt))
 
     def _logits(self, tokens: list[int], position: int) -> Tensor:
-        """float32 (1, 1, V), of the last token; later ones are forgotten."""
+        """Returns logits of the last token, float32 (1, 1, V); later cache entries are removed."""
         self._context.memory_seq_rm(0, position, -1)
         self._context.decode(self._batch(tokens, position))
         return torch.tensor(self._context.get_logits()).view(1, 1, -1)
@@ -82,22 +82,22 @@ class _LlamaCpp(Contender):
 def contenders(
     graphs: Iterable[tuple[str, MaseGraph]], tokens: int, threads: int
 ) -> tuple[list[Contender], dict[str, str]]:
-    """The graphs in llama.cpp, and those that are not there, with the reason.
+    """Returns the graphs in llama.cpp, and unavailable ones with reasons.
 
     Args:
-        graphs: packed, by the name of their format.
-        tokens: the longest text.
-        threads: of llama.cpp.
+        graphs: format name and packed graph.
+        tokens: maximum length of a text.
+        threads: number of threads of llama.cpp.
     """
     if importlib.util.find_spec(LIBRARY) is None:
         return [], {NAME: f"is not installed: pip install {LIBRARY}."}
-    found: list[Contender] = []
+    contenders: list[Contender] = []
     missing: dict[str, str] = {}
     for format_name, mg in graphs:
         name = f"{NAME} {format_name}"
         try:
-            found.append(_LlamaCpp(name, mg, tokens, threads))
-        except Exception as error:  # whatever a peer raises: others are measured
-            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            missing[name] = shorten(told, LONGEST_REASON)
-    return found, missing
+            contenders.append(_LlamaCpp(name, mg, tokens, threads))
+        except Exception as error:  # any error of a peer: others are measured
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            missing[name] = shorten(reason, LONGEST_REASON)
+    return contenders, missing

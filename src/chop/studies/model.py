@@ -1,4 +1,4 @@
-"""Whole models beside one another: how fast, and how large."""
+"""Comparison of whole models: speed and size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chop.nn.weight_cache import kept_bytes
 BATCH_SIZES = (1, 16)
 FAST = "times as fast"
 TIMES, TIMES_IN_ENGINE = f"{FAST} as float in PyTorch", "as float in the same engine"
-"""Columns of ratios: of one baseline, and where models run in several engines."""
+"""Ratio columns: relative to one baseline, and to the float model in the same engine."""
 BASELINE = "1 (baseline)"
 Inputs = Callable[[int], Mapping[str, Tensor]]
 """Batch size -> inputs by name."""
@@ -29,14 +29,14 @@ Inputs = Callable[[int], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Contender:
-    """A model to be measured.
+    """Model to measure.
 
     Attributes:
-        name: in the table.
-        model: in evaluation mode, on the device of the inputs.
-        file_bytes: that its saved weights take; None where it was not saved.
-        peer: name of the float model in the same engine, which may be itself; None where nothing
-            is compared within engines, or that model was not made.
+        name: name in the table.
+        model: model in evaluation mode, on the device of the inputs.
+        file_bytes: size of its saved weights. None if not saved.
+        peer: name of the float model in the same engine, possibly itself. None if there is no such
+            model.
     """
 
     name: str
@@ -47,19 +47,19 @@ class Contender:
 
 @dataclass(frozen=True)
 class _ModelRow:
-    """One model at one batch size.
+    """Result of one model at one batch size.
 
     Attributes:
-        model: its name.
-        batch: rows of an input.
-        latency_seconds: of a forward, by the wall or the GPU; the median.
-        throughput: rows per second, from the latency.
-        weight_bytes: that parameters and buffers hold; None where a model has none.
-        kept_bytes: of weights that layers keep rounded or decoded beside them, once they ran.
-        file_bytes: of its weights' file; None where it was not saved.
-        measured: all that was measured.
-        peer: name of the float model in the same engine; None where there is none.
-        peer_ratio: speed as a multiple of that peer.
+        model: name of the model.
+        batch: number of rows of an input.
+        latency_seconds: median time of a forward, by wall clock or GPU clock.
+        throughput: rows per second.
+        weight_bytes: size of parameters and buffers. None if unknown.
+        kept_bytes: size of rounded or decoded weights cached by layers after a run.
+        file_bytes: size of the weights' file. None if not saved.
+        measured: measurement.
+        peer: name of the float model in the same engine, or None.
+        peer_ratio: speed relative to the peer.
     """
 
     model: str
@@ -74,7 +74,7 @@ class _ModelRow:
     peer_ratio: Interval | None = None
 
     def numbers(self, is_baseline: bool) -> dict[str, Any]:
-        """For a program: numbers, with their units in the keys."""
+        """Returns numbers for programs, with units in the keys."""
         ratio = self.measured.ratio
         return {
             "model": self.model,
@@ -100,11 +100,11 @@ class _ModelRow:
         }
 
     def formatted(self, is_baseline: bool, has_peers: bool = False) -> dict[str, Any]:
-        """For a table.
+        """Formats the row for a table.
 
         Args:
-            is_baseline: others are compared with this row.
-            has_peers: rows of the table are compared within their engines, too.
+            is_baseline: True for the row that others are compared with.
+            has_peers: True if the table also compares models within their engines.
         """
         ratio = self.measured.ratio
         times = BASELINE if is_baseline else format_ratio(ratio)
@@ -132,33 +132,33 @@ def _bounds(ratio: Interval) -> tuple[float, float] | None:
 
 
 SIZES = ("weights", "kept decoded", "file", "peak of a call")
-"""Columns about memory."""
+"""Memory columns."""
 
 
 @dataclass(frozen=True, repr=False)
 class ModelComparison(Displayed):
-    """Models that were measured together.
+    """Models measured together.
 
     Attributes:
-        rows: per batch size, per model; the first model is the baseline.
-        by_batch: batch size -> the measurement.
+        rows: results by batch size and model. The first model is the baseline.
+        by_batch: batch size -> comparison.
     """
 
     rows: tuple[_ModelRow, ...]
     by_batch: Mapping[int, Comparison]
 
     def formatted(self) -> list[dict[str, Any]]:
-        """The rows for a table; `chop.base.tables` prints or writes it."""
+        """Formats the rows for a table of `chop.base.tables`."""
         first, has_peers = self.rows[0].model, any(row.peer for row in self.rows)
         return [row.formatted(row.model == first, has_peers) for row in self.rows]
 
     def numbers(self) -> list[dict[str, Any]]:
-        """The rows for a program, see `_ModelRow.numbers`."""
+        """Returns the rows as numbers, see `_ModelRow.numbers`."""
         first = self.rows[0].model
         return [row.numbers(row.model == first) for row in self.rows]
 
     def tables(self, title: str) -> dict[str, list[dict[str, Any]]]:
-        """The rows as two tables by title, which fit a terminal; one says how times came."""
+        """Returns two tables by title that fit a terminal; one states how times were measured."""
         how, rows = next(iter(self.by_batch.values())).how, self.formatted()
         times = [{k: v for k, v in row.items() if k not in SIZES} for row in rows]
         memory = [{name: row[name] for name in ("model", "batch", *SIZES)} for row in rows]
@@ -170,9 +170,9 @@ class ModelComparison(Displayed):
             print_table(name, rows)
 
     def save(self, folder: str | Path) -> None:
-        """Writes `times-batch-N.json` for every batch size N."""
-        for batch, found in self.by_batch.items():
-            found.save(Path(folder) / f"times-batch-{batch}.json")
+        """Writes `times-batch-N.json` for each batch size N."""
+        for batch, comparison in self.by_batch.items():
+            comparison.save(Path(folder) / f"times-batch-{batch}.json")
 
 
 def compare_models(
@@ -184,17 +184,17 @@ def compare_models(
     threads: int | None = None,
     device: str = "cpu",
 ) -> ModelComparison:
-    """Measures models in turns, at every batch size.
+    """Measures models in interleaved runs at each batch size.
 
     Args:
-        contenders: the first is what the others are compared with.
-        inputs: gives a batch of so many rows; the models take it by keywords.
+        contenders: models. The first is the baseline.
+        inputs: batch size -> inputs by keyword.
         batch_sizes: rows of an input.
-        seconds: of measuring, per model and batch size.
-        threads: of torch; None leaves them.
-        device: where models and inputs are.
+        seconds: measuring time per model and batch size.
+        threads: threads of torch. None keeps the current number.
+        device: device of models and inputs.
     Raises:
-        ConfigError: a model is in training mode, or a batch size is not positive.
+        ConfigError: if a model is in training mode, or a batch size is not positive.
     """
     for contender in contenders:
         if contender.model.training:
@@ -207,15 +207,15 @@ def compare_models(
         variants = [Variant(c.name, partial(c.model, **fed)) for c in contenders]
         by_batch[batch] = compare(variants, seconds=seconds, threads=threads, device=device)
     rows = [
-        _row(contender, batch, found)
-        for batch, found in by_batch.items()
+        _row(contender, batch, comparison)
+        for batch, comparison in by_batch.items()
         for contender in contenders
     ]
     return ModelComparison(tuple(rows), by_batch)
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """What parameters and buffers hold; memory that several share counts once.
+    """Returns the size of parameters and buffers; shared memory counts once.
 
     >>> weight_bytes(nn.Linear(3, 2))
     32

@@ -1,6 +1,6 @@
-"""Multiplying by packed weights: decoded on the way, decoded first, and never packed.
+"""Study of products with packed weights: fused decoding, decoding first, and float weights.
 
-"Fused" is what packed layers do. On GPUs they too decode first, from two rows on.
+"Fused" is the implementation in packed layers. On GPUs, it decodes first from two rows on.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ FLOAT_WAY, FUSED, DECODED = "float", "fused", "decoded first"
 
 @dataclass(frozen=True)
 class ProductRow:
-    """One way to multiply by one weight.
+    """Result of one implementation for one weight.
 
     Attributes:
-        format: of the weight; empty for the float one.
+        format: format of the weight. Empty for float.
         way: "float", "fused" or "decoded first".
-        rows: of activations.
-        measured: its times.
-        seconds: of one call, by the clock that variants are compared by.
-        weight_bytes: that are moved for the weight: read as it is stored, and where it is decoded
-            first written and read as floats too.
-        share_of_copy: weight bytes per second, over those of a copy; at one row, where nothing
-            else counts, the share of the floor.
-        noise_db: signal-to-noise ratio of the result against the float weight's.
+        rows: number of activation rows.
+        measured: measured times.
+        seconds: time of one call by the deciding clock.
+        weight_bytes: bytes moved for the weight: reading it, and if it is decoded first also
+            writing and reading it as floats.
+        share_of_copy: weight bytes per second relative to a copy. For one row, other data are
+            negligible, and it is the share of the roofline.
+        noise_db: signal-to-noise ratio of the result relative to the float weight.
     """
 
     format: str
@@ -51,7 +51,7 @@ class ProductRow:
     noise_db: float | None
 
     def formatted(self) -> dict[str, Any]:
-        """For a table."""
+        """Formats the row for a table."""
         is_baseline = self.way == FLOAT_WAY
         return {
             "rows": self.rows,
@@ -68,13 +68,13 @@ class ProductRow:
 def compare_products(
     weight: Tensor, names: Sequence[str], rows: int, copied_per_second: float, **how: Any
 ) -> tuple[Comparison, list[ProductRow]]:
-    """Times products of some rows of activations with a weight in several formats, in turns.
+    """Measures products of activations with a weight in several formats, interleaved.
 
     Args:
-        weight: (outputs, inputs), on the device; activations have its dtype.
-        names: of `FORMATS`.
-        rows: of activations.
-        copied_per_second: bytes that the device reads and writes while it copies.
+        weight: (outputs, inputs) on the device. Activations have its dtype.
+        names: names from `FORMATS`.
+        rows: number of activation rows.
+        copied_per_second: bytes per second that the device reads and writes in a copy.
         how: settings of `chop.bench.compare`.
     """
     x = torch.randn(rows, weight.size(1), generator=torch.Generator().manual_seed(rows))
@@ -90,22 +90,22 @@ def compare_products(
         )
         calls[name, DECODED] = partial(_decoded_first, x, packed)
     variants = [Variant(" ".join(key).strip(), call) for key, call in calls.items()]
-    # On a GPU one row takes less time than starting its kernels from Python.
-    found = compare(variants, outputs=False, cuda_graph=True, **how)
+    # On a GPU, one row takes less time than launching its kernels from Python.
+    comparison = compare(variants, outputs=False, cuda_graph=True, **how)
     with torch.inference_mode():
         exact = calls["", FLOAT_WAY]().double()
         noise = {
             key: (call().double() - exact).norm() / exact.norm() for key, call in calls.items()
         }
     result = []
-    for (name, way), each in zip(calls, found, strict=True):
-        seconds = found.decisive_seconds(each.name)
+    for (name, way), each in zip(calls, comparison, strict=True):
+        seconds = comparison.decisive_seconds(each.name)
         moved = stored[name].size_bytes if name else weight.nbytes
         moved += 2 * weight.nbytes if way == DECODED else 0
         decibels = -20 * noise[name, way].log10().item() if name else None
         share = moved / seconds / copied_per_second
         result.append(ProductRow(name, way, rows, each, seconds, moved, share, decibels))
-    return found, result
+    return comparison, result
 
 
 def _decoded_first(x: Tensor, packed: Packed) -> Tensor:

@@ -1,4 +1,4 @@
-"""Results of a study: its tables, its comparisons, and flat rows of numbers."""
+"""Results of a study: tables, comparisons, and flat rows of numbers."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any, Protocol
 from chop.bench import Comparison
 
 SERIES = ("readings", "variants", "environment")
-"""Fields with every block of a measurement; they are in CASE.json."""
+"""Fields with all blocks of a measurement, which are stored in CASE.json instead."""
 
 
 class Results(Protocol):
-    """What was measured."""
+    """Interface of a study's results."""
 
     @property
     def comparisons(self) -> Mapping[str, Comparison]:
-        """Names of the cases -> their times."""
+        """Case name -> comparison."""
 
     def tables(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Rows by title, as formatted text."""
+        """Returns formatted rows by table title."""
 
 
-def numeric_rows(found: Any) -> Iterator[dict[str, Any]]:
-    """Rows of numbers for the manifest: one per row, case or number of the results.
+def numeric_rows(results: Any) -> Iterator[dict[str, Any]]:
+    """Yields rows of numbers for the manifest: one per row, case or number of the results.
 
     Args:
-        found: a dataclass: its sequences and mappings hold the rows, as dataclasses or mappings.
-    Returns: rows; `table` names the field that a row is from, `name` its key in a mapping.
+        results: dataclass with sequences and mappings of dataclasses or mappings.
+    Returns: rows; `table` is the field that a row comes from, `name` its key in a mapping.
     """
-    for field in dataclasses.fields(found):
-        value = getattr(found, field.name)
+    for field in dataclasses.fields(results):
+        value = getattr(results, field.name)
         if isinstance(value, Mapping):
             rows = [{"name": name, **flat_row(each)} for name, each in value.items()]
         elif isinstance(value, tuple):
@@ -42,19 +42,19 @@ def numeric_rows(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def flat_row(row: Any) -> dict[str, Any]:
-    """The fields of a row; those of a dataclass in it by `OUTER_INNER`, without its `SERIES`.
+    """Flattens a row: nested dataclass fields become `OUTER_INNER`, without `SERIES`.
 
-    What is neither a dataclass nor a mapping, such as why a peer is missing, is one `value`.
+    Other values, such as the reason why a peer is missing, become a single `value`.
     """
     if isinstance(row, Mapping):
         return dict(row)
     if not dataclasses.is_dataclass(row):
         return {"value": row}
-    found: dict[str, Any] = {}
+    row_values: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(row) if field.name not in SERIES):
         value = getattr(row, name)
         if dataclasses.is_dataclass(value):
-            found |= {f"{name}_{inner}": each for inner, each in flat_row(value).items()}
+            row_values |= {f"{name}_{inner}": each for inner, each in flat_row(value).items()}
         else:
-            found[name] = value
-    return found
+            row_values[name] = value
+    return row_values

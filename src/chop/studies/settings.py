@@ -1,4 +1,4 @@
-"""Settings of the studies as frozen dataclasses, which import neither torch nor a study."""
+"""Settings of the studies as frozen dataclasses, importable without torch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 QUICK_SECONDS = 0.02
 ATTENTION_SHAPE = ("batch x heads x tokens x head size", "1x12x128x64")
 SOFTMAX_SHAPE = ("rows x columns", "4096x1024")
-"""What the numbers of a shape are, and an example."""
+"""Meaning of the numbers of a shape, and an example."""
 
 
 def parse_shape(text: str, sizes: str, example: str) -> tuple[int, ...]:
-    """The numbers of a shape.
+    """Parses the numbers of a shape.
 
     Args:
-        text: numbers with an x between them.
-        sizes: what each is, for the message.
-        example: a right one.
+        text: numbers separated by x.
+        sizes: meaning of the numbers, for the message.
+        example: valid shape.
     Raises:
-        ConfigError: as many positive whole numbers are not there.
+        ConfigError: if the text is not the right number of positive integers.
 
     >>> parse_shape("4096x1024", "rows x columns", "2x3")
     (4096, 1024)
@@ -33,15 +33,15 @@ def parse_shape(text: str, sizes: str, example: str) -> tuple[int, ...]:
     parts = text.lower().split("x")
     is_right = len(parts) == len(sizes.split(" x "))
     if not is_right or not all(part.isdecimal() and int(part) for part in parts):
-        raise ConfigError(f"shape '{text}': expected {sizes}, as {example}.")
+        raise ConfigError(f"shape '{text}': expected {sizes}, such as {example}.")
     return tuple(map(int, parts))
 
 
 def _check_iterations(iterations: tuple[int, ...]) -> None:
-    """Refuses runs of no calls.
+    """Raises ConfigError if there are no iterations.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: if there are none.
     """
     if not iterations:
         raise ConfigError("iterations: expected at least one.")
@@ -51,7 +51,7 @@ def _check_iterations(iterations: tuple[int, ...]) -> None:
 class StudyConfig:
     """Measurement.
 
-    The settings of every study begin with these.
+    All studies share these settings.
 
     Attributes:
         seconds: seconds to measure per variant and case. Longer narrows the confidence intervals.
@@ -68,7 +68,7 @@ class StudyConfig:
     """
 
     QUICK: ClassVar[Mapping[str, Any]] = {}
-    """What `quick` puts in the place of defaults."""
+    """Replacements of defaults by `quick`."""
 
     seconds: float = 0.3
     threads: int = 1
@@ -88,7 +88,7 @@ class StudyConfig:
 
     @property
     def how(self) -> dict[str, Any]:
-        """Settings of `chop.bench.compare`."""
+        """Arguments of `chop.bench.compare`."""
         names = ("seconds", "threads", "method", "device")
         return {name: getattr(self, name) for name in names}
 

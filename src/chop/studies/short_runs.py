@@ -1,4 +1,4 @@
-"""Short runs: the ratio that a few calls of one variant, and then of another, would have shown."""
+"""Short runs: speed-ups that a few sequential calls of each variant would report."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from chop.bench.record import Measured, format_seconds
 from chop.statistics.intervals import LEVEL, LEVEL_TEXT
 
 ITERATIONS = (5, 50, 200)
-"""Calls of the runs that courses and posts report."""
+"""Numbers of calls in courses and blog posts."""
 RUNS = 4
 DRAWS = 1000
-MOST_BLOCKS = 1000
-"""The mean of so many strays no more."""
+MAX_BLOCKS = 1000
+"""Maximum number of blocks averaged; more would not reduce the variance further."""
 TIMERS = (
-    "Run 1 is cold: by `time` without a warm-up. Later ones are warm, and so are all runs of "
-    "torch.utils.benchmark, which calls twice before it times"
+    "Run 1 is cold: `time` without a warm-up. Later runs are warm, like all runs of "
+    "torch.utils.benchmark, which makes two calls before timing"
 )
 
 
 @dataclass(frozen=True)
 class ShortRun:
-    """What somebody finds who times some calls of one variant, and then as many of another.
+    """Result of timing some calls of one variant, followed by as many of another.
 
     Attributes:
-        case: what was run.
-        iterations: calls of each.
-        run: 1 begins without a warm-up, and has the first call and the compiler in its mean; what
-            ran before warms up the others.
-        baseline_seconds: of a call of the baseline.
-        seconds: of a call of the other variant.
-        low: how many times as fast warm runs are, at the lower end of `LEVEL` of them.
-        high: the same at the upper end.
+        case: measured case.
+        iterations: calls per variant.
+        run: run number. Run 1 has no warm-up, so its mean includes the first call and the
+            compilation. Later runs are warm.
+        baseline_seconds: time per call of the baseline.
+        seconds: time per call of the other variant.
+        low: lower end of the range that contains `LEVEL` of the warm speed-ups.
+        high: upper end of that range.
     """
 
     case: str
@@ -52,11 +52,11 @@ class ShortRun:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast as the baseline the run finds the variant."""
+        """Speed-up that the run reports."""
         return self.baseline_seconds / self.seconds
 
     def formatted(self, baseline: str, other: str) -> dict[str, Any]:
-        """For a table: both times and their ratio in one row."""
+        """Formats both times and their ratio as a table row."""
         spread = None if self.run == 1 else f"{self.low:.2f} to {self.high:.2f}"
         return {
             "case": self.case,
@@ -76,19 +76,19 @@ def short_runs(
     iterations: Sequence[int] = ITERATIONS,
     block_seconds: float = BLOCK_SECONDS,
 ) -> list[ShortRun]:
-    """Four runs of each number of calls, all from one measurement.
+    """Simulates four runs for each number of calls from one measurement.
 
-    The first run takes (first call + (n - 1) s) / n for a call, in a steady state of s seconds. A
-    later run is the mean of as many measured blocks as hold n calls; the range is that of 1000 runs
-    from blocks drawn at random, each variant's apart, as they are when one is measured after the
-    other. A block averages its calls, so where it has more than n of them the real range is wider.
+    The first run takes (first call + (n - 1) s) / n per call, with s seconds in the steady state. A
+    later run is the mean of enough measured blocks for n calls. Its range comes from 1000 runs of
+    randomly drawn blocks, independently for each variant, as in sequential measurements. A block
+    averages its calls, so for fewer calls than a block the real range is wider.
 
     Args:
-        case: what was run: model and batch, or shape.
-        baseline: times of the variant that is compared with, such as eager.
-        other: times of the other, such as the compiled one.
+        case: measured case: model and batch, or shape.
+        baseline: measurement of the baseline, such as eager.
+        other: measurement of the other variant, such as the compiled model.
         iterations: numbers of calls.
-        block_seconds: of a measured block, see `chop.bench.clock.block_seconds`.
+        block_seconds: duration of a measured block, see `chop.bench.clock.block_seconds`.
     """
     rows = []
     for count in iterations:
@@ -104,14 +104,14 @@ def short_runs(
 
 
 def short_runs_title(device: str, what: str, rows: Sequence[ShortRun], other: Measured) -> str:
-    """Says above the table what it is, and why it misleads."""
+    """Returns the table title, which explains why short runs mislead."""
     first = rows[0]
     share = compile_seconds(other) / (first.iterations * first.seconds)
     return (
         f"The course's table: {what}, {device}. {TIMERS}. Why it misleads: the first "
         f"call takes {share:.1%} of a run of {first.iterations} calls of {other.name} without a "
-        "warm-up, whose mean says how long that call took and little of the others; and later runs "
-        "have no interval, since one variant is timed after the other"
+        "warm-up, so their mean mostly measures that call. Later runs have no interval, because "
+        "the variants are timed one after the other"
     )
 
 
@@ -122,10 +122,10 @@ def _cold(measured: Measured, count: int) -> float:
 def _means_of_calls(
     measured: Measured, count: int, block_seconds: float, draw: torch.Generator
 ) -> Tensor:
-    """(DRAWS,) seconds of a call, each from as many blocks as hold so many calls."""
+    """Returns seconds per call (DRAWS,), each from enough blocks for `count` calls."""
     times = torch.tensor(
         [r.wall if r.device is None else r.device for r in measured.readings], dtype=torch.float64
     )
     in_a_block = max(1, round(block_seconds / measured.seconds))
-    blocks = min(MOST_BLOCKS, math.ceil(count / in_a_block))
+    blocks = min(MAX_BLOCKS, math.ceil(count / in_a_block))
     return times[torch.randint(len(times), (DRAWS, blocks), generator=draw)].mean(dim=1)

@@ -1,4 +1,4 @@
-"""Softmax written out, and fused: what it costs to move numbers to memory and back."""
+"""Study of softmax: separate operations against fused kernels, and their memory traffic."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ from chop.studies.attention_implementations import DTYPES
 from chop.studies.settings import SOFTMAX_SHAPE, BenchSoftmaxConfig, parse_shape
 
 INTERPRETED_SHAPES = ("40x100", "3x1000", "2x20000")
-"""Short rows, of which a program takes several; a row for each; and one that is read in parts."""
+"""Shapes for all paths of the kernel: several rows, one row, or parts of a row per program.
+"""
 NAIVE, TORCH, COMPILED, TRITON = "naive", "torch", "torch.compile", "Triton"
 IN_PLACE, COPY = "torch, in place", "copy, in place"
-"""These write to memory that is there. On a CPU, memory that is new is cleared by the system first,
-page by page, which takes longer than softmax does."""
+"""Variants that write to existing memory.
+
+On a CPU, the system first clears new memory page by page, which takes longer than softmax.
+"""
 Softmax = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One size of the problem.
+    """Problem size of a softmax.
 
     Attributes:
         rows: M.
-        columns: N; softmax is taken over these.
-        dtype: name.
+        columns: N; the softmax is over columns.
+        dtype: dtype name.
     """
 
     rows: int
@@ -45,7 +48,7 @@ class Case:
 
     @classmethod
     def parse(cls, shape: str, dtype: str) -> Case:
-        """From the shape as text.
+        """Parses a shape such as "4096x1024".
 
         >>> Case.parse("4096x1024", "float32").columns
         1024
@@ -55,11 +58,11 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For titles and file names."""
+        """Name in titles and file names."""
         return f"{self.rows}x{self.columns}-{self.dtype}"
 
     def moved_bytes(self, way: str) -> int:
-        """Bytes that are read and written if nothing stays in a cache between two operations.
+        """Returns the bytes read and written if nothing stays in a cache between operations.
 
         - "naive": 8MN + 4M numbers. The largest of each row reads MN and writes M, subtracting it
           reads MN + M and writes MN, exponentials read and write MN, their sum reads MN and writes
@@ -78,14 +81,14 @@ class Case:
 
 @dataclass(frozen=True)
 class _SoftmaxRow:
-    """One way to compute one case.
+    """Result of one implementation on one case.
 
     Attributes:
-        case: the problem.
-        measured: its times.
-        moved_bytes: counted, see `Case.moved_bytes`.
-        bytes_per_second: that a result needs, one read and one write, over the time taken.
-        share_of_copy: the time of copying the input, over the time taken.
+        case: problem size.
+        measured: measured times.
+        moved_bytes: counted bytes, see `Case.moved_bytes`.
+        bytes_per_second: one read and one write of the data, divided by the measured time.
+        share_of_copy: time of copying the input divided by the measured time.
         error: the largest |result - result in float64| over all elements; None for the copy.
     """
 
@@ -97,7 +100,7 @@ class _SoftmaxRow:
     error: float | None
 
     def formatted(self) -> dict[str, Any]:
-        """For a table."""
+        """Formats the row for a table."""
         way = self.measured.name
         return {
             "M x N": f"{self.case.rows}x{self.case.columns}",
@@ -115,13 +118,13 @@ class _SoftmaxRow:
 
 @dataclass(frozen=True, repr=False)
 class _SoftmaxComparison(Displayed):
-    """What was measured.
+    """Results of the softmax study.
 
     Attributes:
-        rows: per case, per way.
-        comparisons: name of the case -> all its times.
-        interpreted: errors of the Triton kernel where it runs in Triton's interpreter, which says
-            nothing of its speed; empty on a GPU and without Triton.
+        rows: results by case and implementation.
+        comparisons: case name -> comparison with all times.
+        interpreted: errors of the Triton kernel in Triton's interpreter, without times. Empty on a
+            GPU and without Triton.
     """
 
     rows: tuple[_SoftmaxRow, ...]
@@ -129,17 +132,21 @@ class _SoftmaxComparison(Displayed):
     interpreted: tuple[Mapping[str, Any], ...]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Rows by title, as formatted text."""
+        """Returns formatted rows by table title."""
         how = next(iter(self.comparisons.values())).how
-        tables = {f"Softmax, written out and fused ({how})": [row.formatted() for row in self.rows]}
+        tables = {
+            f"Softmax, separate operations and fused ({how})": [
+                row.formatted() for row in self.rows
+            ]
+        }
         if self.interpreted:
-            title = "The Triton kernel in Triton's interpreter: results, and no times"
+            title = "Triton kernel in Triton's interpreter: errors, without times"
             tables[title] = [dict(row) for row in self.interpreted]
         return tables
 
 
 def bench_softmax(config: BenchSoftmaxConfig) -> _SoftmaxComparison:
-    """Measures every shape and dtype; on a CPU it also checks the Triton kernel."""
+    """Measures all shapes and dtypes; on a CPU, it also checks the Triton kernel."""
     comparisons, rows = {}, []
     for case in (Case.parse(shape, dtype) for dtype in config.dtypes for shape in config.shapes):
         comparisons[case.name], own = _measure(case, config)
@@ -152,10 +159,10 @@ def bench_softmax(config: BenchSoftmaxConfig) -> _SoftmaxComparison:
 
 
 def naive_softmax(x: Tensor) -> Tensor:
-    """exp(x - max) / sum, an operation at a time.
+    """Computes exp(x - max) / sum with one operation at a time.
 
     Args:
-        x: (M, N), floating.
+        x: (M, N), floating point.
     Returns: (M, N).
     """
     largest = x.max(dim=1)[0]
@@ -166,22 +173,22 @@ def naive_softmax(x: Tensor) -> Tensor:
 
 
 def implementations(device: torch.device) -> dict[str, Softmax]:
-    """The variants that can be had on a device, the baseline first."""
-    found: dict[str, Softmax] = {NAIVE: naive_softmax, TORCH: partial(torch.softmax, dim=-1)}
+    """Returns the variants available on a device, the baseline first."""
+    variants: dict[str, Softmax] = {NAIVE: naive_softmax, TORCH: partial(torch.softmax, dim=-1)}
     on_gpu = device.type == "cuda"
     if is_installed() if on_gpu else compiler() is not None:
-        found[COMPILED] = torch.compile(naive_softmax, dynamic=False)
+        variants[COMPILED] = torch.compile(naive_softmax, dynamic=False)
     if on_gpu and is_installed():
         from chop.kernels.triton.softmax import softmax
 
-        found[TRITON] = softmax
-    return found
+        variants[TRITON] = softmax
+    return variants
 
 
 def interpreted_errors(shapes: list[str]) -> list[dict[str, Any]]:
-    """Errors of the Triton kernel, and of torch, against float64 on a CPU.
+    """Returns errors of the Triton kernel and of torch against float64 on a CPU.
 
-    It has to be asked for in a process in which TRITON_INTERPRET=1 was set before Triton came.
+    It must run in a process with TRITON_INTERPRET=1 set before Triton is imported.
     """
     from chop.kernels.triton.softmax import softmax
 
@@ -199,12 +206,12 @@ def interpreted_errors(shapes: list[str]) -> list[dict[str, Any]]:
 def _measure(case: Case, config: BenchSoftmaxConfig) -> tuple[Comparison, list[_SoftmaxRow]]:
     device = torch.device(config.device)
     x = _input(case, config.seed, device)
-    torch.compiler.reset()  # of many shapes the last ones would not be compiled
+    torch.compiler.reset()  # else the last of many shapes would not be compiled
     target = torch.empty_like(x)
     calls = {name: partial(way, x) for name, way in implementations(device).items()}
     calls[IN_PLACE] = partial(torch.softmax, x, -1, out=target)
     copy = partial(target.copy_, x)
-    found = compare(
+    comparison = compare(
         [Variant(name, call) for name, call in {**calls, COPY: copy}.items()],
         outputs=False,
         **config.how,
@@ -212,24 +219,24 @@ def _measure(case: Case, config: BenchSoftmaxConfig) -> tuple[Comparison, list[_
     with torch.inference_mode():
         exact = [x.double().softmax(-1)]
         errors = {name: largest_difference([way()], exact, name) for name, way in calls.items()}
-    copying = found[COPY].ratio.median
+    copying = comparison[COPY].ratio.median
     needed = 2 * x.nbytes
     rows = [
         _SoftmaxRow(
             case=case,
             measured=each,
             moved_bytes=case.moved_bytes(each.name),
-            bytes_per_second=needed / found.decisive_seconds(each.name),
+            bytes_per_second=needed / comparison.decisive_seconds(each.name),
             share_of_copy=each.ratio.median / copying,
             error=errors.get(each.name),
         )
-        for each in found
+        for each in comparison
     ]
-    return found, rows
+    return comparison, rows
 
 
 def _input(case: Case, seed: int, device: torch.device) -> Tensor:
-    """Normally distributed: the largest of a row is elsewhere in each."""
+    """Returns normally distributed input, so that the position of the maximum varies by row."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(case.rows, case.columns, generator=draw)
     return x.to(device, DTYPES[case.dtype])

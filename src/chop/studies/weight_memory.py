@@ -1,4 +1,4 @@
-"""Weight memory of a packed model: in theory, by its layers, and as measured."""
+"""Weight memory of a packed model: theoretical, by layers, and measured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from chop.studies.decoding import FORMATS
 FLOAT_BITS, SCALE_BITS = 32, 8
 COUNTED = ("elements", "float_bytes", "bytes")
 TOKENS = 32
-"""Of the text that a model is called with: little beside its weights."""
+"""Tokens of the test text, small beside the weights."""
 NAMES = (
     "hidden_size",
     "intermediate_size",
@@ -45,16 +45,16 @@ WARM_UP = "warm-up"
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A model with its linear layers' weights in one format.
+    """Memory of a model with linear weights in one format.
 
     Attributes:
         format: "float" or one of `FORMATS`.
-        bits: of a packed weight in theory, its part of a scale included.
-        predicted_bytes: of all parameters, from the list of layers and the formats' bits.
-        file_bytes: of the saved tensors.
-        loaded_bytes: by which a fresh process's resident set grows when it loads the file, or that
-            the GPU's allocator has given out for it.
-        called_bytes: the most while it is called once with a short text, likewise.
+        bits: theoretical bits of a packed weight, including its share of the scale.
+        predicted_bytes: predicted size of all parameters, from the layers and the formats' bits.
+        file_bytes: size of the saved tensors.
+        loaded_bytes: growth of a new process's resident set when it loads the file, or memory from
+            the GPU's allocator.
+        called_bytes: peak during a call with a short text, measured likewise.
     """
 
     format: str
@@ -67,13 +67,13 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class KindRow:
-    """What a kind of parameters takes, as float and packed.
+    """Memory of one kind of parameters, as float and packed.
 
     Attributes:
-        kind: of which layers, and what.
-        elements: how many numbers.
-        float_bytes: as float32.
-        bytes: in the format.
+        kind: kind of layer and parameter.
+        elements: number of elements.
+        float_bytes: size in float32.
+        bytes: size in the format.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class KindRow:
     bytes: int
 
     def formatted(self) -> dict[str, Any]:
-        """For a table."""
+        """Formats the row for a table."""
         return {
             "parameters": self.kind,
             "numbers": f"{self.elements:,}",
@@ -93,7 +93,7 @@ class KindRow:
 
 
 def format_memory(rows: Sequence[MemoryRow]) -> list[dict[str, Any]]:
-    """For a table: what each measure says, and saves of the float model's."""
+    """Formats memory measurements with their savings relative to the float model."""
     first = rows[0]
 
     def change(own: int | None, base: int | None) -> str | None:
@@ -110,14 +110,14 @@ def format_memory(rows: Sequence[MemoryRow]) -> list[dict[str, Any]]:
             "predicted before loading": change(row.predicted_bytes, first.predicted_bytes),
             "in the file": change(row.file_bytes, first.file_bytes),
             "in memory": change(row.loaded_bytes, first.loaded_bytes),
-            "most in a call": change(row.called_bytes, first.called_bytes),
+            "peak in a call": change(row.called_bytes, first.called_bytes),
         }
         for row in rows
     ]
 
 
 def _formula(row: MemoryRow) -> str:
-    """1 - (w + 8 / block) / 32 with its numbers: w bits of a code, 8 of the scale of a block."""
+    """Formats the savings 1 - (w + 8 / block) / 32 of codes of w bits with 8-bit scales."""
     if row.format not in FORMATS:
         return f"{FLOAT_BITS} bits"
     number_format = FORMATS[row.format]
@@ -127,14 +127,14 @@ def _formula(row: MemoryRow) -> str:
 
 
 def get_total(kinds: Sequence[KindRow]) -> KindRow:
-    """All kinds together; what they save is the formula's share times that of packed weights."""
+    """Returns the total of all kinds, whose savings depend on the share of packed weights."""
     sums = (sum(getattr(kind, name) for kind in kinds) for name in COUNTED)
     packed = kinds[0].float_bytes / sum(kind.float_bytes for kind in kinds)
     return KindRow(f"all ({packed:.1%} of the bytes are packed)", *sums)
 
 
 def demo_model(sizes: tuple[int, ...] = DEMO) -> nn.Module:
-    """A BERT of 6 layers of 512 that knows 8,192 tokens, 24 million random weights in all."""
+    """Returns a random BERT with 6 layers of width 512 and 8,192 tokens, 24 million weights."""
     from transformers import BertConfig, BertForSequenceClassification
 
     with torch.random.fork_rng(devices=[]):
@@ -145,13 +145,13 @@ def demo_model(sizes: tuple[int, ...] = DEMO) -> nn.Module:
 
 
 def predicted(model: nn.Module, number_format: NumberFormat) -> list[KindRow]:
-    """What parameters would take with the weights of linear layers in a format.
+    """Predicts the size of parameters with linear weights in a format.
 
-    Nothing is computed: models on the "meta" device, which have no memory, will do.
+    Nothing is computed, so models on the "meta" device are supported.
 
     Args:
-        model: any; a parameter that several modules share counts once.
-        number_format: of linear weights; the rest stays as it is.
+        model: model. Shared parameters count once.
+        number_format: format of linear weights. Other parameters stay unchanged.
     Returns: rows by kind of parameters: linear weights first, then the rest by module class.
     """
     owners = {id(p): m for m in model.modules() for p in m.parameters(recurse=False)}
@@ -168,7 +168,7 @@ def predicted(model: nn.Module, number_format: NumberFormat) -> list[KindRow]:
 
 
 def _quantized(model: nn.Module, number_format: NumberFormat) -> nn.Module:
-    """A twin that has the same parameters, its linear weights quantized."""
+    """Returns a copy with the same parameters and quantized linear weights."""
     root = nn.Module()
     for place, module in enumerate(m for m in model.modules() if own_parameters(m)):
         if type(module) is nn.Linear:
@@ -183,13 +183,13 @@ def _quantized(model: nn.Module, number_format: NumberFormat) -> nn.Module:
 def measure_memory(
     model: nn.Module, names: Sequence[str], device: str
 ) -> tuple[list[MemoryRow], list[KindRow]]:
-    """Packs, saves and loads a model in each format.
+    """Packs, saves and loads a model in each format, and measures its memory.
 
     Args:
-        model: a Hugging Face model, or one whose inputs its first layer tells.
-        names: of `FORMATS`.
-        device: "cuda" measures its allocator; else the resident set of a process of its own.
-    Returns: a row for float and one per format; and what the first format saves by kind.
+        model: Hugging Face model, or a model whose inputs follow from its first layer.
+        names: names from `FORMATS`.
+        device: "cuda" measures the GPU allocator, others the resident set of a new process.
+    Returns: a row for float and for each format, and savings of the first format by kind.
     """
     from safetensors.torch import save_file
 
@@ -236,7 +236,7 @@ def _measured(folder: Path, name: str, device: str) -> tuple[int | None, int | N
 
 
 def resident_by(folder: str, name: str) -> list[int | None]:
-    """Growth of this process's resident set: when a checkpoint is loaded, and in a call at most."""
+    """Returns the growth of this process's resident set after loading, and its peak in a call."""
     from safetensors.torch import load_file
 
     inputs = load_file(Path(folder) / "inputs")
@@ -253,7 +253,7 @@ def resident_by(folder: str, name: str) -> list[int | None]:
 
 
 def _allocated_by(folder: str, name: str, device: str) -> list[int | None]:
-    """What the GPU's allocator gives out for a checkpoint, and in a call at most."""
+    """Returns the GPU memory allocated for a checkpoint, and its peak in a call."""
     from safetensors.torch import load_file
 
     inputs = {key: x.to(device) for key, x in load_file(Path(folder) / "inputs").items()}
@@ -267,7 +267,7 @@ def _allocated_by(folder: str, name: str, device: str) -> list[int | None]:
 
 
 def _warm_up(folder: Path) -> None:
-    """Loads what any model needs: modules of Python, libraries, and kernels on packed weights."""
+    """Loads modules, libraries and kernels that any packed model needs."""
     small = MaseGraph.from_checkpoint(folder / WARM_UP)
     with torch.inference_mode():
         small.model(**{name: torch.ones(1, TOKENS, dtype=torch.long) for name in _names(small)})

@@ -1,4 +1,4 @@
-"""Conformance tests for extensions, which chop's own formats, passes and samplers pass too."""
+"""Conformance tests for extensions, with the laws that chop's own components obey."""
 
 from chop.testing.components import Driven, check_component, draw_codes
 from chop.testing.formats import check_format

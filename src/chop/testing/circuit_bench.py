@@ -1,4 +1,4 @@
-"""Bench of one SystemVerilog module with the ports of a component, in Icarus Verilog."""
+"""Test bench of a SystemVerilog component in Icarus Verilog."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from chop.hardware.design.verilog import instance, sources
 PROFILES = tuple(profile.name for profile in ALL_PROFILES)
 """Names of the stall profiles."""
 CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
-MOST_CYCLES_BEFORE_RESET = 2000
+MAX_CYCLES_BEFORE_RESET = 2000
 RESET_CYCLES = 4
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A module, what it is sent and what it has to answer.
+    """Test bench: module, input beats and expected output beats.
 
     Attributes:
         module: name of the module.
-        parameters: parameters by name.
+        parameters: parameters of the module by name.
         beats: int64 (samples * beats, lanes) for each port.
-        memories: contents by file.
-        folder: folder of the source, searched before the library.
-        is_beat_by_beat: `BenchRun.left` has the cycle of each beat instead of each sample's last.
+        memories: memory contents by file.
+        folder: source folder, searched before the library.
+        is_beat_by_beat: stores the cycle of each beat in `BenchRun.left`, instead of each sample's
+            last beat.
     """
 
     module: str
@@ -53,16 +54,16 @@ class Bench:
     is_beat_by_beat: bool = False
 
     def top(self) -> str:
-        """Returns a module `top` with one instance."""
+        """Returns a top module with one instance."""
         connections = {**CLOCKED, **{s: s for port in self.beats for s in port.signals}}
         body = instance(self.module, "u_operator", self.parameters, connections)
         return f"{_head(self.beats)}{body}endmodule\n"
 
     def top_with_reset(self, cycles: int) -> str:
-        """Returns a module `top` whose instance computes and is reset before the test begins.
+        """Returns a top module whose instance is reset once before the test begins.
 
         Args:
-            cycles: cycles after which it is reset, in the middle of a sample.
+            cycles: cycles until the reset, in the middle of a sample.
         """
         lines = [f"  int count_q = 0;\n  wire is_early = count_q < {cycles};\n"]
         lines += [f"  wire is_live = count_q == {cycles + RESET_CYCLES};\n"]
@@ -77,21 +78,21 @@ class Bench:
 
     @contextmanager
     def compiled(self, top: str | None = None) -> Iterator[CompiledBench]:
-        """Context with the compiled bench, in a temporary folder.
+        """Context manager of the compiled bench in a temporary folder.
 
         Args:
-            top: text of the module `top`. Default: `top()`.
+            top: text of the top module. Default: `top()`.
         """
         with tempfile.TemporaryDirectory() as name:
             work = Path(name)
             yield CompiledBench(work, self.write(work, self.top() if top is None else top))
 
     def write(self, work: Path, top: str) -> list[Path | str]:
-        """Writes sources, memories and vectors; returns the design's sources.
+        """Writes sources, memories and vectors, and returns the source files of the design.
 
         Args:
-            work: an empty folder.
-            top: text of the module `top`.
+            work: empty folder.
+            top: text of the top module.
         """
         (work / VECTORS).mkdir()
         (work / "memory").mkdir()
@@ -110,18 +111,18 @@ class Bench:
 
 @dataclass(frozen=True)
 class CompiledBench:
-    """A bench on the disk.
+    """Test bench on disk.
 
     Attributes:
         work: its folder.
-        files: sources of the design.
+        files: source files of the design.
     """
 
     work: Path
     files: Sequence[Path | str]
 
     def complaints(self) -> str:
-        """Returns the messages of Verilator and Yosys; empty where they have none."""
+        """Returns the messages of Verilator and Yosys; empty if there are none."""
         paths = [self.work / file for file in self.files]
         return tools.lint(paths, "top") + tools.elaborate(paths, "top", self.work)
 
@@ -141,18 +142,18 @@ def check_module(
     profiles: Collection[str] = PROFILES,
     folder: Path = RTL,
 ) -> dict[str, BenchRun]:
-    """Checks that a module with the ports of a component turns beats into expected beats.
+    """Checks that a component turns input beats into the expected output beats.
 
     Args:
         module: name of the module.
-        parameters: parameters by name.
+        parameters: parameters of the module by name.
         sent: int64 (samples * beats, lanes) for each port.
-        memories: contents by file.
+        memories: memory contents by file.
         profiles: stall profiles.
-        folder: folder of the source.
-    Returns: the runs by profile.
+        folder: source folder.
+    Returns: simulation runs by profile.
     Raises:
-        AssertionError: a beat differs, or a tool complains about the source.
+        AssertionError: if a beat differs, or a tool complains about the source.
     """
     with Bench(module, parameters, sent, memories, folder).compiled() as bench:
         complaints = bench.complaints()
@@ -175,7 +176,7 @@ def _head(ports: Collection[Port]) -> str:
 
 
 def _early_input(port: Port, beats: int) -> tuple[str, dict[str, str]]:
-    """Returns what sends the first beats, and how the instance is connected."""
+    """Returns code that sends the first beats, and the connections of the instance."""
     (data, valid, ready), name = port.signals, port.name
     text = (
         f"  logic [{port.bits - 1}:0] {name}_early [0:{beats - 1}];\n"
@@ -193,7 +194,7 @@ def _early_input(port: Port, beats: int) -> tuple[str, dict[str, str]]:
 
 
 def _early_output(port: Port) -> tuple[str, dict[str, str]]:
-    """Returns what hides the first beats, half of which wait, and how the instance is connected."""
+    """Returns code that accepts the first beats, half of them stalled, and the connections."""
     (data, valid, ready), name = port.signals, port.name
     text = f"  wire {name}_offered;\n  assign {valid} = is_live && {name}_offered;\n"
     return text, {

@@ -20,7 +20,7 @@ from chop.hardware.design.stream import Stream
 from chop.nn.integer import Edge
 from chop.nn.integer.mask import KeptKeys
 from chop.testing.circuit_bench import (
-    MOST_CYCLES_BEFORE_RESET,
+    MAX_CYCLES_BEFORE_RESET,
     PROFILES,
     Bench,
     check_passed,
@@ -28,16 +28,16 @@ from chop.testing.circuit_bench import (
 from chop.testing.laws import obeys
 
 FULL_SPEED = "none"
-"""Profile without stalls, in which times are those of the plan."""
+"""Stall profile without stalls, under which timing equals the plan."""
 SPARE_CYCLES = 12
-"""Cycles by which a first result may leave ahead of its plan."""
+"""Cycles by which a first result may precede its plan."""
 
 
 class Driven(NamedTuple):
-    """Samples that enter by a stream.
+    """Samples for an input stream.
 
     Attributes:
-        stream: order of the codes.
+        stream: order of the codes in the stream.
         codes: int64 (samples, *stream.shape).
     """
 
@@ -53,15 +53,16 @@ def draw_codes(
     lanes: int = 1,
     positions: Tensor | None = None,
 ) -> Driven:
-    """Draws random codes of an edge, the extremes among them.
+    """Draws random codes of an edge, including the extremes.
 
     Args:
         edge: bounds and step of the codes.
         shape: shape of one sample.
         samples: number of samples.
         seed: seed of the codes.
-        lanes: lanes that the producer sends; the plan may ask for others.
-        positions: places in the stream, as in `Stream`. Default: the last dimension fastest.
+        lanes: lanes of the producer. The plan may require others.
+        positions: positions in the stream, as in `Stream`. Default: the last dimension varies
+            fastest.
     """
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(edge.low, edge.high + 1, (samples, *shape), generator=generator)
@@ -88,19 +89,19 @@ def check_component(
     Args:
         operator: integer twin, an `IntegerOperator` with a row in
             `chop.hardware.design.components`.
-        inputs: samples for each input, by `draw_codes` or `Driven(stream, codes)`; sizes that
-            divide nothing find most mistakes.
-        fold: cycles that the operator may take for a sample, as in `Site`.
-        profiles: stall profiles, names of `chop.hardware.check.profiles.PROFILES`. Times are
-            checked where "none" is among them.
-        kept: mask of a softmax, made of the last input, (1, 1, keys).
-        is_soft: multipliers are made of lookup tables, as in `Site`.
+        inputs: samples for each input, by `draw_codes` or `Driven(stream, codes)`. Sizes with few
+            divisors find most errors.
+        fold: maximum number of cycles of the operator per sample, as in `Site`.
+        profiles: stall profiles, names of `chop.hardware.check.profiles.PROFILES`. Timing is
+            checked if "none" is included.
+        kept: mask of a softmax, made from the last input, (1, 1, keys).
+        is_soft: builds multipliers from lookup tables, as in `Site`.
     Returns:
-        The plan, for checks of one's own.
+        The plan, for further checks.
     Raises:
-        AssertionError: names the law that is broken.
-        ConfigError: the component refuses these streams.
-        UnavailableError: a tool is not installed.
+        AssertionError: if names the law that is broken.
+        ConfigError: if the component refuses these streams.
+        UnavailableError: if a tool is not installed.
 
     Example:
         >>> from chop.nn.integer import Edge, IntegerReLU
@@ -122,14 +123,14 @@ def check_component(
             obeys(law, case)
         except AssertionError as error:
             if isinstance(error.__cause__, ConfigError):
-                raise error.__cause__ from None  # a refusal of these streams, not a broken law
+                raise error.__cause__ from None  # rejected streams are not a broken law
             raise
     return case.plan
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """An operator and its samples; what they give is computed once."""
+    """Operator with samples and cached results."""
 
     operator: nn.Module
     inputs: Sequence[Driven]
@@ -140,34 +141,34 @@ class Case:
 
     @property
     def label(self) -> str:
-        """Returns the name of the class, for messages."""
+        """Name of the class, for messages."""
         return type(self.operator).__name__
 
     @cached_property
     def component(self) -> Component:
-        """Row of the operator."""
-        found = get_component(type(self.operator))
-        assert found is not None, f"chop.hardware.design.components has no row of {self.label}"
-        return found
+        """Component of the operator."""
+        component = get_component(type(self.operator))
+        assert component is not None, f"chop.hardware.design.components has no row for {self.label}"
+        return component
 
     @cached_property
     def plan(self) -> ComponentPlan:
-        """Plan of the operator where these streams arrive."""
+        """Plan of the operator for these streams."""
         streams = [stream for stream, _ in self.inputs]
         return self.component.plan(Site(self.operator, streams, self.fold, self.kept, self.is_soft))
 
     @cached_property
     def expected(self) -> Tensor:
-        """Codes that the integer twin computes."""
+        """Codes computed by the integer twin."""
         given = [codes for _, codes in self.inputs]
         if self.kept is not None:
             given = [*given[:-1], self.kept(given[-1].flatten(1))]
-        found: Tensor = self.operator(*given)
-        return found
+        codes: Tensor = self.operator(*given)
+        return codes
 
     @cached_property
     def bench(self) -> Bench:
-        """Bench of the module with the parameters of the plan."""
+        """Test bench of the module with the parameters of the plan."""
         plan = self.plan
         beats = {
             Port.of(f"data_in_{k}", stream.with_lanes(lanes), True): stream.with_lanes(lanes).sent(
@@ -188,24 +189,24 @@ class Case:
 
     @cached_property
     def runs(self) -> Mapping[str, BenchRun]:
-        """Runs by profile."""
+        """Simulation runs by profile."""
         with self.bench.compiled() as bench:
             return bench.run(self.profiles)
 
     @property
-    def left(self) -> Sequence[int]:
-        """Cycle in which each beat leaves at full speed."""
+    def output_cycles(self) -> Sequence[int]:
+        """Cycle of each output beat without stalls."""
         return self.runs[FULL_SPEED].left["data_out_0"]
 
 
 def _it_has_a_row_by_its_class(case: Case) -> None:
-    """Emission finds the row by the class, and the source by the row's module and folder."""
+    """Emission finds the component by class, and the source by its module and folder."""
     file, folder = f"{case.component.module}.sv", case.component.folder
     assert any((home / file).is_file() for home in (folder, RTL)), f"there is no {folder / file}"
 
 
 def _the_plan_fits_its_streams(case: Case) -> None:
-    """Lanes divide the inputs, and the shape that leaves is that of the integer twin."""
+    """Lanes divide the inputs, and the output shape equals that of the integer twin."""
     plan = case.plan
     assert len(plan.lanes) == len(case.inputs), f"it has lanes for {len(plan.lanes)} inputs"
     for (stream, _), lanes in zip(case.inputs, plan.lanes, strict=True):
@@ -217,54 +218,55 @@ def _the_plan_fits_its_streams(case: Case) -> None:
 
 
 def _codes_stay_within_the_proven_bounds(case: Case) -> None:
-    """No code of the integer twin is outside of the edge that it declares."""
-    edge, found = case.plan.out.edge, case.expected
-    low, high = int(found.min()), int(found.max())
+    """All codes of the integer twin are within the bounds of its edge."""
+    edge, codes = case.plan.out.edge, case.expected
+    low, high = int(codes.min()), int(codes.max())
     assert edge.low <= low and high <= edge.high, (
         f"codes reach from {low} to {high}, the edge from {edge.low} to {edge.high}"
     )
 
 
 def _linters_are_silent(case: Case) -> None:
-    """Verilator with all warnings and Yosys have no complaint."""
+    """Verilator with all warnings and Yosys report nothing."""
     with case.bench.compiled() as bench:
         complaints = bench.complaints()
     assert not complaints, complaints
 
 
 def _rtl_equals_integer_under_all_stalls(case: Case) -> None:
-    """Each code that leaves is that of the integer twin, and streams keep their rules."""
+    """Output codes equal those of the integer twin, and streams follow the handshake protocol."""
     check_passed(case.runs)
 
 
 def _samples_leave_as_often_as_planned(case: Case) -> None:
-    """At full speed the cycles between samples are those of the plan, within 3 % or 2."""
+    """Without stalls, the interval between samples equals the plan within 3 % or 2 cycles."""
     beats = case.plan.out.beats
-    check_interval(case.left[beats - 1 :: beats], case.plan.cycles)
+    check_interval(case.output_cycles[beats - 1 :: beats], case.plan.cycles)
 
 
-def check_interval(left: Sequence[int], cycles: int) -> None:
-    """Checks the interval of the samples after the first ones; a single sample has none."""
-    if len(left) < 2:
+def check_interval(output_cycles: Sequence[int], cycles: int) -> None:
+    """Checks the interval between samples in the steady state; a single sample has none."""
+    if len(output_cycles) < 2:
         return
-    first = len(left) // 2 - 1 if len(left) < 4 else len(left) // 2
-    interval = (left[-1] - left[first]) / (len(left) - 1 - first)
+    first = len(output_cycles) // 2 - 1 if len(output_cycles) < 4 else len(output_cycles) // 2
+    interval = (output_cycles[-1] - output_cycles[first]) / (len(output_cycles) - 1 - first)
     assert abs(interval - cycles) <= max(2, 0.03 * cycles), (
-        f"{cycles} cycles are planned between samples, the circuit takes {interval:g}: {left}"
+        f"{cycles} cycles are planned between samples, the circuit needs {interval:g}: "
+        f"{output_cycles}"
     )
 
 
 def _the_first_result_leaves_when_planned(case: Case) -> None:
-    """The first beat leaves no later than the plan says, and hardly earlier."""
-    planned, left = planned_cycles(case), case.left[0] - 1
-    assert left <= planned <= left + SPARE_CYCLES, (
-        f"the first result is planned after {planned} cycles, and leaves after {left}: see "
+    """The first beat leaves no later than planned, and at most a few cycles earlier."""
+    planned, first_cycle = planned_cycles(case), case.output_cycles[0] - 1
+    assert first_cycle <= planned <= first_cycle + SPARE_CYCLES, (
+        f"the first result is planned after {planned} cycles, and leaves after {first_cycle}: see "
         "`latency`, `holds` and `needs` of the plan"
     )
 
 
 def planned_cycles(case: Case) -> int:
-    """Returns the cycles from the first beat in to the first out, where a beat comes in each."""
+    """Returns the cycles from the first input beat to the first output beat without stalls."""
     plan, needed = case.plan, [0]
     for k, ((stream, _), lanes) in enumerate(zip(case.inputs, plan.lanes, strict=True)):
         size, hold = stream.size // lanes, plan.holds[k] if plan.holds else 0.0
@@ -275,7 +277,7 @@ def planned_cycles(case: Case) -> int:
 
 
 def _a_reset_starts_afresh(case: Case) -> None:
-    """After a reset in the middle of a sample, results are those of a new circuit."""
-    cycles = min(case.plan.cycles * 3 // 2 + 3, MOST_CYCLES_BEFORE_RESET)
+    """After a reset in the middle of a sample, results equal those of a new circuit."""
+    cycles = min(case.plan.cycles * 3 // 2 + 3, MAX_CYCLES_BEFORE_RESET)
     with case.bench.compiled(case.bench.top_with_reset(cycles)) as bench:
         check_passed(bench.run(case.profiles[:1]))

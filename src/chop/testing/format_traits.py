@@ -1,4 +1,4 @@
-"""Traits of number formats: conditions under which laws hold, read from the layout."""
+"""Traits of number formats, derived from the layout, as conditions of laws."""
 
 from __future__ import annotations
 
@@ -13,60 +13,63 @@ from chop.formats.scaling import ScaledFloatScale, Unscaled
 
 
 def get_layout(fmt: NumberFormat) -> Any:
-    """Returns the layout, or None for a format with a rounding of its own."""
+    """Returns the layout, or None for a format with custom rounding."""
     return fmt.layout()
 
 
 def get_element(fmt: NumberFormat) -> Any:
-    """The layout's; None for a format with a rounding of its own."""
+    """Returns the element of the layout, or None for a format with custom rounding."""
     layout = get_layout(fmt)
     return None if layout is None else layout.element
 
 
 def get_scaling(fmt: NumberFormat) -> Any:
-    """The layout's; None where nothing is scaled."""
+    """Returns the scaling of the layout, or None without scales."""
     layout = get_layout(fmt)
     scaling = None if layout is None else layout.scaling
     return None if isinstance(scaling, Unscaled) else scaling
 
 
 def _is_measured(fmt: NumberFormat) -> bool:
-    """True where scales follow the data."""
+    """Returns whether scales depend on the data."""
     return get_scaling(fmt) is not None and get_scaling(fmt).statistic is not None
 
 
 def _has_levels(fmt: NumberFormat) -> bool:
-    """True for sums of several roundings."""
+    """Returns whether values are sums of several roundings."""
     return get_layout(fmt) is not None and get_layout(fmt).levels is not None
 
 
 def floors(fmt: NumberFormat) -> bool:
-    """Returns true if rounding goes down."""
+    """Returns whether rounding is toward minus infinity."""
     return getattr(get_element(fmt), "rounding", None) == "floor"
 
 
 def _is_unsigned(fmt: NumberFormat) -> bool:
-    """Returns true if codes have no sign."""
+    """Returns whether codes have no sign."""
     return getattr(get_element(fmt), "code", None) == "unsigned"
 
 
 def get_groups(fmt: NumberFormat, x: Tensor) -> Tensor:
-    """The parts of `x` that are rounded together, (..., size)."""
+    """Returns the groups of `x` that are rounded together, (..., size)."""
     return x.reshape(1, -1) if get_scaling(fmt) is None else get_layout(fmt).groups.split(x)
 
 
 def is_deterministic(fmt: NumberFormat) -> bool:
-    """Returns true if rounding draws no random numbers."""
+    """Returns whether rounding is deterministic."""
     return fmt.is_deterministic
 
 
 def _is_zero_one(fmt: NumberFormat) -> bool:
-    """Returns true for binary numbers 0 and 1."""
+    """Returns whether the values are binary numbers 0 and 1."""
     return isinstance(get_element(fmt), Sign) and not get_element(fmt).bipolar
 
 
 def has_its_own_values_as_fixed_points(fmt: NumberFormat) -> bool:
-    """Not so: {0, 1} takes 0 to 1, and scales that are means or rounded quotients move."""
+    """Returns whether representable values round to themselves.
+
+    Exceptions: {0, 1} rounds 0 to 1, and scales that are means or rounded quotients move.
+    """
     scaling = get_scaling(fmt)
     measures_levels = _is_measured(fmt) and _has_levels(fmt) and get_layout(fmt).levels > 1
     cuts = _is_measured(fmt) and (scaling.statistic.quantile < 1 or floors(fmt))
@@ -75,19 +78,25 @@ def has_its_own_values_as_fixed_points(fmt: NumberFormat) -> bool:
 
 
 def is_monotone(fmt: NumberFormat) -> bool:
-    """Not so where a residual's factor is larger than that of the level before."""
+    """Returns whether rounding is monotone.
+
+    Exception: a residual's factor may exceed that of the previous level.
+    """
     return is_deterministic(fmt) and not (_has_levels(fmt) and _is_measured(fmt))
 
 
 def has_mirror(fmt: NumberFormat) -> bool:
-    """Not so: floors, unsigned numbers, and {0, 1}; signs take a rest of zero to +1."""
+    """Returns whether rounding is symmetric in sign.
+
+    Exceptions: floors, unsigned numbers, and {0, 1}. Signs round a residual of zero to +1.
+    """
     return not (floors(fmt) or _is_unsigned(fmt) or _is_zero_one(fmt) or _has_levels(fmt))
 
 
 def rounds_to_nearest(fmt: NumberFormat) -> bool:
-    """Not so: floors, thresholds, {0, 1}, and sums of signs found one after the other.
+    """Returns whether rounding is to the nearest value.
 
-    Levels that were chosen such that each outweighs those below it do give the nearest sum.
+    Exceptions: floors, thresholds, {0, 1}, and sums of signs determined one after the other.
     """
     by_rule = isinstance(get_element(fmt), Trit) and (
         get_element(fmt).threshold != 0.5 or get_scaling(fmt) is not None
@@ -98,12 +107,12 @@ def rounds_to_nearest(fmt: NumberFormat) -> bool:
 
 
 def has_blocks_along_one_axis(fmt: NumberFormat) -> bool:
-    """Returns true if blocks lie along one axis, which a field chooses."""
+    """Returns whether blocks lie along a single axis, selected by a field."""
     return hasattr(fmt, "block_dim") and len(get_layout(fmt).groups.sizes) == 1
 
 
 def rounds_parts_alike(fmt: NumberFormat) -> bool:
-    """True where what has the same index of the first axis of several is rounded by itself."""
+    """Returns whether each index of the first axis is rounded independently."""
     layout = get_layout(fmt)
     if layout is None or get_scaling(fmt) is None:
         threshold = getattr(get_element(fmt), "threshold", 0.0)

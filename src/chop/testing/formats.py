@@ -1,4 +1,4 @@
-"""Laws of number formats: functions of a format, each with the condition under which it holds."""
+"""Laws of number formats, each with the condition under which it holds."""
 
 import copy
 import dataclasses
@@ -39,14 +39,14 @@ SHAPES = [(), (0,), (3,), (2, 3), (2, 0, 3), (5, 37), (2, 3, 4, 5)]
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A property of a format, and the formats that it is asked of."""
+    """Law of number formats, and its condition."""
 
     run: Callable[[NumberFormat], None]
     applies: Callable[[NumberFormat], bool]
 
     @property
     def name(self) -> str:
-        """Returns the law in words."""
+        """Name of the law in words."""
         return self.run.__name__.replace("_", " ")
 
 
@@ -57,7 +57,7 @@ Run = Callable[[NumberFormat], None]
 
 
 def check(where: Callable[[NumberFormat], bool] = lambda fmt: True) -> Callable[[Run], Run]:
-    """Adds a function of a format to the checks, for the formats that `where` is true of."""
+    """Registers a law for formats that satisfy `where`."""
 
     def add(function: Run) -> Run:
         CHECKS.append(Check(function, where))
@@ -67,14 +67,14 @@ def check(where: Callable[[NumberFormat], bool] = lambda fmt: True) -> Callable[
 
 
 def check_format(kind: type[NumberFormat], examples: Iterable[NumberFormat]) -> None:
-    """Checks a number format by all laws that apply to it, as chop checks its own formats.
+    """Checks a number format by all applicable laws, like chop's own formats.
 
     Args:
         kind: class of the format.
-        examples: settings to check it in; a wide and a narrow one are a good start.
+        examples: settings to check. A wide and a narrow setting are a good start.
     Raises:
-        AssertionError: names the first law that is broken, the format, and the numbers.
-        ConfigError: a setting of the search space is refused.
+        AssertionError: if a law is broken; the message has the law, the format, and the numbers.
+        ConfigError: if a setting of the search space is invalid.
 
     Example:
         >>> from chop.formats import Integer
@@ -94,14 +94,14 @@ def check_format(kind: type[NumberFormat], examples: Iterable[NumberFormat]) -> 
 def values(
     count: int = 2048, dtype: torch.dtype = torch.float32, special: Sequence[float] = SPECIAL
 ) -> Tensor:
-    """(rows, 96): normal values of two scales, and some special ones."""
+    """Returns (rows, 96) normal values of two scales, and special values."""
     normal = torch.randn(count, generator=torch.Generator().manual_seed(0))
     x = torch.cat([normal * 4, normal * 0.05, torch.tensor(special)])
     return x[-(x.numel() // 96 * 96) :].view(-1, 96).to(dtype)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal bit for bit, all NaNs being one."""
+    """Returns whether tensors are equal bit by bit; all NaNs count as equal."""
     both = a.isnan() & b.isnan()
     equal = (a == b) & (torch.signbit(a) == torch.signbit(b))
     return a.dtype == b.dtype and bool((both | equal).all())
@@ -109,10 +109,10 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 @check(has_its_own_values_as_fixed_points)
 def rounding_is_idempotent(fmt: NumberFormat) -> None:
-    """Rounded values are not changed by rounding them again."""
+    """Rounding rounded values does not change them."""
     y = fmt.round(values(special=FINITE))
     again = fmt.round(y)
-    if getattr(get_scaling(fmt), "divisor", 1) != 1:  # its scale is a quotient, rounded to float32
+    if getattr(get_scaling(fmt), "divisor", 1) != 1:  # the scale is a rounded quotient
         torch.testing.assert_close(again, y, rtol=1e-6, atol=0)
     elif getattr(
         get_scaling(fmt), "follows_values", False
@@ -124,11 +124,11 @@ def rounding_is_idempotent(fmt: NumberFormat) -> None:
 
 @check(is_monotone)
 def rounding_is_monotone_among_values_that_share_a_scale(fmt: NumberFormat) -> None:
-    """A larger value is not rounded to a smaller one."""
+    """Among values with a shared scale, a larger value does not round to a smaller one."""
     x = values(special=FINITE)
     if get_scaling(fmt) is not None:
         x = get_layout(fmt).groups.join(get_groups(fmt, x).sort(-1).values, x.shape)
-        # Padding lies between the signs; only full groups stay sorted.
+        # Padding lies between negative and positive values, so only full groups stay sorted.
         full = get_groups(fmt, torch.ones_like(x)).all(-1)
     else:
         x, full = x.flatten().sort().values, torch.tensor([True])
@@ -139,10 +139,10 @@ def rounding_is_monotone_among_values_that_share_a_scale(fmt: NumberFormat) -> N
 
 @check(lambda fmt: is_deterministic(fmt) and has_mirror(fmt))
 def rounding_mirrors_signs(fmt: NumberFormat) -> None:
-    """`-x` is rounded to the negative of what `x` is rounded to."""
+    """`-x` rounds to the negative of the rounded `x`."""
     x = values(special=[1e-42, 0.5, 1.0, 1e20])
     element = get_element(fmt)
-    if not getattr(element, "is_symmetric", True):  # reaches one step further below
+    if not getattr(element, "is_symmetric", True):  # the range has one more negative value
         limit = element.largest_code * 2.0**-element.frac_width
         x = x.clamp(-limit, limit)
         assert (fmt.round(-x) + fmt.round(x)).abs().max() == 0
@@ -152,7 +152,7 @@ def rounding_mirrors_signs(fmt: NumberFormat) -> None:
 
 
 def _code_books(fmt: NumberFormat, x: Tensor) -> Tensor:
-    """(codes, *x.shape): what every code means at each place, given the scales that `x` gets."""
+    """Returns the value of each code at each position, (codes, *x.shape), for scales of `x`."""
     stored = fmt.encode(x)
     width = 8 * stored.codes.numel() // x.numel()
     element = get_element(fmt)
@@ -164,7 +164,7 @@ def _code_books(fmt: NumberFormat, x: Tensor) -> Tensor:
         books.append(fmt.decode(replace(stored, codes=packed)))
     has_spare_code = isinstance(element, Fixed) and element.is_symmetric
     if has_spare_code and element.code == "twos_complement":
-        del books[2 ** (width - 1)]  # the lowest code has no mirror, and is left out
+        del books[2 ** (width - 1)]  # the lowest code has no counterpart
     together = torch.stack(books)
     finite: Tensor = together.where(together.isfinite(), INF)
     return finite
@@ -172,7 +172,7 @@ def _code_books(fmt: NumberFormat, x: Tensor) -> Tensor:
 
 @check(rounds_to_nearest)
 def is_the_nearest_of_all_its_numbers(fmt: NumberFormat) -> None:
-    """No code stands for a nearer value than the one that is chosen."""
+    """No code represents a value nearer than the chosen one."""
     normal = torch.randn(24, 96, generator=torch.Generator().manual_seed(0)).double()
     x = normal * torch.logspace(-2, 1, 24).double()[:, None]
     _assert_nearest(fmt, x)
@@ -184,7 +184,7 @@ def is_the_nearest_of_all_its_numbers(fmt: NumberFormat) -> None:
 
 
 def _largest_of_group(fmt: NumberFormat, x: Tensor) -> Tensor:
-    """The largest magnitude of each element's group; infinity where there are no groups."""
+    """Returns the largest magnitude in each element's group; infinity without groups."""
     if get_scaling(fmt) is None:
         return torch.full_like(x, INF)
     groups = get_groups(fmt, x.abs())
@@ -194,7 +194,7 @@ def _largest_of_group(fmt: NumberFormat, x: Tensor) -> Tensor:
 
 
 def _assert_nearest(fmt: NumberFormat, x: Tensor) -> None:
-    """`round` gives a number of the code book, and none is nearer (in the log domain: of `log`)."""
+    """Asserts that `round` returns the nearest value of the code book (log domain for `log`)."""
     books, y = _code_books(fmt, x), fmt.round(x)
     if getattr(get_element(fmt), "rounding", None) == "nearest_log":
         lowest = books.abs().where(books != 0, INF).amin(0)
@@ -206,13 +206,13 @@ def _assert_nearest(fmt: NumberFormat, x: Tensor) -> None:
     else:
         best, own = (x - books).abs().amin(0), (x - y).abs()
     assert (books == y).any(0).all()
-    # A scale that is no power of two makes the quotient, and so a tie, inexact.
+    # If a scale is not a power of two, quotients and ties are inexact.
     torch.testing.assert_close(own, best, rtol=1e-9, atol=0)
 
 
 @check()
 def decode_inverts_encode(fmt: NumberFormat) -> None:
-    """`decode(encode(x))` is `round(x)`, bit for bit, in the storage that `bits` promises."""
+    """`decode(encode(x))` equals `round(x)` bit by bit, in the storage size given by `bits`."""
     for dtype in DTYPES:
         x = values(dtype=dtype)
         torch.manual_seed(0)
@@ -229,7 +229,7 @@ def decode_inverts_encode(fmt: NumberFormat) -> None:
 
 @check(is_deterministic)
 def narrow_inputs_are_rounded_as_wide_ones(fmt: NumberFormat) -> None:
-    """Half-precision inputs are rounded as their float64 copies."""
+    """Half-precision inputs round like their float64 copies."""
     for dtype in DTYPES[1:]:
         x = values(dtype=dtype)
         wide, limits = fmt.round(x.double()), torch.finfo(dtype)
@@ -239,7 +239,7 @@ def narrow_inputs_are_rounded_as_wide_ones(fmt: NumberFormat) -> None:
 
 @check()
 def takes_any_rank(fmt: NumberFormat) -> None:
-    """Tensors of any rank, also empty ones, keep their shape."""
+    """Tensors of any rank, including empty ones, keep their shape."""
     for shape in SHAPES:
         x = torch.randn(shape)
         torch.manual_seed(1)
@@ -252,7 +252,7 @@ def takes_any_rank(fmt: NumberFormat) -> None:
 
 @check(has_blocks_along_one_axis)
 def takes_any_axis(fmt: NumberFormat) -> None:
-    """Blocks along an axis are those along the last axis of a transposed tensor."""
+    """Blocks along an axis equal those along the last axis of a transposed tensor."""
     last = replace(fmt, block_dim=-1, skip_first_dim=False)
     for shape in [(37,), (5, 37), (3, 40, 5), (3, 7, 4, 21)]:
         x = torch.randn(shape) * 3
@@ -263,7 +263,7 @@ def takes_any_axis(fmt: NumberFormat) -> None:
 
 @check(lambda fmt: has_blocks_along_one_axis(fmt) and fmt.name != "nvfp4")  # which has one for all
 def blocks_do_not_straddle_rows(fmt: NumberFormat) -> None:
-    """Each block is rounded as if it were alone."""
+    """Each block rounds independently of the others."""
     last = replace(fmt, block_dim=-1)
     size = get_layout(last).groups.sizes[0]
     x = torch.randn(6, 2 * size + max(size // 3, 1)) * torch.logspace(-3, 3, 6)[:, None]
@@ -277,7 +277,7 @@ def blocks_do_not_straddle_rows(fmt: NumberFormat) -> None:
 
 @check()
 def special_values_are_as_pinned(fmt: NumberFormat) -> None:
-    """NaN stays NaN, infinities saturate or make their group NaN."""
+    """NaN stays NaN, and infinities saturate or turn their group into NaN."""
     x = torch.tensor([NAN, 1.0, 0.0, -0.0, 1e-42, 3.4e38])
     y = fmt.round(x)
     assert y[0].isnan()
@@ -296,7 +296,7 @@ def special_values_are_as_pinned(fmt: NumberFormat) -> None:
 
 @check(is_deterministic)
 def gradients_pass_straight_through_the_operator(fmt: NumberFormat) -> None:
-    """The gradient of the fake-quantizer is the identity."""
+    """The gradient of fake quantization is the identity."""
     x = values().requires_grad_()
     y = fmt(x)
     assert same(y.detach(), fmt.round(x.detach()))
@@ -307,7 +307,7 @@ def gradients_pass_straight_through_the_operator(fmt: NumberFormat) -> None:
 
 @check(is_deterministic)
 def kernels_take_it_right_or_not_at_all(fmt: NumberFormat) -> None:
-    """Kernels give the bits of `round`, or decline."""
+    """Kernels return the same bits as `round`, or decline."""
     for x in (values(), torch.randn(40, 65) * torch.logspace(-6, 6, 40)[:, None]):
         out = torch.full_like(x, 77.0)
         if KERNELS["cpu"].run(x, fmt, out, None, None):
@@ -318,7 +318,7 @@ def kernels_take_it_right_or_not_at_all(fmt: NumberFormat) -> None:
 
 @check(lambda fmt: is_deterministic(fmt) and not fmt.is_identity)
 def clip_stops_the_gradient_where_values_saturate(fmt: NumberFormat) -> None:
-    """With `clip` the gradient is 0 where `saturates` is true."""
+    """With `clip`, the gradient is 0 where `saturates` is true."""
     x = torch.cat([torch.linspace(-40, 40, 1001), torch.tensor([1e30, -1e30])]).requires_grad_()
     (gradient,) = torch.autograd.grad(fmt(x, "clip").sum(), x)
     outside = fmt.saturates(x.detach())
@@ -338,8 +338,8 @@ def key_pickle_and_copy_give_the_same_format(fmt: NumberFormat) -> None:
 
 
 @check(is_deterministic)
-def the_memory_layout_is_kept_and_does_not_matter(fmt: NumberFormat) -> None:
-    """Strides are kept, and do not change results."""
+def the_memory_layout_is_preserved_and_does_not_matter(fmt: NumberFormat) -> None:
+    """Strides are preserved and do not affect results."""
     x = torch.randn(2, 5, 4, 6)
     for other in (x.to(memory_format=torch.channels_last), x.transpose(1, 3).contiguous().mT.mT):
         assert fmt(other).stride() == torch.empty_like(other).stride()
@@ -350,7 +350,7 @@ def the_memory_layout_is_kept_and_does_not_matter(fmt: NumberFormat) -> None:
 
 @check(is_deterministic)
 def large_tensors_are_rounded_like_their_parts(fmt: NumberFormat) -> None:
-    """Slices of a tensor are rounded as in the whole tensor."""
+    """Slices of a tensor round as in the whole tensor."""
     x = torch.randn(3, 130, 96) * 3
     y = fmt.round(x)
     assert same(fmt.decode(fmt.encode(x)), y)
@@ -360,7 +360,7 @@ def large_tensors_are_rounded_like_their_parts(fmt: NumberFormat) -> None:
 
 @check()
 def compiles_as_one_node(fmt: NumberFormat) -> None:
-    """`torch.compile` takes the fake-quantizer without a graph break."""
+    """`torch.compile` compiles fake quantization without a graph break."""
     torch.compiler.reset()
     x = values(64, special=FINITE)
     compiled = torch.compile(lambda t: fmt(t) * 2, fullgraph=True, backend="aot_eager")
@@ -379,11 +379,11 @@ def is_a_wellformed_torch_operator(fmt: NumberFormat) -> None:
 
 
 ONCE_PER_KIND = (compiles_as_one_node, is_a_wellformed_torch_operator)
-"""Slow, and the same code for all settings of a format."""
+"""Slow laws whose code does not depend on the settings of a format."""
 
 
 def search_space_holds_valid_settings(example: NumberFormat) -> None:
-    """Each choice of the search space gives a format beside the example's other fields."""
+    """Each choice of the search space is valid with the example's other fields."""
     kind = type(example)
     known = set(vars(kind)["__dataclass_fields__"])
     assert set(kind.search_space) <= known

@@ -1,4 +1,4 @@
-"""Laws: properties that hold for every extension of a kind, and what a broken one says."""
+"""Laws: properties of all extensions of a kind, and messages for broken ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ def obeys(law: Callable[[Any], None], subject: Any) -> None:
     """Runs the check of a law.
 
     Args:
-        law: raises an error where the law is broken; its name is the law in words.
-        subject: what is checked.
+        law: function that raises an error if the law is broken. Its name is the law in words.
+        subject: checked object.
     Raises:
-        AssertionError: names the law, the subject, and the line that failed.
+        AssertionError: if the law is broken; the message has the law, the subject, and the failed
+            line.
     """
     if not __debug__:
         raise RuntimeError("chop.testing checks by assertions: run Python without -O.")
     try:
         law(subject)
-    except Exception as error:  # code of other people
+    except Exception as error:  # third-party code
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}:{place.lineno}"
         kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "

@@ -1,4 +1,4 @@
-"""Laws of operators: rows of the operator table."""
+"""Laws of operators in the operator table."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from chop.nn.quantized import QuantizedOperator
 from chop.testing.laws import obeys
 
 WIDE, NARROW, COARSE = Integer(24, 16), Integer(8, 5), Integer(3, 0)
-"""Formats that change next to nothing, a little, and much."""
+"""Formats with negligible, small, and large rounding."""
 FACTOR = 3.0
 
 
 @dataclass(frozen=True)
 class Example:
-    """A row of the table, with a module of its class and the module's inputs."""
+    """Operator with an example module and its inputs."""
 
     row: Operator
     module: nn.Module
@@ -35,7 +35,7 @@ class Example:
 
     @property
     def label(self) -> str:
-        """Returns the name, for messages."""
+        """Name of the operator, for messages."""
         return self.row.name
 
     def quantized(self, spec: QuantSpec) -> nn.Module:
@@ -44,21 +44,21 @@ class Example:
         return self.row.quantized.from_float(copy.deepcopy(self.module), spec)
 
     def floating(self) -> Tensor:
-        """Returns what the float module computes of the inputs."""
+        """Returns the output of the float module."""
         return self.computed(self.inputs)
 
     def computed(self, inputs: Iterable[Tensor]) -> Tensor:
-        """Returns what the float module computes."""
+        """Returns the output of the float module for other inputs."""
         with torch.no_grad():
             return torch.as_tensor(self.module(*inputs))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Returns the inputs with a change of those that are floats."""
+        """Returns the inputs with `change` applied to the floating-point ones."""
         return [change(x) if x.is_floating_point() else x for x in self.inputs]
 
 
 class _Around(nn.Module):
-    """Model of one operator with one to three inputs."""
+    """Model of a single operator with one to three inputs."""
 
     def __init__(self, operator: nn.Module) -> None:
         super().__init__()
@@ -69,15 +69,15 @@ class _Around(nn.Module):
 
 
 def check_operator(row: Operator, example: tuple[nn.Module, Tensor | tuple[Tensor, ...]]) -> None:
-    """Checks a row of the operator table by all laws that apply to it.
+    """Checks a row of the operator table by all applicable laws.
 
     Args:
-        row: row that `chop.ir.ops.register` has added.
-        example: module of the row's class in evaluation mode, with parameters at random, and its
-            input: numbers of which some are larger than 1. Both differ from their defaults, so
-            that a rounding shows. An operator with two or three inputs gets a tuple.
+        row: row added by `chop.ir.ops.register`.
+        example: module of the row's class in evaluation mode with random parameters, and its input
+            with some numbers above 1. Both differ from their defaults so that rounding is visible.
+            An operator with two or three inputs takes a tuple.
     Raises:
-        AssertionError: names the law that is broken.
+        AssertionError: if names the law that is broken.
 
     Example:
         >>> from chop.ir.ops import OPS
@@ -107,14 +107,14 @@ def check_operator(row: Operator, example: tuple[nn.Module, Tensor | tuple[Tenso
 
 
 def _it_is_registered_by_its_name(case: Example) -> None:
-    """Passes find the row by name and by class."""
-    assert OPS.get(case.row.name) is case.row, "the table has no such row; was it registered?"
-    found = of_module(type(case.module)).name
-    assert found == case.row.name, f"the example is a module of the operator '{found}'"
+    """Passes find the operator by name and by class."""
+    assert OPS.get(case.row.name) is case.row, "the table has no such row. Was it registered?"
+    operator = of_module(type(case.module)).name
+    assert operator == case.row.name, f"the example is a module of the operator '{operator}'"
 
 
 def _a_graph_keeps_it_as_one_node(case: Example) -> None:
-    """A capture calls the module, and a checkpoint of the graph computes the same."""
+    """A capture calls the module, and a checkpoint of the graph gives the same output."""
     named = dict(zip("abc", case.inputs, strict=False))
     mg = MaseGraph(_Around(copy.deepcopy(case.module)).eval(), dummy_in=named)
     called = [node.target for node in mg.nodes if node.op == "call_module"]
@@ -126,7 +126,7 @@ def _a_graph_keeps_it_as_one_node(case: Example) -> None:
 
 
 def _flops_are_counted_as_torch_counts_products(case: Example) -> None:
-    """Operations of a call are a whole number; those of a product are torch's count."""
+    """The operation count is a whole number; for products it equals torch's count."""
     assert case.row.flops is not None
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         result = case.module(*case.inputs)
@@ -141,8 +141,8 @@ def _flops_are_counted_as_torch_counts_products(case: Example) -> None:
 
 def _a_factor_passes_through_a_homogeneous_operator(case: Example) -> None:
     """f(x / s) = f(x) / s."""
-    found = case.computed(case.changed(lambda x: x / FACTOR))
-    torch.testing.assert_close(found, case.floating() / FACTOR)
+    result = case.computed(case.changed(lambda x: x / FACTOR))
+    torch.testing.assert_close(result, case.floating() / FACTOR)
 
 
 def _rounding_commutes(case: Example) -> None:
@@ -152,12 +152,12 @@ def _rounding_commutes(case: Example) -> None:
 
 
 def _what_only_moves_keeps_every_element(case: Example) -> None:
-    """The result has the elements of the input, once each."""
+    """The result has the elements of the input, each once."""
     sizes = [x.numel() for x in case.inputs]
     whole = torch.arange(sum(sizes), dtype=case.inputs[0].dtype)
     parts = zip(whole.split(sizes), case.inputs, strict=True)
     y = case.computed(part.view(x.shape) for part, x in parts).flatten()
-    assert torch.equal(y.sort().values, whole), "elements are missing, or are there twice"
+    assert torch.equal(y.sort().values, whole), "elements are missing or duplicated"
     keeps_order = torch.equal(y, whole)
     assert keeps_order == (case.row.layout == "view"), f"the row has the layout '{case.row.layout}'"
 
@@ -176,13 +176,13 @@ TRAITS: dict[str, Callable[[Example], None]] = {
     "only_moves": _what_only_moves_keeps_every_element,
     "is_affine": _it_is_affine_at_inference,
 }
-"""Law by the trait of a row that states it."""
+"""Trait of a row -> its law."""
 
 
 def _a_quantized_twin_adopts_the_module(case: Example) -> None:
-    """The twin has the parameters and the state dict of the module."""
+    """The quantized module has the parameters and the state dict of the module."""
     assert case.row.quantized is not None
-    assert issubclass(case.row.quantized, case.row.modules), "it is no subclass of the module"
+    assert issubclass(case.row.quantized, case.row.modules), "it is not a subclass of the module"
     module = copy.deepcopy(case.module)
     twin = case.row.quantized.from_float(module, QuantSpec.uniform(NARROW))
     assert twin.state_dict().keys() == module.state_dict().keys(), "their state dicts differ"
@@ -191,14 +191,14 @@ def _a_quantized_twin_adopts_the_module(case: Example) -> None:
 
 
 def _a_wide_format_changes_nothing(case: Example) -> None:
-    """The twin computes what the module computes where a format rounds next to nothing."""
+    """In a format with negligible rounding, the quantized module gives the same output."""
     with torch.no_grad():
-        found = case.quantized(QuantSpec.uniform(WIDE))(*case.inputs)
-    torch.testing.assert_close(found, case.floating(), atol=1e-3, rtol=1e-3)
+        result = case.quantized(QuantSpec.uniform(WIDE))(*case.inputs)
+    torch.testing.assert_close(result, case.floating(), atol=1e-3, rtol=1e-3)
 
 
 def _each_operand_is_rounded(case: Example) -> None:
-    """A coarse format of one operand changes the result."""
+    """A coarse format for one operand changes the result."""
     assert case.row.quantized is not None
     for name in dict.fromkeys((*case.row.quantized.operands, "data_out")):
         parameter = None if name.startswith("data_") else getattr(case.module, name, None)
@@ -207,12 +207,12 @@ def _each_operand_is_rounded(case: Example) -> None:
         is_same = parameter is not None and torch.equal(COARSE.round(parameter), parameter)
         assert not is_same, f"'{name}' of the example has whole numbers: draw it at random"
         with torch.no_grad():
-            found = case.quantized(QuantSpec().with_quantizers(**{name: COARSE}))(*case.inputs)
-        assert not torch.equal(found, case.floating()), f"'{name}' is not rounded"
+            result = case.quantized(QuantSpec().with_quantizers(**{name: COARSE}))(*case.inputs)
+        assert not torch.equal(result, case.floating()), f"'{name}' is not rounded"
 
 
 def _each_input_is_rounded(case: Example) -> None:
-    """An input that is rounded already gives the same result as the input itself."""
+    """An already rounded input gives the same result as the unrounded input."""
     twin = case.quantized(QuantSpec().with_quantizers(data_in=COARSE))
     with torch.no_grad():
         expected = twin(*case.inputs)
@@ -235,7 +235,7 @@ def _gradients_reach_the_input_and_the_parameters(case: Example) -> None:
 
 
 def _packed_computes_what_quantized_computes(case: Example) -> None:
-    """Stored codes stand for the rounded values, bit for bit."""
+    """Packed codes represent the rounded values, bit by bit."""
     layer = case.quantized(QuantSpec.uniform(NARROW))
     assert isinstance(layer, QuantizedOperator)
     reason = why_not_packable(layer)

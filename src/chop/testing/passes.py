@@ -22,7 +22,7 @@ UNKNOWN = "key_that_no_pass_has"
 
 @dataclass(frozen=True)
 class Given:
-    """A pass, and the graph, inputs and settings that it is checked with."""
+    """Pass with its graph, inputs and settings."""
 
     name: str
     mg: MaseGraph
@@ -31,15 +31,15 @@ class Given:
 
     @property
     def label(self) -> str:
-        """Returns the name, for messages."""
+        """Name of the pass, for messages."""
         return self.name
 
     def run(self, **more: Any) -> tuple[MaseGraph, dict[str, Any]]:
-        """Runs the pass, with further settings."""
+        """Runs the pass with additional settings."""
         return PASSES[self.name](self.mg, {**self.settings, **more} if more else self.settings)
 
     def outputs(self, mg: MaseGraph) -> Any:
-        """Returns what a model computes of the inputs; the model stays as it was."""
+        """Returns the outputs of a model, whose state is preserved."""
         with torch.no_grad():
             torch.manual_seed(0)
             return copy.deepcopy(mg.model)(**self.inputs)
@@ -51,15 +51,15 @@ def check_pass(
     inputs: Mapping[str, Any],
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Checks a pass on a graph by all laws, as chop checks its own passes.
+    """Checks a pass on a graph by all laws, like chop's own passes.
 
     Args:
         name: name in `chop.passes.PASSES`.
         mg: graph to run the pass on. An analysis pass annotates it.
-        inputs: arguments of the model by name, to compare outputs.
+        inputs: arguments of the model by name, for comparing outputs.
         settings: settings of the pass. Default: none.
     Raises:
-        AssertionError: names the law that is broken.
+        AssertionError: if names the law that is broken.
 
     Example:
         >>> inputs = {"input": torch.ones(1, 4)}
@@ -86,7 +86,7 @@ def check_pass(
 
 
 def same(first: Any, second: Any) -> bool:
-    """Returns true if nested tensors are equal, NaN beside NaN included."""
+    """Returns whether nested tensors are equal, with NaN equal to NaN."""
     left, right = tree_leaves(first), tree_leaves(second)
     return len(left) == len(right) and all(
         torch.equal(a.nan_to_num(), b.nan_to_num()) if isinstance(a, torch.Tensor) else a == b
@@ -101,11 +101,11 @@ def _it_is_registered_by_its_name(given: Given) -> None:
 
 
 def _it_returns_a_graph_and_findings(given: Given) -> None:
-    """A pass returns a graph and a dictionary of findings, and is recorded in the graph."""
+    """A pass returns a graph and a dictionary of results, and is recorded in the graph."""
     result = given.run()
     assert isinstance(result, tuple) and len(result) == 2, f"got {type(result).__name__}"
-    graph, found = result
-    assert isinstance(graph, MaseGraph) and isinstance(found, dict)
+    graph, info = result
+    assert isinstance(graph, MaseGraph) and isinstance(info, dict)
     assert graph.provenance[-1].name == given.name
 
 
@@ -117,7 +117,7 @@ def _the_settings_stay_as_they_were(given: Given) -> None:
 
 
 def _an_unknown_key_is_refused(given: Given) -> None:
-    """A misspelt setting is an error, not a default."""
+    """A misspelled setting raises an error."""
     try:
         given.run(**{UNKNOWN: 1})
     except ConfigError as error:
@@ -135,28 +135,28 @@ def _the_given_graph_stays_as_it_was(given: Given) -> None:
     assert graph is not mg
     assert mg.model.code == code, "the code of the given graph has changed"
     assert same(mg.model.state_dict(), state), "parameters or buffers have changed"
-    assert same(given.outputs(mg), before), "the given graph computes something else"
+    assert same(given.outputs(mg), before), "the outputs of the given graph have changed"
 
 
 def _an_analysis_changes_no_output(given: Given) -> None:
-    """An analysis pass annotates the graph that it is given, and the model stays as it was."""
+    """An analysis pass annotates the given graph and does not change the model."""
     before = given.outputs(given.mg)
     graph, _ = given.run()
-    assert same(given.outputs(graph), before), "the graph computes something else"
+    assert same(given.outputs(graph), before), "the outputs of the graph have changed"
 
 
 def _it_gives_the_same_graph_again(given: Given) -> None:
-    """A second run, with the same random numbers, gives the same graph."""
-    found = []
+    """A second run with the same random numbers gives the same graph."""
+    graphs = []
     for _ in range(2):
         torch.manual_seed(0)
-        found.append(given.run()[0])
-    assert found[0].model.code == found[1].model.code
-    assert same(given.outputs(found[0]), given.outputs(found[1]))
+        graphs.append(given.run()[0])
+    assert graphs[0].model.code == graphs[1].model.code
+    assert same(given.outputs(graphs[0]), given.outputs(graphs[1]))
 
 
 def _the_new_graph_is_written_and_read(given: Given) -> None:
-    """A checkpoint of the new graph computes the same."""
+    """A checkpoint of the new graph gives the same outputs."""
     graph, _ = given.run()
     with TemporaryDirectory() as folder:
         graph.export(Path(folder) / "model")

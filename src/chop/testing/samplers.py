@@ -13,19 +13,19 @@ from chop.testing.laws import obeys
 
 OPTIONS = {"2": 2, "4": 4, "8": 8}
 SPACE = SearchSpace(tuple(Choice(f"layer{i}", OPTIONS) for i in range(3)))
-"""27 configurations."""
+"""Search space with 27 configurations."""
 FEW, MORE = 6, 14
-"""Trials before and after a search is resumed."""
+"""Trials before and after resuming a search."""
 
 
 def check_sampler(name: str) -> None:
-    """Checks a sampler by all laws that apply to it, as chop checks its own samplers.
+    """Checks a sampler by all applicable laws, like chop's own samplers.
 
     Args:
         name: name in `chop.search.registry.SAMPLERS`.
     Raises:
-        AssertionError: names the law that is broken.
-        ConfigError: there is no sampler of that name.
+        AssertionError: if names the law that is broken.
+        ConfigError: if there is no sampler of that name.
 
     Example:
         >>> check_sampler("random")
@@ -40,47 +40,47 @@ def check_sampler(name: str) -> None:
 
 
 def measure(config: Mapping[str, str], report: Any) -> dict[str, float]:
-    """Returns bits to minimize, with one best configuration, and a second objective."""
+    """Returns bits to minimize, with a unique best configuration, and a second objective."""
     values = [OPTIONS[config[choice.name]] for choice in SPACE.choices]
     bits = sum((i + 1) * value for i, value in enumerate(values))
     return {"bits": float(bits), "error": 1.0 / bits}
 
 
 def list_trials(search: Search, until: int) -> list[Mapping[str, str]]:
-    """Returns the configurations of a search in their order."""
+    """Returns the configurations of a search in order."""
     return [trial.config for trial in search.run(until=until, progress=False).trials]
 
 
 def _search_with(name: str, seed: int = 0, **settings: Any) -> Search:
-    """Makes a search for the fewest bits, in memory unless settings say otherwise."""
+    """Returns a search for the fewest bits, in memory by default."""
     settings = {"storage": "memory", **settings}
     return Search(SPACE, measure, Goal("bits", "minimize"), sampler=name, seed=seed, **settings)
 
 
 def _every_trial_is_a_configuration_of_the_space(name: str) -> None:
-    """Each trial has one of the options of every choice."""
+    """Each trial has a valid option for each choice."""
     for config in list_trials(_search_with(name), MORE):
         assert set(config) == {choice.name for choice in SPACE.choices}, config
         assert all(option in OPTIONS for option in config.values()), config
 
 
 def _a_seed_gives_one_search(name: str) -> None:
-    """The same seed gives the same trials, in another process too."""
+    """The same seed gives the same trials, also in another process."""
     first, second = (list_trials(_search_with(name, seed=3), MORE) for _ in range(2))
     assert first == second, f"trials of two searches differ: {first} and {second}"
 
 
 def _a_resumed_search_is_the_unbroken_one(name: str) -> None:
-    """A sampler reads the study and has no state of its own between trials."""
+    """A sampler derives its state from the study only."""
     with TemporaryDirectory() as folder:
         list_trials(_search_with(name, storage=None, out=Path(folder)), FEW)
         resumed = list_trials(_search_with(name, storage=None, out=Path(folder)), MORE)
     unbroken = list_trials(_search_with(name), MORE)
-    assert resumed == unbroken, f"after trial {FEW} the search went on with {resumed[FEW:]}"
+    assert resumed == unbroken, f"after trial {FEW} the search continued with {resumed[FEW:]}"
 
 
 def _a_small_space_is_searched_to_its_end(name: str) -> None:
-    """Every configuration is measured once, and the best is found."""
+    """Each configuration is measured once, and the best one is found."""
     result = _search_with(name).run(until=SPACE.size, progress=False)
     assert len(result.measured) == SPACE.size, (
         f"{len(result.measured)} of {SPACE.size} were measured"

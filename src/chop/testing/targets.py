@@ -27,19 +27,19 @@ from chop.testing.laws import obeys
 
 @dataclass(frozen=True)
 class Case:
-    """A target, and the graph that it is checked with."""
+    """Export target with a graph."""
 
     name: str
     mg: MaseGraph
 
     @property
     def label(self) -> str:
-        """Returns the name, for messages."""
+        """Name of the target, for messages."""
         return self.name
 
     @property
     def target(self) -> Target:
-        """Returns the target."""
+        """The target."""
         return TARGETS[self.name]
 
     def export(self, folder: str) -> Written:
@@ -48,15 +48,15 @@ class Case:
 
 
 def check_target(name: str, mg: MaseGraph, refused: MaseGraph | None = None) -> None:
-    """Checks an export target by all laws that apply to it, as `chop export` checks its files.
+    """Checks an export target by all applicable laws, as `chop export` checks its files.
 
     Args:
         name: name in `chop.export.targets.TARGETS`.
-        mg: graph that the target holds, with example inputs; packed, as `chop export` gives it.
-        refused: graph with a layer that the target cannot hold. Default: none is checked.
+        mg: supported graph with example inputs, packed as by `chop export`.
+        refused: graph with an unsupported layer. Default: not checked.
     Raises:
-        AssertionError: names the law that is broken.
-        UnavailableError: a library that the target needs is not installed.
+        AssertionError: if names the law that is broken.
+        UnavailableError: if a library required by the target is not installed.
 
     Example:
         >>> inputs = {"input": torch.ones(1, 4)}
@@ -84,19 +84,19 @@ def _it_is_registered_by_its_name(case: Case) -> None:
 
 
 def _it_holds_what_it_does_not_refuse(case: Case) -> None:
-    """A graph without refusals is written, to the place that the user gave."""
+    """A graph without refusals is written to the requested place."""
     refusals = case.target.refusals(case.mg)
-    assert not refusals, f"it refuses layers of the graph: {refusals}"
+    assert not refusals, f"it rejects layers of the graph: {refusals}"
     with TemporaryDirectory() as folder:
         written = case.export(folder)
         assert written.path.suffix == case.target.suffix, f"it wrote {written.path.name}"
-        assert written.files, "it wrote no file"
+        assert written.files, "it wrote no files"
         for file in written.files:
             assert file.is_file() and Path(folder) in file.parents, f"there is no file {file}"
 
 
 def _the_given_graph_stays_as_it_was(case: Case) -> None:
-    """Writing changes neither the code nor the tensors of the graph."""
+    """Exporting changes neither the code nor the tensors of the graph."""
     code, state = case.mg.model.code, copy.deepcopy(case.mg.model.state_dict())
     with TemporaryDirectory() as folder:
         case.export(folder)
@@ -106,14 +106,16 @@ def _the_given_graph_stays_as_it_was(case: Case) -> None:
 
 
 def _outputs_of_the_file_are_those_of_the_graph(case: Case) -> None:
-    """The library reads outputs by their names, close to those of the graph, again and again."""
+    """The library returns outputs by name, close to those of the graph, in repeated calls."""
     mg = case.mg
     layers = [each for each in mg.model.modules() if isinstance(each, QuantizedOperator)]
     exact = exact_graph(mg) if any("weight" in each.operands for each in layers) else mg
     with TemporaryDirectory() as folder, torch.no_grad():
         run = case.target.read(case.export(folder).path)
-        found = run(example_inputs(mg.model, "cpu"))
-        assert isinstance(found, Mapping), f"expected outputs by name, got {type(found).__name__}"
+        outputs = run(example_inputs(mg.model, "cpu"))
+        assert isinstance(outputs, Mapping), (
+            f"expected outputs by name, got {type(outputs).__name__}"
+        )
         for _ in range(2):
             try:
                 example_difference(exact, run, case.target, largest_share(mg))
@@ -132,9 +134,9 @@ def _weights_of_the_file_are_those_of_the_graph(case: Case) -> None:
 
 
 def _a_refusal_writes_nothing(case: Case) -> None:
-    """A layer that a target cannot hold is named, and no file is written."""
+    """An unsupported layer is named in the error, and no file is written."""
     refusals = case.target.refusals(case.mg)
-    assert refusals, "it refuses no layer of this graph"
+    assert refusals, "it rejects no layer of this graph"
     with TemporaryDirectory() as folder:
         try:
             case.export(folder)
@@ -142,6 +144,6 @@ def _a_refusal_writes_nothing(case: Case) -> None:
             for layer in refusals:
                 assert layer in str(error), f"the error does not name '{layer}': {error}"
         else:
-            raise AssertionError(f"it has written the layers that it refuses: {refusals}")
-        left = [path.name for path in Path(folder).rglob("*") if path.is_file()]
-        assert not left, f"it has left {left}"
+            raise AssertionError(f"it wrote layers that it should reject: {refusals}")
+        files = [path.name for path in Path(folder).rglob("*") if path.is_file()]
+        assert not files, f"it has left files behind: {files}"

@@ -14,7 +14,7 @@ from chop.train import TASKS, Task
 
 @dataclass(frozen=True)
 class Answered:
-    """A task, with answers of a model and their labels."""
+    """Task with a model's answers and their labels."""
 
     name: str
     answers: Tensor
@@ -22,12 +22,12 @@ class Answered:
 
     @property
     def label(self) -> str:
-        """Returns the name, for messages."""
+        """Name of the task, for messages."""
         return self.name
 
     @property
     def task(self) -> Task:
-        """Returns the task."""
+        """The task."""
         return TASKS[self.name]
 
     def score(self, answers: Tensor) -> float:
@@ -37,14 +37,14 @@ class Answered:
 
 
 def check_task(name: str, answers: Tensor, labels: Tensor) -> None:
-    """Checks a task by all laws, on answers that are right.
+    """Checks a task by all laws on correct answers.
 
     Args:
         name: name in `chop.train.TASKS`.
-        answers: what a model returns for rows, right for every row; rows differ.
+        answers: output of a model, correct for all rows. Rows differ.
         labels: labels of the rows.
     Raises:
-        AssertionError: names the law that is broken.
+        AssertionError: if names the law that is broken.
 
     Example:
         >>> check_task("classification", 9 * torch.eye(3), torch.arange(3))
@@ -66,23 +66,23 @@ def _it_is_registered_by_its_name(case: Answered) -> None:
 
 
 def _labels_fit_the_answers(case: Answered) -> None:
-    """The task takes the labels, and compares as many answers as labels."""
+    """The task accepts the labels, and compares equally many answers and labels."""
     case.task.check_labels(case.labels)
     answers, labels = case.task.compare(case.answers, case.labels)
     assert len(answers) == len(labels), f"{len(answers)} answers, {len(labels)} labels"
 
 
 def _right_answers_score_better_than_wrong_ones(case: Answered) -> None:
-    """The metric is a finite number of Python, and knows which way is better."""
+    """The metric is a finite Python number with the correct direction."""
     right, wrong = case.score(case.answers), case.score(case.answers.roll(1, 0))
-    assert isinstance(right, int | float), f"the metric is no number but a {type(right).__name__}"
+    assert isinstance(right, int | float), f"the metric is a {type(right).__name__}, not a number"
     assert math.isfinite(right), f"right answers score {right}"
     is_better = right > wrong if case.task.metric.higher_is_better else right < wrong
     assert is_better, f"right answers score {right:.6g}, those of other rows {wrong:.6g}"
 
 
 def _the_loss_is_a_scalar_with_a_gradient(case: Answered) -> None:
-    """Training can follow the loss."""
+    """The loss can be used in training."""
     answers = case.answers.roll(1, 0).requires_grad_()
     loss = case.task.loss(*case.task.compare(answers, case.labels))
     assert loss.dim() == 0 and bool(loss.isfinite()), f"got {loss}"
@@ -92,7 +92,7 @@ def _the_loss_is_a_scalar_with_a_gradient(case: Answered) -> None:
 
 
 def _right_answers_have_the_smaller_loss(case: Answered) -> None:
-    """Training leads to right answers."""
+    """Training leads to correct answers."""
     with torch.no_grad():
         right, wrong = (
             case.task.loss(*case.task.compare(answers, case.labels))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.files.reading import read_bytes
-from chop.base.trust import OF_FILE
+from chop.base.trust import CODE_FILE
 from chop.train import Rows
 
 
@@ -24,7 +24,7 @@ def fingerprint_of_weights(model: nn.Module) -> str:
 
 def fingerprint_of_code(name: str) -> str:
     """Returns the function's name with a digest of its file, which identifies the function."""
-    match = OF_FILE.fullmatch(name)
+    match = CODE_FILE.fullmatch(name)
     if match is None:
         return name
     digest = hashlib.sha256(read_bytes(Path(match["file"]).expanduser(), "source")).hexdigest()[:16]

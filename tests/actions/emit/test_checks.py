@@ -222,7 +222,7 @@ def test_a_golden_value_whose_hash_was_forged_fails_in_the_graph(copied):
 
 
 def test_only_emitted_folders_can_be_checked(tmp_path):
-    with pytest.raises(CheckpointError, match=r"holds no manifest.json"):
+    with pytest.raises(CheckpointError, match=r"has no manifest.json"):
         emit(EmitConfig(out=tmp_path, check_only=True))
     with runs.start("sweep", {}, tmp_path):
         pass

@@ -123,7 +123,7 @@ def test_results_are_written_and_the_same_command_goes_on(folders, tmp_path, mon
     monkeypatch.setattr(rows_module, "_answers", stopped)
     with pytest.raises(KeyboardInterrupt) as stop:
         evaluate(config)
-    assert "4 finished points are kept" in stop.value.__notes__[-1]
+    assert "4 finished points are saved" in stop.value.__notes__[-1]
     assert not (tmp_path / "result.json").exists()
     seen.clear()
     whole = evaluate(config)

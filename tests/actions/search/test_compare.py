@@ -30,7 +30,7 @@ def begin(out, sampler="random", seed=0, trials=12, goals=GOALS, job=True, name=
     search = Search(SPACE, measure, goals, sampler=sampler, out=out, name=name, seed=seed)
     if job:
         told = {"model": "vit", "sampler": sampler, "seed": seed, "out": str(out), "keep": seed}
-        search.note_job("precision", {**told, "trials": trials, **settings})
+        search.store_job("precision", {**told, "trials": trials, **settings})
     search.run(until=trials, progress=False)
     search.close()
     return str(out)
@@ -214,10 +214,10 @@ def test_what_cannot_be_compared_is_refused(six, tmp_path):
 def test_a_search_beyond_its_budgets_is_left_out_and_named(six, tmp_path):
     goals = (Goal("accuracy"), Constraint("bits", 0.5))
     beyond = begin(tmp_path / "beyond", goals=goals)
-    with pytest.warns(AdjustedWarning, match="beyond:toy is left out: it measured nothing finite"):
+    with pytest.warns(AdjustedWarning, match="beyond:toy is omitted: no trial has a finite value"):
         rows = compare_searches([six[0], beyond], labels=["a", "b"], out=tmp_path)
     assert [row["searches"] for row in rows] == ["a"]
-    with pytest.raises(ConfigError, match="none of these searches measured anything finite"):
+    with pytest.raises(ConfigError, match="no search has a trial with a finite value"):
         compare_searches([beyond], out=tmp_path)
 
 
@@ -227,7 +227,7 @@ def test_a_search_without_a_finite_number_is_left_out(six, tmp_path):
     )
     search.run(until=2, progress=False)
     search.close()
-    with pytest.warns(AdjustedWarning, match="i:search is left out: it measured nothing finite"):
+    with pytest.warns(AdjustedWarning, match="i:search is omitted: no trial has a finite value"):
         rows = compare_searches([six[0], tmp_path / "i"], out=tmp_path)
     assert [row["searches"] for row in rows] == ["random"]
 

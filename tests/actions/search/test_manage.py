@@ -149,7 +149,7 @@ def test_a_killed_job_is_resumed_from_what_its_study_knows(toy, tmp_path):
 def test_a_worker_needs_the_storage_alone(begun, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     search = prepare(ToyConfig(out=begun))
-    search.note_job("toy", {**get_settings(ToyConfig(out=begun)), "trials": 8})
+    search.store_job("toy", {**get_settings(ToyConfig(out=begun)), "trials": 8})
     result = work_for(str(begun / "search.db"))
     assert len(result.measured) == 8 == len({t.key for t in result.measured})
 
@@ -210,7 +210,7 @@ def test_toml_is_read_back(tmp_path):
 
 
 def test_mistakes_are_named(begun, tmp_path):
-    with pytest.raises(UnavailableError, match="there is no search in"):
+    with pytest.raises(UnavailableError, match="no search found in"):
         show_search(str(tmp_path / "nowhere.db"))
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
         show_search(str(begun), "toyy")
@@ -367,7 +367,7 @@ def test_a_folder_in_out_means_a_study(begun, tmp_path, monkeypatch):
     for where in (begun / "later", begun / "never"):
         with pytest.raises(ConfigError, match=f"study '{where.name}'"):
             show_search(str(where))
-    with pytest.raises(UnavailableError, match="no search in"):
+    with pytest.raises(UnavailableError, match="no search found in"):
         show_search(str(begun / "toy" / "search.db"))
 
 
@@ -389,7 +389,7 @@ def test_what_is_kept_is_true(count, toy, tmp_path, monkeypatch):
 
 def test_a_worker_takes_its_storage_from_the_environment(begun, monkeypatch):
     search = prepare(ToyConfig(out=begun))
-    search.note_job("toy", {**get_settings(ToyConfig(out=begun)), "trials": 7})
+    search.store_job("toy", {**get_settings(ToyConfig(out=begun)), "trials": 7})
     run = CliRunner().invoke(app, ["search", "worker"], env={"CHOP_STORAGE": str(begun)})
     assert run.exit_code == 0, run.output
     assert load_search(str(begun))[1].counts["measured"] == 7

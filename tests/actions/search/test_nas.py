@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_said_before_the_first_trial(tmp_path, workload):
     with pytest.raises(ConfigError, match="MaseGraph.from_checkpoint reads them"):
         export(config(tmp_path), {})
     run_search(JOB, config(tmp_path, trials=1))
-    with pytest.raises(ConfigError, match="begun with other problem"):
+    with pytest.raises(ConfigError, match="started with other problem"):
         run_search(JOB, config(tmp_path, epochs=2))
 
 

@@ -77,7 +77,7 @@ def test_a_search_keeps_a_budget_of_lookup_tables_and_goes_on(tmp_path, workload
     assert best["dsp"] == f"{result.best.values['dsp']:.0f}" and not table["float"]["lut"]
     page = (tmp_path / "precision" / "report.html").read_text()
     assert "lookup tables" in page and "latency (µs)" in page
-    with pytest.raises(ConfigError, match="begun with other"):
+    with pytest.raises(ConfigError, match="started with other"):
         run_search(JOB, replace(config, folds=(16,)))
 
 
@@ -111,7 +111,7 @@ def test_mixes_without_a_circuit_fail_and_the_search_goes_on(tmp_path, workload,
     own = {"formats": ("8.mse", blocks), "widths": None, "goals": goals, "trials": 12}
     budgets = {"lut": 5000} if goals == ("kl",) else {}
     forget_notices()
-    with pytest.warns(UserWarning, match="a trial of a mix without a circuit fails"):
+    with pytest.warns(UserWarning, match="trials without a circuit fail"):
         result = run_search(JOB, settings(tmp_path, budgets=budgets, sampler="random", **own))
     assert result.failed and len(result.measured) + len(result.failed) == 12
     assert all("several samples" in trial.note for trial in result.failed)
@@ -176,7 +176,7 @@ def test_settings_that_ask_nothing_of_a_circuit_are_refused(tmp_path, given, rea
 
 
 def test_a_budget_out_of_reach_is_refused_before_trials(tmp_path, workload):
-    with pytest.raises(ConfigError, match=r"lut=10 cannot be kept: .* beyond it"):
+    with pytest.raises(ConfigError, match=r"lut=10 cannot be met: .* beyond the budget"):
         run_search(JOB, settings(tmp_path, budgets={"lut": 10}))
 
 

@@ -80,7 +80,7 @@ def test_one_option_leaves_nothing_to_choose(tmp_path):
     settings = {"formats": ("8.mse",), "widths": None, "goals": ("loss",), "budgets": {"bits": 9}}
     result, noted = search(given, tmp_path, **settings)
     assert len(result.measured) == 1 and set(noted["choices"].values()) == {"8.mse"}
-    assert noted["compared"].endswith("itself: the search found nothing better.")
+    assert noted["compared"].startswith("The search result equals")
 
 
 def test_a_budget_that_only_the_smallest_option_meets(tmp_path):
@@ -116,7 +116,7 @@ def test_a_model_that_cannot_be_differentiated_is_searched_without_fisher(tmp_pa
         ("acuracy", "goal 'acuracy': did you mean 'accuracy'"),
         ("kll", "goal 'kll': did you mean 'kl'"),
         ("bit", "goal 'bit': did you mean 'bits'"),
-        ("hardware_cost", "goal 'hardware_cost': expected a function .* takes on a chip"),
+        ("hardware_cost", "goal 'hardware_cost': expected a function .* hardware cost"),
         ("latency_ms", "goal 'latency_ms': expected a function .* a measured time"),
     ],
 )

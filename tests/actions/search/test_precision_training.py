@@ -105,7 +105,7 @@ def test_rounding_only_and_training_are_different_searches(tmp_path):
     given = with_validation()
     untrained = PrecisionConfig(**{**SETTINGS, "epochs": 0, "lr": None}, out=tmp_path, trials=2)
     precision.prepare(untrained, given).run(2, progress=False)
-    with pytest.raises(ConfigError, match="begun with other problem: 'training' was None"):
+    with pytest.raises(ConfigError, match="started with other problem: 'training' was None"):
         precision.prepare(PrecisionConfig(**SETTINGS, out=tmp_path), given).run(2, progress=False)
 
 

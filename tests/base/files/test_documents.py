@@ -57,7 +57,7 @@ READERS = {
     "trial": (
         "document",
         lambda folder: (
-            Row(1, None, "measured", "", 1, 0, (folder / "document").read_bytes()).noted  # type: ignore[arg-type]
+            Row(1, None, "measured", "", 1, 0, (folder / "document").read_bytes()).parsed  # type: ignore[arg-type]
         ),
     ),
 }
@@ -132,7 +132,7 @@ def test_an_index_names_files_of_its_folder(file, tmp_path):
 
 def test_a_repeated_key_among_many_is_found_at_once():
     keys = ",".join(f'"{number}": 1' for number in range(10**5))
-    with pytest.raises(ConfigError, match="the key '77' is there twice"):
+    with pytest.raises(ConfigError, match="the key '77' occurs twice"):
         parse_json('{"first": 1,' + keys + ', "77": 2}')
 
 

@@ -21,7 +21,7 @@ from chop.base.files import (
     recover_folders,
     settle,
 )
-from chop.base.files.atomic import files_of_set
+from chop.base.files.atomic import list_set_files
 from chop.errors import WriteError
 
 FORK = multiprocessing.get_context("fork")
@@ -271,7 +271,7 @@ def test_a_set_has_the_files_of_its_folders_and_tells_them_as_written(tmp_path):
         (fresh / "model").mkdir()
         (fresh / "model" / "config").touch()
         discard_older(fresh, "other")
-        assert [path.name for path in files_of_set(fresh)] == ["config"]
+        assert [path.name for path in list_set_files(fresh)] == ["config"]
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -26,7 +26,7 @@ from chop.models import load_model
 from chop.models.weights import load_weights
 from chop.report.document import read_document
 from chop.report.ui.folder import RunsFolder
-from chop.runs.interrupt import points_are_kept
+from chop.runs.interrupt import describe_saved_points
 from chop.runs.journal import Journal
 from tests.base.files.mutants import MUTATIONS, Reader
 from tests.export.gguf import gguf_bytes
@@ -174,7 +174,7 @@ READERS = {
         _journal, "points.jsonl", lambda folder: Journal(folder / "points.jsonl").add({}, {})
     ),
     "interrupted": Reader(
-        _journal, "points.jsonl", lambda folder: points_are_kept(folder / "points.jsonl")
+        _journal, "points.jsonl", lambda folder: describe_saved_points(folder / "points.jsonl")
     ),
     "settings": Reader(
         _written("a.toml", 'model = "bert-tiny"\n[a.b]\nc = [1, 2]\n'),

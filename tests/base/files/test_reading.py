@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chop.base.files.documents import MOST_VALUES, parse_json, read_json, read_toml
+from chop.base.files.documents import MAX_VALUES, parse_json, read_json, read_toml
 from chop.base.files.reading import open_regular, read_bytes, read_text, require_file
 from chop.errors import ConfigError
 
@@ -31,7 +31,7 @@ def test_a_pipe_a_socket_and_a_device_are_refused_at_once(read, tmp_path):
     with socket.socket(socket.AF_UNIX) as end:
         end.bind(str(tmp_path / "socket"))
         for name in ("pipe", "link", "zero", "socket"):
-            with pytest.raises(ConfigError, match="it is no regular file but a "):
+            with pytest.raises(ConfigError, match="expected a regular file, got a "):
                 read(tmp_path / name)
 
 
@@ -87,12 +87,12 @@ def test_lines_and_bytes_that_are_no_text_are_as_text_files_have_them(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"a\r\nb\xff")
     assert read_text(path, "source", errors="replace") == "a\nb\ufffd"
-    with pytest.raises(ConfigError, match="no UTF-8 text: byte 4 is wrong"):
+    with pytest.raises(ConfigError, match="not UTF-8 text: byte 4 is invalid"):
         read_text(path, "source")
 
 
 def test_values_of_a_document_are_counted_before_they_take_memory():
-    for text in (b"[" + b"[]," * (MOST_VALUES // 2) + b"0]", '{"a":[' + "0," * MOST_VALUES + "0]}"):
+    for text in (b"[" + b"[]," * (MAX_VALUES // 2) + b"0]", '{"a":[' + "0," * MAX_VALUES + "0]}"):
         with pytest.raises(ConfigError, match="more than 4,194,304 values"):
             parse_json(text, None)
     assert len(parse_json("[" + "0," * 10**5 + "0]", list)) == 10**5 + 1

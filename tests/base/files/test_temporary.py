@@ -78,7 +78,7 @@ def test_what_a_killed_process_left_goes_with_the_next_one(place, next_one):
 
 def test_no_place_for_temporary_files_is_one_sentence(place, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(place / "nowhere"))
-    with pytest.raises(WriteError, match="no folder of temporary files.*TMPDIR names another"):
+    with pytest.raises(WriteError, match="no temporary folder .*TMPDIR"):
         entered(scratch_folder("read"))
 
 

@@ -94,7 +94,7 @@ def first_results(operator, *inputs, fold, kept=None, is_soft=False):
     """
     case = Case(operator, inputs, fold, ("none",), kept, is_soft)
     assert case.runs["none"].passed
-    return planned_cycles(case), case.left[0] - 1
+    return planned_cycles(case), case.output_cycles[0] - 1
 
 
 @pytest.mark.parametrize("name", CASES)

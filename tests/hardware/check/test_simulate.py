@@ -199,7 +199,8 @@ def test_waveforms_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
 def test_a_simulation_that_does_not_load_is_built_again_once(tmp_path, monkeypatch, caplog):
     project = tiny.write(tmp_path / "project")
     good, bad = verilate(tmp_path / "project", project), tmp_path / "simulation.so"
-    libraries = iter([native.kept(bad, lambda target: target.write_text("no library")), good])
+    made = native.cached_file(bad, lambda target: target.write_text("no library"))
+    libraries = iter([made, good])
     monkeypatch.setattr("chop.hardware.check.simulate.verilate", lambda *_: next(libraries))
     found = simulate(tmp_path / "project", project, *tiny.codes(), NONE)
     assert found.passed and not bad.exists()

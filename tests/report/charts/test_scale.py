@@ -20,7 +20,7 @@ from chop.report.figures.axes import draw_baselines
     ],
 )
 def test_limits_follow_the_data_with_a_margin(values, kept):
-    scale = axis_scale(values, kept=kept, percent=True)
+    scale = axis_scale(values, required=kept, percent=True)
     finite = [value for value in values if math.isfinite(value)]
     assert scale.kind == "linear" and not scale.below and not scale.above
     assert all(scale.low < value < scale.high for value in finite)
@@ -42,7 +42,7 @@ def test_limits_follow_the_data_with_a_margin(values, kept):
     ],
 )
 def test_what_flattens_the_rest_is_cut_off(values, kept, below, above):
-    scale = axis_scale(values, kept=kept, percent=True)
+    scale = axis_scale(values, required=kept, percent=True)
     assert (scale.below, scale.above) == (below, above)
     shown = [value for value in values if scale.shows(value)]
     assert shown == [value for value in values if value not in (*below, *above)]

@@ -330,7 +330,7 @@ def test_coinciding_curves_lie_side_by_side_and_curves_have_their_names_at_their
     assert np.diff(ends[:13]) == pytest.approx(20 / 13)
     assert np.mean(ends[:13]) == pytest.approx(exact)
     assert ends[13:] == pytest.approx([exact, exact])
-    assert "curves that end alike are drawn side by side" in axes.get_ylabel()
+    assert "curves with equal ends are drawn slightly apart" in axes.get_ylabel()
     named = {text.get_text(): text for text in axes.texts}
     assert list(named) == ["other", *formats, "last"]  # from the lowest up
     colors = {label: line.get_color() for label, line in zip(curves, axes.lines, strict=True)}

@@ -80,7 +80,7 @@ def test_no_page_is_wider_than_a_telephone(pages, tmp_path):
 
 def test_an_interrupted_run_says_how_it_goes_on(pages):
     text = (pages[0] / "stopped.html").read_text()
-    assert "This command continues the run:" in text and "chop sweep quantize" in text
+    assert "Resume the run with:" in text and "chop sweep quantize" in text
     assert "<td>2, 1</td>" in text and "f" * 16 not in text and "UTC" in text
 
 

@@ -29,7 +29,7 @@ from chop.report.charts.heat_map import heat_map
 from chop.report.charts.merge import merged
 from chop.report.document import (
     FILE,
-    MOST_ROWS,
+    MAX_ROWS,
     Document,
     PageTable,
     build_document,
@@ -38,8 +38,8 @@ from chop.report.document import (
 )
 from chop.report.page.files import read_run, write_page
 from chop.report.page.page import (
-    MOST_FILES,
-    MOST_NODES,
+    MAX_FILES,
+    MAX_NODES,
     PAGE,
     PageRun,
     get_shades,
@@ -280,7 +280,7 @@ def test_a_page_made_again_tells_of_a_later_run_that_failed(tmp_path):
     with pytest.raises(ConfigError):
         run_job(Job("count", failing(ConfigError("no")), load_nothing), Settings(out))
     again = write_page([out], tmp_path / "again.html").read_text()
-    assert "A later run of this folder is failed: these are the results before it." in again
+    assert "A later run in this folder is failed. The results are from the run before it." in again
     assert read_run(out, "run").document.tiles == read_document(out).tiles
 
 
@@ -288,7 +288,7 @@ def test_several_runs_do_not_replace_the_page_of_one(folder, tmp_path):
     other = tmp_path / "other"
     run_job(job_of(build_report()), Settings(other))
     before = (other / PAGE).read_bytes()
-    with pytest.raises(ConfigError, match="page of that folder's run: give another file"):
+    with pytest.raises(ConfigError, match="page of a single run: choose another file"):
         write_page([folder, other], other / PAGE)
     assert (other / PAGE).read_bytes() == before
     assert write_page([folder, other], other / "both.html").is_file()
@@ -299,7 +299,7 @@ def test_a_page_that_cannot_be_drawn_costs_no_results(tmp_path, monkeypatch):
         raise ZeroDivisionError("no")
 
     monkeypatch.setattr("chop.report.page.files.render", broken)
-    with pytest.warns(UserWarning, match="could not be drawn .ZeroDivisionError: no."):
+    with pytest.warns(UserWarning, match="could not be rendered .ZeroDivisionError: no."):
         run_job(job_of(build_report()), Settings(tmp_path))
     assert read_manifest(tmp_path).state == "finished" and (tmp_path / "table.md").is_file()
 
@@ -307,10 +307,10 @@ def test_a_page_that_cannot_be_drawn_costs_no_results(tmp_path, monkeypatch):
 def test_a_document_that_cannot_be_made_costs_no_results(tmp_path):
     rows = [{"a": 1, "b": 2}, {"a": 1}]
     tables = [Table("uneven", rows)]
-    with pytest.warns(UserWarning, match="no tables and charts .KeyError: 'b'."):
+    with pytest.warns(UserWarning, match="no tables or charts, .*KeyError: 'b'"):
         run_job(job_of(replace(build_report(), tables=tables)), Settings(tmp_path))
     assert read_manifest(tmp_path).state == "finished"
-    assert "no tables and charts" in write_page([tmp_path], tmp_path / "x.html").read_text()
+    assert "no tables or charts" in write_page([tmp_path], tmp_path / "x.html").read_text()
 
 
 def test_truth_values_are_no_numbers(tmp_path):
@@ -354,12 +354,12 @@ def test_a_broken_document_is_one_sentence(content, folder, tmp_path):
 
 
 def test_a_folder_that_is_there_twice_is_refused(folder, tmp_path):
-    with pytest.raises(ConfigError, match="expected different folders"):
+    with pytest.raises(ConfigError, match="expected different run folders"):
         write_page([folder, folder / ".." / folder.name], tmp_path / "x.html")
 
 
 def test_files_that_are_not_listed_are_counted():
-    artifacts = tuple(Artifact(f"{i}.pt", i, "0" * 64) for i in range(MOST_FILES + 7))
+    artifacts = tuple(Artifact(f"{i}.pt", i, "0" * 64) for i in range(MAX_FILES + 7))
     text = render([PageRun("r", replace(read_like(), artifacts=artifacts), Document("t"))])
     assert "7 more rows are in the files of the run" in text
 
@@ -370,17 +370,17 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 
 def test_large_runs_stay_below_a_megabyte(tmp_path):
-    rows = [{"layer": f"model.layers.{i}.mlp.down_proj", "x": i / 7} for i in range(2 * MOST_ROWS)]
+    rows = [{"layer": f"model.layers.{i}.mlp.down_proj", "x": i / 7} for i in range(2 * MAX_ROWS)]
     nodes = [
         GraphNode(("model", "layers", str(i), "fc"), "product", ("Linear",))
-        for i in range(MOST_NODES + 9)
+        for i in range(MAX_NODES + 9)
     ]
     report = Report(
         "t", {"a.md": [Table("t", rows)]}, {}, [], charts=[GraphChart("G", tuple(nodes))]
     )
     run_job(job_of(report), Settings(tmp_path))
     text = (tmp_path / PAGE).read_text()
-    assert len(text.encode()) < 1e6 and f"{MOST_ROWS} more rows" in text
+    assert len(text.encode()) < 1e6 and f"{MAX_ROWS} more rows" in text
 
 
 def test_texts_of_a_column_are_sorted_by_their_numbers():

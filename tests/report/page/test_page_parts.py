@@ -100,17 +100,17 @@ def test_times_are_for_people(text, expected):
 def test_captions_say_scale_levels_and_intervals():
     marks = (Mark(1, 0.001), Mark(2, 0.5, 0.4, 0.6))
     chart = LineChart("t", Axis("trial"), Axis("loss"), (Series("a", marks),))
-    assert "Upwards: loss (logarithmic scale). To the right: trial." in caption(chart)
-    assert "Upright bars: range or interval." in caption(chart)
+    assert "Vertical axis: loss (logarithmic scale). Horizontal axis: trial." in caption(chart)
+    assert "Error bars: range or interval." in caption(chart)
     percent = replace(chart, y=Axis("accuracy", percent=True), spread="95 % interval")
     percent = replace(percent, series=(Series("a", (Mark(1, 0.94), Mark(2, 0.96, 0.95, 0.97))),))
     said = caption(replace(percent, levels={"float": 0.955, "chance": 0.123456}))
-    assert "Dashed: float (95.5 %). Beyond the axis: chance (12.35 %)." in said
-    assert "Upright bars: 95 % interval." in said and "logarithmic" not in said
+    assert "Dashed: float (95.5 %). Off the axis: chance (12.35 %)." in said
+    assert "Error bars: 95 % interval." in said and "logarithmic" not in said
     bars = BarChart("t", Axis("x", log=False), (Bar("a", (1.0,), 0.9, 1.1),), spread="range")
-    assert "Thin lines: range." in caption(bars)
+    assert "Error bars: range." in caption(bars)
     cells = HeatMap("t", ("fc",), ("4",), ((8.0,),), texts=(("8.4",),))
-    assert caption(cells) == "The stronger the color, the more bits."
+    assert caption(cells) == "The darker the color, the more bits."
 
 
 def test_names_of_near_levels_do_not_overlap():
@@ -130,5 +130,5 @@ def test_names_of_near_levels_do_not_overlap():
 def test_ratios_say_their_interval_and_baseline():
     by_time = SimpleNamespace(median=2.0, low=2.0, high=2.0, spans_one=False, is_known=False)
     (chart,) = ratio_charts([SimpleNamespace(name="by time", ratio=by_time)], "t")
-    assert "Thin lines" not in caption(chart) and chart.spread == "95 % interval"
+    assert "Error bars" not in caption(chart) and chart.spread == "95 % interval"
     assert list(chart.limits) == ["baseline"]

@@ -11,7 +11,7 @@ from chop.report.charts.chart import Axis, Bar, BarChart, HeatMap, LineChart, Ma
 from chop.report.document import Document, build_document, page_table
 from chop.report.format_legend import format_legend
 from chop.report.page.captions import caption
-from chop.report.page.page import PageRun, picture, render, said
+from chop.report.page.page import PageRun, clean_text, picture, render
 from chop.report.page.svg import NARROW, svg
 from chop.report.report import Cell, Step, Table, Tile
 from chop.report.words import WORDS, in_words
@@ -59,14 +59,14 @@ def test_charts_have_words_for_names():
 
 def test_captions_say_what_is_seen():
     told = caption(LINES)
-    assert "accuracy" in told and "To the right: activation_bits" in told
+    assert "accuracy" in told and "Horizontal axis: activation_bits" in told
     assert "float (90 %)" in told and "budget (4)" in told and "Gray" in told
     assert "interval" in told
     bars = BarChart("t", Axis("speed"), (Bar("a", (1.0,), hollow=True),), limits={"float": 1.0})
     assert "speed" in caption(bars) and "Hollow" in caption(bars) and "float (1)" in caption(bars)
     cells = HeatMap("t", ("fc1",), ("4",), ((0.5,),), xlabel="bits", ylabel="layer")
     assert "Rows: layer. Columns: bits." in caption(cells)
-    assert "The stronger the color" in page_of(Document("t", charts=(cells,)))
+    assert "The darker the color" in page_of(Document("t", charts=(cells,)))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_captions_say_what_is_seen():
     ],
 )
 def test_percentages_have_one_form(text, expected):
-    assert said(text) == expected
+    assert clean_text(text) == expected
 
 
 def test_large_counts_are_grouped_in_all_tables():
@@ -132,7 +132,7 @@ def test_steps_are_last_and_escaped():
     assert page.open == [] and page.scripts == 1 and "<img" not in text and "\x1b" not in text
     assert text.rindex("<h2") == text.index('<h2 id="run1-next">')
     assert "chop export a\nchop bench b</pre>" in text
-    assert "What next" not in page_of(Document("t"))
+    assert "Next steps" not in page_of(Document("t"))
 
 
 MEASURED = """

@@ -154,7 +154,11 @@ def test_a_hostile_page_can_ask_the_server_for_nothing(root, ask, tmp_path):
 def test_a_finished_run_without_a_page_says_so_and_stays(root, ask):
     (root / "first" / "report.html").unlink()
     status, text = ask("/run/first")
-    assert status == 200 and "chop report makes one" in text and "<script" not in text
+    assert (
+        status == 200
+        and "Create it with <code>chop report</code>" in text
+        and "<script" not in text
+    )
     with runs.start("sweep quantize", {}, root / "second"):
         assert "setTimeout(refresh" in ask("/run/second")[1]
 
@@ -251,12 +255,12 @@ def test_a_run_that_ends_is_read_again(root):
 
 
 def test_ports_and_folders_that_cannot_be_had_are_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         server.serve(tmp_path / "nothing", 0, False)
     with server._listener(0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"port {port}: .*; --port 0 takes a free one"):
+        with pytest.raises(ConfigError, match=rf"port {port}: .*; --port 0 selects a free port"):
             server.serve(tmp_path, port, False)
     with pytest.raises(ConfigError, match="port 99999"):
         server.serve(tmp_path, 99999, False)

@@ -327,7 +327,7 @@ def test_trials_beside_the_folder_are_not_shown(tmp_path):
         with serving(served) as ask:
             status, text = ask(f"/run/{path}")
         assert status == 200 and ("<circle" in text) is shows
-        assert ("outside of the folder" in text) is not shows
+        assert ("outside of the served folder" in text) is not shows
 
 
 # --- the end

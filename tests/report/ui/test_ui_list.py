@@ -15,7 +15,7 @@ from chop.base.files.reading import BOUNDS
 from chop.report.command_line import command_line
 from chop.report.ui.cells import list_cells
 from chop.report.ui.folder import RunsFolder
-from chop.report.ui.found import FoundRun
+from chop.report.ui.run_entry import RunEntry
 from chop.runs import MANIFEST, Outcome, read_manifest
 from tests.actions.test_job import Settings
 from tests.browsing import axe_findings, needs_browser, opened
@@ -104,12 +104,12 @@ def test_hostile_numbers_are_text_or_nothing(outcome, root, ask):
     "times", [("", ""), ("x", "y"), ("2026-01-01", "2026-01-02"), ("9" * 99,) * 2]
 )
 def test_times_that_are_none_have_no_duration(times):
-    run = FoundRun("a", "compress", "finished", started=times[0], ended=times[1])
+    run = RunEntry("a", "compress", "finished", started=times[0], ended=times[1])
     assert {cell.column: cell.text for cell in list_cells(run)}["duration"] == ""
 
 
 def test_a_run_that_goes_on_has_its_time_so_far():
-    run = FoundRun("a", "compress", "running", started="2026-01-01T00:00:00+00:00")
+    run = RunEntry("a", "compress", "running", started="2026-01-01T00:00:00+00:00")
     now = datetime(2026, 1, 1, 2, 3, 4, tzinfo=UTC)
     assert {cell.column: cell.text for cell in list_cells(run, now)}["duration"] == "2 h 3 min"
 
@@ -210,9 +210,9 @@ const orders = [];
 for (const name of ["bits", "bits", "result"]) { head(name).click(); orders.push(names()); }
 const was = button.disabled;
 box("small").click(); const one = button.disabled; box("large").click();
-const text = said.textContent;
+const text = statusText.textContent;
 box("large").focus();
-answers.push({html: shown.replaceAll("4.00", "3.00"), counts: "4 finished"});
+answers.push({html: displayed.replaceAll("4.00", "3.00"), counts: "4 finished"});
 (async () => {
   await refresh();
   const kept = [names(), box("small").checked, document.activeElement === box("large")];
@@ -220,7 +220,7 @@ answers.push({html: shown.replaceAll("4.00", "3.00"), counts: "4 finished"});
   await new Promise((done) => setTimeout(done, 50));
   find.value = "plain"; find.dispatchEvent(new Event("input"));
   const visible = [...rows.rows].filter((row) => !row.hidden).map((row) => row.dataset.run);
-  told({orders, was, one, text, kept, said: said.textContent, visible,
+  told({orders, was, one, text, kept, said: statusText.textContent, visible,
         there: document.getElementById("counts").textContent,
         bits: rows.textContent.includes("3.00")});
 })();
@@ -236,7 +236,7 @@ def test_the_list_sorts_ticks_copies_and_advances(ask, tmp_path, root):
     # A run without a number is last in both directions.
     assert rising == ["small", "large", "plain"] and falling == ["large", "small", "plain"]
     assert results == ["small", "large", "plain"]
-    assert told["was"] and told["one"] and told["text"] == "2 runs are ticked."
+    assert told["was"] and told["one"] and told["text"] == "2 runs selected."
     assert told["kept"] == [results, True, True]
     assert told["there"] == "4 finished" and told["bits"]
     assert told["said"] == "Copied: chop compress --out 'a b'"

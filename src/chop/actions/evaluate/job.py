@@ -20,7 +20,7 @@ from chop.errors import ConfigError
 from chop.nn.quantized import QuantizedOperator
 from chop.report.report import Report, announce
 from chop.runs import Journal
-from chop.runs.interrupt import points_are_kept
+from chop.runs.interrupt import describe_saved_points
 from chop.runs.progress import Stages
 from chop.workloads.fingerprints import (
     fingerprint_of_code,
@@ -177,4 +177,6 @@ def _scores(
     return compute_scores(own, answers(judged.reference, asked.reference, "float model"))
 
 
-EVALUATE = Job("evaluate", _evaluate, _load, lambda config: points_are_kept(config.out / JOURNAL))
+EVALUATE = Job(
+    "evaluate", _evaluate, _load, lambda config: describe_saved_points(config.out / JOURNAL)
+)

@@ -109,8 +109,8 @@ def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Resu
     subject = functools.cache(lambda: job.load(config))
 
     def searched(config: SearchConfig, search: Search, output: Output) -> Report[Result]:
-        extensions = dataclasses.asdict(Extensions.of_this_process())
-        search.note_job(job.name, get_settings(config), extensions)
+        extensions = dataclasses.asdict(Extensions.from_this_process())
+        search.store_job(job.name, get_settings(config), extensions)
         result = search.run(until=config.trials, workers=config.workers)
         best, report = result.best, job.report(subject(), result)
         saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).glob("*")

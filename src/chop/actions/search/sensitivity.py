@@ -15,7 +15,7 @@ from chop.report.charts.heat_map import layer_map_charts
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Report, Writer, figure_files
 from chop.runs import Journal
-from chop.runs.interrupt import points_are_kept
+from chop.runs.interrupt import describe_saved_points
 from chop.workloads.workload import Workload
 
 
@@ -55,7 +55,7 @@ SENSITIVITY = Job(
     "search sensitivity",
     _sensitivity,
     load_checked,
-    lambda config: points_are_kept(_journal(config)),
+    lambda config: describe_saved_points(_journal(config)),
 )
 
 

@@ -30,7 +30,7 @@ from chop.report.measured import (
     report_of_tables,
 )
 from chop.report.report import Report, Writer, figure_files
-from chop.runs.interrupt import points_are_kept
+from chop.runs.interrupt import describe_saved_points
 from chop.train import calibration_batches
 from chop.workloads.workload import Workload
 
@@ -96,7 +96,7 @@ def _sweep(
 
 
 PRUNE = Job(
-    "sweep prune", _sweep, load_checked, lambda config: points_are_kept(config.out / JOURNAL)
+    "sweep prune", _sweep, load_checked, lambda config: describe_saved_points(config.out / JOURNAL)
 )
 
 

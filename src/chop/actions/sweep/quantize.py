@@ -28,7 +28,7 @@ from chop.report.charts.heat_map import heat_map_charts
 from chop.report.measured import TIMES, MeasuredTable, list_points, report_of_tables
 from chop.report.report import Report, Step, Writer, figure_files
 from chop.runs import Outcome
-from chop.runs.interrupt import points_are_kept
+from chop.runs.interrupt import describe_saved_points
 from chop.workloads.workload import Workload
 
 
@@ -68,7 +68,10 @@ def _sweep(
 
 
 QUANTIZE = Job(
-    "sweep quantize", _sweep, load_checked, lambda config: points_are_kept(config.out / JOURNAL)
+    "sweep quantize",
+    _sweep,
+    load_checked,
+    lambda config: describe_saved_points(config.out / JOURNAL),
 )
 
 

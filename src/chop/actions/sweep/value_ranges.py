@@ -14,7 +14,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.layers import list_layers
 from chop.quantization.named_operators import present_operators
 from chop.report.charts.chart import Histogram
-from chop.report.charts.value_grids import MOST_LAYERS, EvenGrid, value_grid_charts
+from chop.report.charts.value_grids import MAX_LAYERS, EvenGrid, value_grid_charts
 from chop.report.measured import MeasuredTable
 from chop.report.report import Writer, figure_files
 from chop.train import calibration_batches
@@ -127,7 +127,7 @@ def figures_of_ranges(
     for each in ranges:
         layers.setdefault(each.layer, {}).setdefault(each.operand, each.histogram)
     pairs = [[found["weight"], found["input"]] for found in layers.values() if "input" in found]
-    pages = [pairs[first : first + MOST_LAYERS] for first in range(0, len(pairs), MOST_LAYERS)]
+    pages = [pairs[first : first + MAX_LAYERS] for first in range(0, len(pairs), MAX_LAYERS)]
     files: dict[str, Writer] = {}
     for number, page in enumerate(pages, 1):
         name = NAME if len(pages) == 1 else f"{NAME}-{number}"

@@ -1,4 +1,4 @@
-"""Files: atomic writes, locks, temporary names, and documents of others within bounds."""
+"""Files: atomic writes, locks, temporary names, and size-limited reading of documents."""
 
 from chop.base.files.atomic import (
     atomic_file,

@@ -1,4 +1,4 @@
-"""Atomic writes of files, of folders, and of sets of files: all or none."""
+"""Atomic writes of files, folders, and sets of files."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from chop.base.files.temporary import TEMPORARY, remove_orphans, temporary_besid
 from chop.errors import CheckpointError, ConfigError
 
 COMMITTED = ".*.new"
-"""Names of folders of files that belong together, are all written, and are not all moved yet."""
+"""Pattern of folders with a complete set of files, some of which are not yet moved into place."""
 GONE = ".gone"
-"""Folder in a set of files: it has the names of what goes where the set is moved into place."""
+"""Folder in a set of files with the names of files to remove when the set is moved into place."""
 _written: ContextVar[list[Path] | None] = ContextVar("written", default=None)
 _stage: ContextVar[tuple[Path, Path] | None] = ContextVar("stage", default=None)
 
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
-    """Atomic write: yields a temporary path, renamed to `path` when the block succeeds.
+    """Yields a temporary path, which is renamed to `path` when the block succeeds.
 
-    Parent folders are made. If the block fails the temporary file is removed and an older file at
-    `path` stays as it was. Of several writers of one path, the last to finish wins.
+    Parent folders are created. If the block fails, the temporary file is removed, and an older file
+    at `path` stays. Among several writers of one path, the last to finish wins.
 
     Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
+        WriteError: if the disk is full or read-only, or `path` cannot be a file.
     """
     path = _staged(Path(path))
     temporary = temporary_beside(without_orphans(path))
@@ -56,10 +56,10 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_new_file(path: str | Path) -> Iterator[Path]:
-    """Like `atomic_file`, but a file that is at `path` by then stays: the first writer wins.
+    """Like `atomic_file`, but an existing file at `path` stays: the first writer wins.
 
     Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
+        WriteError: if the disk is full or read-only, or `path` cannot be a file.
     """
     path = Path(path)
     temporary = temporary_beside(path)
@@ -80,18 +80,18 @@ def atomic_new_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
-    """Atomic write of several files: those of the yielded folder replace `folder`'s, all or none.
+    """Yields a folder whose files replace those in `folder` atomically, all or none.
 
-    One rename, of the new folder to `.{name}.new`, decides. Then its files are moved to their
-    places; where a kill stops that, `latest` finds them, and the next writer of a file of theirs,
-    whatever the `name`, moves them before its own. Writers move one after the other, in whatever
-    process or thread, and wait for readers inside `shared_lock`.
+    The commit is one rename of the new folder to `.{name}.new`. Its files are then moved into
+    place. If a kill interrupts that, `latest` finds them, and the next writer of one of these
+    files, whatever the `name`, completes the move first. Moves are serialized across processes and
+    threads, and wait for readers inside `shared_lock`.
 
-    Folders in the yielded one replace folders of the same name; `discard_older` adds names of files
-    and folders that go with the same rename.
+    Subfolders of the yielded folder replace folders of the same name. `discard_older` adds names of
+    files and folders to remove in the same commit.
 
     Raises:
-        WriteError: the disk is full or read-only, or one of the files can be none.
+        WriteError: if the disk is full or read-only, or one of the paths cannot be a file.
     """
     folder = Path(folder)
     fresh, decided = temporary_beside(without_orphans(folder / name)), folder / f".{name}.new"
@@ -102,7 +102,7 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
             yield fresh
             apply_umask(*fresh.rglob("*"))
             with folder_lock(folder):
-                written = files_of_set(fresh)
+                written = list_set_files(fresh)
                 places = [folder / entry.name for entry in fresh.iterdir()]
                 if decided.is_dir() or any(latest(place) != place for place in places):
                     _move_into_place(*committed(folder))
@@ -117,9 +117,9 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
 
 @contextmanager
 def staged_files(folder: str | Path, name: str) -> Iterator[Path]:
-    """Like `atomic_files`; inside, files that are written into `folder` itself are of the set too.
+    """Like `atomic_files`, but also includes files that are written to `folder` itself.
 
-    Those are meant that this thread writes by `atomic_file`, and by what is made of it.
+    This applies to files that this thread writes with `atomic_file` or functions built on it.
     """
     with atomic_files(folder, name) as fresh:
         token = _stage.set((Path(folder).absolute(), fresh))
@@ -130,19 +130,19 @@ def staged_files(folder: str | Path, name: str) -> Iterator[Path]:
 
 
 def discard_older(fresh: Path, *names: str) -> None:
-    """Adds to a set of files the names of older files and folders that it has none for.
+    """Marks older files and folders for removal with a set of files.
 
     Args:
-        fresh: the folder that `atomic_files` or `staged_files` has yielded.
-        names: files and folders beside those of the set. Missing ones are ignored.
+        fresh: folder yielded by `atomic_files` or `staged_files`.
+        names: files and folders in the target folder. Missing ones are ignored.
     """
     for name in names:
         (fresh / GONE).mkdir(exist_ok=True)
         (fresh / GONE / name).touch()
 
 
-def files_of_set(fresh: Path) -> list[Path]:
-    """The files in the folder of `atomic_files`, and in folders in it."""
+def list_set_files(fresh: Path) -> list[Path]:
+    """Returns the files in the folder of `atomic_files`, including subfolders."""
     entries = sorted(path for path in fresh.rglob("*") if GONE not in path.relative_to(fresh).parts)
     return [path for path in entries if path.is_file()]
 
@@ -155,7 +155,7 @@ def _check_is_free(place: Path, is_folder: bool) -> None:
 
 
 def _staged(path: Path) -> Path:
-    """Where a file is written for now: into the set of `staged_files`, where it is of one."""
+    """Returns where a file is written: into the set of `staged_files` if it belongs to one."""
     folder, fresh = _stage.get() or (None, None)
     is_staged = fresh is not None and path.parent.absolute() == folder
     return fresh / path.name if is_staged and fresh is not None else path
@@ -163,9 +163,9 @@ def _staged(path: Path) -> Path:
 
 @contextmanager
 def shared_lock(folder: str | Path) -> Iterator[None]:
-    """Shared lock: inside, `atomic_files` moves no files of `folder`; `latest` finds one set.
+    """Context manager with a shared lock: `atomic_files` moves no files, so reads are consistent.
 
-    Where the folder cannot be locked, on a read-only disk without locks, it is read as it is.
+    A folder that cannot be locked, such as on a read-only disk, is read without a lock.
     """
     with ExitStack() as stack:
         with suppress(OSError):
@@ -175,13 +175,13 @@ def shared_lock(folder: str | Path) -> Iterator[None]:
 
 @contextmanager
 def build_lock(path: str | Path) -> Iterator[None]:
-    """Exclusive lock on the making of one file: inside, no other process or thread makes `path`.
+    """Context manager with an exclusive lock on the creation of one file.
 
-    Who had to wait finds the file. The lock is one on a file beside `path`, which is removed at
-    the end; see `chop.base.files.locks`. Nobody waits on file systems without locks.
+    A process that had to wait then finds the file. The lock is a file beside `path`, removed at the
+    end; see `chop.base.files.locks`. On file systems without locks, nobody waits.
 
     Raises:
-        WriteError: the folder is read-only, or its disk is full.
+        WriteError: if the folder is read-only, or its disk is full.
     """
     path = Path(path)
     beside = path.with_name(f".{path.name}.lock")
@@ -192,7 +192,7 @@ def build_lock(path: str | Path) -> Iterator[None]:
         with file:
             with suppress(OSError):  # file systems without locks
                 lock(file)
-            if not _is_at(file, beside):  # removed by the process that was waited for
+            if not _is_at(file, beside):  # removed by the previous holder of the lock
                 continue
             try:
                 yield
@@ -211,9 +211,9 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def latest(path: Path) -> Path:
-    """Returns the place of the newest file that `atomic_files` wrote to `path`: mostly `path`.
+    """Returns the path of the newest file that `atomic_files` wrote to `path`, usually `path`.
 
-    Where the newest set has removed it, that is a path at which nothing is.
+    If the newest set has removed the file, the returned path does not exist.
     """
     for decided in reversed(committed(path.parent)):
         if (decided / path.name).exists() or (decided / GONE / path.name).exists():
@@ -222,9 +222,9 @@ def latest(path: Path) -> Path:
 
 
 def settle(folder: Path) -> None:
-    """Moves sets of files into their places that a kill has left beside them.
+    """Moves sets of files into place after a kill.
 
-    Without it `latest` finds them. On a read-only disk they stay where they are.
+    `latest` also finds files that are not moved. On a read-only disk, they stay where they are.
     """
     with suppress(OSError):
         if committed(folder):
@@ -233,10 +233,10 @@ def settle(folder: Path) -> None:
 
 
 def is_readable_file(path: Path) -> bool:
-    """Returns true if a file is there.
+    """Returns whether a readable regular file exists.
 
     Raises:
-        CheckpointError: this user may not read it, or it is a pipe, a socket or a device.
+        CheckpointError: if this user may not read it, or it is a pipe, a socket or a device.
     """
     try:
         require_file(path, "artifact")
@@ -250,13 +250,13 @@ def is_readable_file(path: Path) -> bool:
 
 
 def without_orphans(path: Path) -> Path:
-    """A path, beside which nothing is left of killed writers of it."""
+    """Removes temporary files of killed writers of a path, and returns the path."""
     remove_orphans(path.parent.glob(f".{glob.escape(path.name)}.*.part"))
     return path
 
 
 def apply_umask(*paths: Path) -> None:
-    """Gives private files, as safetensors and tempfile make them, the mode of new ones."""
+    """Gives private files, as created by safetensors and tempfile, the default file mode."""
     hidden = _umask()
     for path in paths:
         mode = path.lstat().st_mode
@@ -266,16 +266,16 @@ def apply_umask(*paths: Path) -> None:
 
 
 def _umask() -> int:
-    with suppress(OSError, StopIteration):  # Linux tells without changing it for other threads
+    with suppress(OSError, StopIteration):  # Linux reports it without a change for other threads
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
-    found = os.umask(0)
-    os.umask(found)
-    return found
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def committed(folder: Path) -> list[Path]:
-    """The sets of files that wait to be moved to `folder`, oldest first."""
+    """Returns complete sets of files that wait to be moved to `folder`, oldest first."""
     ages = {}
     for path in folder.glob(COMMITTED):
         with suppress(FileNotFoundError):  # moved by another writer since
@@ -299,7 +299,7 @@ def _move_into_place(*sets: Path) -> None:
 
 
 def _discard(place: Path) -> None:
-    """Removes a file, or a folder, which has another name before anything of it is gone."""
+    """Removes a file or folder after renaming it, so that it is never visible in part."""
     if place.is_dir() and not place.is_symlink():
         aside = temporary_beside(place)
         place.rename(aside)
@@ -310,9 +310,9 @@ def _discard(place: Path) -> None:
 
 @contextmanager
 def recording_writes() -> Iterator[list[Path]]:
-    """Yields a list to which every file is added that this thread finishes inside the block.
+    """Yields a list of all files that this thread finishes inside the block.
 
-    Files that are only prepared, in a folder of `atomic_files`, are added with their places.
+    Files in a set of `atomic_files` are listed with their final paths.
     """
     outer, paths = _written.get(), list[Path]()
     token = _written.set(paths)
@@ -325,10 +325,10 @@ def recording_writes() -> Iterator[list[Path]]:
 
 
 def record_writes(*paths: Path) -> None:
-    """Adds finished files to the list of `recording_writes`, where this thread is inside one."""
-    found = _written.get()
-    if found is None:
+    """Adds finished files to the list of `recording_writes`, if active in this thread."""
+    written = _written.get()
+    if written is None:
         return
     for path in paths:
-        if not any(re.fullmatch(TEMPORARY, part) for part in path.parts) and path not in found:
-            found.append(path)
+        if not any(re.fullmatch(TEMPORARY, part) for part in path.parts) and path not in written:
+            written.append(path)

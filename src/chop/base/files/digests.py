@@ -1,4 +1,4 @@
-"""SHA-256 digests beside files, which detect truncated or changed files before use."""
+"""SHA-256 digests beside files, which detect truncated or modified files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chop.base.files.reading import NotReadableError, open_regular
 
 SUFFIX = ".sha256"
 DIGEST_BYTES = 128
-"""Largest file of a digest, which has 64 characters and a size."""
+"""Maximum size of a digest file, which contains 64 characters and a size."""
 
 
 def digest_beside(path: Path) -> Path:
@@ -21,18 +21,18 @@ def digest_beside(path: Path) -> Path:
 
 
 def write_digest(path: Path, content: Path) -> None:
-    """Writes the digest and the size of what will be at `path`; both are on the disk afterwards.
+    """Writes digest and size of the future content of `path`, and flushes both files to disk.
 
-    A digest is written before its file is renamed: after a kill between the two the file is
-    missing, or it is an older one that does not match. It may be read by whom its file may be.
+    The digest is written before its file is renamed. After a kill in between, the file is missing,
+    or an older file does not match. The digest has the same read permissions as its file.
 
     Raises:
-        WriteError: the disk is full or read-only.
+        WriteError: if the disk is full or read-only.
     """
     with open_regular(content, "artifact") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
-    with content.open("ab") as file:  # Windows syncs what is open for writing alone
+    with content.open("ab") as file:  # Windows only syncs files that are open for writing
         os.fsync(file.fileno())
     with atomic_file(digest_beside(path)) as temporary, temporary.open("w") as file:
         file.write(f"{digest} {size}\n")
@@ -42,7 +42,7 @@ def write_digest(path: Path, content: Path) -> None:
 
 
 def find_damage(path: Path) -> str | None:
-    """Compares a file with its digest; returns the damage, or None if there is none."""
+    """Compares a file with its digest; returns a description of the damage, or None."""
     try:
         expected = _read_digest(digest_beside(path))
         with open_regular(path, "artifact") as file:
@@ -65,8 +65,8 @@ def _read_digest(path: Path) -> tuple[str, int] | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in a folder are on the disk, where the system can tell."""
-    with suppress(OSError):  # Windows opens no folders, and some file systems sync none
+    """Flushes the names in a folder to disk, if the system supports it."""
+    with suppress(OSError):  # Windows cannot open folders, and some file systems cannot sync them
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)

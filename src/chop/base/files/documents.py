@@ -1,8 +1,8 @@
-"""Documents: JSON and TOML that anybody may have written, as plain data within bounds.
+"""Untrusted JSON and TOML documents, parsed as plain data with limits.
 
-What a library for JSON accepts goes on to raise in whatever reads it: nesting that ends in a
-RecursionError, integers of thousands of digits, an array in the place of an object, a key that is
-there twice. All of them are one NotReadableError here, to which the caller adds the file's path.
+JSON parsers accept documents that break their readers: deep nesting that ends in a RecursionError,
+integers with thousands of digits, an array instead of an object, duplicate keys. All of these raise
+NotReadableError here, to which the caller adds the path.
 """
 
 from __future__ import annotations
@@ -19,72 +19,73 @@ from typing import Any
 from chop.base.files.reading import NotReadableError, read_bytes
 
 DEEPEST = 200
-"""Levels of objects and arrays."""
-MOST_DIGITS = 1000
-"""Of an integer. Python itself reads none of more than 4300, and a float holds 308."""
-LARGEST = 10**MOST_DIGITS
-MOST_VALUES = 2**22
-"""Bound on all values of a document. Each takes up to 240 bytes of memory, and two of the file."""
+"""Maximum nesting of objects and arrays."""
+MAX_DIGITS = 1000
+"""Maximum number of digits of an integer. Python rejects more than 4300; a float has up to 308."""
+LARGEST = 10**MAX_DIGITS
+MAX_VALUES = 2**22
+"""Maximum number of values in a document, which take up to 240 bytes of memory each.
+"""
 KINDS: dict[type, str] = {dict: "an object", list: "an array"}
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_json(path: str | Path, kind: str, expected: type | None = dict) -> Any:
-    """The content of a JSON file.
+    """Reads a JSON file.
 
     Args:
         path: regular file to read.
-        kind: a key of `chop.base.files.reading.BOUNDS`.
-        expected: dict or list; None for any value.
+        kind: key of `chop.base.files.reading.BOUNDS`.
+        expected: dict or list. None for any value.
     Raises:
-        OSError: the file is missing or cannot be read.
+        OSError: if the file is missing or unreadable.
         NotReadableError: see `open_regular` and `parse_json`. The message does not name the file.
     """
     return parse_json(read_bytes(path, kind), expected)
 
 
 def parse_json(text: str | bytes, expected: type | None = dict) -> Any:
-    """A JSON document as plain data.
+    """Parses a JSON document as plain data.
 
     Args:
-        text: UTF-8 where it is bytes.
-        expected: dict or list; None for any value.
+        text: text, or UTF-8 bytes.
+        expected: dict or list. None for any value.
     Raises:
-        NotReadableError: it is no JSON, another value than `expected`, nested deeper than
-            `DEEPEST`, or has a key twice, more than `MOST_VALUES`, an integer of `LARGEST` or more,
-            or half a character.
+        NotReadableError: if it is invalid JSON, of another type than `expected`, nested deeper than
+            `DEEPEST`, has duplicate keys, more than `MAX_VALUES` values, an integer of at least
+            `LARGEST`, or an unpaired surrogate.
 
     >>> parse_json('{"bits": 4}')
     {'bits': 4}
     >>> parse_json('{"bits": 4, "bits": 8}')
     Traceback (most recent call last):
-    chop.base.files.reading.NotReadableError: the key 'bits' is there twice
+    chop.base.files.reading.NotReadableError: the key 'bits' occurs twice
     """
     check_count(text)
     try:
-        found = json.loads(text, object_pairs_hook=_object)
+        document = json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise NotReadableError(f"it is nested deeper than {DEEPEST} levels") from None
     except NotReadableError:
         raise
     except ValueError as error:
         raise NotReadableError(_reason(error)) from None
-    _check(found)
-    if expected is not None and type(found) is not expected:
-        raise NotReadableError(f"expected {KINDS[expected]}, got {_kind(found)}")
-    return found
+    _check(document)
+    if expected is not None and type(document) is not expected:
+        raise NotReadableError(f"expected {KINDS[expected]}, got {_kind(document)}")
+    return document
 
 
 def read_toml(path: str | Path, kind: str) -> dict[str, Any]:
-    """The content of a TOML file, with or without a byte-order mark.
+    """Reads a TOML file, with or without a byte-order mark.
 
     Args:
         path: regular file to read.
-        kind: a key of `chop.base.files.reading.BOUNDS`.
+        kind: key of `chop.base.files.reading.BOUNDS`.
     Raises:
-        OSError: the file is missing or cannot be read.
-        NotReadableError: it is no TOML, is nested deeper than `DEEPEST`, or has more than
-            `MOST_VALUES` or an integer of `LARGEST` or more.
+        OSError: if the file is missing or unreadable.
+        NotReadableError: if it is invalid TOML, nested deeper than `DEEPEST`, has more than
+            `MAX_VALUES` values, or an integer of at least `LARGEST`.
     """
     content = read_bytes(path, kind)
     check_count(content)
@@ -99,16 +100,16 @@ def read_toml(path: str | Path, kind: str) -> dict[str, Any]:
 
 
 def check_count(text: str | bytes) -> None:
-    """Raises ConfigError where a document may have too many values, before they take memory.
+    """Raises ConfigError if a document may have too many values, before they use memory.
 
-    Marks inside texts count as well: documents have far fewer of either.
+    Separators inside texts count as well, which is far from the limit in valid documents.
     """
-    if count_values(text) > MOST_VALUES:
-        raise NotReadableError(f"it has more than {MOST_VALUES:,} values")
+    if count_values(text) > MAX_VALUES:
+        raise NotReadableError(f"it has more than {MAX_VALUES:,} values")
 
 
 def count_values(text: str | bytes) -> int:
-    """Counts the marks of values, inside texts as well.
+    """Counts the separators of values, including those inside texts.
 
     >>> count_values('{"a": [1, 2]}')
     3
@@ -118,26 +119,26 @@ def count_values(text: str | bytes) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         counts = Counter(key for key, _ in pairs)
-        raise NotReadableError(f"the key '{counts.most_common(1)[0][0]}' is there twice")
-    return found
+        raise NotReadableError(f"the key '{counts.most_common(1)[0][0]}' occurs twice")
+    return mapping
 
 
 def _reason(error: ValueError) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"it is no UTF-8 text: byte {error.start} is wrong"
+        return f"it is not UTF-8 text: byte {error.start} is invalid"
     if isinstance(error, tomllib.TOMLDecodeError):
         quotes = ": texts stand in quotes" if str(error).startswith("Invalid value") else ""
         return f"{error}{quotes}"
     if isinstance(error, json.JSONDecodeError):
         return str(error)
-    return "an integer has thousands of digits"  # Python converts none of more than 4300
+    return "an integer has thousands of digits"  # Python's limit is 4300
 
 
 def _check(document: Any) -> None:
-    """Raises ConfigError where a document is too deep, or has values that break its readers."""
+    """Raises ConfigError if a document is too deep, or has values that break its readers."""
     pending: list[Iterator[Any]] = [iter([document])]
     while pending:
         value = next(pending[-1], pending)
@@ -148,7 +149,7 @@ def _check(document: Any) -> None:
                 raise NotReadableError(f"it is nested deeper than {DEEPEST} levels")
             pending.append(chain(value, value.values()) if isinstance(value, dict) else iter(value))
         elif isinstance(value, int) and not -LARGEST < value < LARGEST:
-            raise NotReadableError(f"an integer has more than {MOST_DIGITS} digits")
+            raise NotReadableError(f"an integer has more than {MAX_DIGITS} digits")
         elif isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
             raise NotReadableError("a text has half of a character, an unpaired surrogate")
 
@@ -158,7 +159,7 @@ def _kind(value: Any) -> str:
 
 
 def dump_toml(settings: Mapping[str, Any]) -> str:
-    """Settings as TOML, tables last; None is left out.
+    """Formats settings as TOML, tables last; None is omitted.
 
     >>> print(dump_toml({"layers": {"fc.1": {"weight": "4.mse"}}, "formats": [], "limit": 8}))
     formats = []
@@ -186,6 +187,6 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON's texts, numbers, truth values and lists are TOML's, but for pairs of surrogates."""
+    """Formats a JSON value as TOML; only surrogate pairs differ."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")

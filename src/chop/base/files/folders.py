@@ -1,4 +1,4 @@
-"""Atomic writes of folders: the new one takes the place of an older one."""
+"""Atomic replacement of folders."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from chop.base.files.refusals import make_folders, writing
 from chop.base.files.temporary import OWNER, is_orphan, remove_orphans, temporary_beside
 
 ASIDE = ".old"
-"""Ends the name of an older folder while a new one takes its place."""
+"""Suffix of an older folder during its replacement."""
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
-"""Error numbers of a rename onto a folder, which may have been moved away since."""
+"""Error numbers of a rename onto an existing folder."""
 NAME_ASIDE = re.compile(rf"\.(?P<name>.+)\.{OWNER.pattern}{re.escape(ASIDE)}", re.DOTALL)
 
 
@@ -26,19 +26,19 @@ NAME_ASIDE = re.compile(rf"\.(?P<name>.+)\.{OWNER.pattern}{re.escape(ASIDE)}", r
 def atomic_folder(
     path: str | Path, is_foreign: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
-    """Atomic write: yields a new folder beside `path` that takes its place when the block succeeds.
+    """Yields a new folder that replaces `path` when the block succeeds.
 
-    The older folder is renamed before, and removed after that. What a kill between the two leaves,
-    the next writer of `path`, or `recover_folder`, puts back. Where another process has removed the
-    new folder meanwhile, what is at `path` stays.
+    The older folder is renamed first and removed last. After a kill in between, the next writer of
+    `path` or `recover_folder` restores it. If another process has removed the new folder meanwhile,
+    the folder at `path` stays.
 
     Args:
-        path: of the folder.
-        is_foreign: whether a file of the older folder, by its path in there, is to be kept: it goes
-            to the new one, which has it by the time it gets its name. Default: none is.
+        path: target folder.
+        is_foreign: returns whether to carry over a file of the older folder, given its relative
+            path. The file is in the new folder before the folder gets its name. Default: no files.
 
     Raises:
-        WriteError: the disk is full or read-only.
+        WriteError: if the disk is full or read-only.
     """
     path = Path(path)
     recover_folder(path)
@@ -47,7 +47,7 @@ def atomic_folder(
         make_folders(fresh)
         try:
             yield fresh
-            os.utime(fresh)  # raises where it is gone
+            os.utime(fresh)  # raises if the folder was removed
             apply_umask(*fresh.rglob("*"))
             written = [file.relative_to(fresh) for file in fresh.rglob("*") if file.is_file()]
             _replace(path, fresh, is_foreign)
@@ -57,21 +57,21 @@ def atomic_folder(
 
 
 def recover_folder(path: Path) -> None:
-    """Puts an older folder back whose writer was killed before the new one had its name."""
+    """Restores an older folder whose writer was killed before the replacement was complete."""
     _recover(path.parent, path.name)
 
 
 def recover_folders(parent: Path) -> None:
-    """Puts back all such folders of a folder."""
+    """Restores all such folders in a parent folder."""
     _recover(parent, None)
 
 
 def _recover(parent: Path, name: str | None) -> None:
     for aside in parent.glob(f".{glob.escape(name or '')}*{ASIDE}"):
-        found = NAME_ASIDE.fullmatch(aside.name)
-        if found is None or name not in (None, found["name"]):
+        match = NAME_ASIDE.fullmatch(aside.name)
+        if match is None or name not in (None, match["name"]):
             continue
-        place = parent / found["name"]
+        place = parent / match["name"]
         if is_orphan(aside.name) and not os.path.lexists(place):
             with suppress(OSError):  # another process was faster, or the disk is read-only
                 aside.rename(place)
@@ -94,7 +94,7 @@ def _replace(path: Path, fresh: Path, is_foreign: Callable[[Path], bool] | None)
             except OSError as error:
                 if not fresh.exists() or not (error.errno in TAKEN or _is_own_folder(path)):
                     raise
-                # Another writer has put its folder there since: the last one wins.
+                # Another writer has placed its folder there meanwhile: the last one wins.
     except BaseException:
         if older and older[-1].exists() and not os.path.lexists(path):
             older[-1].rename(path)
@@ -112,9 +112,9 @@ def _is_own_folder(path: Path) -> bool:
 def _bring_foreign(
     aside: Path, fresh: Path, is_foreign: Callable[[Path], bool] | None
 ) -> list[tuple[Path, Path]]:
-    """Gives the new folder what is kept of the older one, which keeps it too until it is removed.
+    """Copies or links foreign files of the older folder into the new one.
 
-    Returns: files that have no second name and no copy, with their names: they are to be moved.
+    Returns: files that could be neither linked nor copied, with their names; they must be moved.
     """
     to_move = []
     for file in sorted(aside.rglob("*")) if is_foreign is not None else ():
@@ -133,7 +133,7 @@ def _bring_foreign(
 def _link(file: Path, place: Path) -> None:
     try:
         os.link(file, place, follow_symlinks=False)
-    except (OSError, NotImplementedError):  # a file system without them, or a file of another user
+    except (OSError, NotImplementedError):  # no hard links, or a file of another user
         try:
             shutil.copy2(file, place, follow_symlinks=False)
         except OSError:
@@ -148,7 +148,7 @@ def _move(file: Path, path: Path, name: Path) -> None:
 
 
 def _free_place(folder: Path, name: Path) -> Path:
-    """Returns the place of a kept file: its own name, or one beside files of that name."""
+    """Returns a free path for a carried-over file, under its own name or a variant of it."""
     place = folder
     for number, part in enumerate(name.parts, start=1):
         place, is_last = place / part, number == len(name.parts)

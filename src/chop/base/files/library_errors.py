@@ -1,4 +1,4 @@
-"""Turns errors of libraries that read files into one sentence with the file's name."""
+"""Conversion of errors of file-reading libraries into one-sentence messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from chop.base.files.reading import NotReadableError
 from chop.errors import CheckpointError, ChopError, WriteError, first_line, shorten
 
 RUST = "pyo3_runtime"
-"""Module of the class of errors that libraries in Rust panic with; it is no `Exception`."""
+"""Module of the exception class of panics in Rust libraries, which is not an `Exception`."""
 LONGEST_REASON = 300
 _holding = threading.Lock()
-"""Held by the thread that holds back standard error."""
+"""Lock of the thread that redirects standard error."""
 
 
 @contextmanager
@@ -28,39 +28,39 @@ def library_errors(
     error: type[ChopError] = CheckpointError,
     problem: str | Callable[[BaseException], str] = "cannot be read",
 ) -> Iterator[None]:
-    """Turns the errors of a library that reads a file into one sentence that names the file.
+    """Context manager that turns a library's errors into one sentence with the file's path.
 
     Args:
-        path: file or folder that is read, for messages.
-        temporary: the folder that messages of libraries may name in its place.
-        error: the class that is raised.
-        problem: words of the sentence after the path, in front of the reason that the library
-            gives; or a function that takes the library's error and returns all of these words.
+        path: file or folder for messages.
+        temporary: temporary folder to replace by `path` in messages of libraries.
+        error: class to raise.
+        problem: words between the path and the library's reason, or a function that maps the
+            library's error to all words after the path.
     Raises:
-        ChopError: the library raised another error or panicked. The class is `error`.
+        ChopError: of class `error`, if the library raised another error or panicked.
     """
     try:
         yield
-    except NotReadableError as found:
+    except NotReadableError as failure:
         words = "cannot be read" if callable(problem) else problem
-        raise error(f"'{path}' {words}: {found}.") from None
-    except WriteError:  # a full disk is no fault of what is read
+        raise error(f"'{path}' {words}: {failure}.") from None
+    except WriteError:  # a full disk is not an error of the file being read
         raise
-    except ChopError as found:
-        if not temporary or temporary not in str(found):
+    except ChopError as failure:
+        if not temporary or temporary not in str(failure):
             raise
-        raise type(found)(str(found).replace(temporary, str(path))) from None
-    except BaseException as found:
-        if not is_of_library(found):
+        raise type(failure)(str(failure).replace(temporary, str(path))) from None
+    except BaseException as failure:
+        if not is_of_library(failure):
             raise
-        words = problem(found) if callable(problem) else f"{problem}: {get_reason(found)}"
+        words = problem(failure) if callable(problem) else f"{problem}: {get_reason(failure)}"
         words = words.replace(temporary, str(path)) if temporary else words
-        raise error(f"'{path}' {words.rstrip('.')}.") from found
+        raise error(f"'{path}' {words.rstrip('.')}.") from failure
 
 
 @contextmanager
 def without_panic_report() -> Iterator[None]:
-    """Holds back what is written to standard error while a library in Rust reads a file.
+    """Context manager that holds back standard error while a Rust library reads a file.
 
     Before it raises, a library that panics writes a report with a stack. Other text is written when
     the block ends. Standard error belongs to the whole process: of several threads the first one
@@ -71,7 +71,7 @@ def without_panic_report() -> Iterator[None]:
         return
     with ExitStack() as stack:
         stack.callback(_holding.release)
-        # It may be closed, too many files may be open, or no temporary file may be made.
+        # Standard error may be closed, or no more files can be opened or created.
         with suppress(OSError, ValueError, AttributeError):
             stack.enter_context(_held_back())
         yield
@@ -85,8 +85,8 @@ def _held_back() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except BaseException as found:
-            panicked = type(found).__module__ == RUST
+        except BaseException as failure:
+            panicked = type(failure).__module__ == RUST
             raise
         finally:
             with suppress(OSError, ValueError):

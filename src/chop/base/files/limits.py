@@ -1,4 +1,4 @@
-"""One-sentence messages for exhausted limits: processes, threads, files, memory, disk space."""
+"""Messages for exhausted limits: processes, threads, files, memory, disk space."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Iterator
 
 FILES = (errno.EMFILE, errno.ENFILE)
 TORCH_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
-"""In the message of torch's RuntimeError for a tensor that is too large."""
+"""Part of torch's RuntimeError message for a tensor that is too large."""
 NO_PROCESS = (
-    "no further process or thread can be started: end others, or raise the limit (ulimit -u, or "
+    "no more processes or threads can be started: end some, or raise the limit (ulimit -u, or "
     "that of the container)."
 )
-NO_FILE = "too many files are open at once: raise the limit with ulimit -n 1024."
+NO_FILE = "too many open files: raise the limit with ulimit -n 1024."
 NO_MEMORY = (
-    "there is not enough memory: take a smaller model, fewer rows or smaller batches, or raise the "
+    "not enough memory: use a smaller model, fewer rows or smaller batches, or raise the "
     "limit (ulimit -v, or that of the container)."
 )
 NO_SPACE = "the output of this command cannot be written because the disk is full; free some space."
-LOOP = "a link leads to itself ({}): remove it."
+LOOP = "a symbolic link points to itself ({}): remove it."
 
 
 def reached_limit(error: BaseException) -> str | None:
-    """Returns the advice on a limit of the machine that caused an error; None of other errors.
+    """Returns advice on the system limit that caused an error, or None for other errors.
 
     >>> reached_limit(OSError(errno.EMFILE, "Too many open files"))
-    'too many files are open at once: raise the limit with ulimit -n 1024.'
+    'too many open files: raise the limit with ulimit -n 1024.'
     """
-    return next((limit for each in _chain(error) if (limit := _of_one(each)) is not None), None)
+    return next((limit for each in _chain(error) if (limit := _advise(each)) is not None), None)
 
 
-def _of_one(error: BaseException) -> str | None:
+def _advise(error: BaseException) -> str | None:
     text = str(error)
     if isinstance(error, MemoryError):
         return NO_MEMORY
@@ -42,15 +42,15 @@ def _of_one(error: BaseException) -> str | None:
         return NO_MEMORY if TORCH_ALLOCATOR in text else None
     if not isinstance(error, OSError | ImportError):
         return None
-    # The system's loader of libraries says it in words.
+    # The dynamic loader reports it in the message only.
     if getattr(error, "errno", None) in FILES or "Too many open files" in text:
         return NO_FILE
     if not isinstance(error, OSError):
         return None
-    # An error about a file names it, and is a WriteError: this is standard output.
+    # Without a file name, the error is about standard output.
     if error.errno == errno.ENOSPC and error.filename is None:
         return NO_SPACE
-    # A write to a pipe that its reader has made non-blocking says how much of it was written.
+    # A partial write to a non-blocking pipe reports how much was written.
     if error.errno == errno.EAGAIN and not hasattr(error, "characters_written"):
         return NO_PROCESS
     return NO_MEMORY if error.errno == errno.ENOMEM else None

@@ -1,7 +1,6 @@
-"""Locks of files and folders between processes; a lock ends with its process, however that ends.
+"""Locks on files and folders between processes, released when the process ends.
 
-They are those of `fcntl.flock`. Windows has none: there nobody waits, as on file systems without
-locks.
+They use `fcntl.flock`. On Windows and on file systems without locks, nobody waits.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 NO_LOCKS_ON_FOLDERS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems such as NFS say, which lock files that are open for writing alone."""
+"""Error numbers of file systems such as NFS, which only lock files opened for writing."""
 
 LOCK_FILE = ".lock"
-"""Name of the file in a folder that is locked in its place."""
+"""Name of the lock file in a folder that cannot be locked itself."""
 
 
 def lock(file: IO[Any] | int, shared: bool = False) -> None:
-    """Waits for the lock of an open file, and holds it until the file is closed.
+    """Acquires the lock of an open file until the file is closed.
 
     Args:
-        file: open, or its number.
-        shared: with others that share it; False: alone.
+        file: open file or file descriptor.
+        shared: True for a shared lock, False for an exclusive one.
     Raises:
-        OSError: its file system has no locks.
+        OSError: if the file system has no locks.
     """
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
 
 def unlock(file: IO[Any]) -> None:
-    """Gives the lock of an open file back, of which forked children may have copies.
+    """Releases the lock of an open file, of which forked children may have copies.
 
     Raises:
-        OSError: its file system has no locks.
+        OSError: if the file system has no locks.
     """
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_UN)
@@ -50,13 +49,13 @@ def unlock(file: IO[Any]) -> None:
 
 @contextmanager
 def folder_lock(folder: Path, shared: bool = False) -> Iterator[None]:
-    """Holds the lock of a folder; of a file `LOCK_FILE` in it where folders have none.
+    """Context manager that locks a folder, or `LOCK_FILE` in it if folders cannot be locked.
 
     Args:
-        folder: that is there.
-        shared: with others that share it; False: alone.
+        folder: existing folder.
+        shared: True for a shared lock, False for an exclusive one.
     Raises:
-        OSError: neither can be locked.
+        OSError: if neither can be locked.
     """
     with ExitStack() as stack:
 
@@ -66,7 +65,7 @@ def folder_lock(folder: Path, shared: bool = False) -> Iterator[None]:
             lock(handle, shared)
 
         try:
-            if fcntl is not None:  # Windows opens no folders
+            if fcntl is not None:  # Windows cannot open folders
                 hold(folder, os.O_RDONLY)
         except OSError as error:
             if error.errno not in NO_LOCKS_ON_FOLDERS:

@@ -1,4 +1,4 @@
-"""Pictures: paths of SVG and PNG files, which notebooks show."""
+"""Paths of SVG and PNG files that notebooks display."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chop.base.files.reading import read_bytes, read_text
 
 
 class Picture(type(Path())):  # type: ignore[misc]
-    """Path of a picture that was written; IPython's display protocol shows it in a notebook.
+    """Path of a written picture, which notebooks display through IPython's display protocol.
 
     Source: IPython, "Integrating your objects with IPython", rich display.
     """

@@ -1,8 +1,8 @@
-"""Opens regular files for reading, with a size limit for each kind.
+"""Reading of regular files with a size limit for each kind of file.
 
-A pipe or a socket hangs whoever opens it, and a device never ends. `open_regular` opens a file
-without waiting, refuses everything but a regular file, and compares its size with `BOUNDS`.
-Libraries that take a path get one that `require_file` has checked.
+Pipes and sockets block their reader, and devices may never end. `open_regular` opens a file without
+waiting, accepts regular files only, and compares their size with `BOUNDS`. `require_file` checks
+paths for libraries that open files themselves.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ BOUNDS: Mapping[str, int | None] = {
     "table": None,
     "image": 256 * MiB,
 }
-"""Most bytes of a file, by its kind. None: any size, of a file that is mapped or read in parts."""
+"""Maximum size in bytes by kind of file; None for files mapped or read in parts.
+"""
 
 
 class NotReadableError(ConfigError):
-    """Raised if a file is not regular, too large, or no document. The message does not name it."""
+    """Raised if a file is not regular, too large or invalid; the message omits its path."""
 
 
 KINDS_OF_FILES = {
@@ -69,12 +70,12 @@ def open_regular(path: str | Path, kind: str, *, follow_links: bool = True) -> B
 
     Args:
         path: file to open.
-        kind: a key of `BOUNDS`.
-        follow_links: true if the last part of the path may be a symbolic link.
+        kind: key of `BOUNDS`.
+        follow_links: True if the last part of the path may be a symbolic link.
     Raises:
-        OSError: it is missing, a folder, or cannot be read.
-        NotReadableError: it is a pipe, a socket, a device or a link that is not followed, or has
-            more bytes than its kind may have. The message does not name the file.
+        OSError: if it is missing, a folder, or unreadable.
+        NotReadableError: if it is a pipe, a socket, a device, or a link that is not followed, or
+            exceeds the size limit of its kind. The message does not name the file.
     """
     try:
         # Some devices act when they are opened.
@@ -93,11 +94,11 @@ def open_regular(path: str | Path, kind: str, *, follow_links: bool = True) -> B
 
 
 def read_bytes(path: str | Path, kind: str) -> bytes:
-    """The content of a regular file: as much as it has when it is opened.
+    """Reads a regular file, up to its size when it is opened.
 
     Args:
         path: file to read.
-        kind: a key of `BOUNDS`.
+        kind: key of `BOUNDS`.
     Raises:
         OSError, NotReadableError: as `open_regular`.
     """
@@ -106,27 +107,27 @@ def read_bytes(path: str | Path, kind: str) -> bytes:
 
 
 def read_text(path: str | Path, kind: str, errors: str = "strict") -> str:
-    """The content of a regular file of UTF-8 text.
+    """Reads a regular UTF-8 text file.
 
     Args:
         path: file to read.
-        kind: a key of `BOUNDS`.
-        errors: treatment of bytes that are no UTF-8, as in `bytes.decode`.
+        kind: key of `BOUNDS`.
+        errors: handling of invalid UTF-8, as in `bytes.decode`.
     Raises:
         OSError, NotReadableError: as `open_regular`; also where the text is not UTF-8.
     """
     try:
         return read_bytes(path, kind).decode("utf-8", errors).replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise NotReadableError(f"it is no UTF-8 text: byte {error.start} is wrong") from None
+        raise NotReadableError(f"it is not UTF-8 text: byte {error.start} is invalid") from None
 
 
 def require_file(path: str | Path, kind: str) -> Path:
-    """The path of a file, for libraries that open files themselves.
+    """Returns the path of a regular file, for libraries that open files themselves.
 
     Args:
         path: file to check.
-        kind: a key of `BOUNDS`.
+        kind: key of `BOUNDS`.
     Raises:
         OSError, NotReadableError: as `open_regular`.
     """
@@ -140,8 +141,8 @@ def _check(status: os.stat_result, path: str | Path, kind: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
         actual = KINDS_OF_FILES.get(stat.S_IFMT(status.st_mode), "something else")
-        raise NotReadableError(f"it is no regular file but {actual}")
+        raise NotReadableError(f"expected a regular file, got {actual}")
     if bound is not None and status.st_size > bound:
         raise NotReadableError(
-            f"it has {status.st_size:,} bytes, and a file of its kind ({kind}) {bound:,} at most"
+            f"it has {status.st_size:,} bytes, and a file of this kind ({kind}) {bound:,} at most"
         )

@@ -1,4 +1,4 @@
-"""Refusals: what the disk does not write, or take for a name, is one sentence with a way out."""
+"""Turns operating-system errors into one-sentence messages with a suggestion."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ ADVICE = {
     **dict.fromkeys(NO_SPACE, "free some space, or choose another folder"),
     **dict.fromkeys((*NOT_ALLOWED, *NO_FOLDER, errno.EIO), "choose another folder"),
 }
-"""By the code of an operating system's error."""
+"""Error code of the operating system -> suggestion."""
 TORCH_WRITER = r"inline_container|PytorchStreamWriter|iostream error"
-"""In messages of `torch.save` whose file was not written."""
+"""Pattern of `torch.save` messages for files that could not be written."""
 PROBE_BYTES = 4096
 NAME_BYTES = 255
-"""Of a name, on most disks."""
-SHOWN_CHARACTERS = 60
-"""Of a name that is too long."""
+"""Maximum length of a file name in bytes on most disks."""
+MAX_CHARACTERS = 60
+"""Maximum number of characters of a name in messages."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Write errors: inside, what the disk refuses is a `WriteError` that names `path`.
+    """Context manager that turns write errors into a `WriteError` that names `path`.
 
-    Libraries raise errors of their own, see `_get_code`.
+    Libraries raise their own errors, see `_get_code`.
     """
     try:
         yield
@@ -46,17 +46,17 @@ def writing(path: Path) -> Iterator[None]:
             code = errno.EPERM
         if code not in ADVICE:
             raise
-        shown = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))
-        free = _free_space(shown) if code in NO_SPACE else ""
+        target = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))
+        free = _free_space(target) if code in NO_SPACE else ""
         reason = f"{os.strerror(code)}; {ADVICE[code]}{free}."
-        raise WriteError(f"'{shown}' cannot be written: {reason}") from error
+        raise WriteError(f"'{target}' cannot be written: {reason}") from error
 
 
 def _get_code(error: BaseException | None) -> int | None:
-    """The operating system's code of an error; None: it is another one.
+    """Returns the operating system's code of an error, or None for other errors.
 
-    Libraries in Rust have it in the text alone, torch its words. NumPy's `tofile` tells how many
-    items were written, and torch's writer of archives that its position is not the expected one.
+    Rust libraries only have the code in the message, and torch only its words. NumPy's `tofile`
+    reports how many items were written, and torch's archive writer an unexpected position.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
@@ -82,9 +82,9 @@ def _free_space(path: Path) -> str:
 
 @contextmanager
 def names_of_files() -> Iterator[None]:
-    """Inside, a name that is too long for a file is a `ConfigError`, wherever it is looked up.
+    """Context manager in which a file name that is too long raises `ConfigError`.
 
-    A system says the same of a long path of short names, which is told as that.
+    Systems raise the same error for a long path of short names, which gets its own message.
     """
     try:
         yield
@@ -96,9 +96,9 @@ def names_of_files() -> Iterator[None]:
         path = os.fsdecode(error.filename)
         name = max(Path(path).parts, key=_count_bytes)
         is_name = _count_bytes(name) > NAME_BYTES
-        shown, kind = (name, "the name of a file or folder") if is_name else (path, "a path")
+        name_or_path, kind = (name, "the name of a file or folder") if is_name else (path, "a path")
         raise ConfigError(
-            f"'{shorten(shown, SHOWN_CHARACTERS)}' is too long for {kind}; most disks take "
+            f"'{shorten(name_or_path, MAX_CHARACTERS)}' is too long for {kind}; most disks take "
             f"{NAME_BYTES} bytes, and 4,096 of a path."
         ) from error
 
@@ -108,10 +108,10 @@ def _count_bytes(name: str) -> int:
 
 
 def make_folder(path: str | Path) -> Path:
-    """Makes a folder, and its parents, and makes sure that files can be written to it.
+    """Creates a folder with its parents, and checks that files can be written to it.
 
     Raises:
-        WriteError: it cannot be made, is read-only, or its disk is full.
+        WriteError: if it cannot be created, is read-only, or its disk is full.
     """
     path = Path(path)
     probe = path / f".{os.getpid()}.probe"
@@ -125,7 +125,7 @@ def make_folder(path: str | Path) -> Path:
 
 
 def make_folders(path: Path) -> None:
-    """Makes a folder and its parents; file systems that take none, as /proc, refuse by ENOENT."""
+    """Creates a folder and its parents; file systems such as /proc raise ENOENT."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
@@ -133,7 +133,7 @@ def make_folders(path: Path) -> None:
 
 
 def _takes_files(folder: Path) -> bool:
-    """False of /proc, where a new file is one that does not exist."""
+    """Returns False for /proc, where a new file does not exist."""
     probe = temporary_beside(folder / "probe")
     try:
         probe.touch(exist_ok=False)

@@ -1,8 +1,8 @@
-"""Temporary names that say whose they are, so that what a killed process has left is removed.
+"""Temporary names that identify their owner, so that files of killed processes are removed.
 
-A name has the process of its owner: a digest of the machine's boot and its PID namespace, the
-number, and when it started. A file of another machine, on a shared disk, is left alone: whether its
-owner lives cannot be known here.
+A name contains the owner's process: a digest of the machine's boot and PID namespace, the PID, and
+the start time. Files of other machines on a shared disk are not touched, because the liveness of
+their owners is unknown.
 """
 
 from __future__ import annotations
@@ -24,42 +24,44 @@ from chop.errors import WriteError
 
 OWNER = re.compile(r"([0-9a-f]{8})-(\d{1,9})-(\d+)-[0-9a-f]{8}")
 SCRATCH = "chop-"
-"""Begins the names of folders of temporary files."""
+"""Prefix of temporary folders."""
 SHARED = "CHOP_SHARED_TEMPORARY"
-"""Environment variable of a command's processes: the folder of temporary files before. The cache
-folder that stands in for one below the home folder is there, see `chop.base.hub`."""
+"""Environment variable with the original folder of temporary files, for the processes of a command.
+
+It contains the cache folder that replaces one in the home folder, see `chop.base.hub`.
+"""
 PATH_BYTES = 72
-"""Longest path of a folder of temporary files: names of sockets below it have 104 bytes at most."""
+"""Maximum length of the path of a temporary folder; socket paths in it have at most 104 bytes."""
 TEMPORARY = r"\..*\.part"
-"""Names of folders whose files are not in their places yet."""
+"""Pattern of folders whose files are not yet in place."""
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name beside `path` that no other writer has; `TEMPORARY` matches it."""
+    """Returns a unique name beside `path` that `TEMPORARY` matches."""
     return path.with_name(f".{path.name}.{owner_mark()}.part")
 
 
 def owner_mark() -> str:
-    """Part of a file's name that no other file has, and that names this process."""
+    """Returns a unique part of a file name that identifies this process."""
     pid = os.getpid()
     return f"{_digest()}-{pid}-{started(pid)}-{secrets.token_hex(4)}"
 
 
 def is_orphan(name: str) -> bool:
-    """Returns true if a name has the mark of a process of this machine that has ended."""
-    found = OWNER.search(name)
-    if found is None or found[1] != _digest():
+    """Returns whether a name has the mark of an ended process on this machine."""
+    match = OWNER.search(name)
+    if match is None or match[1] != _digest():
         return False
     try:
-        return started(int(found[2])) != found[3]
+        return started(int(match[2])) != match[3]
     except (FileNotFoundError, ProcessLookupError):
         return True
-    except OSError:  # it lives, and is another user's
+    except OSError:  # a live process of another user
         return False
 
 
 def remove_orphans(paths: Iterable[Path]) -> None:
-    """Removes this user's files and folders whose owner has ended; what cannot be removed stays."""
+    """Removes this user's files and folders whose owner has ended, if possible."""
     for path in paths:
         if is_orphan(path.name) and _is_own(path):
             with suppress(OSError):
@@ -70,8 +72,8 @@ def remove_orphans(paths: Iterable[Path]) -> None:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether this user owns a file: a name is no proof, which any user of a folder can choose."""
-    if not hasattr(os, "geteuid"):  # Windows tells no owners by numbers
+    """Returns whether this user owns a file, because any user may choose a name."""
+    if not hasattr(os, "geteuid"):  # Windows has no numeric owners
         return True
     with suppress(OSError):
         return path.lstat().st_uid == os.geteuid()
@@ -80,7 +82,7 @@ def _is_own(path: Path) -> bool:
 
 @functools.cache
 def system_id() -> str:
-    """The host, and on Linux its boot (random(4)) and PID namespace (pid_namespaces(7))."""
+    """Returns host, boot id (random(4)) and PID namespace (pid_namespaces(7), Linux only)."""
     parts = [platform.node()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -93,7 +95,7 @@ def _digest() -> str:
 
 
 def started(pid: int) -> str:
-    """When a process started, in clock ticks (proc(5), field 22); elsewhere 0 for one that lives.
+    """Returns the start time of a process in clock ticks (proc(5), field 22); 0 on other systems.
 
     Raises:
         FileNotFoundError, ProcessLookupError: there is none of that number.
@@ -106,7 +108,7 @@ def started(pid: int) -> str:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except FileNotFoundError:
-        # Where /proc is mounted with hidepid=2, processes of other users are not in it.
+        # With hidepid=2, /proc does not list processes of other users.
         os.kill(pid, 0)
         raise PermissionError(pid) from None
     fields = text.rpartition(")")[2].split()
@@ -117,44 +119,43 @@ def started(pid: int) -> str:
 
 @contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
-    """Temporary folder of this process, removed at the end; after a kill, by the next process.
+    """Context manager with a temporary folder, which a later process removes after a kill.
 
     Raises:
-        WriteError: none can be made: the disk is full or read-only.
+        WriteError: if it cannot be created: the disk is full or read-only.
     """
     try:
         made = tempfile.TemporaryDirectory(prefix=scratch_prefix(kind), ignore_cleanup_errors=True)
     except OSError as error:
         raise WriteError(
-            f"no folder of temporary files can be made: {error.strerror}; TMPDIR names another "
-            "place."
+            f"no temporary folder can be created: {error.strerror}; set TMPDIR to another folder."
         ) from error
     with made as name:
         yield Path(name)
 
 
 def scratch_prefix(kind: str) -> str:
-    """Prefix of a temporary folder's name, by which the next process removes it after a kill."""
+    """Returns the prefix by which a later process removes a temporary folder after a kill."""
     remove_old_scratch(tempfile.gettempdir())
     return f"{SCRATCH}{kind}-{owner_mark()}-"
 
 
 @functools.cache
 def remove_old_scratch(folder: str) -> None:
-    """Removes temporary folders of killed processes; once a process."""
+    """Removes temporary folders of killed processes, once per process."""
     with suppress(OSError):
         remove_orphans(Path(folder).glob(f"{SCRATCH}*"))
 
 
 @contextmanager
 def own_temporary_files() -> Iterator[None]:
-    """Inside, temporary files of libraries and child processes are in a folder of this process.
+    """Context manager that puts temporary files of libraries and children into one folder.
 
-    It is removed at the end; after a kill, with what is in it, by the next process. Caches that
-    libraries keep among temporary files, as inductor does, stay where they were.
+    The folder is removed at the end or, after a kill, by a later process. Caches that libraries
+    such as inductor store among temporary files stay where they are.
     """
     with ExitStack() as stack:
-        with suppress(OSError):  # what needs no temporary files works on a full disk
+        with suppress(OSError):  # commands without temporary files work on a full disk
             shared = tempfile.gettempdir()
             if len(os.fsencode(Path(shared) / scratch_prefix("run"))) + 8 <= PATH_BYTES:
                 folder = stack.enter_context(scratch_folder("run"))

@@ -1,4 +1,4 @@
-"""Text, JSON and CSV files, written in one step; logs, a line at a time."""
+"""Atomic writers of text, JSON and CSV files, and appending of log lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chop.base.files.atomic import atomic_file, record_writes
-from chop.base.files.documents import MOST_VALUES, count_values
+from chop.base.files.documents import MAX_VALUES, count_values
 from chop.base.files.locks import lock
 from chop.base.files.reading import BOUNDS, require_file
 from chop.base.files.refusals import make_folders, writing
@@ -21,29 +21,29 @@ from chop.errors import ConfigError, WriteError
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Atomic write of a UTF-8 text file.
+    """Writes a UTF-8 text file atomically.
 
     Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
+        WriteError: if the disk is full or read-only, or `path` cannot be a file.
     """
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 class TooLargeError(WriteError):
-    """A file would be larger than what is read again."""
+    """Raised if a file would exceed the size limit for reading."""
 
 
 def write_json(path: str | Path, document: Any, kind: str | None = None) -> None:
-    """Atomic write of a JSON file, indented; numbers that are not finite become null.
+    """Writes an indented JSON file atomically; non-finite numbers become null.
 
     Args:
-        path: of the file.
+        path: output file.
         document: its content.
-        kind: a key of `chop.base.files.reading.BOUNDS`, by which it is read; None: by none.
+        kind: key of `chop.base.files.reading.BOUNDS` for its size limit. None for no limit.
     Raises:
-        TooLargeError: a file of its kind may not be as large.
-        WriteError: the disk is full or read-only, or `path` can be no file.
+        TooLargeError: if the file would exceed the size limit of its kind.
+        WriteError: if the disk is full or read-only, or `path` cannot be a file.
     """
     text = json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
     if kind is not None:  # all is ASCII
@@ -52,20 +52,20 @@ def write_json(path: str | Path, document: Any, kind: str | None = None) -> None
 
 
 def check_size(path: str | Path, size_bytes: int, values: int, kind: str) -> None:
-    """Raises TooLargeError where a file of a kind could not be read again.
+    """Raises TooLargeError if a file of this kind could not be read again.
 
     Args:
-        path: of the file.
-        size_bytes: size that it would have.
-        values: number of values that it would have, see `count_values`.
-        kind: a key of `chop.base.files.reading.BOUNDS`.
+        path: output file.
+        size_bytes: size of the file.
+        values: number of values, see `count_values`.
+        kind: key of `chop.base.files.reading.BOUNDS`.
     """
     bound = BOUNDS[kind]
-    if (bound is not None and size_bytes > bound) or values > MOST_VALUES:
+    if (bound is not None and size_bytes > bound) or values > MAX_VALUES:
         raise TooLargeError(
             f"'{path}' is not written: it would have {size_bytes:,} bytes and about {values:,} "
-            f"values, and a file of its kind ({kind}) is read with {bound or math.inf:,} bytes "
-            f"and {MOST_VALUES:,} values at most."
+            f"values, and a file of this kind ({kind}) may have at most "
+            f"{bound or math.inf:,} bytes and {MAX_VALUES:,} values."
         )
 
 
@@ -78,10 +78,10 @@ def _finite(value: Any) -> Any:
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file with a header in one step; numbers have full precision.
+    """Writes a CSV file with a header atomically; numbers have full precision.
 
     Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
+        WriteError: if the disk is full or read-only, or `path` cannot be a file.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -91,13 +91,13 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
 
 
 def append_line(path: str | Path, line: str) -> None:
-    """Appends a line to a UTF-8 text file; it is on the disk when this returns.
+    """Appends a line to a UTF-8 text file and flushes it to disk.
 
-    Writers in other processes wait. Where a kill has cut the last line short, the new one begins
+    Writers in other processes wait. If a kill has cut the last line short, the new line begins
     after it.
 
     Raises:
-        WriteError: the disk is full or read-only, or `path` can be no file.
+        WriteError: if the disk is full or read-only, or `path` cannot be a file.
     """
     path = Path(path)
     with writing(path):
@@ -117,7 +117,7 @@ def append_line(path: str | Path, line: str) -> None:
 
 
 def _check_regular(path: Path) -> None:
-    """Raises WriteError where a pipe, a socket or a device is in the place of a file."""
+    """Raises WriteError if the path is a pipe, a socket or a device."""
     try:
         require_file(path, "artifact")
     except FileNotFoundError:

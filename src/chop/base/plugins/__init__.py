@@ -1,12 +1,12 @@
-"""Plug-ins: registries of names that other packages extend by entry points.
+"""Plugins: registries that other packages extend through entry points.
 
 A package declares an extension in its `pyproject.toml`, in the group of its kind, by a name and the
-place of an object (specification: packaging.python.org, "Entry points specification"):
+location of an object (specification: packaging.python.org, "Entry points specification"):
 
     [project.entry-points."chop.formats"]
     int_group = "mypkg.formats:IntGroup"
 
-Entry points are imported only when their name is used, or when all rows of a group are needed.
+Entry points are imported when their name is used, or when all rows of a group are needed.
 """
 
 from chop.base.plugins.files import missing, naming_packages, other_version

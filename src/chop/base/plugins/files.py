@@ -1,4 +1,4 @@
-"""Sentences on files that were made with extensions of packages that are not installed here."""
+"""Messages on files that depend on extensions of packages that are not installed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from chop.errors import ConfigError
 
 @contextmanager
 def naming_packages(names: Any, where: str) -> Iterator[None]:
-    """Reads a file's settings: the error on a name that is unknown here names its package.
+    """Context manager for reading settings; errors on unknown names mention their package.
 
     Args:
-        names: result of `names_in_use`, from the file; anything else of an older or foreign file.
-        where: the file, for the message.
+        names: result of `names_in_use` from the file. Invalid content of older or foreign files is
+            ignored.
+        where: file for the message.
     Raises:
-        PluginError: a name of `names` is unknown here.
+        PluginError: if a name in `names` is unknown.
     """
     try:
         yield
@@ -34,15 +35,15 @@ def naming_packages(names: Any, where: str) -> Iterator[None]:
 
 
 def _listed(names: Any) -> Iterator[tuple[str, str, str]]:
-    for group, found in names.items() if isinstance(names, Mapping) else ():
-        for name, package in found.items() if isinstance(found, Mapping) else ():
+    for group, packages in names.items() if isinstance(names, Mapping) else ():
+        for name, package in packages.items() if isinstance(packages, Mapping) else ():
             is_absent = isinstance(package, str) and (" " in package or package not in sys.modules)
             if group in GROUPS and is_absent:
                 yield group, name, package
 
 
 def missing(package: str) -> str:
-    """Returns the end of a sentence on an extension whose package cannot be found.
+    """Returns the end of a sentence on an extension whose package is unavailable.
 
     >>> missing("mypkg 0.3")
     'is of the package mypkg 0.3, which is not installed: pip install mypkg'
@@ -50,7 +51,7 @@ def missing(package: str) -> str:
     'is of the module mymodule, which is not imported: import it, or give --import mymodule'
 
     Args:
-        package: result of `get_package`; a module that no package installed has no version.
+        package: result of `get_package`. A module outside of packages has no version.
     """
     name, _, made = package.partition(" ")
     if not made:
@@ -59,13 +60,13 @@ def missing(package: str) -> str:
         return f"is of the package {package}, which is not installed: pip install {name}"
     if here == made:
         again = f"pip install {name} --force-reinstall"
-        return f"is of the package {package}, which has lost it: {again}"
+        return f"is of the package {package}, which no longer has it: {again}"
     other = f"{name} {here} is installed and has none of that name"
     return f"is of the package {package}, and {other}: pip install '{name}=={made}'"
 
 
 def other_version(package: str) -> str | None:
-    """Returns a sentence part on another installed version of a package; None: it is the same.
+    """Returns a phrase on a different installed version of a package, or None if it is the same.
 
     Args:
         package: result of `get_package`, from a file.

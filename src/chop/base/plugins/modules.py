@@ -1,4 +1,4 @@
-"""Modules that extend chop as they are imported: `--import`, and what other processes need."""
+"""Modules that extend chop on import: `--import`, and their import in other processes."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _modules: dict[str, None] = {}
 
 
 def import_plugin(module: str) -> None:
-    """Imports a module that adds rows to registries as it is imported.
+    """Imports a module that adds rows to registries.
 
     Args:
-        module: dotted name, such as `mypkg` or `mypkg.formats`: of an installed package, or of one
+        module: dotted name, such as `mypkg` or `mypkg.formats`, of an installed package or a module
             in the current folder.
     Raises:
-        PluginError: it cannot be imported.
+        PluginError: if the import fails.
     """
     check_module_name(module, "--import")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # last, so that it hides nothing
+        sys.path.append(here)  # last, so that it shadows nothing
     with importing_for(module):
         try:
             imported = import_module(module)
-        except (Exception, SystemExit) as error:  # code of other people
+        except (Exception, SystemExit) as error:  # third-party code
             raise PluginError(
                 f"--import {module}: the module cannot be imported "
                 f"({type(error).__name__}: {first_line(error)})."
@@ -51,13 +51,13 @@ def import_plugin(module: str) -> None:
 
 
 def check_module_name(module: str, where: str) -> None:
-    """Checks that a text is the dotted name of a module, before it is taken for one.
+    """Checks that a text is a valid dotted module name.
 
     Args:
         module: the text.
-        where: option or setting that has it, for the message.
+        where: option or setting for the message.
     Raises:
-        PluginError: it is no such name.
+        PluginError: if the name is invalid.
     """
     if _is_dotted(module):
         return
@@ -79,7 +79,7 @@ def _is_dotted(name: str) -> bool:
 def imported_modules() -> tuple[str, ...]:
     """Returns modules that have added rows to registries, for other processes to import.
 
-    Those are left out that another process cannot import by their name, such as `__main__`.
+    Modules that other processes cannot import by name, such as `__main__`, are omitted.
     """
     return tuple(name for name in {**_modules, **adding_modules()} if _is_importable(name))
 
@@ -90,15 +90,15 @@ def import_options() -> str:
 
 
 def import_setting() -> dict[str, list[str]]:
-    """Returns the setting of a TOML file that imports `imported_modules()`; {} without any."""
+    """Returns the TOML setting that imports `imported_modules()`, or {} without any."""
     return {"import": list(modules)} if (modules := imported_modules()) else {}
 
 
 def import_modules(modules: Iterable[str]) -> None:
-    """Imports the modules of another process, given by its `imported_modules()`.
+    """Imports the modules of another process, from its `imported_modules()`.
 
     Raises:
-        PluginError: one cannot be imported.
+        PluginError: if an import fails.
     """
     for module in modules:
         if module not in sys.modules:
@@ -107,7 +107,7 @@ def import_modules(modules: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Extensions:
-    """Record of the extensions that a process has used, for a file.
+    """Extensions used by a process, stored in files.
 
     Attributes:
         modules: result of `imported_modules()`.
@@ -118,26 +118,26 @@ class Extensions:
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def of_this_process(cls) -> Extensions:
+    def from_this_process(cls) -> Extensions:
         """Returns the extensions that this process has used so far."""
         return cls(imported_modules(), names_in_use())
 
     def load(self, file: str, command: str) -> None:
-        """Imports the modules if files may name code.
+        """Imports the modules if the file may name code.
 
         Args:
             file: name of the file with the record.
-            command: command line that runs, to which the message adds options.
+            command: command line to which the message adds options.
         Raises:
-            ConfigError: a module is code that the command line does not name.
+            ConfigError: if a module is code that the command line does not name.
         """
         modules = [module for module in self.modules if module not in sys.modules]
         if unnamed := [module for module in modules if not is_trusted(module)]:
             options = "".join(f" --import {shlex.quote(module)}" for module in unnamed)
             names = " and ".join(map(repr, unnamed))
             raise ConfigError(
-                f"'{file}' needs the import of {names}, which is code and does not run because a "
-                f"file says so: if you trust it, {command}{options} (in Python: import it first)."
+                f"'{file}' imports {names}, and code named by files does not run by default: if "
+                f"you trust it, {command}{options} (in Python: import it first)."
             )
         import_modules(modules)
 

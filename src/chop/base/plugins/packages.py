@@ -27,7 +27,7 @@ GROUPS: Mapping[str, str] = MappingProxyType(
         "components": "circuit component",
     }
 )
-"""Groups of entry points without their prefix `chop.`, with the noun for one extension."""
+"""Entry-point groups without their prefix `chop.` -> noun for one extension."""
 REGISTRIES: Mapping[str, str] = MappingProxyType(
     {
         "formats": "chop.formats:REGISTRY",
@@ -50,38 +50,38 @@ _importing: ContextVar[str] = ContextVar("package that is imported", default=PRO
 
 
 class PluginError(ConfigError):
-    """An extension of another package cannot be imported, or is not of the declared kind."""
+    """Raised if an extension of another package cannot be imported or is of the wrong kind."""
 
 
 @cache
 def entry_points(group: str) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
-    """Returns entry points of installed packages by name; several where packages clash.
+    """Returns entry points of installed packages by name, several for clashing packages.
 
     Args:
-        group: a key of `GROUPS`.
+        group: key of `GROUPS`.
     """
-    found: dict[str, dict[str, metadata.EntryPoint]] = {}
+    points: dict[str, dict[str, metadata.EntryPoint]] = {}
     for entry in _all_entry_points():
         if entry.group == f"{OWN}.{group}":
-            # A package that is on the path twice is one package.
-            found.setdefault(entry.name, {}).setdefault(described(entry), entry)
-    return {name: tuple(each.values()) for name, each in found.items()}
+            # A package may be on the path twice.
+            points.setdefault(entry.name, {}).setdefault(described(entry), entry)
+    return {name: tuple(each.values()) for name, each in points.items()}
 
 
 def unknown_groups() -> dict[str, tuple[str, ...]]:
-    """Returns groups `chop.GROUP` that chop does not have, with the packages that declare them."""
-    found: dict[str, dict[str, None]] = {}
+    """Returns unknown groups `chop.GROUP` with the packages that declare them."""
+    groups: dict[str, dict[str, None]] = {}
     for entry in _all_entry_points():
         if entry.group.removeprefix(f"{OWN}.") not in GROUPS:
-            found.setdefault(entry.group, {})[described(entry)] = None
-    return {group: tuple(packages) for group, packages in found.items()}
+            groups.setdefault(entry.group, {})[described(entry)] = None
+    return {group: tuple(packages) for group, packages in groups.items()}
 
 
 @cache
 def _all_entry_points() -> list[metadata.EntryPoint]:
-    """Reads the metadata of every installed package: tens of milliseconds.
+    """Reads the metadata of all installed packages, which takes tens of milliseconds.
 
-    Of a package that is installed twice, Python imports the first on its path.
+    For a package installed twice, Python imports the first one on its path.
     """
     packages: dict[str, metadata.Distribution] = {}
     for package in metadata.distributions():
@@ -91,27 +91,27 @@ def _all_entry_points() -> list[metadata.EntryPoint]:
 
 
 def clear_entry_points() -> None:
-    """Forgets which packages are installed, for programs that install some while they run."""
+    """Clears the cache of installed packages, for programs that install some at run time."""
     entry_points.cache_clear()
     _all_entry_points.cache_clear()
     _failed.clear()
 
 
 def load_entry_point(entry: metadata.EntryPoint) -> Any:
-    """Imports the object of an entry point. An import that has failed is not tried again.
+    """Imports the object of an entry point; a failed import is not repeated.
 
     Raises:
-        PluginError: the import fails.
+        PluginError: if the import fails.
     """
     if entry in _failed:
         raise _failed[entry]
     try:
         value = entry.load()
-    except (Exception, SystemExit) as error:  # code of other people
+    except (Exception, SystemExit) as error:  # third-party code
         noun = GROUPS[entry.group.removeprefix(f"{OWN}.")]
         _failed[entry] = PluginError(
             f"the {noun} '{entry.name}' of {described(entry)} cannot be imported "
-            f"({type(error).__name__}: {first_line(error)}): mend or uninstall that package."
+            f"({type(error).__name__}: {first_line(error)}): fix or uninstall that package."
         )
         raise _failed[entry] from error
     note_use(described(entry))
@@ -124,10 +124,10 @@ def plugins_in_use() -> dict[str, str]:
 
 
 def names_in_use() -> dict[str, dict[str, str]]:
-    """Returns names of other packages that this process has looked up, by group, for files.
+    """Returns names of other packages used in this process by group, for storing in files.
 
-    Each has its package and version. Files that have only a name otherwise, as settings have, are
-    read with `naming_packages`.
+    Each name has its package and version. `naming_packages` uses them for files that otherwise
+    contain only names, such as settings.
     """
     return {group: dict(sorted(names.items())) for group, names in sorted(_names.items())}
 
@@ -140,9 +140,9 @@ def described(entry: metadata.EntryPoint) -> str:
 
 
 def get_package(value: Any) -> str:
-    """Returns the package of a module, class or function with its version if it has one.
+    """Returns the package of a module, class or function, with its version if known.
 
-    Other objects are of the package that is being imported.
+    Other objects belong to the package that is being imported.
 
     >>> get_package(PluginError), get_package(metadata), get_package("text")
     ('chop', 'importlib', 'this program')
@@ -153,7 +153,7 @@ def get_package(value: Any) -> str:
     root = get_root(module)
     if root in (OWN, "__main__"):
         return OWN if root == OWN else PROGRAM
-    # By the name, as of an editable installation. Packages may share a namespace.
+    # Matched by name for editable installations. Packages may share a namespace.
     entries = [entry for entry in _all_entry_points() if get_root(entry.module) == root]
     if entries:
         return described(max(entries, key=lambda entry: _common_steps(entry.module, module)))
@@ -167,7 +167,7 @@ def get_root(module: str) -> str:
 
 @contextmanager
 def importing_for(package: str) -> Iterator[None]:
-    """Context in which objects without a module of their own are taken to be of a package."""
+    """Context manager that assigns objects without a module to a package."""
     token = _importing.set(package)
     try:
         yield
@@ -176,18 +176,18 @@ def importing_for(package: str) -> Iterator[None]:
 
 
 def note_use(package: str) -> None:
-    """Notes a package as one that this process has used."""
+    """Records that this process has used a package."""
     name, _, version = package.partition(" ")
     _in_use[name] = version
 
 
 def note_name(group: str, name: str, package: str) -> None:
-    """Notes a name of a package that is not chop as looked up."""
+    """Records the use of a name from a package other than chop."""
     if package not in (OWN, PROGRAM):
         _names.setdefault(group, {})[name] = package
 
 
 def _common_steps(one: str, other: str) -> int:
-    """Returns how many names two dotted names begin with together."""
+    """Returns the number of leading name parts that two dotted names share."""
     steps = zip(one.split("."), other.split("."), strict=False)
     return sum(1 for _ in takewhile(lambda step: step[0] == step[1], steps))

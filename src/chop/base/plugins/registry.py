@@ -1,4 +1,4 @@
-"""Registry: rows by name, which other packages extend."""
+"""Registry of named rows that other packages can extend."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _registries: WeakSet[Registry[Any]] = WeakSet()
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
-    """Rows by name: those of chop, those that a program adds, and those of entry points.
+    """Mapping of names to rows from chop, from the running program, and from entry points.
 
-    Names of entry points are members from the start; their objects are imported when the row is
-    read. `values()` leaves out what cannot be imported, with one warning each. A name that two
-    packages define is an error. The same class or function may be defined again, as in a notebook.
+    Names of entry points are present from the start, and their objects are imported on access.
+    `values()` skips objects that cannot be imported, with one warning each. A name defined by two
+    packages is an error. The same class or function may be defined again, as in a notebook.
 
     Args:
-        group: a key of `GROUPS`.
-        rows: rows of chop; a text `module:attribute` is imported when the row is read.
-        kind: class of the objects that are added. Default: `as_row` checks them.
-        as_row: makes a row of a name and an added object. Default: the object is the row.
-        own_name: name that an added object gives itself, if that has to be the name of the row.
+        group: key of `GROUPS`.
+        rows: rows of chop. A text `module:attribute` is imported on access.
+        kind: class of added objects. Default: `as_row` checks them.
+        as_row: converts a name and an added object to a row. Default: the object is the row.
+        own_name: returns the name that an added object defines, if it must equal the row's name.
 
     Example:
         >>> readers = Registry("readers", {"own": "chop.base.plugins:GROUPS"})
@@ -113,11 +113,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._packages.update(dict.fromkeys(rows, OWN))
 
     def values(self) -> ValuesView[T]:
-        """Returns a view of the rows that can be imported."""
+        """Returns a view of the importable rows."""
         return _ImportableRows(self)
 
     def import_all(self) -> None:
-        """Imports all entry points; a warning tells, once, of one that cannot be imported."""
+        """Imports all entry points, and warns once about each that fails."""
         for name, entries in entry_points(self.group).items():
             if name in self._rows or _is_being_imported(entries[0]):
                 continue
@@ -127,32 +127,32 @@ class Registry(MutableMapping[str, T], Generic[T]):
                 warn_once(str(error))
 
     def package(self, name: str) -> str | None:
-        """Returns package and version that a row is from, as `mypkg 0.3`; None: it is of chop."""
+        """Returns package and version of a row, such as `mypkg 0.3`, or None for rows of chop."""
         self[name]
         package = self.origin(name)
         return None if package == OWN else package
 
     def imported_rows(self) -> dict[str, T]:
-        """Returns the rows of chop, and those of other packages that are imported already."""
+        """Returns the rows of chop and the imported rows of other packages."""
         return {name: self._row(name) for name in list(self._rows)}
 
     def own_rows(self) -> dict[str, T]:
-        """Returns the rows of chop, whatever other packages declare."""
+        """Returns the rows of chop."""
         return {name: self._row(name) for name, of in self._packages.items() if of == OWN}
 
     def origin(self, name: str) -> str:
-        """Returns package and version that a row is from, importing nothing; `chop` of its own."""
+        """Returns package and version of a row without importing it; `chop` for its own rows."""
         if name in self._packages:
             return self._packages[name]
         return " and ".join(map(described, entry_points(self.group)[name]))
 
     def misfit(self, name: str, value: Any, expected: str) -> PluginError:
-        """Returns the error for an object that is no row.
+        """Returns the error for an object of the wrong kind.
 
         Args:
             name: name of the row.
-            value: object that was declared.
-            expected: description of what is declared, with an article.
+            value: declared object.
+            expected: description of the expected kind, with an article.
         """
         return PluginError(
             f"{GROUPS[self.group]} '{name}': expected {expected}, got {value!r:.60} of "
@@ -160,10 +160,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
         )
 
     def misname(self, name: str, value: Any, given: str) -> PluginError:
-        """Returns the error for an object that is declared under another name than its own."""
+        """Returns the error for an object declared under another name than its own."""
         return PluginError(
-            f"{GROUPS[self.group]} '{name}': {get_package(value)} declares it under that name, and "
-            f"it calls itself '{given}': declare it as '{given}'."
+            f"{GROUPS[self.group]} '{name}': {get_package(value)} declares it under that name, but "
+            f"its own name is '{given}': declare it as '{given}'."
         )
 
     def _row(self, name: str) -> T:
@@ -174,13 +174,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """Imports an entry point.
 
         Raises:
-            KeyError: no package declares the name.
-            PluginError: it cannot be imported, or is no row.
+            KeyError: if no package declares the name.
+            PluginError: if it cannot be imported, or is of the wrong kind.
         """
         entry = entry_points(self.group)[name][0]
         with importing_for(described(entry)):
             value = load_entry_point(entry)
-            if name not in self._rows:  # formats and passes add themselves
+            if name not in self._rows:  # formats and passes register themselves on import
                 self[name] = value
 
     def _check_clash(self, name: str) -> None:
@@ -206,11 +206,11 @@ class _ImportableRows(ValuesView[T]):
         registry = self._mapping
         registry.import_all()
         for name in list(registry._rows):
-            yield registry._row(name)  # a clash is an error where the name is used
+            yield registry._row(name)  # a clash raises an error on access
 
 
 def _is_being_imported(entry: metadata.EntryPoint) -> bool:
-    """Returns true if the module of an entry point has begun, and not yet defined its object."""
+    """Returns whether the module of an entry point is being imported and has not defined it yet."""
     module = sys.modules.get(entry.module)
     return module is not None and not hasattr(module, entry.attr.partition(".")[0])
 
@@ -228,7 +228,7 @@ def _is_redefinition(before: Any, now: Any) -> bool:
 
 
 def _parts(value: Any) -> Mapping[Any, Any]:
-    """Returns fields, items or elements of a row; none of other objects."""
+    """Returns the fields, items or elements of a row; none for other objects."""
     if is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, tuple):
@@ -237,22 +237,22 @@ def _parts(value: Any) -> Mapping[Any, Any]:
 
 
 def find_registry(group: str) -> Registry[Any]:
-    """Returns the registry of a group, imported.
+    """Imports and returns the registry of a group.
 
     Args:
-        group: a key of `GROUPS`.
+        group: key of `GROUPS`.
     """
-    found: Registry[Any] = _object_at(REGISTRIES[group])
-    return found
+    registry: Registry[Any] = _object_at(REGISTRIES[group])
+    return registry
 
 
 def adding_modules() -> dict[str, None]:
-    """Returns modules that have added rows by themselves, rather than by entry points."""
+    """Returns modules that have added rows directly instead of through entry points."""
     return {module: None for each in list(_registries) for module in each.modules.values()}
 
 
 def _module_adding(value: Any) -> str:
-    """Returns the module of a class or function, or that whose code adds a row just now."""
+    """Returns the module of a class or function, or else the module that is adding the row."""
     if isinstance(value, type | FunctionType):
         return value.__module__
     frame = inspect.currentframe()

@@ -21,7 +21,7 @@ from chop.base.files.temporary import scratch_folder
 from chop.base.hub import cache_folder
 from chop.base.installed import how_to_get
 from chop.base.installed import version as package_version
-from chop.base.native import discard, is_whole, kept
+from chop.base.native import cached_file, discard, is_whole
 from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.hardware.check.project import Project, list_sources
 from chop.hardware.costs.devices import DEVICES, LARGE_CELLS, Router
@@ -214,7 +214,7 @@ def _cached(key: str, seed: int) -> Path:
 
 
 def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[str, Any]:
-    path = kept(_cached(key, seed), partial(_write_route, router, name, seed, key, work))
+    path = cached_file(_cached(key, seed), partial(_write_route, router, name, seed, key, work))
     cached: dict[str, Any] = read_json(path, "cached")
     return cached
 
@@ -231,7 +231,7 @@ def _write_route(router: Router, name: str, seed: int, key: str, work: Path, tar
         raise ConfigError(f"the design does not fit {name}: {_reason(done.stdout + done.stderr)}")
     report = _summary(parse_json((work / "report.json").read_bytes()))
     routed = partial(shutil.copyfile, work / "routed.config")
-    kept(_cached(key, seed).with_suffix(".config"), routed)
+    cached_file(_cached(key, seed).with_suffix(".config"), routed)
     target.write_text(json.dumps(report), encoding="utf-8")
 
 
@@ -319,4 +319,4 @@ def _bitstream(router: Router, name: str, seed: int, key: str, work: Path) -> Pa
     done = run([*command, "routed.config", "packed.bit"], work, PLACE_SECONDS)
     if done.returncode:
         raise ConfigError(f"{router.packer}: {_reason(done.stdout + done.stderr)}")
-    return kept(bitstream, partial(shutil.copyfile, work / "packed.bit"))
+    return cached_file(bitstream, partial(shutil.copyfile, work / "packed.bit"))

@@ -11,11 +11,11 @@ from chop.base.files.temporary import scratch_folder
 from chop.base.native import (
     Sources,
     cache_path,
+    cached_file,
     compiler,
     compiler_version,
     cores,
     first_error,
-    kept,
     run_tool,
 )
 from chop.errors import ConfigError, UnavailableError
@@ -74,7 +74,7 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
             _translate(work, [*sources, f"{SIMULATION}.sv"], wave)
             _compile(work, found, flags, optimization, target)
 
-    return kept(cache_path(f"simulation-{project.top}", ".so", key), make)
+    return cached_file(cache_path(f"simulation-{project.top}", ".so", key), make)
 
 
 @cache

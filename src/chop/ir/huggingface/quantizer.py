@@ -23,10 +23,10 @@ from chop.errors import ChopError, ConfigError, did_you_mean
 from chop.ir.huggingface.conversions import names_in
 from chop.private.transformers_api import (
     dtype_plan,
+    float32_patterns,
     has_loaded_adapters,
     ignore_unexpected,
-    keep_in_float32,
-    kept_in_float32,
+    set_float32_patterns,
     watch_unread,
 )
 
@@ -272,9 +272,9 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         for name, path in self.names.items():
             kept = (to for key, to in plan.items() if re.search(key.replace("*", ".*"), name))
             self.dtypes[path] = next(kept, model.get_parameter(name).dtype)
-        self._kept = kept_in_float32(model)
+        self._kept = float32_patterns(model)
         pattern = f"^(?:{'|'.join(map(re.escape, self.names))})$"
-        keep_in_float32(model, {*(self._kept or ()), pattern})
+        set_float32_patterns(model, {*(self._kept or ()), pattern})
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         from chop.ir.huggingface import loading
@@ -284,7 +284,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         from chop.nn.quantized.state import add_ranges
 
         if not self.pre_quantized:
-            keep_in_float32(model, self._kept)
+            set_float32_patterns(model, self._kept)
             if self.refused:
                 raise self.refused[0]
             loading.settle_missing(model, self.missing)

@@ -1,4 +1,4 @@
-"""Mixed precision: a search for the number format of each layer, and sensitivities without one."""
+"""Mixed precision: search for the number format of each layer, and layer sensitivities."""
 
 from chop.problems.mixed_precision.layer_sensitivity import sensitivity
 from chop.problems.mixed_precision.problem import PrecisionProblem

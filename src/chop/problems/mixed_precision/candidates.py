@@ -1,7 +1,7 @@
-"""Candidate formats of a layer, and calibration of their fractions and exponent biases.
+"""Candidate formats of a layer, and calibration of fractions and exponent biases.
 
-Formats and widths are worth trials. Fractions and exponent biases are not: from samples of the
-tensor they are found at once, and better than trials over tied values find them.
+Formats and widths are searched by trials. Fractions and exponent biases are computed from samples
+of the tensor, which is faster and better than trials over shared values.
 """
 
 from __future__ import annotations
@@ -29,36 +29,35 @@ from chop.formats import (
 )
 
 Rule = Literal["mse", "minmax", "percentile"]
-"""How scales are derived: least squared error, nothing saturates, or one value in 1,000 does."""
+"""Calibration rule of scales: least squared error, no saturation, or 0.1 % saturation."""
 
 Ranges = Mapping[str, Sequence[Any]]
-"""Values by field, in the place of those in a format's `search_space`."""
+"""Values by field that replace those in a format's `search_space`."""
 
 DERIVED_FIELDS = ("frac_width", "exponent_bias")
 WITH_BIAS = (Log, MinifloatDenorm, MinifloatIEEE)
-"""Formats whose bias moves the range of a whole tensor."""
+"""Formats whose bias shifts the range of a whole tensor."""
 MAX_SAMPLES = 2**16
 SATURATING = 4
-"""Binades beyond the largest magnitude's in which the least squared error is sought."""
+"""Number of binades beyond the largest magnitude in the search for the least squared error."""
 PERCENTILE = 0.999
-MOST_MEANINGS = 3
-"""Kinds of formats up to which a title says what their numbers are."""
+MAX_EXPLAINED_KINDS = 3
+"""Maximum number of format kinds explained in a title."""
 
 
 def format_candidates(
     formats: Sequence[str | NumberFormat], ranges: Ranges | None = None, rule: Rule = "mse"
 ) -> dict[str, NumberFormat]:
-    """The formats to choose from by format string, those of few bits first.
+    """Returns the candidate formats by format string, in order of bits.
 
     Args:
-        formats: each a format; a format string, as `4.auto` or `mxint:width=4`; or a format's name,
-            which stands for its whole `search_space` without the fields that are derived.
-        ranges: values of fields of the formats that are given by name. A derived field that is
-            among them is searched after all; a format of one width keeps it. Combinations that a
-            format refuses are left out.
-        rule: how fractions of integers that are given by name are derived.
+        formats: formats, format strings such as `4.auto` or `mxint:width=4`, or format names. A
+            name expands to its `search_space` without the calibrated fields.
+        ranges: values of fields for formats given by name. Calibrated fields listed here are
+            searched instead. Formats of a fixed width keep it. Invalid combinations are skipped.
+        rule: calibration rule for the fractions of integers given by name.
     Raises:
-        ConfigError: an unknown format, rule or field, or no combination is valid.
+        ConfigError: if a format, rule or field is unknown, or no combination is valid.
 
     >>> list(format_candidates(["integer", "mxint:width=4"], {"width": (3, 8)}))
     ['3.mse', 'mxint:width=4', '8.mse']
@@ -66,28 +65,30 @@ def format_candidates(
     check_known(rule, get_args(Rule), "rule")
     ranges = ranges or {}
     unused = set(ranges)
-    found: list[NumberFormat] = []
+    candidates: list[NumberFormat] = []
     for given in formats:
         fields = get_fields(given)
         unused -= fields
         if isinstance(given, NumberFormat):
-            found.append(given)
+            candidates.append(given)
         elif fields:
             own = {name: values for name, values in ranges.items() if name in fields}
-            found += _combinations(get_format(given), own, rule)
+            candidates += _combinations(get_format(given), own, rule)
         else:
-            found.append(parse_format_string(given))
+            candidates.append(parse_format_string(given))
     if unused:
         known = {name for given in formats for name in get_fields(given)}
         name = min(unused)
         raise ConfigError(f"ranges: no format has a field '{name}': {did_you_mean(name, known)}")
-    if not found:
+    if not candidates:
         raise ConfigError("formats: expected at least one.")
-    return {format_string(fmt): fmt for fmt in sorted(found, key=lambda fmt: fmt.bits((64, 64)))}
+    return {
+        format_string(fmt): fmt for fmt in sorted(candidates, key=lambda fmt: fmt.bits((64, 64)))
+    }
 
 
 def every_format() -> tuple[str, ...]:
-    """The names of all formats that a search can vary.
+    """Returns the names of all formats that a search can vary.
 
     >>> "mxint" in every_format(), "float" in every_format()
     (True, False)
@@ -96,7 +97,7 @@ def every_format() -> tuple[str, ...]:
 
 
 def varied_fields(options: Iterable[NumberFormat]) -> str:
-    """The fields in which formats differ, with their values; those of several kinds, by `name`.
+    """Describes the fields in which formats differ, with their values; several kinds by `name`.
 
     >>> varied_fields(format_candidates(["mxint"], {"width": (3, 8)}).values())
     'block_size 16, 32, 64; width 3, 8'
@@ -104,21 +105,23 @@ def varied_fields(options: Iterable[NumberFormat]) -> str:
     rows = [{"name": fmt.name, **dataclasses.asdict(fmt)} for fmt in options]  # type: ignore[call-overload]
     values: dict[str, list[Any]] = {}
     for name, value in (pair for row in rows for pair in row.items()):
-        if value not in (found := values.setdefault(name, [])):
-            found.append(value)
-    varied = {name: sorted(found, key=_place) for name, found in values.items() if len(found) > 1}
-    return "; ".join(f"{name} {', '.join(map(str, found))}" for name, found in varied.items())
+        if value not in (numbers := values.setdefault(name, [])):
+            numbers.append(value)
+    varied = {
+        name: sorted(numbers, key=_place) for name, numbers in values.items() if len(numbers) > 1
+    }
+    return "; ".join(f"{name} {', '.join(map(str, numbers))}" for name, numbers in varied.items())
 
 
 def short_texts(options: Mapping[str, NumberFormat]) -> tuple[dict[str, str], str]:
-    """Texts of formats that fit the cell of a map, and what their numbers are.
+    """Returns short format texts for the cells of a map, and a legend.
 
-    Integers are `width.fraction`; of other formats the fields in which they differ are joined by
-    '/', behind the name where there are several kinds.
+    Integers are written `width.fraction`. Other formats list their differing fields joined by '/',
+    after the format name if there are several kinds.
 
     Args:
-        options: the formats by their texts.
-    Returns: the short text of each, and a sentence for a title.
+        options: formats by format string.
+    Returns: the short text of each format, and a legend.
 
     >>> short_texts(format_candidates(["8.4", "16.8"]))
     ({'8.4': '8.4', '16.8': '16.8'}, 'width.fraction')
@@ -144,29 +147,29 @@ def short_texts(options: Mapping[str, NumberFormat]) -> tuple[dict[str, str], st
         texts[text] = f"{name}{values}".strip() or fmt.name
         if fields:
             meanings[fmt.name] = f"{name}{'/'.join(fields)}"
-    return texts, ", ".join(meanings.values()) if len(meanings) <= MOST_MEANINGS else ""
+    return texts, ", ".join(meanings.values()) if len(meanings) <= MAX_EXPLAINED_KINDS else ""
 
 
 def _place(value: Any) -> tuple[bool, Any]:
-    """Numbers in order, before what is none."""
+    """Returns a sort key with numbers before other values."""
     return (False, value) if isinstance(value, int | float) else (True, 0)
 
 
 def fitted(number_format: NumberFormat, samples: Tensor, rule: Rule = "mse") -> NumberFormat:
-    """A format with its fraction or exponent bias derived from samples.
+    """Returns a format with its fraction or exponent bias derived from samples.
 
     Args:
-        number_format: fields that are numbers already stay; a bias that is None is derived.
-        samples: any shape; values that are not finite are left out.
-        rule: for exponent biases; an integer's fraction names its own.
+        number_format: format. Numeric fields stay; a bias of None is derived.
+        samples: values of any shape. Non-finite values are ignored.
+        rule: rule for exponent biases. Integers specify their own rule.
 
     >>> import torch
     >>> fitted(Log(4), torch.tensor([0.5, 0.25])).exponent_bias
     8
     """
     if not (isinstance(number_format, WITH_BIAS) and number_format.exponent_bias is None):
-        found: NumberFormat = number_format.fitted(samples)
-        return found
+        result: NumberFormat = number_format.fitted(samples)
+        return result
     sample = even_sample(samples.detach()[samples.detach().isfinite()].double(), MAX_SAMPLES)
     magnitudes = sample.abs()[sample != 0]
     if not magnitudes.numel():
@@ -182,14 +185,14 @@ def fitted(number_format: NumberFormat, samples: Tensor, rule: Rule = "mse") -> 
 
 
 def _valid_biases(number_format: NumberFormat, biases: Sequence[int]) -> list[NumberFormat]:
-    """The format with each bias that it takes; as it is where it takes none of them."""
-    found: list[NumberFormat] = []
+    """Returns the format with each valid bias, or unchanged if no bias is valid."""
+    variants: list[NumberFormat] = []
     for bias in biases:
         try:
-            found.append(dataclasses.replace(number_format, exponent_bias=bias))  # type: ignore[type-var]
+            variants.append(dataclasses.replace(number_format, exponent_bias=bias))  # type: ignore[type-var]
         except ConfigError:
             continue
-    return found or [number_format]
+    return variants or [number_format]
 
 
 def _error(number_format: NumberFormat, sample: Tensor) -> float:
@@ -197,7 +200,7 @@ def _error(number_format: NumberFormat, sample: Tensor) -> float:
 
 
 def get_fields(given: str | NumberFormat) -> set[str]:
-    """The fields of a format given by name whose values may be given; of any other, none.
+    """Returns the configurable fields of a format name; an empty set for other formats.
 
     >>> "width" in get_fields("mxint"), "width" in get_fields("binary"), get_fields("4.auto")
     (True, False, set())

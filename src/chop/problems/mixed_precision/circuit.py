@@ -1,4 +1,4 @@
-"""Costs of a model's circuit by the formats of its operators: nothing is synthesized."""
+"""Circuit costs of a model by the formats of its operators, computed without synthesis."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from chop.search.objective import NotANumberError
 from chop.search.space import Config
 
 ROWS = 2
-"""Of the example that sizes follow: one could be taken for a dimension without rows."""
+"""Rows of the example input; with one row, the batch dimension would be ambiguous."""
 USUAL_CLOCK_MHZ = 100.0
 STEP = 1.25
-"""From one fold that is tried on a device to the next."""
+"""Ratio of successive folds tried for a device."""
 OTHERS = "8.auto"
-"""The format of operators that no search is about."""
+"""Format of operators without a choice."""
 
 
 @dataclass(frozen=True)
 class CircuitSettings:
-    """What a circuit is made for.
+    """Target of a circuit.
 
     Attributes:
-        folds: most cycles of a component for a sample, each an option; without any, one of about
-            256 multipliers, or the first one that the device holds.
-        device: whose resources are counted; None for one of 7-series.
-        clock_mhz: that latencies are told at.
-        others: the format of operators that no choice is about.
-        varies_fold: without `folds`, cycles around the one that is chosen are options, too.
+        folds: options for the maximum number of cycles of a component per sample. Empty for a
+            single fold: about 256 multipliers, or the first one that fits the device.
+        device: device whose resources are counted. None for a 7-series device.
+        clock_mhz: clock frequency for latencies.
+        others: format of operators without a choice.
+        varies_fold: adds folds around the default as options if `folds` is empty.
     """
 
     folds: tuple[int, ...] = ()
@@ -55,20 +55,22 @@ class CircuitSettings:
 
     @property
     def family(self) -> Family:
-        """Of the device."""
+        """Family of the device."""
         return XC7 if self.device is None else self.device.family
 
 
 @dataclass(eq=False)
 class CircuitCosts:
-    """What the circuit of a choice takes: that of the design that is emitted, exactly.
+    """Circuit costs of a configuration, equal to those of the emitted design.
 
-    The model is lowered to integers and planned, in some tens of milliseconds; equal choices once.
+    The model is lowered to integers and planned, which takes tens of milliseconds. Results are
+    cached.
 
     Args:
         layers: all operators of a graph.
-        batches: of inputs by name, in which blocks with shared exponents find their windows.
-        settings: what it is made for.
+        batches: input batches by name, from which formats with shared exponents derive their
+            windows.
+        settings: target of the circuit.
     """
 
     layers: Layers
@@ -77,16 +79,17 @@ class CircuitCosts:
     _known: dict[tuple[object, ...], DesignCost | str] = field(default_factory=dict)
 
     def grids(self, quantized: MaseGraph) -> Grids:
-        """Of a settled graph of these layers."""
+        """Returns the grids of a settled graph of these layers."""
         return observed_grids(quantized, self.batches)
 
     def integers(self, chosen: Mapping[str, Formats]) -> MaseGraph:
-        """The graph of integers of a choice.
+        """Returns the integer graph of a configuration.
 
         Raises:
-            ConfigError: operators or formats have no integer form; names all of them.
+            ConfigError: if operators or formats have no integer form; the message lists all of
+                them.
         """
-        # The engine is imported when it is used: it loads parts of torch.fx that take long.
+        # Imported lazily, because it loads slow parts of torch.fx.
         from chop.integer.lower import lower
         from chop.nn.integer import IntegerOptions
 
@@ -98,7 +101,7 @@ class CircuitCosts:
         return lower(quantized, example, self.grids(quantized), IntegerOptions(), True).mg
 
     def folds(self, chosen: Mapping[str, Formats]) -> tuple[int, ...]:
-        """The cycles that are options, ascending."""
+        """Returns the fold options in ascending order."""
         if self.settings.folds:
             return tuple(sorted(set(self.settings.folds)))
         usual = self._usual_fold(self.integers(chosen))
@@ -106,7 +109,7 @@ class CircuitCosts:
         return tuple(sorted({max(1, round(usual * 2.0**k)) for k in powers}))
 
     def _usual_fold(self, mg: MaseGraph) -> int:
-        """Cycles of about 256 multipliers, or more of them, in steps of a quarter, for a device."""
+        """Returns the fold for about 256 multipliers, or a larger one that fits the device."""
         fold, device = default_fold(mg), self.settings.device
         slowest = netlist(mg, UNFOLDED).interval
         while device is not None and fold < slowest:
@@ -116,15 +119,15 @@ class CircuitCosts:
         return fold
 
     def design(self, chosen: Mapping[str, Formats], fold: int) -> DesignCost:
-        """What the design takes.
+        """Returns the planned design.
 
         Raises:
-            ConfigError: there is no circuit; names what has none.
+            ConfigError: if there is no circuit; the message lists unsupported operators.
         """
         formats = tuple(
             (name, operand, fmt.key)
-            for name, of_layer in chosen.items()
-            for operand, fmt in of_layer.items()
+            for name, formats_by_operand in chosen.items()
+            for operand, fmt in formats_by_operand.items()
         )
         key = (fold, *formats)
         if key not in self._known:
@@ -132,23 +135,23 @@ class CircuitCosts:
                 self._known[key] = design_cost(self.integers(chosen), fold, self.settings.family)
             except ConfigError as error:
                 self._known[key] = str(error)
-        found = self._known[key]
-        if isinstance(found, str):
-            raise ConfigError(found)
-        return found
+        design = self._known[key]
+        if isinstance(design, str):
+            raise ConfigError(design)
+        return design
 
     def __call__(self, chosen: Mapping[str, Formats], fold: int) -> dict[str, float]:
-        """The numbers of `COSTS` that are those of a circuit.
+        """Returns the circuit costs among `COSTS`.
 
         Raises:
-            NotANumberError: the choice has no circuit: a trial of it fails, and no other.
+            NotANumberError: if the configuration has no circuit, which fails only its trial.
         """
         try:
-            found = self.design(chosen, fold)
+            design = self.design(chosen, fold)
         except ConfigError as error:
             raise NotANumberError(str(error)) from error
-        numbers = {**found.usage._asdict(), "interval": found.interval}
-        numbers["latency_us"] = found.latency / self.settings.clock_mhz
+        numbers = {**design.usage._asdict(), "interval": design.interval}
+        numbers["latency_us"] = design.latency / self.settings.clock_mhz
         assert set(numbers) == {name for name, cost in COSTS.items() if cost.is_of_circuit}
         return {name: float(number) for name, number in numbers.items()}
 
@@ -159,19 +162,20 @@ def begin(
     options: Sequence[str],
     list_formats: Callable[[Config], Mapping[str, Formats]],
 ) -> tuple[tuple[int, ...], Config]:
-    """The cycles that are options, ascending, and a mix that has a circuit.
+    """Returns the fold options in ascending order, and a configuration that has a circuit.
 
-    Options that have none everywhere are told; a mix with some of them may have one.
+    A warning lists options that have no circuit when used everywhere. Mixed configurations with
+    them may have one.
 
     Args:
-        costs: of the circuit.
-        names: of the choices.
-        options: of each choice, those of few bits first.
-        list_formats: a mix of some choices -> formats of the layers, of those choices alone.
-    Returns: of the mixes that take one option everywhere that of fewest bits; where none of them
-        has a circuit, one that was found choice by choice.
+        costs: circuit costs.
+        names: names of the choices.
+        options: options of each choice, in order of bits.
+        list_formats: maps a partial configuration to the formats of its layers.
+    Returns: the uniform configuration of fewest bits with a circuit. If there is none, a greedily
+        built one.
     Raises:
-        ConfigError: no such mix has a circuit.
+        ConfigError: if no such configuration has a circuit.
     """
     folds, refused = tuple[int, ...](), dict[str, str]()
     base: Config | None = None
@@ -189,8 +193,8 @@ def begin(
     if refused:
         first, reason = next(iter(refused.items()))
         warn_once(
-            f"no circuit has one format everywhere where that is {' or '.join(refused)} (of "
-            f"{first}: {reason}): a trial of a mix without a circuit fails, and no other."
+            f"no circuit has {' or '.join(refused)} in all layers ({first}: {reason}): trials "
+            "without a circuit fail, the others go on."
         )
     return folds, base
 
@@ -201,11 +205,13 @@ def _by_choice(
     options: Sequence[str],
     list_formats: Callable[[Config], Mapping[str, Formats]],
 ) -> Config:
-    """A mix that has a circuit: each choice takes the first option that has one beside those before
-    it, while those after it have the format of the other operators.
+    """Builds a configuration with a circuit greedily.
+
+    Each choice takes the first option that has a circuit together with the earlier choices, while
+    later choices have the format of the other operators.
 
     Raises:
-        ConfigError: a choice has no such option.
+        ConfigError: if a choice has no such option.
     """
     others = parse_format_string(costs.settings.others)
     taken: dict[str, str] = {}
@@ -225,5 +231,7 @@ def _by_choice(
                 reasons[text] = str(error).rstrip(".")
         if name not in taken:
             first, reason = next(iter(reasons.items()))
-            raise ConfigError(f"no mix of the formats has a circuit: {name} in {first}: {reason}.")
+            raise ConfigError(
+                f"no combination of the formats has a circuit: {name} in {first}: {reason}."
+            )
     return taken

@@ -1,4 +1,4 @@
-"""Costs of a format assignment, known before a trial runs: their table, and those of bits."""
+"""Costs of a format assignment that are known before a trial: cost table and bit costs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from chop.problems.mixed_precision.layers import FLOAT, Formats, Layer, Layers
 
 @dataclass(frozen=True)
 class Cost:
-    """A row of the table of costs; less is better.
+    """Cost in the cost table; less is better.
 
     Attributes:
-        unit: for tables and axes.
-        is_of_circuit: True for a number of the model's circuit, which
-            `chop.problems.mixed_precision.circuit` computes; else one of the formats, see `Costs`.
+        unit: unit in tables and on axes.
+        is_of_circuit: True for circuit costs of `chop.problems.mixed_precision.circuit`, False for
+            costs of the formats, see `Costs`.
     """
 
     unit: str
@@ -29,21 +29,21 @@ COSTS = {
     "bits": Cost("bits per weight"),
     "activation_bits": Cost("bits per input"),
     "bytes": Cost("bytes"),
-    "bit_operations": Cost("bit operations of a sample"),
+    "bit_operations": Cost("bit operations per sample"),
     "lut": Cost("lookup tables", True),
     "ff": Cost("flip-flops", True),
     "dsp": Cost("multipliers", True),
     "bram": Cost("block memories", True),
     "interval": Cost("cycles between samples", True),
-    "latency_us": Cost("microseconds to the last result of a sample", True),
+    "latency_us": Cost("microseconds from a sample to its last result", True),
 }
-"""By name: numbers that follow from what is chosen, and that goals and budgets may be about."""
+"""Cost name -> cost, for goals and budgets."""
 FLOAT_BITS = 32
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """A parameter, and the layers and operands that take it."""
+    """Parameter and the layer operands that use it."""
 
     numel: int
     shape: torch.Size
@@ -51,7 +51,7 @@ class _Stored:
     users: tuple[tuple[str, str], ...]
 
     def bits(self, chosen: Mapping[str, Formats]) -> float:
-        """Of all its elements, in the widest of the formats in which it is taken."""
+        """Returns the bits of all elements in the widest format of its uses."""
         formats = [chosen.get(name, {}).get(operand, FLOAT) for name, operand in self.users]
         return self.numel * max(bit_width(fmt, self.shape, self.float_bits) for fmt in formats)
 
@@ -59,16 +59,16 @@ class _Stored:
 def bit_width(
     number_format: NumberFormat, shape: torch.Size, float_bits: int = FLOAT_BITS
 ) -> float:
-    """Storage per element of a tensor of this shape."""
+    """Returns the bits per element of a tensor of this shape."""
     return float(float_bits) if number_format.is_identity else number_format.bits(shape)
 
 
 class Costs:
     """Cost model of a format assignment.
 
-    `bits`: average storage per element of the parameters of the layers, biases included; one that
-    several layers share counts once, in the widest format. `activation_bits`: the same of the
-    layers' inputs. `bytes`: of all parameters of the model, those outside the layers as they are.
+    `bits`: average storage per element of the layers' parameters, including biases. A parameter
+    shared by several layers counts once, in the widest format. `activation_bits`: average storage
+    per element of the layers' inputs. `bytes`: storage of all parameters of the model.
     `bit_operations`: sum over the layers of (multiply-accumulates for one row of data) x (bits of
     data_in) x (bits of weight), as in van Baalen et al. 2020 (Bayesian Bits), arXiv:2005.07093,
     appendix B.2.1.
@@ -91,7 +91,7 @@ class Costs:
         self._other_bits = 8 * sum(x.nbytes for x in every if id(x) not in tensors)
 
     def __call__(self, chosen: Mapping[str, Formats]) -> dict[str, float]:
-        """The numbers of `COSTS` that are not those of a circuit."""
+        """Returns the costs among `COSTS` that are not circuit costs."""
         stored = sum(stored.bits(chosen) for stored in self._stored)
         read, elements, operations = 0.0, 0.0, 0.0
         for name, layer in self.by_name.items():
@@ -107,7 +107,7 @@ class Costs:
         }
 
     def ties(self, costs: Sequence[str]) -> list[set[tuple[str, str]]]:
-        """Operands of layers whose parts of these costs do not add up."""
+        """Returns groups of layer operands whose contributions to these costs do not add up."""
         stored = [set(stored.users) for stored in self._stored if len(stored.users) > 1]
         products = [{(name, "data_in"), (name, "weight")} for name in self.by_name]
         is_stored = {"bits", "bytes"} & set(costs)
@@ -115,17 +115,19 @@ class Costs:
         return (stored if is_stored else []) + (products if is_product else [])
 
     def share(self, name: str, operand: str, number_format: NumberFormat) -> float:
-        """What a layer's operand adds to `bits`; a parameter of several counts for the first."""
+        """Returns an operand's share of `bits`; shared parameters count at their first use."""
         own = [stored for stored in self._stored if stored.users[0] == (name, operand)]
         bits = (s.numel * bit_width(number_format, s.shape, s.float_bits) for s in own)
         return sum(bits) / max(self.numel, 1)
 
 
 def _inputs(layer: Layer, formats: Formats) -> tuple[float, float]:
-    """(bits, elements) of a layer's inputs for one row of data."""
+    """Returns (bits, elements) of a layer's inputs for one row of data."""
     fmt = formats.get("data_in", FLOAT)
-    found = [(count * bit_width(fmt, shape), count) for count, shape in layer.inputs.values()]
-    return sum(bits for bits, _ in found), sum(count for _, count in found)
+    bits_and_counts = [
+        (count * bit_width(fmt, shape), count) for count, shape in layer.inputs.values()
+    ]
+    return sum(bits for bits, _ in bits_and_counts), sum(count for _, count in bits_and_counts)
 
 
 def _bit_operations(layer: Layer, formats: Formats) -> float:

@@ -1,4 +1,4 @@
-"""Fisher information: the loss increase by rounding, one backward for all layers and formats."""
+"""Fisher information: loss increase of all layers and formats from one backward pass."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from chop.train.feed import eval_mode
 from chop.train.model_io import loss_and_answers
 
 LossIncreases = dict[tuple[str, str], float]
-"""By choice and option: the predicted increase of the loss while everything else is float."""
+"""(choice, option) -> predicted loss increase while everything else is float."""
 
 
 def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
-    """The increase of the loss that the diagonal of the empirical Fisher information predicts.
+    """Returns the loss increases predicted by the diagonal of the empirical Fisher information.
 
-    Of a parameter W in format Q: 1/2 sum_i F_ii (Q(W) - W)_i^2, F_ii the mean over batches of
-    B g_i^2, g the gradient of the mean loss of the B answers of a batch. Of an input x: the mean
-    over batches of B/2 sum_i g_i^2 (Q(x) - x)_i^2, padding left out. A choice adds up all that it
-    rounds.
+    For a parameter W in format Q, it is 1/2 sum_i F_ii (Q(W) - W)_i^2. F_ii is the mean over
+    batches of B g_i^2, with g the gradient of the mean loss of the B answers of a batch. For an
+    input x, it is the mean over batches of B/2 sum_i g_i^2 (Q(x) - x)_i^2 without padding. A choice
+    adds up the increases of its operands.
 
     Args:
-        problem: what can be chosen.
-        rows: labeled rows in batches, of the problem's model.
-    Returns: in the unit of the loss, of classes nats.
+        problem: problem with the choices.
+        rows: labeled rows in batches, from the problem's model.
+    Returns: loss increases in the unit of the loss, nats for classes.
     Raises:
-        ConfigError: the loss has no gradient, or is NaN or infinite.
+        ConfigError: if the loss has no gradient, or is NaN or infinite.
     Source: Zandonati et al. 2022 (FIT), arXiv:2210.08502, section 3, which models the rounding
         errors of inputs; here they are measured. A weight that several layers share counts
         in each of them.
@@ -57,17 +57,17 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
                     observer.end_batch()
     finally:
         problem.layers.switch({})
-    found = dict.fromkeys(problem.pairs, 0.0)
+    increases = dict.fromkeys(problem.pairs, 0.0)
     for choice, observer in observers:
         for text, increase in observer.loss_increases().items():
-            found[choice, text] += increase / len(rows.batches)
-    return found
+            increases[choice, text] += increase / len(rows.batches)
+    return increases
 
 
 def _insert_observers(
     problem: PrecisionProblem, anchor: Tensor
 ) -> list[tuple[str, _GradientObserver]]:
-    """Puts observers in the place of the formats of all that choices round; by choice."""
+    """Replaces the formats of all choices by observers; returns observers by choice."""
     problem.layers.switch({})
     observers: list[tuple[str, _GradientObserver]] = []
     rounded = [
@@ -88,7 +88,7 @@ def _insert_observers(
 
 
 class _GradientObserver(StandIn):
-    """Observer in the place of a format: identity forward, records gradients backward."""
+    """Observer in place of a format: identity in the forward, records gradients in the backward."""
 
     def __init__(
         self, formats: Mapping[str, NumberFormat], is_parameter: bool, anchor: Tensor
@@ -105,7 +105,7 @@ class _GradientObserver(StandIn):
 
     def look(self, x: Tensor, gradient: Tensor, hidden: Tensor | None) -> None:
         if hidden is not None:
-            # Padding has no error, and must not set a scale that others share.
+            # Padding has no rounding error and must not affect shared scales.
             x, gradient = x.masked_fill(hidden, 0), gradient.masked_fill(hidden, 0)
         if self.is_parameter:
             self.parameter, self.gradient = x, self.gradient + gradient.double()
@@ -113,7 +113,7 @@ class _GradientObserver(StandIn):
             self.add(x, gradient.double().square())
 
     def end_batch(self) -> None:
-        """A parameter's gradients add up over a batch; those of an input are each row's own."""
+        """Accumulates a batch: gradients of a parameter add up, those of an input are per row."""
         self.squares, self.gradient = self.squares + self.gradient**2, 0.0
 
     def add(self, x: Tensor, squares: Tensor | float) -> None:
@@ -127,7 +127,7 @@ class _GradientObserver(StandIn):
 
 
 class _ObservedIdentity(torch.autograd.Function):
-    """The identity. By the anchor the backward reaches it even where nothing before it learns."""
+    """Identity with an anchor input, so that the backward reaches it below frozen layers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, observer: _GradientObserver) -> Tensor:

@@ -1,4 +1,4 @@
-"""Goals of a search over formats: what a trial measures, and which way is better."""
+"""Goals of a search over formats: measurable numbers and their directions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chop.train.tasks import known_metrics
 
 
 def directions() -> dict[str, Direction]:
-    """Returns what a trial can measure, and which way is better."""
+    """Returns name -> direction of each measurable number."""
     metrics = known_metrics().items()
     return {
         **{name: "maximize" if m.higher_is_better else "minimize" for name, m in metrics},
@@ -24,11 +24,11 @@ def precision_goals(
     budgets: Mapping[str, float],
     further: Mapping[str, Direction] | None = None,
 ) -> tuple[Goal | Constraint, ...]:
-    """Objectives and budgets of a search over formats, see `named_goals`.
+    """Returns the objectives and budgets of a search over formats, see `named_goals`.
 
     Args:
         names: names of the objectives.
-        budgets: bound of each constraint, by name.
-        further: directions of numbers of a user's function, by name.
+        budgets: name -> bound of each constraint.
+        further: name -> direction of further numbers from a user's function.
     """
     return named_goals(names, budgets, {**directions(), **(further or {})}, sizes=COSTS)

@@ -1,4 +1,4 @@
-"""Held-out rows: configurations of a search judged on rows that no trial saw."""
+"""Scores of configurations on held-out rows, which no trial used."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from chop.train.judge import interval_of_rows
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """A configuration on rows that no trial saw.
+    """Scores of a configuration on held-out rows.
 
     Attributes:
-        value: the task's metric.
-        interval: of the value, see `chop.train.intervals.compute_interval`.
-        predictions: (K, ...) as the metric takes them, K the answers that are compared.
-        divergences: of classes float64 (K,), KL from the float model's answers in nats; of
-            pictures the mean over their pixels.
-        losses: float64 (K,), the task's loss of each answer; None where it is not searched for.
+        value: task metric.
+        interval: confidence interval of the value, see `chop.train.intervals.compute_interval`.
+        predictions: (K, ...) predictions for the metric; K is the number of compared answers.
+        divergences: float64 (K,) KL divergence from the float model's answers in nats, for classes.
+            For pictures, the mean over pixels.
+        losses: float64 (K,) task loss of each answer. None if the loss is not an objective.
     """
 
     value: float
@@ -38,48 +38,48 @@ class HeldOutScore:
     losses: Tensor | None = None
 
     def formatted(self, metric: Metric) -> str:
-        """The metric with its interval."""
+        """Formats the metric with its interval."""
         return metric.format_value(self.value) + format_interval(self.interval, metric)
 
     def format_cell(self, metric: Metric) -> str:
-        """The same for a table."""
+        """Formats the metric for a table."""
         return format_cell(self.value, self.interval, metric)
 
     @property
     def kl(self) -> float | None:
-        """The mean divergence."""
+        """Mean divergence."""
         return None if self.divergences is None else self.divergences.mean().item()
 
 
 class HeldOutRows:
-    """Judges configurations of a problem on rows that no trial saw.
+    """Scorer of a problem's configurations on held-out rows.
 
     Args:
-        found: the problem.
-        held_out: the rows.
-        goal: the first objective of the search, by which `compare` decides if it is the task's
-            metric, "kl" or "loss"; else the metric decides.
+        problem: problem with the choices.
+        held_out: held-out rows.
+        goal: first objective of the search. `compare` decides by it if it is "kl", "loss" or the
+            task metric, else by the task metric.
     """
 
     __test__ = False
 
     def __init__(
-        self, found: PrecisionProblem, held_out: Evaluator, goal: str | None = None
+        self, problem: PrecisionProblem, held_out: Evaluator, goal: str | None = None
     ) -> None:
-        self.found, self.held_out = found, held_out
+        self.problem, self.held_out = problem, held_out
         self.metric: Metric = held_out.task.metric
         self.goal = goal if goal in SCORES else self.metric.name
-        self.is_judged, self.has_rows = found.judge is not None, True
+        self.is_judged, self.has_rows = problem.judge is not None, True
         if not self.is_judged:
-            self.reference = held_out.of(found.model(None)).logits()
+            self.reference = held_out.of(problem.model(None)).logits()
 
     def score(self, config: Config | None) -> HeldOutScore:
         """Scores a configuration; None is the float model."""
-        if self.found.judge is not None:
-            rows, self.has_rows = self.found.judge.rows(self.found.model(config))
+        if self.problem.judge is not None:
+            rows, self.has_rows = self.problem.judge.rows(self.problem.model(config))
             interval = interval_of_rows(rows) if self.has_rows else None
             return HeldOutScore(self.metric.score(rows, rows), interval, rows, None)
-        logits = self.held_out.of(self.found.model(config)).logits()
+        logits = self.held_out.of(self.problem.model(config)).logits()
         divergences = None
         if self.held_out.task.is_categorical:
             divergences = row_divergences(self.reference, logits)
@@ -95,24 +95,24 @@ class HeldOutRows:
         return torch.stack([self.held_out.task.loss(*pair).double() for pair in pairs])
 
     def compare(self, mine: HeldOutScore, other: HeldOutScore, label: str) -> tuple[str, str]:
-        """What a searched configuration gains on one that needed no search.
+        """Compares a searched configuration with a baseline.
 
-        Intervals are those of the paired bootstrap: the same rows of both, drawn with replacement.
+        Intervals are from the paired bootstrap over rows.
 
-        Returns: the verdict for a line, and a sentence with the numbers. The search's goal decides;
-            another number that differs beyond its error is named.
+        Returns: a short verdict, and a sentence with the numbers. The goal of the search decides;
+            other significant differences are mentioned.
         """
         if torch.equal(mine.predictions, other.predictions) and mine.kl == other.kl:
             return (
-                f", as of {label}",
-                f"The best is {label} itself: the search found nothing better.",
+                f", equal to {label}",
+                f"The search result equals {label}.",
             )
         if not self.has_rows or mine.predictions.shape != other.predictions.shape:
             gain = self.metric.gain(mine.value, other.value)
             text = f"{'better' if gain > 0 else 'no better'} than {label}"
             return (
-                f", {text}, of no known error",
-                f"Gained on {label}: {self.metric.name} {gain:+.3g}; one number has no interval.",
+                f", {text}, of unknown error",
+                f"Gain over {label}: {self.metric.name} {gain:+.3g}, without an interval.",
             )
         gains = self._gains(mine, other)
         signs = {name: get_sign(ends) for name, ends in gains.items()}
@@ -124,11 +124,11 @@ class HeldOutRows:
             ends = f"{factor * low:+.3g} to {factor * high:+.3g}{unit}"
             parts.append(f"{name} {ends} ({words[signs[name]]})")
         where = "" if self.is_judged else " on the test rows"
-        gained = f"Gained on {label}{where}, {LEVEL_TEXT} intervals of paired rows: "
+        gained = f"Gain over {label}{where}, {LEVEL_TEXT} intervals over paired rows: "
         return f", {verdict}", f"{gained}{'; '.join(parts)}: {verdict}."
 
     def _gains(self, mine: HeldOutScore, other: HeldOutScore) -> dict[str, tuple[float, float]]:
-        """The interval of what is gained, by the name of the number."""
+        """Returns the interval of the gain by name of the number."""
         metric = self.metric
         labels = mine.predictions
         if not self.is_judged:

@@ -1,4 +1,4 @@
-"""Latency of a quantized graph with packed weights: a custom metric of searches."""
+"""Latency of a quantized graph with packed weights, as a custom metric of searches."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ WARM_UP = 3
 
 
 def packed_latency(batch: Mapping[str, Tensor], repeats: int = 20) -> Callable[[MaseGraph], float]:
-    """A function of a graph: the median milliseconds of a forward on `batch`, weights packed.
+    """Returns a function that measures the median forward time of a graph with packed weights.
 
-    Fake-quantized graphs are slower the more they round, so the time is that of the packed one.
-    It is measured in this process, and other work on the machine disturbs it: give such a search
-    one worker, and the machine to itself.
+    The packed graph is timed, because fake quantization is slower the more it rounds. The time is
+    measured in this process and disturbed by other work on the machine, so run such a search with
+    one worker on an idle machine.
 
     Args:
         batch: inputs by name, on the device of the graph.
-        repeats: forwards that are timed, after three that are not.
+        repeats: number of timed forwards, after three warm-up forwards.
     Raises:
-        ConfigError: no repeats; from the function, that nothing of the graph can be packed.
+        ConfigError: if `repeats` is below 1. The returned function raises it if the graph has
+            nothing to pack.
 
     Example: `PrecisionProblem(..., custom_metrics={"latency_ms": packed_latency(batch)})`.
     """

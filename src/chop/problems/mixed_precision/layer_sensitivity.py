@@ -1,6 +1,6 @@
-"""Sensitivity per layer to each format; needs no search.
+"""Sensitivity of each layer to each format, without a search.
 
-Each number is about one layer in one format while everything else is float.
+Each number refers to one layer in one format while everything else is float.
 """
 
 from __future__ import annotations
@@ -29,38 +29,39 @@ from chop.train.model_io import loss_and_answers
 from chop.train.rows import take_split
 
 METRICS = ("kl", "mse", "weight_error", "fisher", "hessian", "activation_variance")
-"""See `Sensitivity`."""
-OF_OUTPUTS = ("kl", "mse")
-"""Metrics that take a run of the model for each layer and format; the others take none."""
+"""Sensitivity metrics, see `Sensitivity`."""
+OUTPUT_METRICS = ("kl", "mse")
+"""Metrics that need a forward pass for each layer and format."""
 VECTORS = 16
 GRADIENT_ROWS = 256
 GRADIENT_BATCH = 32
 
 
 class Sensitivity:
-    """Measures a problem's choices one by one. W is a layer's weight, Q(W) the rounded one.
+    """Measurement of a problem's choices one by one. W is a weight, Q(W) the rounded weight.
 
-    `kl`: mean over the rows of KL(float answer || answer), in nats, NaN where answers are no
-    classes. `mse`: mean squared change of a logit. `fisher`: see
-    `chop.problems.mixed_precision.fisher`. These see whatever the choice rounds; the others see
-    weights only, and are NaN for a choice of inputs:
+    `kl`: mean over the rows of KL(float answer
 
-    `weight_error`: |Q(W) - W|^2 / |W|^2. `hessian`: 1/2 tr(H)/n |Q(W) - W|^2 for n weights, the
-    trace of the loss's Hessian by Hutchinson's estimator; negative where the loss curves down.
-    `activation_variance`: Var(x) |Q(W) - W|^2, x the layer's inputs.
+    answer) in nats, NaN if answers are not classes. `mse`: mean squared change of a logit.
+    `fisher`: see `chop.problems.mixed_precision.fisher`. These metrics cover all operands of a
+    choice. The others cover weights only, and are NaN for a choice of inputs:
+
+    `weight_error`: |Q(W) - W|^2 / |W|^2. `hessian`: 1/2 tr(H)/n |Q(W) - W|^2 for n weights, with
+    the trace of the loss's Hessian by Hutchinson's estimator; negative where the loss has negative
+    curvature. `activation_variance`: Var(x) |Q(W) - W|^2, with x the inputs of the layer.
 
     Sources: hessian: Dong et al. 2019 (HAWQ-V2), arXiv:1911.03852, equation 9, there without the
-    1/2 of the Taylor series. activation_variance: the criterion of that name in NNCF, for a noise
-    of its own.
+    1/2 of the Taylor series. activation_variance: the criterion of that name in NNCF, which uses
+    another noise.
 
     Args:
-        problem: what can be chosen, and the rows that outputs are compared on.
-        rows: labeled rows that gradients are taken on; 256 of them are.
-        metrics: names out of `METRICS`.
-        vectors: random vectors of the trace.
-        seed: of these.
+        problem: problem with the choices and the rows on which outputs are compared.
+        rows: labeled rows for gradients, of which 256 are used.
+        metrics: names from `METRICS`.
+        vectors: number of random vectors for the trace.
+        seed: seed of the random vectors.
     Raises:
-        ConfigError: an unknown metric, or none.
+        ConfigError: if a metric is unknown, or there are no metrics.
     """
 
     def __init__(
@@ -79,20 +80,20 @@ class Sensitivity:
         self._batches = gradient_rows(problem, rows)
 
     def measure(self, name: str, text: str) -> dict[str, float]:
-        """The metrics of one choice and option, and the task's, where outputs are compared."""
+        """Returns the metrics of an option, with the task metric if outputs are compared."""
         layers = self.problem.layers
         layers.switch(self.problem.only(name, text))
-        found: dict[str, float] = {}
-        if set(self.metrics) & set(OF_OUTPUTS):
-            found = self._of_outputs()
-        found |= self._of_weights(name)
+        metrics: dict[str, float] = {}
+        if set(self.metrics) & set(OUTPUT_METRICS):
+            metrics = self._measure_outputs()
+        metrics |= self._measure_weights(name)
         if "fisher" in self.metrics:
-            found["fisher"] = self._fisher[name, text]
+            metrics["fisher"] = self._fisher[name, text]
         layers.switch({})
-        kept = (self.problem.evaluator.task.metric.name, *self.metrics)
-        return {metric: found[metric] for metric in kept if metric in found}
+        names = (self.problem.evaluator.task.metric.name, *self.metrics)
+        return {metric: metrics[metric] for metric in names if metric in metrics}
 
-    def _of_outputs(self) -> dict[str, float]:
+    def _measure_outputs(self) -> dict[str, float]:
         evaluator, reference = self.problem.evaluator, self.problem.reference
         logits = evaluator.logits()
         return {
@@ -101,22 +102,22 @@ class Sensitivity:
             "mse": F.mse_loss(logits.double(), reference.double()).item(),
         }
 
-    def _of_weights(self, name: str) -> dict[str, float]:
+    def _measure_weights(self, name: str) -> dict[str, float]:
         layer, operands = self.problem.targets[name]
         operator = self.problem.layers.by_name[layer].operator
         weight = own_parameters(operator).get("weight")
         if weight is None or "weight" not in operands:
-            return dict.fromkeys(set(METRICS) - set(OF_OUTPUTS), float("nan"))
+            return dict.fromkeys(set(METRICS) - set(OUTPUT_METRICS), float("nan"))
         with torch.no_grad():
             exact = operator.effective("weight").double()
             error = operator.quantize("weight", weight).double() - exact
         total = error.square().sum().item()
-        found = {"weight_error": total / max(exact.square().sum().item(), 1e-30)}
+        metrics = {"weight_error": total / max(exact.square().sum().item(), 1e-30)}
         if "hessian" in self.metrics:
-            found["hessian"] = self._traces[layer] / weight.numel() * total / 2
+            metrics["hessian"] = self._traces[layer] / weight.numel() * total / 2
         if "activation_variance" in self.metrics:
-            found["activation_variance"] = self.problem.layers.input_variance(layer) * total
-        return found
+            metrics["activation_variance"] = self.problem.layers.input_variance(layer) * total
+        return metrics
 
     @cached_property
     def _weights(self) -> dict[str, nn.Parameter]:
@@ -129,7 +130,7 @@ class Sensitivity:
 
     @cached_property
     def _traces(self) -> dict[str, float]:
-        """The trace of each layer's block of the Hessian of the loss of the first batch."""
+        """Traces of each layer's block of the Hessian of the loss on the first batch."""
         weights = list(self._weights.values())
         middle = len(self._batches.batches) // 2
         inputs, labels = self._batches.batches[middle]
@@ -139,7 +140,7 @@ class Sensitivity:
             loss, _ = loss_and_answers(self.model(**inputs), labels, self._batches.task)
             check_loss(loss, inputs, middle, "the trace of the Hessian")
             first = torch.autograd.grad(loss, weights, create_graph=True, materialize_grads=True)
-            # Layer by layer: a vector over all of them would add their cross terms as noise.
+            # Each layer separately, because a joint vector would add cross terms as noise.
             for (name, x), g in zip(self._weights.items(), first, strict=True):
                 for _ in range(self.vectors if g.requires_grad else 0):
                     v = _signs(x, generator)
@@ -151,7 +152,7 @@ class Sensitivity:
 
     @contextmanager
     def _differentiable(self) -> Iterator[None]:
-        """The float model in evaluation mode, with gradients of frozen weights too."""
+        """Yields the float model in evaluation mode with gradients for all weights."""
         frozen = [x for x in self._weights.values() if not x.requires_grad]
         self.problem.layers.switch({})
         try:
@@ -173,46 +174,46 @@ def sensitivity(
     on_result: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """Sensitivity per layer to each format, as a table.
+    """Measures the sensitivity of each layer to each format.
 
     Args:
-        mg: the graph of a trained classifier, with metadata; it stays as it is.
-        train: labeled rows that scales are derived from and gradients are taken on.
-        rows: labeled rows that outputs are compared on.
-        metrics: what to measure, see `Sensitivity`.
-        on_result: called with each line as it is measured.
-        settings: further ones of `PrecisionProblem`: `formats`, `ranges`, `operators`,
+        mg: graph of a trained classifier with metadata. It is not modified.
+        train: labeled rows for scales and gradients.
+        rows: labeled rows on which outputs are compared.
+        metrics: names of the metrics, see `Sensitivity`.
+        on_result: called with each row as it is measured.
+        settings: further arguments of `PrecisionProblem`: `formats`, `ranges`, `operators`,
             `operands`, `per` ...
     Returns: a mapping for each choice and option: `layer`, `format`, `bits` (average storage per
-        weight), `accuracy` (of `rows`, where `kl` or `mse` is measured), and the metrics.
+        weight), `accuracy` (on `rows`, if `kl` or `mse` is measured), and the metrics.
     Raises:
-        ConfigError: an unknown metric or setting.
+        ConfigError: if a metric or setting is unknown.
     """
     check_metrics(metrics)
     problem = PrecisionProblem(mg, train, rows, **settings)
     probe = Sensitivity(problem, train, metrics)
-    found = []
+    results = []
     for name, text in problem.pairs:
-        found.append({**line(problem, name, text), **probe.measure(name, text)})
+        results.append({**line(problem, name, text), **probe.measure(name, text)})
         if on_result is not None:
-            on_result(found[-1])
-    return found
+            on_result(results[-1])
+    return results
 
 
 def gradient_rows(problem: PrecisionProblem, rows: Any) -> Evaluator:
-    """256 of the rows, evenly spaced, in the batches that gradients are taken of."""
+    """Returns 256 evenly spaced rows in batches for gradients."""
     task = problem.evaluator.task
     taken = read_rows(take_split(rows, "train"), task).spread(GRADIENT_ROWS)
     return Evaluator(problem.layers.mg.model, taken, batch_size=GRADIENT_BATCH, task=task)
 
 
 def line(problem: PrecisionProblem, name: str, text: str) -> dict[str, Any]:
-    """What is known of a choice and option before anything is measured."""
+    """Returns the table row of a choice and option without measurements."""
     return {"layer": name, "format": text, "bits": problem.bits(name, text)}
 
 
 def check_metrics(metrics: Sequence[str]) -> None:
-    """Raises ConfigError where a metric is unknown, or there is none."""
+    """Raises ConfigError if a metric is unknown, or there are no metrics."""
     for metric in metrics:
         check_known(metric, METRICS, "metrics: unknown")
     if not metrics:

@@ -1,4 +1,4 @@
-"""Quantizable layers of a graph: formats are switched in place, scales calibrated once."""
+"""Quantizable layers of a graph, with formats switched in place and scales calibrated once."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from chop.quantization.calibration import sample_operands
 from chop.train.feed import eval_mode
 
 Formats = Mapping[str, NumberFormat]
-"""Formats by operand: `data_in`, `weight`, `bias`."""
+"""Operand (`data_in`, `weight`, `bias`) -> format."""
 FLOAT = Float()
 PARAMETERS = ("weight", "bias")
 
 
 @dataclass
 class Layer:
-    """One operator.
+    """Quantizable layer.
 
     Attributes:
-        name: its path in the model; of a function call, the node's name.
-        parts: by path, the quantized operators that it is made of: itself, as a rule.
-        operands: what it has to quantize.
-        macs: multiply-accumulate operations for one row of data.
-        inputs: elements of each part's input for one row of data, and the input's shape.
+        name: path in the model, or the node name of a function call.
+        parts: path -> quantized operator, usually only the layer itself.
+        operands: operands that can be quantized.
+        macs: number of multiply-accumulate operations for one row of data.
+        inputs: number of elements of each part's input for one row of data, and its shape.
     """
 
     name: str
@@ -52,35 +52,35 @@ class Layer:
 
     @property
     def operator(self) -> QuantizedOperator:
-        """The part with the parameters."""
+        """Part with the parameters."""
         return next(iter(self.parts.values()))
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Its own parameters that have a format, by operand."""
+        """Quantizable parameters by operand."""
         held = own_parameters(self.operator)
         return {name: x for name in PARAMETERS if (x := held.get(name)) is not None}
 
 
 class Layers:
-    """The layers of a graph that a search chooses formats for.
+    """Layers of a graph for which a search chooses formats.
 
-    Until `switch` they are float, and compute what the graph computes.
+    All layers are float until `switch` is called.
 
     Args:
-        mg: a graph with metadata; it stays as it is.
-        batches: a few batches of inputs by name, to derive scales from and to count with.
-        operators: names of operators; None takes the modules with a matrix of weights.
-        rule: how exponent biases are derived.
-        is_whole: the other operators that can be quantized are layers, too, which no search is
-            about: a circuit needs formats of all.
+        mg: copy of the graph.
+        batches: a few input batches by name, for calibration and counting.
+        operators: names of operators. None selects modules with a weight matrix.
+        rule: calibration rule for exponent biases.
+        is_whole: also includes all other quantizable operators, without choices, because a circuit
+            needs formats for all of them.
     Raises:
-        ConfigError: an unknown operator, or the graph has none of those.
+        ConfigError: if an operator is unknown, or the graph contains none of them.
 
     Attributes:
         mg: a graph of its own.
-        by_name: the layers, in the order in which they run.
-        searched: names of those of `operators`.
-        sharing: by the first layer that takes a weight, the others that take the same.
+        by_name: layers in execution order.
+        searched: names of the layers selected by `operators`.
+        sharing: first layer with a weight -> other layers with the same weight.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class Layers:
         self.sharing = _sharing(self.by_name)
         self._fitted: dict[tuple[str, str, str], NumberFormat] = {}
         self._specs: dict[tuple[str, ...], QuantSpec] = {}
-        kept = list(batches)
-        _count(self, kept[0])
+        samples = list(batches)
+        _count(self, samples[0])
         parts = {p: part for layer in self.by_name.values() for p, part in layer.parts.items()}
         inputs = {
             p: [n for n in part.operands if n not in own_parameters(part)]
             for p, part in parts.items()
         }
-        self._samples = sample_operands(self.mg.model, kept, inputs)
+        self._samples = sample_operands(self.mg.model, samples, inputs)
 
     def _layer(self, node: fx.Node) -> Layer:
         twin = self.mg.get_module(self.mg.node(node.name))
@@ -123,7 +123,7 @@ class Layers:
     def fit(
         self, path: str, part: QuantizedOperator, operand: str, fmt: NumberFormat
     ) -> NumberFormat:
-        """The format with its scale derived from what that operand of a part is; found once."""
+        """Returns the format calibrated for an operand of a part, from a cache."""
         key = (path, operand, fmt.key)
         if key not in self._fitted:
             is_parameter = own_parameters(part).get(operand) is not None
@@ -132,10 +132,10 @@ class Layers:
         return self._fitted[key]
 
     def switch(self, chosen: Mapping[str, Formats]) -> None:
-        """Gives the layers other formats, in place; layers and operands left out are float.
+        """Switches the layers to other formats in place; other layers and operands become float.
 
         Args:
-            chosen: formats by the name of a layer, fitted or not.
+            chosen: formats by layer name, calibrated or not.
         """
         for name, layer in self.by_name.items():
             formats = chosen.get(name, {})
@@ -153,28 +153,28 @@ class Layers:
         return self._specs[key]
 
     def input_variance(self, name: str) -> float:
-        """The variance of what a layer reads, as calibration saw it; NaN of what is no number."""
+        """Returns the variance of a layer's inputs during calibration; NaN for integers."""
         samples = self._samples.get(next(iter(self.by_name[name].parts)), {})
         x = samples.get("data_in")
         return float("nan") if x is None else x.double().var(unbiased=False).item()
 
     def rules(self, chosen: Mapping[str, Formats]) -> dict[str, dict[str, QuantSpec]]:
-        """The same choice as settings of `quantize_transform_pass` by name, scales derived.
+        """Returns the formats as settings of `quantize_transform_pass` by name, with scales.
 
         Raises:
-            ConfigError: a layer is made of several operators.
+            ConfigError: if a layer consists of several operators.
         """
         self.switch(chosen)
         for name, layer in self.by_name.items():
             if len(layer.parts) > 1:
                 raise ConfigError(
-                    f"layer '{name}' is made of {len(layer.parts)} operators with scales of their "
-                    "own, which one rule cannot hold; take the graph itself."
+                    f"layer '{name}' consists of {len(layer.parts)} operators with separate "
+                    "scales, which a single rule cannot express; use the graph itself."
                 )
         return {name: {"config": layer.operator.spec} for name, layer in self.by_name.items()}
 
     def graph(self, chosen: Mapping[str, Formats]) -> MaseGraph:
-        """A graph of its own in these formats, scales derived."""
+        """Returns a new graph in these formats, with scales."""
         self.switch(chosen)
         mg = self.mg.copy()
         for node in mg.nodes:
@@ -194,20 +194,20 @@ def _sharing(layers: Mapping[str, Layer]) -> dict[str, list[str]]:
 
 
 def list_operands(operator: QuantizedOperator) -> tuple[str, ...]:
-    """What an operator has to quantize: a layer may lack a bias, a call has what it is given."""
+    """Returns the quantizable operands that an operator has."""
     is_call = operator.function is not None
     return tuple(operator.operands if is_call else operator.present_operands(operator))
 
 
 def _chosen(mg: MaseGraph, operators: Sequence[str] | None, is_any: bool = False) -> list[fx.Node]:
-    """The nodes to choose formats for; of several calls of one module, the first.
+    """Returns the nodes that need formats; of several calls of one module, the first.
 
     Args:
         mg: the graph.
-        operators: names of operators; None takes modules with a matrix of weights.
-        is_any: takes whatever can be quantized.
+        operators: names of operators. None selects modules with a weight matrix.
+        is_any: selects all quantizable operators.
     """
-    found: dict[str, fx.Node] = {}
+    nodes: dict[str, fx.Node] = {}
     for node in mg.nodes:
         row, module = mg.operator(node), mg.get_module(node)
         can_be_named = row.is_quantizable or row.is_opt_in
@@ -218,15 +218,15 @@ def _chosen(mg: MaseGraph, operators: Sequence[str] | None, is_any: bool = False
         wanted = row.name in operators if operators is not None else _has_matrix(module)
         wanted |= is_any and row.is_quantizable
         if wanted and all(info.is_floating for info in results):
-            found.setdefault(_name(node), node)
+            nodes.setdefault(_name(node), node)
     for name in operators or ():
         if name not in (known := quantizable_operators(opt_in=True)):
             raise ConfigError(f"operators: unknown '{name}': {did_you_mean(name, known)}")
-    if not found:
+    if not nodes:
         what = "a matrix of weights" if operators is None else f"one of {', '.join(operators)}"
         present = sorted({mg.operator(node).name for node in mg.nodes} & OPS.keys())
         raise ConfigError(f"the model has no layer with {what}; it has: {', '.join(present)}.")
-    return list(found.values())
+    return list(nodes.values())
 
 
 def _has_matrix(module: nn.Module | None) -> bool:
@@ -239,11 +239,11 @@ def _name(node: fx.Node) -> str:
 
 
 def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
-    """Notes each layer's operations and inputs, from a forward of the float model."""
+    """Stores each layer's operations and inputs from a forward of the float model."""
     model = layers.mg.model
     rows = len(next(iter(batch.values())))
     parts = {path: part for x in layers.by_name.values() for path, part in x.parts.items()}
-    # Adapters are modules within a part, which count as part of it.
+    # Adapters are submodules of a part and count as part of it.
     paths = {module: path for path, part in parts.items() for module in part.modules()}
     seen: dict[str, torch.Size] = {}
     flops, counts = dict.fromkeys(parts, 0), FlopCounts()
@@ -268,7 +268,7 @@ def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
 
 
 def _in_order(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments of a call in the order of its parameters."""
+    """Returns the arguments of a call in the order of its parameters."""
     names: Iterable[str] = inspect.signature(module.forward).parameters
     if isinstance(module, QuantCall):
         names = module.arguments

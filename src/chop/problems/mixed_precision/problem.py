@@ -1,8 +1,8 @@
-"""Mixed precision as a search: which format each layer of a trained model takes.
+"""Mixed-precision problem: the format of each layer of a trained model.
 
 Only formats are searched. Fractions and exponent biases are derived from training rows, once for
-each layer, operand and format; a trial switches formats in place, rounds only weights that were
-never rounded that way, and runs the model on batches that were made once.
+each layer, operand and format. A trial switches formats in place, rounds only weights that have not
+been rounded in that format before, and runs the model on prepared batches.
 """
 
 from __future__ import annotations
@@ -35,72 +35,72 @@ if TYPE_CHECKING:
     from chop.problems.mixed_precision.circuit import CircuitCosts, CircuitSettings
 
 Cost = Callable[[MaseGraph], float]
-"""A number of a quantized graph: its latency, what it takes on a chip ..."""
+"""Custom metric of a quantized graph, such as latency or chip area."""
 
 Targets = dict[str, tuple[str, tuple[str, ...]]]
 PER = ("layer", "operand")
 Score = str
-"""The name of the task's metric, "loss" or "kl"."""
+"""Name of the task metric, "loss" or "kl"."""
 METRIC = "metric"
-"""Stands for the name of the task's metric."""
+"""Placeholder for the name of the task metric."""
 SCORES = ("loss", "kl")
-"""What is measured beside the task's metric; kl of classes alone."""
+"""Scores besides the task metric; kl only for classes."""
 MEMORY_BYTES = 2**31
-"""What rounded weights that are kept may take."""
+"""Memory limit of the cache of rounded weights."""
 REPORTS = 4
-"""How often a trial says how far it is, if it runs so many batches."""
+"""Number of progress reports of a trial with enough batches."""
 SECOND_FORMAT = "8.mse"
 FOLD = "fold"
-"""The choice of a circuit's cycles, where there are several."""
+"""Choice of the circuit's fold, if there are several."""
 CUSTOM_METRICS = {
-    "hardware_cost": "what the graph takes on a chip",
+    "hardware_cost": "hardware cost of the graph",
     "latency_ms": "a measured time: chop.problems.mixed_precision.latency.packed_latency(batch)",
 }
-"""Numbers that need a function of the user's, and what it gives."""
+"""Metrics that require a user's function -> their meaning."""
 
 
 class PrecisionProblem:
-    """What to choose, and what a choice is worth.
+    """Search problem over the formats of a model's layers.
 
     Args:
-        mg: the graph of a trained classifier, with metadata; it stays as it is.
-        train: rows that scales are derived from.
-        rows: labeled rows that configurations are measured on.
-        formats: what to choose from: formats, format strings, or names that stand for a whole
+        mg: graph of a trained classifier with metadata. It is not modified.
+        train: rows for calibration.
+        rows: labeled rows on which configurations are measured.
+        formats: candidates: formats, format strings, or names that stand for a whole
             `search_space`; see `chop.problems.mixed_precision.candidates.format_candidates`.
-        ranges: values of their fields in the place of those.
-        operators: names of the operators to quantize; None takes all modules with a matrix of
-            weights.
-        operands: what takes the chosen formats.
-        per: one choice for each "layer", or for each "operand" of it. A weight that several layers
-            share has one format: it belongs to the choice of the first.
-        joined: layers that engines join, as q_proj, k_proj and v_proj of an attention (see
-            `chop.export.joined_layers`), share a choice, which has the name of the first.
-        bias: the format of the layers' biases: few numbers, which need more bits than weights.
-        rule: how scales are derived.
-        calibration_rows: how many of `train`.
-        batch_size: rows of a step; None takes what is fast.
-        goal: the score that is reported during a trial, for pruners: "metric" for the task's,
-            "loss" or "kl"; None reports nothing.
-        custom_metrics: functions of the quantized graph, by the name of the number that they
-            give. They run in every trial, on a copy.
-        task: what the model is asked to do; None takes what the labels are.
-        training: arguments of `chop.train.fit`, `batch_size` among them: a copy of the model is
-            trained on `train` in the formats of each configuration before it is measured, from the
-            same weights each time. None measures the rounded model as it is.
-        evaluate: a function of the model, or `chop.train.Judge`, that gives the number by which
-            trials are judged instead of by answers to `rows`; its name is that of the number.
-        circuit: what a circuit is made for, whose costs are measured, too. All operators have
-            formats then, those that no choice is about that of `circuit.others`.
+        ranges: values of format fields that replace those of the `search_space`.
+        operators: names of the operators to quantize. None selects all modules with a weight
+            matrix.
+        operands: operands in the chosen formats.
+        per: one choice for each "layer", or for each "operand" of it. A weight shared by several
+            layers belongs to the choice of the first.
+        joined: lets layers that inference engines fuse, such as q_proj, k_proj and v_proj of an
+            attention (see `chop.export.joined_layers`), share a choice with the name of the first.
+        bias: format of the biases, which are few and need more bits than weights.
+        rule: calibration rule of scales.
+        calibration_rows: number of calibration rows from `train`.
+        batch_size: rows per step. None selects a fast size.
+        goal: score reported during a trial for pruners: "metric" for the task metric, "loss" or
+            "kl". None reports nothing.
+        custom_metrics: name -> function of the quantized graph. The functions run in each trial, on
+            a copy.
+        task: task of the model. None infers it from the labels.
+        training: arguments of `chop.train.fit` including `batch_size`. Each configuration is
+            trained on `train`, from the same weights, before it is measured. None measures the
+            rounded model without training.
+        evaluate: function of the model, or `chop.train.Judge`, that replaces the scores on `rows`.
+            Its name is the name of the number.
+        circuit: target of a circuit whose costs are measured as well. All operators then have
+            formats; those without a choice use `circuit.others`.
     Raises:
-        ConfigError: an unknown name or field, or nothing to choose.
+        ConfigError: if a name or field is unknown, or there is nothing to choose.
 
     Attributes:
         space: one choice for each layer or operand, `fc1` or `fc1.weight`. Its costs add up to
             `bits`.
-        targets: by choice, the layer that it is about, and the operands that take its format.
-        layers: the graph that is switched.
-        folds: by text, the cycles of a circuit that are options; of no circuit, none.
+        targets: choice -> its layer and the operands in its format.
+        layers: switchable layers of the graph.
+        folds: text -> fold option of the circuit. Empty without a circuit.
     """
 
     def __init__(
@@ -160,12 +160,12 @@ class PrecisionProblem:
         if self.goal is not None and self.goal not in self.scores:
             raise ConfigError(f"goal: got '{goal}': {did_you_mean(goal, self.scores)}")
         self.layers.switch({})
-        # A judge needs no answers, which may be of a shape that cannot be compared.
+        # A judge needs no answers, whose shapes may not be comparable.
         self.reference = self.evaluator.logits() if self.judge is None else torch.empty(0)
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """What is measured of answers, by name."""
+        """Names of the scores measured on answers."""
         task = self.evaluator.task
         if self.judge is not None:
             return (task.metric.name,)
@@ -185,7 +185,7 @@ class PrecisionProblem:
         return targets
 
     def _own_operands(self, layer: str, operands: Sequence[str]) -> tuple[str, ...]:
-        """The operands of a layer that have a format of their own."""
+        """Returns the operands of a layer with their own format."""
         shared = {(x, "weight") for others in self.layers.sharing.values() for x in others}
         own = self.layers.by_name[layer].operands
         return tuple(x for x in own if x in operands and (layer, x) not in shared)
@@ -193,7 +193,7 @@ class PrecisionProblem:
     def _choice(self, name: str) -> Choice:
         layer, operands = self.targets[name]
         first = next(n for n, (target, _) in self.targets.items() if target == layer)
-        # A layer's first choice bears the cost of what none of them changes.
+        # The first choice of a layer carries the cost of operands without a choice.
         fixed = sum(
             self.costs.share(member, operand, fmt)
             for member in (layer, *self._joined.get(layer, ()))
@@ -212,7 +212,7 @@ class PrecisionProblem:
         return Choice(name, self.options, cost)
 
     def _find_fixed(self) -> dict[str, Formats]:
-        """By layer, the formats of the operands that no choice is about."""
+        """Returns layer -> formats of the operands without a choice."""
         chosen = {
             (member, operand)
             for layer, operands in self.targets.values()
@@ -234,24 +234,24 @@ class PrecisionProblem:
         model = self.layers.mg.model
         size = sum(parameter.nbytes for parameter in model.parameters())
         count = max(1, min(len(self.options) + 1, MEMORY_BYTES // max(size, 1)))
-        self._kept = contextlib.ExitStack()  # what it holds goes when the problem goes
-        self._kept.enter_context(cached_weights(model, formats=count))
+        self._contexts = contextlib.ExitStack()  # closed with the problem
+        self._contexts.enter_context(cached_weights(model, formats=count))
 
     def formats(self, config: Config) -> dict[str, Formats]:
-        """Every layer's formats by operand, as they are chosen: scales not yet derived."""
+        """Returns the formats of each layer by operand, without calibrated scales."""
         self.space.check(config)
         return self._formats(config)
 
     def _formats(self, config: Config) -> dict[str, Formats]:
-        found: dict[str, Formats] = dict(self._fixed)
+        formats: dict[str, Formats] = dict(self._fixed)
         for name in filter(config.__contains__, self.targets):
             for layer, operands in self.rounded(name).items():
                 chosen = dict.fromkeys(operands, self.options[config[name]])
-                found[layer] = {**found[layer], **chosen}
-        return found
+                formats[layer] = {**formats[layer], **chosen}
+        return formats
 
     def rounded(self, name: str) -> dict[str, tuple[str, ...]]:
-        """By layer, the operands that take the format of a choice."""
+        """Returns layer -> operands that use the format of a choice."""
         members = self._members(*self.targets[name])
         for layer, operands in [*members.items()]:
             others = self.layers.sharing.get(layer, ()) if "weight" in operands else ()
@@ -259,22 +259,22 @@ class PrecisionProblem:
         return members
 
     def _members(self, layer: str, operands: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """The operands of a layer, and of those that are joined to it."""
+        """Returns the operands of a layer and of the layers joined to it."""
         members = (layer, *self._joined.get(layer, ()))
         return {member: self._own_operands(member, operands) for member in members}
 
     def only(self, name: str, text: str) -> dict[str, Formats]:
-        """The formats of a model that is float but for one choice."""
+        """Returns formats that quantize one choice and leave the rest float."""
         option = self.options[text]
         return {x: dict.fromkeys(operands, option) for x, operands in self.rounded(name).items()}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Every choice with each of its options."""
+        """All pairs of a choice and an option."""
         return [(name, text) for name in self.targets for text in self.options]
 
     def bits(self, name: str, text: str) -> float:
-        """Average storage per element of what a choice rounds: the weight, where it does."""
+        """Returns the bits per element of a choice's weight, or of its other operands."""
         layer, operands = self.targets[name]
         weight = self.layers.by_name[layer].parameters().get("weight")
         if weight is not None and "weight" in operands:
@@ -285,15 +285,16 @@ class PrecisionProblem:
     def _circuit(
         self, settings: CircuitSettings | None, batches: Sequence[Mapping[str, Any]]
     ) -> tuple[CircuitCosts | None, dict[str, int], Config]:
-        """Costs of the circuit, the cycles that are options, the most, of few parts, first, and
-        the mix of fewest bits, of those that have a circuit.
+        """Returns circuit costs, fold options, and the configuration of fewest bits.
+
+        The fold of the fewest parts is first.
 
         Raises:
-            ConfigError: there is no circuit, whatever the formats.
+            ConfigError: if no formats have a circuit.
         """
         if settings is None:
             return None, {}, dict.fromkeys(self.targets, next(iter(self.options)))
-        # The library of circuits is imported when there is one.
+        # Imported lazily: only circuits need it.
         from chop.problems.mixed_precision.circuit import CircuitCosts, begin
 
         costs = CircuitCosts(self.layers, batches, settings)
@@ -301,11 +302,12 @@ class PrecisionProblem:
         return costs, {str(fold): fold for fold in reversed(folds)}, base
 
     def compute_costs(self, config: Config) -> dict[str, float]:
-        """Costs of a configuration: the numbers of `chop.problems.mixed_precision.costs.COSTS`,
-        and those of a circuit where the problem has one.
+        """Returns the costs among `chop.problems.mixed_precision.costs.COSTS` of a configuration.
+
+        Circuit costs are included if the problem has a circuit.
 
         Raises:
-            NotANumberError: it has no circuit.
+            NotANumberError: if the configuration has no circuit.
         """
         formats = self.formats(config)
         return self.costs(formats) | self._circuit_costs(formats, config)
@@ -316,23 +318,24 @@ class PrecisionProblem:
         return self.circuit(formats, self.max_fold(config))
 
     def max_fold(self, config: Config) -> int:
-        """Most cycles of a component of the circuit for a sample."""
+        """Returns the maximum number of cycles per sample of a circuit component."""
         return self.folds[config.get(FOLD, next(iter(self.folds)))]
 
     def uniform(self, text: str, fold: str | None = None) -> Config:
-        """The configuration that takes one option everywhere.
+        """Returns the configuration with the same option for all choices.
 
         Args:
-            text: the option.
-            fold: of `folds`; None takes the one of fewest parts.
+            text: text of the option.
+            fold: key of `folds`. None uses the one with the fewest parts.
         Raises:
-            ConfigError: there is no such option.
+            ConfigError: if there is no such option.
         """
         return self._at_fold(dict.fromkeys(self.targets, text), fold)
 
     def base(self, fold: str | None = None) -> Config:
-        """The configuration that takes the option of fewest bits everywhere; with a circuit, of
-        fewest bits of those that have one.
+        """Returns the configuration with the option of fewest bits for all choices.
+
+        With a circuit, it has the fewest bits among those that have one.
         """
         return self._at_fold(self._base, fold)
 
@@ -344,8 +347,9 @@ class PrecisionProblem:
         return config
 
     def graph(self, config: Config, report: Report | None = None) -> MaseGraph:
-        """The quantized graph of a configuration, scales derived, with metadata; trained, where
-        the problem has `training`. The one that was trained last is kept, and is given again.
+        """Returns the quantized graph of a configuration with scales and metadata.
+
+        It is trained if the problem has `training`. The latest trained graph is cached.
         """
         if self.training is None:
             return self.layers.graph(self.formats(config))
@@ -362,9 +366,9 @@ class PrecisionProblem:
         return self._trained[1]
 
     def model(self, config: Config | None, report: Report | None = None) -> nn.Module:
-        """The model of a configuration, as it is measured; None gives the float model.
+        """Returns the model of a configuration; None gives the float model.
 
-        Without `training` it is always the same module, which the next call switches.
+        Without `training`, all calls return the same module, which the next call switches.
         """
         if config is not None and self.training is not None:
             return self.graph(config, report).model
@@ -372,22 +376,21 @@ class PrecisionProblem:
         return self.layers.mg.model
 
     def pass_args(self, config: Config) -> dict[str, Any]:
-        """The settings of `quantize_transform_pass` that give that graph, scales derived.
+        """Returns the settings of `quantize_transform_pass` for the same graph, with scales.
 
         Raises:
-            ConfigError: a layer is made of several operators, each with scales of its own.
+            ConfigError: if a layer consists of several operators with separate scales.
         """
         return {"by": "name", **self.layers.rules(self.formats(config))}
 
     def measure(self, config: Config, report: Report) -> dict[str, float]:
-        """What a configuration is worth and what it costs.
+        """Measures the scores and costs of a configuration.
 
-        Returns: the task's metric by its name (`accuracy`), `loss` (of classes the mean cross
-            entropy, nats), of classes `kl` (mean divergence from the float model's answers,
-            nats), what `chop.problems.mixed_precision.costs.Costs` gives, and each custom
-            metric.
+        Returns: the task metric by its name (`accuracy`), `loss` (mean cross entropy in nats for
+            classes), `kl` for classes (mean divergence from the float model's answers in nats),
+            the costs of `chop.problems.mixed_precision.costs.Costs`, and each custom metric.
         """
-        costs = self.compute_costs(config)  # a mix without a circuit is not run
+        costs = self.compute_costs(config)  # raises before the run if there is no circuit
         model = self.model(config, report)
         on_batch = None if self.training else self._reporter(report)
         numbers = self._numbers(model, on_batch) | costs
@@ -397,17 +400,17 @@ class PrecisionProblem:
         return numbers
 
     def score(self, formats: Mapping[str, Formats]) -> dict[str, float]:
-        """Metric, loss and divergence of the model in these formats, as it is rounded."""
+        """Returns metric, loss and divergence of the model in these formats."""
         self.layers.switch(formats)
         return self._numbers(self.layers.mg.model)
 
     def _numbers(
         self, model: nn.Module, on_batch: Callable[[list[Tensor]], None] | None = None
     ) -> dict[str, float]:
-        """The scores of a model, by its answers or by the judge.
+        """Returns the scores of a model from its answers or from the judge.
 
         Raises:
-            NotANumberError: the judge fails on it: so does the trial, and no other.
+            NotANumberError: if the judge fails on the model, which fails only its trial.
         """
         if self.judge is None:
             return self._scores(self.evaluator.of(model).logits(on_batch))
@@ -419,14 +422,14 @@ class PrecisionProblem:
         return {metric.name: metric.score(rows, rows)}
 
     def _scores(self, logits: Tensor) -> dict[str, float]:
-        """Of the first rows, if there are fewer answers."""
+        """Returns the scores of the answers so far, compared with the first rows."""
         scores = self.evaluator.scores(logits)
         if self.evaluator.task.is_categorical:
             scores["kl"] = kl_divergence(self.reference[: len(logits)], logits)
         return scores
 
     def _reporter(self, report: Report | None) -> Callable[[list[Tensor]], None] | None:
-        """Reports the score so far a few times; short trials have nothing to save."""
+        """Returns a callback that reports the score so far a few times in long trials."""
         goal = self.goal
         if report is None or goal is None:
             return None
@@ -440,13 +443,13 @@ class PrecisionProblem:
         return on_batch
 
     def check_goals(self, goals: Goals) -> None:
-        """Raises ConfigError where a goal's number is not measured."""
-        of_circuit = [name for name, cost in COSTS.items() if cost.is_of_circuit]
+        """Raises ConfigError if a goal is not measured."""
+        circuit_names = [name for name, cost in COSTS.items() if cost.is_of_circuit]
         known = (*self.scores, *COSTS, *self.custom_metrics)
         for goal in goals:
-            if goal.name in of_circuit and self.circuit is None:
+            if goal.name in circuit_names and self.circuit is None:
                 raise ConfigError(
-                    f"goal '{goal.name}': expected what a circuit is made for: "
+                    f"goal '{goal.name}': expected the target of a circuit: "
                     "circuit=chop.problems.mixed_precision.circuit.CircuitSettings()."
                 )
             if goal.name in known:

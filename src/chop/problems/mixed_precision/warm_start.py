@@ -1,4 +1,4 @@
-"""Warm start of a search over formats: allocations by sensitivity and an integer program."""
+"""Warm start of a search over formats, by sensitivities and an integer program."""
 
 from __future__ import annotations
 
@@ -24,146 +24,150 @@ from chop.train.evaluator import Evaluator, kl_divergence
 
 LABEL = "no search"
 SHARE = 0.25
-"""Of the time of the trials, for measuring what each option does to the answers."""
-LEAST_ROWS = 64
-"""On fewer rows loss increases are not measured."""
+"""Share of the trials' time for measuring loss increases."""
+MIN_ROWS = 64
+"""Minimum number of rows for measuring loss increases."""
 
 
 def warm_start(
     problem: PrecisionProblem, train: Any, goals: Goals, evaluations: float
 ) -> dict[str, Config]:
-    """The least total loss increase of all layers within the budgets, by each prediction of it.
+    """Returns the configurations of least predicted loss increase within the budgets.
 
-    One is predicted: Fisher information times squared rounding errors, by one backward pass
-    over 256 training rows. The other is measured: the divergence of the answers (of numbers, the
-    mean squared change) for each choice and option, everything else float; on all rows of the
-    problem or evenly spaced batches of them, as many as `evaluations` have time for.
+    There are two predictions. The first is Fisher information times squared rounding errors, from
+    one backward pass over 256 training rows. The second is measured: the divergence of the answers
+    (or mean squared change of numbers) for each choice and option while everything else is float.
+    It uses all rows of the problem, or as many evenly spaced batches as `evaluations` allows.
 
-    Where a cost is an objective there is no one budget: the least increase within the cost of each
-    option everywhere, by the measured one if there is one.
+    If a cost is an objective, there is no single budget. The least increase is then computed within
+    the cost of each uniform configuration, by the measured prediction if available.
 
     Args:
-        problem: what can be chosen.
-        train: labeled rows that gradients are taken on.
-        goals: objectives, and budgets, of which those of costs are kept.
-        evaluations: how many evaluations of all rows measuring may take.
-    Returns: by the label of a row in tables, the best prediction first; where increases or
-        budgets leave nothing, none.
+        problem: problem with the choices.
+        train: labeled rows for gradients.
+        goals: objectives and budgets. Only budgets of costs are used.
+        evaluations: time limit for measuring, in evaluations of all rows.
+    Returns: table label -> configuration, the best prediction first. Empty if there is no
+        solution.
     """
     allocations = _allocations(problem, _budgets(problem, goals))
-    if not allocations:  # costs are objectives, and no option everywhere has a circuit
+    if not allocations:  # costs are objectives, and no uniform configuration has a circuit
         return {}
     loss_increases = _loss_increases(problem, train, evaluations)
     kinds = list(reversed(loss_increases))[: 1 if len(allocations) > 1 else None]
-    found: dict[str, Config] = {}
+    configs: dict[str, Config] = {}
     for added, allocation in allocations.items():
         solved = {kind: allocation.solve(loss_increases[kind]) for kind in kinds}
         for config in filter(None, solved.values()):
             same = ", ".join(kind for kind in kinds if solved[kind] == config)
-            found[f"{LABEL} ({same}){added}"] = config
-    return found
+            configs[f"{LABEL} ({same}){added}"] = config
+    return configs
 
 
 def _allocations(problem: PrecisionProblem, budgets: Mapping[str, Goals]) -> dict[str, Allocation]:
-    """By what is added to a label: an allocation within each budget, of each fold of a circuit.
+    """Returns label suffix -> allocation within each budget, for each fold of a circuit.
 
     Raises:
-        ConfigError: a budget cannot be kept by any.
+        ConfigError: if a budget cannot be met by any allocation.
     """
-    found: dict[str, Allocation] = {}
+    allocations: dict[str, Allocation] = {}
     for added, limits in budgets.items():
         refused: list[ConfigError] = []
         for fold in problem.folds or (None,):
-            own = added + _of_fold(problem, fold)
+            own = added + _fold_suffix(problem, fold)
             try:
-                found[own] = Allocation(problem, limits, fold)
+                allocations[own] = Allocation(problem, limits, fold)
             except ConfigError as error:
                 refused.append(error)
         if len(refused) == max(len(problem.folds), 1):
             each = zip(problem.folds or (None,), refused, strict=True)
-            texts = [f"{_of_fold(problem, fold)[2:]}: {error}".rstrip(".") for fold, error in each]
+            texts = [
+                f"{_fold_suffix(problem, fold)[2:]}: {error}".rstrip(".") for fold, error in each
+            ]
             raise refused[0] if len(refused) == 1 else ConfigError(f"{'; '.join(texts)}.")
-    return found
+    return allocations
 
 
-def _of_fold(problem: PrecisionProblem, fold: str | None) -> str:
+def _fold_suffix(problem: PrecisionProblem, fold: str | None) -> str:
     return f", fold {fold}" if len(problem.folds) > 1 else ""
 
 
 def _loss_increases(
     problem: PrecisionProblem, train: Any, evaluations: float
 ) -> dict[str, LossIncreases]:
-    found = {}
+    increases = {}
     try:
-        found["Fisher"] = fisher_loss_increases(problem, gradient_rows(problem, train))
+        increases["Fisher"] = fisher_loss_increases(problem, gradient_rows(problem, train))
     except ConfigError as error:
         get_console().print(
             f"{LABEL}: without Fisher information: {error}", highlight=False, markup=False
         )
     part = problem.evaluator.part(evaluations / len(problem.pairs))
-    is_small = len(part) < min(LEAST_ROWS, len(problem.evaluator))
+    is_small = len(part) < min(MIN_ROWS, len(problem.evaluator))
     if not is_small and len(part) * len(problem.pairs) <= evaluations * len(problem.evaluator):
-        what = f"{len(problem.pairs)} options of layers, each alone, on {len(part)} rows"
+        what = f"{len(problem.pairs)} options one at a time on {len(part)} rows"
         get_console().print(f"{LABEL}: measuring {what}", highlight=False, markup=False)
         kind = "KL" if problem.evaluator.task.is_categorical else "MSE"
         try:
-            found[kind] = measured_loss_increases(problem, part)
+            increases[kind] = measured_loss_increases(problem, part)
         except ConfigError as error:
             get_console().print(
                 f"{LABEL}: without measured increases: {error}", highlight=False, markup=False
             )
-    return found
+    return increases
 
 
 def measured_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
-    """Divergence of the outputs by each choice and option alone: one evaluation for each.
+    """Measures the divergence of the outputs for each choice and option, one evaluation each.
 
-    Returns: of classes KL in nats, else the mean squared change.
+    Returns: KL divergence in nats for classes, else the mean squared change.
     """
-    reference, found = rows.of(problem.model(None)).logits(), {}
+    reference, increases = rows.of(problem.model(None)).logits(), {}
     for pair in problem.pairs:
         problem.layers.switch(problem.only(*pair))
         logits = rows.logits()
-        found[pair] = (
+        increases[pair] = (
             kl_divergence(reference, logits)
             if rows.task.is_categorical
             else F.mse_loss(logits.double(), reference.double()).item()
         )
     problem.layers.switch({})
-    return found
+    return increases
 
 
 def _budgets(problem: PrecisionProblem, goals: Goals) -> dict[str, Goals]:
-    """By what is added to a label: the goals, with costs that are objectives as constraints."""
+    """Returns label suffix -> goals, with costs that are objectives turned into constraints."""
     costs = [goal for goal in select_objectives(goals) if goal.name in COSTS]
     if not costs:
         return {"": goals}
-    found: dict[str, Goals] = {}
+    budgets: dict[str, Goals] = {}
     for text in problem.options:
         numbers = costs_if_any(problem, problem.uniform(text))
         if numbers is None:
             continue
         limits = [Constraint(goal.name, numbers[goal.name], goal.direction) for goal in costs]
-        found[f", {costs[0].name} of {text}"] = [*goals, *limits]
-    return found
+        budgets[f", {costs[0].name} of {text}"] = [*goals, *limits]
+    return budgets
 
 
 def uniforms_within(problem: PrecisionProblem, goals: Goals) -> dict[str, Config]:
-    """One option everywhere, where that has a circuit, if one is asked for, and keeps within the
-    budgets of costs; the dearest first."""
+    """Returns uniform configurations within the cost budgets, most expensive first.
+
+    If a circuit is required, configurations without one are skipped.
+    """
     limits = [limit for limit in select_constraints(goals) if limit.name in COSTS]
-    found = {}
+    configs = {}
     for text in reversed(problem.options):
         for fold in problem.folds or (None,):
             config = problem.uniform(text, fold)
             costs = costs_if_any(problem, config)
             if costs and all(limit.excess(costs[limit.name]) <= 0 for limit in limits):
-                found[text + _of_fold(problem, fold)] = config
-    return found
+                configs[text + _fold_suffix(problem, fold)] = config
+    return configs
 
 
 def costs_if_any(problem: PrecisionProblem, config: Config) -> dict[str, float] | None:
-    """The costs of a configuration; None where it has no circuit."""
+    """Returns the costs of a configuration, or None if it has no circuit."""
     try:
         return problem.compute_costs(config)
     except NotANumberError:
@@ -173,7 +177,7 @@ def costs_if_any(problem: PrecisionProblem, config: Config) -> dict[str, float] 
 def cached(
     path: Path, key: Mapping[str, Any], make: Callable[[], dict[str, Config]]
 ) -> dict[str, Config]:
-    """Disk cache of `make()`: a resumed search does not measure again; another key does."""
+    """Caches `make()` on disk under a key, so that a resumed search does not measure again."""
     try:
         cached = read_json(path, "cached")
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Architecture search: the models that one Hugging Face configuration can become.
+"""Architecture search over the models of one Hugging Face configuration.
 
-A space varies fields of the configuration, and what stands in the place of square linear layers.
+A space varies fields of the configuration and replacements of square linear layers.
 """
 
 from __future__ import annotations
@@ -29,69 +29,70 @@ Shapes = Mapping[str, tuple[int, int]]
 
 
 def linear(layer: nn.Linear) -> nn.Module:
-    """The layer itself."""
+    """Returns the layer itself."""
     return layer
 
 
 def identity(layer: nn.Linear) -> nn.Module:
-    """Hands its input on, which a square layer can be replaced by."""
+    """Returns an identity in place of a square layer."""
     return Identity()
 
 
 USUAL_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
-"""Sizes that most configurations have."""
+"""Common size fields of configurations."""
 SQUARE_LAYERS: dict[str, Replacement] = {"Linear": linear, "Identity": identity}
-"""What may stand in the place of a linear layer with as many inputs as outputs, by name."""
+"""Replacements of linear layers with equally many inputs and outputs, by name."""
 
 
 def by_name(options: Iterable[Any]) -> dict[str, Any]:
-    """Options that are not text, by a text that a study can store: a class by its name.
+    """Maps options that are not text to storable names, such as class names.
 
     >>> list(by_name([nn.Linear, Identity, 8]))
     ['Linear', 'Identity', '8']
 
     Raises:
-        ConfigError: two of them have the same name.
+        ConfigError: if two of them have the same name.
     """
     named: dict[str, Any] = {}
     for option in options:
         name = option if isinstance(option, str) else getattr(option, "__name__", str(option))
         if named.setdefault(name, option) is not option:
-            raise ConfigError(f"two options are called '{name}': give a mapping, text -> option.")
+            raise ConfigError(f"two options are named '{name}': pass a mapping, text -> option.")
     return named
 
 
 def suggest_by_name(trial: Trial, name: str, options: Mapping[str, Any] | Iterable[Any]) -> Any:
-    """`trial.suggest_categorical` for classes, functions and whatever else Optuna cannot store.
+    """Calls `trial.suggest_categorical` for classes, functions and other unstorable options.
 
-    What is stored is the text of `by_name`, so that SQLite and other processes can have it too.
+    Only the names of `by_name` are stored, so that SQLite and other processes can read them.
     """
     named = dict(options) if isinstance(options, Mapping) else by_name(options)
     return named[trial.suggest_categorical(name, tuple(named))]
 
 
 class Architectures:
-    """The models that a Hugging Face model's class and configuration can become.
+    """Models of a Hugging Face class and configuration.
 
     Args:
-        model: says class and configuration, as `chop.models.load_model("vit")` does. Its weights
-            are not used: every model is built afresh.
-        fields: name of a field of the configuration, or its common alias (`hidden_size` of GPT-2
-            too) -> values, in order.
-        square_layers: name -> what to put in the place of a square linear layer; the first should
-            leave it as it is. Fewer than two leave all layers alone.
-        infeasible: values by choice -> the reason that excludes them, or None; applied before the
-            rules of the model's own class. Default: no further rule.
-        seed: of the weights that are drawn.
+        model: model that provides class and configuration, such as `chop.models.load_model("vit")`.
+            Its weights are not used.
+        fields: field of the configuration, or its common alias (such as `hidden_size` for GPT-2) ->
+            values in order.
+        square_layers: name -> replacement of a square linear layer. The first should be the layer
+            itself. With fewer than two, layers are not replaced.
+        infeasible: values by choice -> reason that excludes them, or None. It is checked before the
+            rules of the model class. Default: no further rule.
+        seed: seed of the initial weights.
 
     Raises:
-        ConfigError: the configuration has no such field; the message names the nearest. Or a
+        ConfigError: if the configuration has no such field; the message names the nearest. Or a
             field has no values, or values of the wrong type.
 
     Example:
         >>> from chop.models import load_model
-        >>> found = Architectures(load_model("vit"), {"hidden_size": [24, 48]})
-        >>> len(found.space.choices), found.space.size, found.num_distinct()
+        >>> architectures = Architectures(load_model("vit"), {"hidden_size": [24, 48]})
+        >>> space = architectures.space
+        >>> len(space.choices), space.size, architectures.num_distinct()
         (9, 512, 512)
     """
 
@@ -112,10 +113,10 @@ class Architectures:
 
     @cached_property
     def space(self) -> SearchSpace:
-        """One choice for each field, and one for each layer that is square in some of the models.
+        """Search space: a choice for each field and for each layer square in some model.
 
-        Models that a layer's choice has no bearing on, because they lack the layer or it is not
-        square there, are one: their configurations share a key.
+        A layer's choice is inactive in models that lack the layer or in which it is not square.
+        Configurations that differ only in inactive choices share a key.
         """
         choices = [
             Choice(name, {_format(value): value for value in values})
@@ -126,10 +127,10 @@ class Architectures:
         return SearchSpace(tuple(choices), self._why_infeasible, active=self._active)
 
     def build(self, config: Config) -> nn.Module:
-        """The model of a configuration, its weights drawn from the seed, in evaluation mode.
+        """Builds the model of a configuration with seeded weights, in evaluation mode.
 
         Raises:
-            ConfigError: it cannot be built.
+            ConfigError: if the model cannot be built.
         """
         values = self.space.values(config)
         reason = self._why_infeasible(values)
@@ -144,9 +145,9 @@ class Architectures:
         return model.eval()
 
     def num_distinct(self) -> int:
-        """How many different models the space has, infeasible ones not counted.
+        """Returns the number of distinct feasible models in the space.
 
-        Every combination of the fields is built once, without memory for weights.
+        Each combination of fields is built once without memory for weights.
         """
         total = 0
         for combination in itertools.product(*self.fields.values()):
@@ -169,25 +170,25 @@ class Architectures:
         return shapes if isinstance(shapes, str) else None
 
     def _active(self, values: Mapping[str, Any]) -> set[str]:
-        """The choices that have a bearing on one model."""
+        """Returns the active choices of one model."""
         return {*self.fields, *self._square_in(values)}
 
     def _square_in(self, values: Mapping[str, Any]) -> list[str]:
-        """The layers of one model that are square; none of a model that cannot be built."""
+        """Returns the square layers of one model; none if it cannot be built."""
         shapes = self._shapes(self._settings(values))
         if isinstance(shapes, str) or len(self.square_layers) < 2:
             return []
         return [path for path, (inputs, outputs) in shapes.items() if inputs == outputs]
 
     def _shapes(self, settings: Mapping[str, Any]) -> Shapes | str:
-        """The linear layers of the model with these settings, or why there is none."""
+        """Returns the shapes of the linear layers, or the reason why the model cannot be built."""
         key = tuple(settings.values())
         if key not in self._known:
             self._known[key] = self._build_shapes(settings)
         return self._known[key]
 
     def _build_shapes(self, settings: Mapping[str, Any]) -> Shapes | str:
-        # Whatever a model's class says against its configuration is a reason not to train it.
+        # Any exception of the model's class makes the configuration infeasible.
         try:
             config = self._config_with(settings)
             reason = _uneven_heads(config)
@@ -206,10 +207,10 @@ class Architectures:
 
     @cached_property
     def _layers_square_somewhere(self) -> list[str]:
-        """The layers that are square in some model, in the order of the deepest.
+        """Returns the layers that are square in some model, in the order of the deepest model.
 
-        Fields that change no shape are not combined with those that do: the first of their
-        values, from the largest, at which a model can be built, is enough.
+        Fields that do not affect shapes are not combined with those that do. The first of their
+        values, from the largest, with which a model can be built suffices.
         """
         falling = {name: _falling(values) for name, values in self.fields.items()}
         largest = {name: values[0] for name, values in falling.items()}
@@ -219,12 +220,12 @@ class Architectures:
             for name, values in falling.items()
             if any(_moves(start, self._shapes({**largest, name: value})) for value in values)
         ]
-        found: dict[str, None] = {}
+        layers: dict[str, None] = {}
         for combination in itertools.product(*(falling[name] for name in shaping)):
             fixed = dict(zip(shaping, combination, strict=True))
-            found.update(dict.fromkeys(self._square_with(fixed, falling)))
+            layers.update(dict.fromkeys(self._square_with(fixed, falling)))
         order = [] if isinstance(start, str) else [*start]
-        return sorted(found, key=lambda path: order.index(path) if path in order else len(order))
+        return sorted(layers, key=lambda path: order.index(path) if path in order else len(order))
 
     def _square_with(
         self, fixed: Mapping[str, Any], falling: Mapping[str, Sequence[Any]]
@@ -243,8 +244,8 @@ def _get_config(model: nn.Module) -> PreTrainedConfig:
 
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
-            f"{type(model).__name__} has no Hugging Face configuration whose fields could be "
-            "searched: give a model of transformers, such as 'vit', or a build function of your "
+            f"{type(model).__name__} has no Hugging Face configuration with fields to "
+            "search: use a model of transformers, such as 'vit', or a build function of your "
             "own to TrainedMeasure."
         )
     return model.config
@@ -253,7 +254,7 @@ def _get_config(model: nn.Module) -> PreTrainedConfig:
 def _checked_fields(
     base: PreTrainedConfig, fields: Mapping[str, Sequence[Any]]
 ) -> dict[str, tuple[Any, ...]]:
-    """The values by the configuration's own name of each field."""
+    """Returns the values by the configuration's own field names."""
     kind = type(base).__name__
     aliases = base.attribute_map
     known = {*list(inspect.signature(type(base).__init__).parameters)[1:], *aliases}
@@ -264,7 +265,7 @@ def _checked_fields(
             raise ConfigError(f"{kind}.{name}: expected a list of values, got {values!r}.")
         own = aliases.get(name, name)
         if own in checked:
-            raise ConfigError(f"{kind}: '{name}' is another name of '{own}': give one of them.")
+            raise ConfigError(f"{kind}: '{name}' is an alias of '{own}': pass only one of them.")
         _check_types(f"{kind}.{name}", getattr(base, own), values)
         checked[own] = tuple(dict.fromkeys(values))
     return checked
@@ -284,7 +285,7 @@ def _check_types(where: str, present: Any, values: Sequence[Any]) -> None:
 
 
 def _uneven_heads(config: PreTrainedConfig) -> str | None:
-    """Some models round the size of a head down without a word."""
+    """Returns an error for head counts that do not divide the size, which some models accept."""
     size, heads, kv_heads = (
         getattr(config, name, None)
         for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")
@@ -299,13 +300,13 @@ def _uneven_heads(config: PreTrainedConfig) -> str | None:
 
 
 def _falling(values: Sequence[Any]) -> list[Any]:
-    """From the largest, where they are numbers."""
+    """Sorts numbers in descending order; other values stay in order."""
     numbers = all(isinstance(value, int | float) for value in values)
     return sorted(values, reverse=True) if numbers else list(values)
 
 
 def _moves(start: Shapes | str, shapes: Shapes | str) -> bool:
-    """Returns true if some layer has another shape in the second model, or may have."""
+    """Returns whether some layer has another shape in the second model, or may have."""
     if isinstance(start, str) or isinstance(shapes, str):
         return True
     return any(start.get(path) != shape for path, shape in shapes.items())
@@ -316,7 +317,7 @@ def _format(value: Any) -> str:
 
 
 def usual_fields(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Half, as it is, and twice, of the sizes that most configurations have."""
+    """Returns half, equal and double values of the common size fields."""
     sizes = {name: getattr(config, name, None) for name in USUAL_FIELDS}
     return {
         name: tuple(sorted({max(1, size // 2), size, 2 * size}))

@@ -1,4 +1,4 @@
-"""Compression-aware objective: models are evaluated as trained, compressed, or fine-tuned."""
+"""Compression-aware objective: models evaluated as trained, compressed, or fine-tuned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PASS_ARGS: dict[str, Any] = {
     },
     "prune_transform_pass": {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "local"}},
 }
-"""How models are compressed where nothing else is said."""
+"""Default compression settings."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Compression:
     """Compression of a trained model before its evaluation.
 
     Attributes:
-        mode: "none" judges it as trained; "compress" quantizes and prunes it first;
-            "compress-train" then trains it again, with rounding and masks in place.
-        pass_args: the settings of `CompressionPipeline`, by pass. Data that a pruning method looks
-            at are supplied; fractions that wait for data are calibrated.
-        epochs: passes over the training rows of "compress-train".
-        lr: its largest learning rate; None takes a third of the training's.
-        calibration_rows: training rows that fractions and pruning look at.
+        mode: "none" evaluates the trained model; "compress" quantizes and prunes it first;
+            "compress-train" then trains it again with rounding and masks in place.
+        pass_args: settings of `CompressionPipeline` by pass. Data for pruning methods are supplied,
+            and automatic fractions are calibrated.
+        epochs: passes over the training rows for "compress-train".
+        lr: maximum learning rate for "compress-train". None uses a third of the training's.
+        calibration_rows: number of training rows for calibration and pruning.
 
     Raises:
-        ConfigError: an unknown mode, or one that compresses without settings.
+        ConfigError: if an unknown mode, or one that compresses without settings.
     """
 
     mode: Mode = "none"
@@ -56,20 +56,20 @@ class Compression:
         convert(self.mode, Mode, "compression.mode")
         if self.mode != "none" and not self.pass_args:
             raise ConfigError(
-                f"compression '{self.mode}' needs pass_args: settings for quantize_transform_pass, "
-                "prune_transform_pass or both."
+                f"compression '{self.mode}' needs pass_args with settings for "
+                "quantize_transform_pass, prune_transform_pass or both."
             )
 
     def apply(self, model: nn.Module, rows: Rows, training: Mapping[str, Any]) -> nn.Module:
-        """The model to judge.
+        """Returns the model to evaluate.
 
         Args:
-            model: trained; it stays as it is.
+            model: trained model. It is not modified.
             rows: training rows.
-            training: arguments of `chop.train.fit` that `model` was trained with.
-        Returns: `model` itself in mode "none", else the model of a new graph, in evaluation mode.
+            training: arguments of `chop.train.fit` used to train `model`.
+        Returns: `model` in mode "none", else the model of a new graph in evaluation mode.
         Raises:
-            ConfigError: a setting of a pass does not fit the model.
+            ConfigError: if a pass setting is invalid for the model.
         """
         if self.mode == "none":
             return model
@@ -80,29 +80,29 @@ class Compression:
         return compressed
 
     def compress(self, model: nn.Module, rows: Rows) -> MaseGraph:
-        """A new graph of `model`, quantized and pruned, its fractions calibrated on `rows`."""
+        """Returns a new graph of `model`, quantized, pruned and calibrated on `rows`."""
         pass_args = self._with_batches(model, rows)
         mg, _ = CompressionPipeline()(raise_graph(model, rows), pass_args=pass_args)
         return calibrated(mg, rows, self.calibration_rows)
 
     def _with_batches(self, model: nn.Module, rows: Rows) -> dict[str, Any]:
-        """The settings, with data where the pruning method looks at them."""
+        """Returns the settings with data for pruning methods that need them."""
         pruning = self.pass_args.get("prune_transform_pass") or {}
         method = pruning.get("weight", {}).get("method")
         if method not in SCORES or SCORES[method].needs is None or "batches" in pruning:
             return dict(self.pass_args)
-        count = self.calibration_rows  # made at once: a pass may go over them twice
+        count = self.calibration_rows  # a list, because a pass may iterate twice
         batches = list(calibration_batches(model, rows, rows=count, with_labels=True))
         return {**self.pass_args, "prune_transform_pass": {**pruning, "batches": batches}}
 
 
 def raise_graph(model: nn.Module, rows: Rows) -> MaseGraph:
-    """The graph of a classifier, captured in evaluation mode with a few of the rows."""
+    """Captures the graph of a classifier in evaluation mode with a few rows."""
     return MaseGraph(model.eval(), dummy_in=example_inputs(model, rows))
 
 
 def size_bytes(model: nn.Module) -> float:
-    """Storage of the parameters in their formats; of weights that are hidden, everything counts."""
+    """Returns the storage of the parameters in their formats; hidden weights count in full."""
     with torch.no_grad():
         _, info = passes.module.calculate_avg_bits_module_analysis_pass(model)
     return float(info["weight_bytes"])

@@ -1,4 +1,4 @@
-"""Goals of an architecture search: what a trial measures, and which way is better."""
+"""Goals of an architecture search: measurable numbers and their directions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chop.search.objective import Constraint, Direction, Goal, named_goals
 
 SIZES = ("parameters", "size_bytes")
 DIRECTIONS: dict[str, Direction] = {"accuracy": "maximize", **dict.fromkeys(SIZES, "minimize")}
-"""What a trial measures, and which way is better."""
+"""Name -> direction of each measurable number."""
 
 
 def nas_goals(
@@ -16,12 +16,12 @@ def nas_goals(
     budgets: Mapping[str, float],
     judged: Mapping[str, Direction] | None = None,
 ) -> tuple[Goal | Constraint, ...]:
-    """Objectives and budgets of an architecture search, see `named_goals`.
+    """Returns the objectives and budgets of an architecture search, see `named_goals`.
 
     Args:
         names: names of the objectives.
-        budgets: largest cost or least score by name.
-        judged: the number of a function of the user's, in the place of the accuracy.
+        budgets: name -> bound of each constraint.
+        judged: name -> direction of a user's function that replaces the accuracy.
     """
     sizes = {name: DIRECTIONS[name] for name in SIZES}
     return named_goals(names, budgets, DIRECTIONS if judged is None else {**judged, **sizes}, SIZES)

@@ -1,7 +1,7 @@
-"""Zero-cost proxies: scores of untrained models from a batch or two.
+"""Zero-cost proxies: scores of untrained models from one or two batches.
 
-Each takes a freshly built model and one labeled batch, and is large where the model should learn
-well. How far that is true on the built-in models is measured by `benchmarks/proxies.py`.
+Each proxy takes a new model and a labeled batch, and is larger for models that are expected to
+learn better. `benchmarks/proxies.py` measures their rank correlation on the built-in models.
 
 Shapes: N rows, C classes, D numbers of a row's input, A activations of a row.
 """
@@ -33,21 +33,21 @@ SMALLEST_EIGENVALUE = 1e-5
 ZEN_STEP = 0.01
 DRAWS_PER_CONFIG = 50
 SAME_SCORE = 1e-6
-"""Relative difference of scores that sums in another order may have."""
+"""Relative tolerance of equal scores, for different orders of summation."""
 
 
 def zero_cost_score(name: str, model: nn.Module, batch: Batch, *, seed: int = 0) -> float:
-    """The score of an untrained model; larger is better.
+    """Returns the score of an untrained model; larger is better.
 
     Args:
         name: one of `PROXIES`.
-        model: a classifier, see `chop.train.model_io`; it stays as it is.
-        batch: its input columns, and `labels`, int64 (N,). Not one row alone: `naswot` and
+        model: classifier, see `chop.train.model_io`. It is not modified.
+        batch: input columns and `labels`, int64 (N,). Needs at least two rows: `naswot` and
             `jacobian-covariance` compare rows.
-        seed: of scores that draw at random.
-    Returns: a finite number, or -inf where the score is not one: such a model is of no use.
+        seed: seed of scores that draw random numbers.
+    Returns: a finite number, or -inf if the score is not finite.
     Raises:
-        ConfigError: there is no such score, or it cannot be taken of this model.
+        ConfigError: if the score is unknown or not defined for this model.
     """
     check_known(name, PROXIES, "unknown zero-cost score")
     device = next(model.parameters()).device
@@ -71,19 +71,19 @@ def best_share(
     sample: int = 64,
     seed: int = 0,
 ) -> SearchSpace:
-    """The space without what scores low: such configurations become infeasible.
+    """Returns the space restricted to high scores: other configurations become infeasible.
 
-    The bar is set once, by a sample of the space, so that it is the same in every process and
-    after every restart. A configuration is scored when it is first asked for, and only once.
+    The threshold comes from one sample of the space, and is the same in every process and after
+    restarts. Each configuration is scored once, when it is first needed.
 
     Args:
-        space: all configurations.
-        score: of a feasible configuration; larger is better.
-        share: the share of the sample that passes, more than 0 to 1.
-        sample: how many different configurations set the bar; small spaces give fewer.
-        seed: of the draw.
+        space: complete space.
+        score: score of a feasible configuration; larger is better.
+        share: share of the sample that passes, greater than 0 and at most 1.
+        sample: number of different configurations in the sample; fewer in small spaces.
+        seed: seed of the sample.
     Raises:
-        ConfigError: no feasible configuration was found, or `share` is out of range.
+        ConfigError: if no feasible configuration was found, or `share` is out of range.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"share: got {share}, expected more than 0 to 1.")
@@ -97,7 +97,7 @@ def best_share(
 
     drawn = sorted(map(scored, _drawn(space, sample, seed)), reverse=True)
     bar = drawn[math.ceil(share * len(drawn)) - 1]
-    # The bar is the score of a configuration, which must pass on other machines too.
+    # The configuration whose score is the threshold must pass on other machines, too.
     lowest = bar - SAME_SCORE * abs(bar)
 
     def why_infeasible(values: Mapping[str, Any]) -> str | None:
@@ -110,18 +110,18 @@ def best_share(
 
 
 def _drawn(space: SearchSpace, count: int, seed: int) -> list[Config]:
-    """Different feasible configurations, at random: up to `count` of them, at least one."""
+    """Returns different random feasible configurations: at most `count`, at least one."""
     chance = random.Random(seed)
-    found: dict[str, Config] = {}
+    configs: dict[str, Config] = {}
     for _ in range(DRAWS_PER_CONFIG * count):
         config = space.at(chance.randrange(space.size))
         if space.is_feasible(config):
-            found.setdefault(space.key(config), config)
-        if len(found) == count:
+            configs.setdefault(space.key(config), config)
+        if len(configs) == count:
             break
-    if not found:
+    if not configs:
         raise ConfigError(f"none of {DRAWS_PER_CONFIG * count} drawn configurations is feasible.")
-    return list(found.values())
+    return list(configs.values())
 
 
 def _texts(space: SearchSpace, values: Mapping[str, Any]) -> Config:
@@ -132,7 +132,7 @@ def _texts(space: SearchSpace, values: Mapping[str, Any]) -> Config:
 
 
 def parameters(model: nn.Module, batch: Batch) -> float:
-    """The number of parameters: what a score has to beat.
+    """Returns the number of parameters, the baseline of all proxies.
 
     Source: White et al. 2022, "A Deeper Look at Zero-Cost Proxies for Lightweight NAS", ICLR
     blog track: few scores do better on most spaces.
@@ -141,7 +141,7 @@ def parameters(model: nn.Module, batch: Batch) -> float:
 
 
 def _grad_norm(model: nn.Module, batch: Batch) -> float:
-    """Sum over the parameters of the Euclidean norm of the loss's gradient.
+    """Returns the sum over the parameters of the Euclidean norm of the loss gradient.
 
     Source: Abdelfattah et al. 2021, arXiv:2101.08134, section 3.2.
     """
@@ -150,7 +150,7 @@ def _grad_norm(model: nn.Module, batch: Batch) -> float:
 
 
 def snip(model: nn.Module, batch: Batch) -> float:
-    """Sum over the weights of |w dL/dw|: what the loss loses with each, to first order.
+    """Returns the sum over the weights of |w dL/dw|, the first-order effect of removing them.
 
     Source: Lee et al. 2019, arXiv:1810.02340, equation 5; summed up as in Abdelfattah et al. 2021,
     arXiv:2101.08134, equation 1.
@@ -160,10 +160,10 @@ def snip(model: nn.Module, batch: Batch) -> float:
 
 
 def synflow(model: nn.Module, batch: Batch) -> float:
-    """log of the sum of w dR/dw, R the sum of the logits of the linear model |w| fed with ones.
+    """Returns the log of the sum of w dR/dw, with R the summed logits of the model |w| on ones.
 
-    Normalizations and activations are left out, so that R is a sum over paths of the products of
-    their weights. In double precision, for these products are large.
+    Normalizations and activations are removed, so that R is a sum over paths of the products of
+    their weights. Double precision is needed because these products are large.
 
     Source: Tanaka et al. 2020, arXiv:2006.05467, equation 2 and algorithm 1.
     """
@@ -183,7 +183,7 @@ def synflow(model: nn.Module, batch: Batch) -> float:
 
 
 def naswot(model: nn.Module, batch: Batch) -> float:
-    """log |det K|, K[i, j] the number of activations with the same sign for rows i and j.
+    """Returns log |det K|, with K[i, j] the number of activations of equal sign in rows i and j.
 
     Source: Mellor et al. 2021, arXiv:2006.04647v3, equation 2.
     """
@@ -205,9 +205,9 @@ def naswot(model: nn.Module, batch: Batch) -> float:
 
 
 def _jacobian_covariance(model: nn.Module, batch: Batch) -> float:
-    """-sum of log(v + k) + 1 / (v + k), v the eigenvalues of the correlation of input gradients.
+    """Returns -sum of log(v + k) + 1 / (v + k) over eigenvalues v of input-gradient correlations.
 
-    A row's gradient is that of the sum of its logits; k = 1e-5. Of texts it is taken at the
+    The gradient of a row is that of the sum of its logits; k = 1e-5. For texts, it is taken at the
     embedding of the tokens.
 
     Source: Mellor et al. 2020, arXiv:2006.04647v1, equations 1 to 3.
@@ -228,11 +228,11 @@ def _jacobian_covariance(model: nn.Module, batch: Batch) -> float:
 
 
 def zen(model: nn.Module, batch: Batch) -> float:
-    """log E|f(x) - f(x + 0.01 e)| + sum over normalizations of log s, of a model of random weights.
+    """Returns log E|f(x) - f(x + 0.01 e)| + sum over normalizations of log s, for random weights.
 
-    Weights, x and e are standard normal; f is what the last linear layer reads; s is the root of
-    the mean variance that a normalization divides by, which puts back what it takes from f.
-    Residual connections stay, unlike in the source.
+    Weights, x and e are standard normal; f is the input of the last linear layer; s is the root of
+    the mean variance that a normalization divides by, which restores the scale of f. Residual
+    connections stay, unlike in the source.
 
     Source: Lin et al. 2021, arXiv:2102.01063, algorithm 1.
     """
@@ -269,11 +269,11 @@ PROXIES: dict[str, Proxy] = {
     "jacobian-covariance": _jacobian_covariance,
     "zen": zen,
 }
-"""Every score by name. They change the model that they are given: see `zero_cost_score`."""
+"""Scores by name. They modify the given model; `zero_cost_score` copies it first."""
 
 
 def _run(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The loss and the logits (N, C)."""
+    """Returns the loss and the logits (N, C)."""
     columns = input_columns(model, [*batch])
     output = model(**{name: batch[column] for name, column in columns.items()})
     return loss_and_logits(output, batch[LABELS])
@@ -290,16 +290,16 @@ def _is_activation(module: nn.Module) -> bool:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """True for linear layers, convolutions that are not transposed, and embeddings."""
+    """Returns whether a module is a linear layer, non-transposed convolution, or embedding."""
     rows = [row for row in OPS.values() if row.weight and not row.weight.is_transposed]
     return isinstance(module, tuple(cls for row in rows for cls in row.modules))
 
 
 def _change_input(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """From now on the first layer reads `change(x)`; of an embedding, what it answers is changed.
+    """Applies `change` to the input of the first layer, or to the output of an embedding.
 
     Raises:
-        ConfigError: the model has no layer.
+        ConfigError: if the model has no such layer.
     """
     first = next((module for module in model.modules() if _is_layer(module)), None)
     if first is None:
@@ -311,7 +311,7 @@ def _change_input(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
 
 
 def _deviation(norm: nn.Module, x: Tensor) -> float:
-    """Root of the mean variance of what is normalized together."""
+    """Returns the root of the mean variance over the jointly normalized elements."""
     per_channel = isinstance(norm, BatchNorm)
     axes = [0, *range(2, x.dim())] if per_channel else [x.dim() - 1]
     return x.var(dim=axes, correction=0).mean().sqrt().item()

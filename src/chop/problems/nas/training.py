@@ -20,26 +20,26 @@ from chop.train import split_rows as split_rows
 from chop.train.tasks import CLASSIFICATION, Task
 
 TRAINING = {"epochs": 5, "lr": 3e-3, "batch_size": 64, "seed": 0}
-"""How architectures are trained where nothing else is said: arguments of `chop.train.fit`."""
+"""Default training arguments of `chop.train.fit`."""
 
 
 @dataclass
 class TrainedMeasure:
-    """Trains what a configuration describes, and judges it on rows that it was not trained on.
+    """Objective that trains a configuration and evaluates it on held-out rows.
 
-    A measure of `chop.search.Search`, which gives the task's metric by its name (`accuracy`, 0 to
-    1), `parameters` and `size_bytes`. With a pruner, the metric is reported after each epoch.
+    It is an objective of `chop.search.Search`, and returns the task metric by its name (`accuracy`,
+    0 to 1), `parameters` and `size_bytes`. With a pruner, it reports the metric after each epoch.
 
     Attributes:
-        build: configuration -> an untrained model, the same each time.
-        train: rows to train on.
-        validation: rows to judge on; `split_rows` makes both out of training rows.
-        training: arguments of `chop.train.fit`; the seed is fixed unless it says otherwise.
-        compression: what is done to the trained model before it is judged: see `Compression`.
-        device: where to train; None leaves the model where it was built.
-        task: what the model is asked to do.
-        judge: a function of the user's that judges models in the place of the rows.
-        last: the model that was measured last, for `save`.
+        build: configuration -> untrained model, the same each time.
+        train: training rows.
+        validation: validation rows; `split_rows` makes both from training rows.
+        training: arguments of `chop.train.fit`. The seed is fixed unless given.
+        compression: compression of the trained model before evaluation, see `Compression`.
+        device: training device. None leaves the model where it was built.
+        task: task of the model.
+        judge: user's function that evaluates models in place of the rows.
+        last: latest measured model, for `save`.
     """
 
     build: Callable[[Config], nn.Module]
@@ -53,7 +53,7 @@ class TrainedMeasure:
     last: nn.Module | None = field(default=None, init=False, repr=False)
 
     def __call__(self, config: Config, report: Report) -> dict[str, float]:
-        """Measures one configuration; what `report` raises passes through."""
+        """Measures one configuration; exceptions of `report` propagate."""
         self.last = model = self.trained(config, report)
         return {
             self.task.metric.name: self._value(model),
@@ -66,21 +66,21 @@ class TrainedMeasure:
             return evaluate(model, self.validation, device=self.device, task=self.task)
         try:
             return self.judge.score(model).value
-        except ConfigError as error:  # of this model alone: the trial fails, and no other
+        except ConfigError as error:  # specific to this model: only its trial fails
             raise NotANumberError(str(error)) from error
 
     def save(self, config: Config, folder: Path) -> None:
-        """Writes the model that was just measured, for `chop.search.Search(save=...)`.
+        """Saves the latest measured model, for `chop.search.Search(save=...)`.
 
-        `model.pt` and `model.mz` are its graph, which `MaseGraph.from_checkpoint` reads;
-        `choices.json` says what was chosen.
+        `model.pt` and `model.mz` are its graph, readable by `MaseGraph.from_checkpoint`.
+        `choices.json` has the configuration.
         """
         assert self.last is not None
         raise_graph(self.last, self.train).export(folder / "model")
         write_json(folder / "choices.json", dict(config))
 
     def trained(self, config: Config, report: Report | None = None) -> nn.Module:
-        """The trained, and perhaps compressed, model of a configuration."""
+        """Returns the trained and optionally compressed model of a configuration."""
         model = self.build(config)
         training = {**TRAINING, "device": self.device, "task": self.task, **self.training}
         fit_and_report(model, self.train, training, report, lambda: self._value(model))

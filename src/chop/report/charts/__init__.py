@@ -1,3 +1,3 @@
-"""Charts as data: one function for each kind of result makes them from its numbers."""
+"""Charts as data, with one maker function for each kind of result."""
 
 __all__: list[str] = []

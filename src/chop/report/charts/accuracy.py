@@ -1,4 +1,4 @@
-"""Chart of measured rows: a metric over a setting, as lines."""
+"""Line chart of a metric over a setting."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Curve:
     """One line of a plot.
 
     Attributes:
-        label: what the legend says.
+        label: text of its legend entry.
         points: (x, accuracy from 0 to 1), in any order.
-        family: curves of one family share color and marker; default, the label.
-        dashed: for the weaker member of a family.
-        ranges: x -> least and greatest accuracy there, drawn as an error bar.
-        joined: a line goes from point to point.
+        family: name of its group: curves of one family share color and marker. Default: the label.
+        dashed: draws the curve dashed, as the weaker member of its family.
+        ranges: x -> lowest and highest accuracy at x, drawn as an error bar.
+        joined: connects the points with a line.
     """
 
     label: str
@@ -37,11 +37,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Trials:
-    """Trials of a search, drawn as grey points behind the curves of a plot.
+    """Trials of a search, drawn as grey points behind the curves of a chart.
 
     Attributes:
-        points: (x, accuracy from 0 to 1) of each.
-        texts: text of each point, shown on hover. () has none.
+        points: (x, accuracy from 0 to 1) of each trial.
+        texts: text of each point, shown on hover. Empty for no texts.
         label: label in the legend.
     """
 
@@ -51,7 +51,7 @@ class Trials:
 
     @property
     def finite(self) -> list[tuple[float, float, str]]:
-        """x, accuracy and text of each point that has a place on a plot."""
+        """Yields x, accuracy and text of each point with finite coordinates."""
         texts = [*self.texts, *[""] * (len(self.points) - len(self.texts))]
         whole = zip(self.points, texts, strict=True)
         return [(x, y, text) for (x, y), text in whole if math.isfinite(x) and math.isfinite(y)]
@@ -68,17 +68,17 @@ def accuracy_charts(
     marks: Mapping[str, float] | None = None,
     trials: Trials | None = None,
 ) -> list[LineChart]:
-    """Returns a chart of accuracies, or another metric, as lines.
+    """Returns a line chart of accuracies or another metric.
 
     Args:
-        curves: the lines; where they have ranges, the points are called means of seeds.
-        baselines: label -> accuracy from 0 to 1, drawn level; one far from all curves is named in
-            the legend.
-        xlabel: what the lines run over.
+        curves: the lines. If they have ranges, the caption calls the points means over seeds.
+        baselines: label -> accuracy from 0 to 1, drawn as a horizontal line. A baseline far from
+            all curves appears only in the legend.
+        xlabel: label of the horizontal axis.
         title: title of the chart.
-        ticks: marks of the horizontal axis in a figure. Default: round numbers.
-        metric: what the points are; shares are drawn in percent.
-        marks: label -> x, drawn upright.
+        ticks: ticks of the horizontal axis in a figure. Default: round numbers.
+        metric: metric of the points. Shares are drawn in percent.
+        marks: label -> x, drawn as a vertical line.
         trials: trials of a search, drawn behind the curves. Default: none.
     """
     families = {curve.family or curve.label for curve in curves}
@@ -102,8 +102,8 @@ def accuracy_charts(
     whole = ticks is not None and all(float(tick).is_integer() for tick in ticks)
     x = Axis(xlabel, whole=whole, log=False, ticks=tuple(ticks or ()))
     y = Axis(metric.name, percent=metric.is_share)
-    found = [[y for _, y in curve.points if math.isfinite(y)] for curve in curves]
-    best = [max(each, key=metric.key) for each in found if each]
+    finite_values = [[y for _, y in curve.points if math.isfinite(y)] for curve in curves]
+    best = [max(each, key=metric.key) for each in finite_values if each]
     return [
         LineChart(
             title,
@@ -113,7 +113,7 @@ def accuracy_charts(
             dict(baselines or {}),
             dict(marks or {}),
             spread="mean and range of the seeds",
-            # An accuracy that collapses is what a sweep shows.
+            # For shares nothing is required, because sweeps should show accuracy collapses.
             kept=() if metric.is_share else tuple(best),
         )
     ]

@@ -1,4 +1,4 @@
-"""Chart of the best value that searches have found until each trial."""
+"""Chart of the best value of a search after each trial."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from chop.errors import ConfigError
 from chop.report.charts.chart import Axis, LineChart, Mark, Series
 
 TRIALS = "trial"
-"""Name of the axis of trial numbers, which are those of tables and of `--trial`."""
-LEAST_LEVELS = 3
-"""Levels of a curve from which on its first one may lie off the axis."""
+"""Label of the axis of trial numbers, as in tables and in `--trial`."""
+MIN_LEVELS = 3
+"""Minimum number of levels of a curve before its first level may lie off the axis."""
 Run = Sequence[tuple[int, float]]
-"""(trial, best value so far): a value holds until the next one."""
+"""(trial, best value so far) pairs; a value holds until the next pair."""
 
 
 def best_so_far_charts(
@@ -25,24 +25,25 @@ def best_so_far_charts(
     baselines: Mapping[str, float] | None = None,
     percent: bool = True,
 ) -> list[LineChart]:
-    """Returns a chart of the best value until each trial: median over the runs, and their range.
+    """Returns a chart of the best value after each trial: median and range over the runs.
 
-    Numbers that are no shares and span more than a decade are drawn on a logarithmic axis. A first
-    trial that is far from all later ones does not flatten them: the axis begins at the second
-    level of the curve, and an arrow has the value of the first.
+    Values that are not shares and span more than a decade are drawn on a logarithmic axis. A poor
+    first trial does not flatten the rest: the axis then begins at the second level of the curve,
+    and an arrow shows the first value.
 
     Args:
-        curves: label -> runs, one per seed, as `Result.best_by_trial` gives them. Points that are
-            not finite are left out, and runs without any other. A run that ended before the
-            others keeps its last value.
+        curves: label -> runs, one per seed, in the format of `Result.best_by_trial`. Non-finite
+            points are skipped, and so are runs without finite points. A run that ended early keeps
+            its last value.
         ylabel: name of the value.
         title: title of the chart.
-        baselines: label -> value, drawn level; one far from all curves is named in the legend.
-        percent: values are shares of 1 and drawn as percentages.
+        baselines: label -> value, drawn as a horizontal line. A baseline far from all curves
+            appears only in the legend.
+        percent: draws the values, shares of 1, as percentages.
     Raises:
-        ConfigError: no run has a point.
+        ConfigError: if no run has a point.
     """
-    series, kept = [], list[float]()
+    series, required = [], list[float]()
     for label, runs in curves.items():
         finite = [[(n, value) for n, value in run if math.isfinite(value)] for run in runs]
         measured = [run for run in finite if run]
@@ -56,26 +57,26 @@ def best_so_far_charts(
             low, high = (min(ys), max(ys)) if len(ys) > 1 else (None, None)
             marks.append(Mark(count, value, low, high, optional=i < early))
         series.append(Series(label, tuple(marks), "steps"))
-        kept += middle[early:]
+        required += middle[early:]
     if not series:
-        raise ConfigError("best so far: expected at least one run with a point.")
+        raise ConfigError("best so far: expected at least one run with a finite value.")
     x, y = Axis(TRIALS, whole=True, log=False), Axis(ylabel, percent=percent)
     levels, spread = dict(baselines or {}), "median and range of the seeds"
-    return [LineChart(title, x, y, tuple(series), levels, spread=spread, kept=tuple(kept))]
+    return [LineChart(title, x, y, tuple(series), levels, spread=spread, kept=tuple(required))]
 
 
 def _first_level(values: Sequence[float]) -> int:
-    """Returns how many trials have the first level, which may lie off the axis. 0 if it may not.
+    """Returns how many trials form a first level that may lie off the axis, or 0.
 
-    A first trial is often as bad as chance, and flattens all that the search finds later.
+    The first trial is often as bad as chance, and would flatten all later improvements.
     """
-    if len(set(values)) < LEAST_LEVELS:
+    if len(set(values)) < MIN_LEVELS:
         return 0
     return next(i for i, value in enumerate(values) if value != values[0])
 
 
 def compute_spread(runs: Sequence[Run]) -> tuple[list[int], list[list[float]]]:
-    """Each trial count from which all runs have a value, and the runs' values there.
+    """Returns the trial counts from which all runs have values, and the values of the runs there.
 
     >>> compute_spread([[(1, 0.5), (3, 0.7)], [(2, 0.6)]])
     ([2, 3], [[0.5, 0.6], [0.7, 0.6]])
@@ -87,5 +88,7 @@ def compute_spread(runs: Sequence[Run]) -> tuple[list[int], list[list[float]]]:
 
 
 def value_at(run: Run, count: int) -> float:
-    """The best of a run after so many trials, from its first point on."""
+    """Returns the best value of a run after `count` trials; before its first point, the first
+    value.
+    """
     return next(value for at, value in reversed(run) if at <= count)

@@ -1,6 +1,6 @@
-"""Charts as data: drawn on pages and as figures, and kept as JSON.
+"""Charts as data, drawn on pages and in figures and stored as JSON.
 
-A chart has numbers and labels. Scales, colors and sizes are chosen by those who draw it.
+A chart holds numbers and labels. The renderers choose scales, colors and sizes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MARGIN = 0.04
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of numbers.
+    """Numeric axis of a chart.
 
     Attributes:
         label: name and unit.
-        percent: the numbers are shares of 1 and drawn as percentages.
-        whole: only whole numbers are marked.
-        log: logarithms may be taken where the numbers span more than a decade.
-        ticks: numbers that a figure marks. () leaves the choice to it.
+        percent: draws the numbers, shares of 1, as percentages.
+        whole: places ticks at whole numbers only.
+        log: allows a logarithmic scale if the numbers span more than a decade.
+        ticks: ticks of a figure. Empty for automatic ticks.
     """
 
     label: str
@@ -36,21 +36,21 @@ class Axis:
 
     @property
     def factor(self) -> int:
-        """Factor from numbers to what the axis has: 100 for percentages."""
+        """Factor from stored numbers to axis numbers: 100 for percentages."""
         return 100 if self.percent else 1
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a series.
+    """Data point of a series.
 
     Attributes:
-        x: to the right.
-        y: up.
-        low: end of its interval or range; None without one.
-        high: the other end.
-        text: shown with the numbers when it is pointed at.
-        optional: it may lie off the axis, where an arrow stands for it.
+        x: horizontal coordinate.
+        y: vertical coordinate.
+        low: lower end of its interval or range. None if it has none.
+        high: upper end of its interval or range.
+        text: text shown on hover, beside the numbers.
+        optional: lets the point lie off the axis, where an arrow represents it.
     """
 
     x: float
@@ -63,15 +63,15 @@ class Mark:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind.
+    """Data series of a line chart.
 
     Attributes:
-        label: in the legend.
-        marks: the points.
-        line: how they are joined: not at all, straight, or level until the next one.
-        family: series of one family share a color; "" takes the label.
-        dashed: the weaker member of a family.
-        faint: what stands behind the others, such as everything that was measured.
+        label: text of its legend entry.
+        marks: its points.
+        line: connection of the points: none, straight lines, or steps.
+        family: series of one family share a color. "" uses the label.
+        dashed: draws the series dashed, as the weaker member of its family.
+        faint: draws the series in the background, such as all trials behind a front.
     """
 
     label: str
@@ -84,19 +84,19 @@ class Series:
 
 @dataclass(frozen=True)
 class LineChart:
-    """Series over two axes.
+    """Line chart: series over two numeric axes.
 
     Attributes:
-        title: what is against what, and on which rows.
-        x: the axis to the right.
-        y: the axis upwards.
-        series: the points.
-        levels: label -> y of a level line, such as float.
-        limits: label -> x of an upright line, such as a budget.
-        kind: for JSON.
-        spread: meaning of the ends of marks, for the caption.
-        kept: y that stay on the axis where others are cut off. () takes those of the series that
-            are not faint if another one is, else all.
+        title: title with both quantities and the rows they were measured on.
+        x: horizontal axis.
+        y: vertical axis.
+        series: data series.
+        levels: label -> y of a horizontal line, such as the float model.
+        limits: label -> x of a vertical line, such as a budget.
+        kind: type tag in JSON.
+        spread: meaning of error bars and bands, for the caption.
+        kept: y values that must stay on the axis when others are cut off. Empty uses the series in
+            the foreground, or all series if none is faint.
     """
 
     title: str
@@ -111,20 +111,20 @@ class LineChart:
 
     @property
     def is_empty(self) -> bool:
-        """True if there are fewer than two points to compare."""
+        """True if the chart has fewer than two points to compare."""
         return sum(len(series.marks) for series in self.series) + len(self.levels) < 2
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of one or more parts.
+    """Bar of one or more stacked parts.
 
     Attributes:
-        label: left of it.
-        parts: lengths, one behind the other.
-        low: end of the interval of the whole; None without one.
-        high: the other end.
-        hollow: no difference from the baseline is shown.
+        label: label to the left of the bar.
+        parts: lengths of the parts, in drawing order.
+        low: lower end of the interval of the total. None if it has none.
+        high: upper end of the interval.
+        hollow: marks a bar without a significant difference from the baseline.
     """
 
     label: str
@@ -136,16 +136,16 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Bars from 0, one below the other.
+    """Horizontal bar chart whose bars start at 0.
 
     Attributes:
-        title: what they compare.
-        x: the axis.
-        bars: in order from the top.
-        parts: names of the parts, where there are several.
-        limits: label -> x of an upright line, such as the baseline at 1.
-        kind: for JSON.
-        spread: meaning of the ends of bars, for the caption.
+        title: title of the chart.
+        x: value axis.
+        bars: bars from top to bottom.
+        parts: names of the stacked parts, if there are several.
+        limits: label -> x of a vertical line, such as the baseline at 1.
+        kind: type tag in JSON.
+        spread: meaning of the error bars, for the caption.
     """
 
     title: str
@@ -158,25 +158,25 @@ class BarChart:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to compare."""
+        """True if the chart has no bars to compare."""
         return len(self.bars) + len(self.limits) < 2
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Numbers by row and column, as colors.
+    """Heat map: numbers by row and column, drawn as colors.
 
     Attributes:
-        title: what the numbers are.
-        rows: names from the top.
-        columns: names from the left.
-        values: by row, then column; None stays blank.
-        xlabel: what the columns are.
-        ylabel: what the rows are.
-        percent: the numbers are shares of 1.
-        log: colors follow the logarithm.
-        texts: written into the cells, by row, then column; () takes the numbers.
-        kind: for JSON.
+        title: quantity of the cells.
+        rows: row names from the top.
+        columns: column names from the left.
+        values: numbers by row, then column. None leaves a cell blank.
+        xlabel: label of the columns.
+        ylabel: label of the rows.
+        percent: draws the numbers, shares of 1, as percentages.
+        log: maps colors to the logarithm of the numbers.
+        texts: cell texts by row, then column. Empty shows the numbers.
+        kind: type tag in JSON.
     """
 
     title: str
@@ -192,21 +192,22 @@ class HeatMap:
 
     @property
     def is_empty(self) -> bool:
-        """True if fewer than two cells have a number."""
+        """True if fewer than two cells have numbers."""
         return sum(value is not None for row in self.values for value in row) < 2
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of a tensor's numbers, above the values that formats have.
+    """Histogram of a tensor with the representable values of number formats.
 
     Attributes:
-        title: the tensor.
-        counts: by bin.
-        low: where the first bin begins.
-        high: where the last one ends.
-        grids: format -> its values between the ends, or the ends of what it covers evenly.
-        covered: formats whose values are too many to be listed. None: those of two values.
+        title: name of the tensor.
+        counts: count of each bin.
+        low: lower edge of the first bin.
+        high: upper edge of the last bin.
+        grids: format -> its representable values within the histogram, or the two ends of its
+            range.
+        covered: formats with too many values to list. None derives them: formats with two values.
     """
 
     title: str
@@ -217,18 +218,18 @@ class Histogram:
     covered: tuple[str, ...] | None = None
 
     def is_covered(self, label: str) -> bool:
-        """Returns true if only the ends of a format's values are listed."""
+        """Returns whether only the ends of a format's range are stored."""
         return len(self.grids[label]) == 2 if self.covered is None else label in self.covered
 
     @property
-    def shown(self) -> tuple[float, float]:
-        """Ends of the bins that have a number, with a margin. Those of all bins if none has."""
-        found = [i for i, count in enumerate(self.counts) if count]
-        if not found:
+    def visible_range(self) -> tuple[float, float]:
+        """Returns the edges of the nonempty bins with a margin; of all bins if all are empty."""
+        nonempty = [i for i, count in enumerate(self.counts) if count]
+        if not nonempty:
             return self.low, self.high
         step = (self.high - self.low) / len(self.counts)
-        margin = MARGIN * step * (found[-1] + 1 - found[0])
-        first, last = self.low + step * found[0], self.low + step * (found[-1] + 1)
+        margin = MARGIN * step * (nonempty[-1] + 1 - nonempty[0])
+        first, last = self.low + step * nonempty[0], self.low + step * (nonempty[-1] + 1)
         return first - margin, last + margin
 
 
@@ -237,10 +238,10 @@ class Histograms:
     """Histograms side by side.
 
     Attributes:
-        title: what they show.
+        title: title of the chart.
         panels: the histograms.
-        kind: for JSON.
-        abreast: panels of a row of a figure, such as those of one layer.
+        kind: type tag in JSON.
+        abreast: panels in a row of a figure, such as those of one layer.
     """
 
     title: str
@@ -250,24 +251,24 @@ class Histograms:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is none."""
+        """True if there are no histograms."""
         return not self.panels
 
 
 @dataclass(frozen=True)
 class GraphNode:
-    """A node of a model's graph.
+    """Node of a model's graph.
 
     Attributes:
-        path: the modules that it is in, outermost first, and its name.
-        kind: of operator.
-        lines: class, shape, formats, share pruned.
-        reads: positions of the nodes whose results it reads.
-        quantized: it computes in a number format.
-        stays_float: it could be quantized and is not, while others are.
-        numbers: name -> number to color it by, such as the share of its weights that are zero.
-        brief: second line of its box; "" takes kind and shape.
-        marks: of the chart's `marks`.
+        path: names of the enclosing modules, outermost first, then its own name.
+        kind: kind of operator.
+        lines: text lines: class, shape, formats, share of pruned weights.
+        reads: indices of the nodes it takes inputs from.
+        quantized: computes in a number format.
+        stays_float: stays in float although it could be quantized and other layers are.
+        numbers: name -> number for coloring, such as the share of zero weights.
+        brief: second line of its box. "" uses kind and shape.
+        marks: keys of the chart's `marks`.
     """
 
     path: tuple[str, ...]
@@ -283,14 +284,14 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class GraphChart:
-    """A model's graph, folded by module.
+    """Graph of a model, folded by module.
 
     Attributes:
-        title: the model's class.
-        nodes: in the order in which they run.
-        letters: letter in shapes -> what it stands for.
-        marks: word on a box -> what it says; each has a color.
-        kind: for JSON.
+        title: class of the model.
+        nodes: nodes in execution order.
+        letters: letter in shapes -> its meaning.
+        marks: word on a box -> its explanation. Each word has a color.
+        kind: type tag in JSON.
     """
 
     title: str
@@ -301,7 +302,7 @@ class GraphChart:
 
     @property
     def is_empty(self) -> bool:
-        """True if it has no node."""
+        """True if the graph has no nodes."""
         return not self.nodes
 
 
@@ -309,7 +310,7 @@ Chart = LineChart | BarChart | HeatMap | Histograms | GraphChart
 
 
 def finite(chart: Chart) -> Chart:
-    """A chart without what has no place on it: numbers that are not finite, which JSON lacks too.
+    """Returns a chart without non-finite numbers, which plots and JSON cannot represent.
 
     >>> axes = Axis("bits"), Axis("loss")
     >>> series = Series("PTQ", (Mark(4, math.inf), Mark(8, 1)))
@@ -339,10 +340,10 @@ def finite(chart: Chart) -> Chart:
 
 
 def chart_in_words(chart: Chart) -> Chart:
-    """Replaces program names in the title, axes and legend of a chart with readable labels.
+    """Replaces identifiers in the title, axes and legend of a chart with readable labels.
 
     Args:
-        chart: chart of a figure. Names of layers in it stay.
+        chart: chart of a figure. Names of layers stay.
     """
     if isinstance(chart, LineChart):
         series = tuple(replace(each, label=in_words(each.label)) for each in chart.series)
@@ -362,7 +363,7 @@ def _finite_numbers(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def family_places(series: Sequence[Series]) -> list[int]:
-    """Returns the place of each series' family among all. -1 if it is faint.
+    """Returns the index of each series' family, or -1 for faint series.
 
     >>> family_places([Series("a", ()), Series("b", ()), Series("c", (), family="a")])
     [0, 1, 0]

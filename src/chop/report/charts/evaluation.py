@@ -1,4 +1,4 @@
-"""Charts of an evaluation: divergences from the float model, and scores of tasks."""
+"""Charts of an evaluation: divergence from the float model, and task scores."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from chop.report.charts.chart import Axis, Bar, BarChart, LineChart, Mark, Serie
 from chop.statistics.intervals import LEVEL_TEXT, interval_of_estimate
 
 POINTS = 500
-"""Most points of the curve of divergences."""
+"""Maximum number of points of the divergence curve."""
 Score = tuple[float, float | None]
-"""A share and its standard error."""
+"""Share and its standard error."""
 
 
 @dataclass(frozen=True)
 class TaskShares:
-    """A metric of a task.
+    """Metric of a task for a model and its reference.
 
     Attributes:
-        label: beside the bars.
-        own: of the model.
-        reference: of the float model; None where there is none.
+        label: label of the bars.
+        own: score of the model.
+        reference: score of the float model, or None.
     """
 
     label: str
@@ -30,26 +30,29 @@ class TaskShares:
 
 
 def divergence_charts(divergences: Sequence[float], title: str) -> list[LineChart]:
-    """Returns a chart of the share of answers that are as far from the float model's, or farther.
+    """Returns a chart of the share of answers with at least a given divergence.
+
+    The divergence is that of the model's answer from the float model's.
 
     Args:
-        divergences: KL of each answer in nats; those of 0 and infinity count, and are not drawn.
+        divergences: KL divergence of each answer in nats. Values of 0 and infinity count but are
+            not drawn.
         title: title of the chart.
     """
     marks = tuple(Mark(x, y) for x, y in _curve(divergences))
-    y = Axis("share of answers as far or farther")
+    y = Axis("share of answers with at least this divergence")
     return [LineChart(title, Axis("KL divergence of an answer (nats)"), y, (Series("", marks),))]
 
 
 def _curve(divergences: Sequence[float]) -> list[tuple[float, float]]:
-    """Divergences from the largest, and the share of answers that are at least as far."""
+    """Returns (divergence, share of answers at least as far) points, largest divergence first."""
     count, ranked = len(divergences), sorted(divergences, reverse=True)
     places = sorted({round(i * (count - 1) / (POINTS - 1)) for i in range(POINTS)})
     return [(ranked[i], (i + 1) / count) for i in places if 0 < ranked[i] < float("inf")]
 
 
 def score_charts(bars: Sequence[TaskShares], title: str) -> list[BarChart]:
-    """Returns a chart of the shares of right answers, the float model's above the model's."""
+    """Returns a bar chart of task scores, with the float model above the model."""
     drawn = []
     for bar in bars:
         if bar.reference is not None:

@@ -1,4 +1,4 @@
-"""Graph of a model as a chart: nodes with their modules, shapes, formats and numbers."""
+"""Chart of a model's graph: nodes with modules, shapes, formats and numbers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from chop.ir.graph import MaseGraph
 
 DEEPEST = 10**6
-"""More levels of modules than a model has: no node is folded into a box."""
+"""Nesting limit deeper than any model, so that no node is folded into a box."""
 
 
 def graph_chart(
     mg: MaseGraph, numbers: Mapping[str, Mapping[str, float]] | None = None
 ) -> GraphChart:
-    """A graph as a chart; nodes that compute sizes are left out.
+    """Returns a graph as a chart, without the nodes that compute sizes.
 
     Args:
         mg: the graph.
-        numbers: path of a layer -> what is measured of it, by name.
+        numbers: path of a layer -> its measured numbers by name.
     """
     from chop.ir.drawing.view_model import build_view_model
 
-    plan, found = build_view_model(mg.model, DEEPEST), numbers or {}
+    plan, numbers_by_path = build_view_model(mg.model, DEEPEST), numbers or {}
     reads: dict[int, list[int]] = {}
     for source, users in plan.uses.items():
         for user in users:
@@ -41,7 +41,7 @@ def graph_chart(
                 tuple(reads.get(place, ())),
                 box.is_quantized,
                 box.stays_float,
-                dict(found.get(".".join(path), {})),
+                dict(numbers_by_path.get(".".join(path), {})),
             )
         )
     return GraphChart(mg.model.record.class_name, tuple(nodes), dict(plan.letters))

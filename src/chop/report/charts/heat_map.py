@@ -1,4 +1,4 @@
-"""Heat maps: a metric over two settings, and numbers of a model's layers."""
+"""Heat maps of a metric over two settings, and of numbers by layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def heat_map(
     log: bool = False,
     texts: Mapping[tuple[str, str], str] | None = None,
 ) -> HeatMap:
-    """A heat map of cells by (row, column), in their order; NaN and missing ones are blank.
+    """Returns a heat map of cells by (row, column) in their order; missing and NaN cells are blank.
 
     >>> heat_map({("fc1", "4"): 0.5, ("fc2", "8"): float("nan")}, title="").values
     ((0.5, None), (None, None))
@@ -49,22 +49,22 @@ def heat_map_charts(
     title: str,
     metric: Metric = CLASSIFICATION.metric,
 ) -> list[HeatMap]:
-    """Returns a heat map of accuracies, or another metric, over two settings.
+    """Returns a heat map of accuracies or another metric over two settings.
 
     Args:
-        cells: (x, y) -> accuracy from 0 to 1; pairs that are missing stay blank.
-        xlabel: the setting that x is.
-        ylabel: the setting that y is.
+        cells: (x, y) -> accuracy from 0 to 1. Missing pairs stay blank.
+        xlabel: name of the x setting.
+        ylabel: name of the y setting.
         title: title of the chart.
-        metric: what the cells are; shares are drawn in percent.
+        metric: metric of the cells. Shares are drawn in percent.
     """
-    found = {
+    values = {
         (f"{y:g}", f"{x:g}"): cells.get((x, y))
         for y in sorted({y for _, y in cells}, reverse=True)
         for x in sorted({x for x, _ in cells})
     }
     name = f"{title}: {metric.name}"
-    return [heat_map(found, title=name, xlabel=xlabel, ylabel=ylabel, percent=metric.is_share)]
+    return [heat_map(values, title=name, xlabel=xlabel, ylabel=ylabel, percent=metric.is_share)]
 
 
 def layer_map_charts(
@@ -76,18 +76,17 @@ def layer_map_charts(
     log: bool = False,
     texts: Mapping[tuple[str, str], str] | None = None,
 ) -> list[HeatMap]:
-    """Returns a heat map of a number for each layer and each of some options.
+    """Returns a heat map of a number by layer and option.
 
     Args:
-        cells: (layer, option) -> number, in the order in which layers and options are drawn.
-            NaN, and pairs that are missing, stay blank.
-        xlabel: what the options are.
-        measure: what the numbers are.
+        cells: (layer, option) -> number, in drawing order. NaN and missing pairs stay blank.
+        xlabel: label of the options.
+        measure: name of the number.
         title: title of the map.
-        log: colors follow the logarithm; what is not positive has the darkest.
-        texts: (layer, option) -> what is written into the cell. Default: its number.
+        log: maps colors to logarithms. Numbers of 0 or less get the darkest color.
+        texts: (layer, option) -> text of the cell. Default: its number.
     Raises:
-        ConfigError: there is no number.
+        ConfigError: if all cells are blank.
     """
     if not any(math.isfinite(value) for value in cells.values()):
         raise ConfigError("layer map: expected at least one number.")

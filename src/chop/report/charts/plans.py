@@ -12,14 +12,14 @@ from chop.report.charts.chart import Axis, Bar, BarChart
 def plan_charts(
     rows: Sequence[Mapping[str, Any]], title: str, memory_bytes: int | None = None
 ) -> list[BarChart]:
-    """Returns charts of the predicted time and memory of plans, one bar for each plan.
+    """Returns bar charts of the predicted time and memory of sharding plans.
 
     Args:
-        rows: of `chop.distributed.planning.plan_report.plan_rows`.
+        rows: rows of `chop.distributed.planning.plan_report.plan_rows`.
         title: title of the charts.
-        memory_bytes: what a process has, drawn as a line; None: no line.
+        memory_bytes: memory of a process, drawn as a line. None for no line.
     Raises:
-        ConfigError: there is no plan.
+        ConfigError: if there are no plans.
     """
     if not rows:
         raise ConfigError("plans: expected at least one plan.")

@@ -1,4 +1,4 @@
-"""Chart of measured times beside those of a baseline."""
+"""Chart of speed relative to a baseline."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def ratio_charts(variants: Iterable[Measured], title: str) -> list[BarChart]:
-    """Returns a chart of how many times as fast as the baseline each variant is, with bounds.
+    """Returns a bar chart of the speed-up of each variant, with confidence intervals.
 
-    Bars of variants for which no difference is shown are hollow.
+    Bars of variants without a significant difference are hollow.
 
     Args:
-        variants: a `chop.bench.Comparison`, or some variants of one.
+        variants: a `chop.bench.Comparison` or some of its variants.
         title: title of the chart.
     Raises:
-        ConfigError: there is none.
+        ConfigError: if there are no variants.
     """
     bars = []
     for variant in variants:

@@ -1,4 +1,4 @@
-"""Charts of a search: fronts, and how much each choice matters."""
+"""Charts of a search: Pareto fronts and importance of the choices."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from chop.errors import ConfigError
 from chop.report.charts.chart import Axis, Bar, BarChart, LineChart, Mark, Series
 from chop.statistics.intervals import LEVEL_TEXT, interval_of_estimate
 
-MOST_BARS = 30
+MAX_BARS = 30
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points of one panel of a front.
+    """Points of one panel of a Pareto front.
 
     Attributes:
-        xlabel: what lies to the right.
-        points: (x, y) of everything that was measured.
-        front: those that nothing beats.
-        limit: the budget of x, if it has one.
-        texts: of each of the points, shown when it is pointed at; () has none.
+        xlabel: label of the horizontal axis.
+        points: (x, y) of all trials.
+        front: nondominated points.
+        limit: budget of x, or None.
+        texts: text of each point, shown on hover. Empty for no texts.
     """
 
     xlabel: str
@@ -35,22 +35,22 @@ class Cloud:
 def front_charts(
     clouds: Sequence[Cloud], *, ylabel: str, title: str, percent: bool = True
 ) -> list[LineChart]:
-    """Returns charts of what was measured and its front, one for each number against the first.
+    """Returns scatter charts of the trials and their front, one for each number beside the first.
 
     Args:
-        clouds: points of each chart. Those that are not finite are left out.
-        ylabel: the number that all panels share.
+        clouds: points of each chart. Non-finite points are skipped.
+        ylabel: label of the vertical axis of all panels.
         title: title of the charts.
-        percent: y are shares of 1 and drawn as percentages.
+        percent: draws y, a share of 1, as percentages.
     Raises:
-        ConfigError: there is no panel.
+        ConfigError: if there are no panels.
     """
     if not clouds:
-        raise ConfigError("front: expected at least one number beside the first.")
+        raise ConfigError("front: expected at least one further objective beside the first.")
     charts = []
     for cloud in clouds:
         labeled = list(zip(cloud.points, cloud.texts, strict=False))
-        texts = dict(reversed(labeled))  # equal points have the text of the first
+        texts = dict(reversed(labeled))  # equal points get the text of the first one
         measured, front = (
             tuple(Mark(x, y, text=texts.get((x, y), "")) for x, y in points if _is_finite(x, y))
             for points in (cloud.points, sorted(cloud.front))
@@ -69,14 +69,14 @@ def _is_finite(*numbers: float) -> bool:
 def importance_charts(
     shares: Mapping[str, float], errors: Mapping[str, float] | None = None, *, title: str
 ) -> list[BarChart]:
-    """Returns a chart of how much each choice matters, as bars, in the order given from the top.
+    """Returns a bar chart of the importance of each choice, in the given order.
 
     Args:
-        shares: choice -> share of 1; of more than 30, those from the 30th on share one bar.
-        errors: choice -> standard error of its share; its interval is drawn. Default: none.
+        shares: choice -> share of 1. Beyond 30 choices, the rest share one bar.
+        errors: choice -> standard error of its share, drawn as an interval. Default: no intervals.
         title: title of the chart.
     Raises:
-        ConfigError: there is no choice.
+        ConfigError: if there are no choices.
     """
     if not shares:
         raise ConfigError("importances: expected at least one choice.")
@@ -90,9 +90,9 @@ def importance_charts(
 
 
 def _bars(shares: Mapping[str, float]) -> dict[str, float]:
-    """The shares; those from the 30th on together where there are more."""
-    if len(shares) <= MOST_BARS:
+    """Returns the shares, with those from the 30th on merged into one."""
+    if len(shares) <= MAX_BARS:
         return dict(shares)
-    first = list(shares.items())[: MOST_BARS - 1]
-    rest = list(shares.values())[MOST_BARS - 1 :]
+    first = list(shares.items())[: MAX_BARS - 1]
+    rest = list(shares.values())[MAX_BARS - 1 :]
     return {**dict(first), f"{len(rest)} others together": sum(rest)}

@@ -1,3 +1,3 @@
-"""Figures: one renderer draws charts with matplotlib, as SVG, PNG or PDF."""
+"""Matplotlib renderer of charts as SVG, PNG or PDF figures."""
 
 __all__: list[str] = []

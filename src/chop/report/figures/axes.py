@@ -1,11 +1,11 @@
-"""Axes of figures: scales, baselines, arrows, and names at the ends of curves."""
+"""Axes of figures: scales, baselines, arrows, and labels at the ends of curves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from chop.report.charts.scale import MOST_ARROWS, AxisScale, decades
+from chop.report.charts.scale import MAX_ARROWS, AxisScale, decades
 from chop.report.figures.style import plain, text_inches
 
 if TYPE_CHECKING:
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 BASELINE_STYLES = (("black", "--"), ("0.5", "-."), ("0.5", ":"))
 END_POINTS, END_INCHES = 7.5, 1.6
-"""Size of the names at the ends of curves, and the longest."""
+"""Font size of end labels in points, and their maximum width in inches."""
 END_HEIGHT = 0.042
-"""A line of such a name, as a share of a panel's height."""
-MOST_ENDS = 24
+"""Height of an end label as a share of the panel height."""
+MAX_END_LABELS = 24
 ARROW_POINTS = 7.5
-"""Size of the value beside an arrow."""
+"""Font size of the value beside an arrow."""
 NEAR = 1e3
-"""Ratio of the ends of a logarithmic axis up to which its ticks are written out."""
+"""Maximum ratio of the ends of a logarithmic axis with plain-number ticks."""
 
 
 def apply_scale(axes: Axes, scale: AxisScale, which: Literal["x", "y"] = "y") -> None:
-    """Sets limits and kind of an axis; where it is cut, two strokes mark its end."""
+    """Sets limits and scale of an axis, and marks a cut end with two strokes."""
     from matplotlib.ticker import NullFormatter
 
     settings = {"linthresh": scale.threshold, "linscale": 0.5} if scale.kind == "symlog" else {}
@@ -60,7 +60,7 @@ def _mark_cut(axes: Axes, height: float) -> None:
 def draw_baselines(
     axes: Axes, levels: Mapping[str, float], scale: AxisScale, percent: bool
 ) -> list[tuple[Artist, str]]:
-    """Draws levels across a panel; the legend's entries say their values, drawn or not."""
+    """Draws baselines across a panel; their legend entries have the values, even off the axis."""
     entries: list[tuple[Artist, str]] = []
     for i, (label, level) in enumerate(levels.items()):
         color, dashes = BASELINE_STYLES[i % len(BASELINE_STYLES)]
@@ -76,12 +76,12 @@ def draw_baselines(
 def draw_arrows(
     axes: Axes, off: Sequence[tuple[float, float, Any]], scale: AxisScale, percent: bool
 ) -> None:
-    """Draws an arrow at the end of an axis for each number beyond it, with the number.
+    """Draws an arrow with its value for each number beyond the end of the vertical axis.
 
     Args:
-        axes: with its limits and scales.
-        off: x, the number and the color of each.
-        scale: scale of the upright axis.
+        axes: axes with limits and scales set.
+        off: x, number and color of each arrow.
+        scale: scale of the vertical axis.
         percent: the numbers are percentages.
     """
     low, high = axes.get_xlim()
@@ -96,7 +96,7 @@ def draw_arrows(
             textcoords=("data", "axes fraction"),
             arrowprops={"arrowstyle": "-|>", "color": color, "shrinkA": 0, "shrinkB": 0},
         )
-        if len(off) > MOST_ARROWS:
+        if len(off) > MAX_ARROWS:
             continue
         others = [x for x, other, _ in off[:i] if (other < scale.low) == is_below]
         row = sum(abs(x - other) < (high - low) / 5 for other in others)
@@ -113,7 +113,7 @@ def draw_arrows(
 
 
 def axis_label(name: str, scale: AxisScale, percent: bool, *notes: str) -> str:
-    """The name and its unit; in lines below it notes, and what lies beyond the ends."""
+    """Returns an axis label: name, unit, notes and values off the axis, one per line."""
     unit = " %" if percent else ""
     below = [f"down to {value:.6g}{unit} below the axis" for value in scale.below[:1]]
     above = [f"up to {value:.6g}{unit} above the axis" for value in scale.above[-1:]]
@@ -126,19 +126,19 @@ def name_ends(
     labels: Sequence[str],
     colors: Sequence[Any],
 ) -> None:
-    """Names curves right of a panel, each beside its last point, or as near as there is room.
+    """Labels curves to the right of a panel, as close to their last points as space permits.
 
-    Nothing is written where there are more than 24, or a label is longer than 1.6 inches: the
-    legend names all of them.
+    Labels are omitted, and only the legend names the curves, if there are more than 24 curves or a
+    label is wider than 1.6 inches.
 
     Args:
-        axes: with its limits and scales.
+        axes: axes with limits and scales set.
         ends: (x, y) of each curve's last point.
-        labels: names of the curves.
-        colors: of the curves.
+        labels: label of each curve.
+        colors: color of each curve.
     """
     widest = max(text_inches(plain(label), END_POINTS) for label in labels)
-    if len(labels) > MOST_ENDS or widest > END_INCHES:
+    if len(labels) > MAX_END_LABELS or widest > END_INCHES:
         return
     to_panel = axes.transScale + axes.transLimits
     points = [to_panel.transform(end) for end in ends]
@@ -165,11 +165,11 @@ def name_ends(
 
 
 def _spread_apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights from 0 to 1, as near to the given ones as they can be with a gap between any two.
+    """Moves heights in 0 to 1 apart, as little as possible, to leave a gap between neighbors.
 
     Args:
-        heights: rising, 0 to 1.
-        gap: smaller where there is no room for it.
+        heights: ascending heights, 0 to 1.
+        gap: minimum distance, reduced if there is no space for it.
 
     >>> _spread_apart([0.5, 0.5, 1.0], 0.25)
     [0.375, 0.625, 1.0]
@@ -193,6 +193,6 @@ def _spread_apart(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def _middle(stack: Sequence[float], gap: float) -> float:
-    """Where the middle of a stack of so many heights lies: at their mean, if all are in 0 to 1."""
+    """Returns the center of a stack of heights: their mean, shifted so that all lie in 0 to 1."""
     half = gap * (len(stack) - 1) / 2
     return min(max(sum(stack) / len(stack), half), 1 - half)

@@ -30,7 +30,7 @@ def bar_figure(charts: Sequence[BarChart]) -> Figure:
 
 
 def _draw(axes: Axes, chart: BarChart) -> list[Entry]:
-    """Draws a panel; returns what of it the legend names."""
+    """Draws a panel and returns its legend entries."""
     factor = chart.x.factor
     for place, bar in enumerate(chart.bars):
         _draw_bar(axes, bar, place, factor)

@@ -1,4 +1,4 @@
-"""Heat maps as figures: each cell has a color, and its number or text."""
+"""Heat maps as figures, with a color and a number or text in each cell."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_WRITTEN = 20
-"""Columns up to which cells have their texts."""
+MAX_TEXT_COLUMNS = 20
+"""Maximum number of columns with cell texts."""
 LOG_FLOOR = 1e-12
 CELL_POINTS, NAME_POINTS = 7, 8.3
-LEAST_CELL = 0.75
-"""Inches of a column at least."""
+MIN_CELL = 0.75
+"""Minimum column width in inches."""
 DARK_SHARE = 0.6
-"""Share of the scale of colors on which texts are white."""
+"""Share of the color scale from which texts are white."""
 
 
 def cell_figure(chart: HeatMap) -> Figure:
-    """Returns the figure of a heat map, with the first row on top."""
+    """Returns a heat map as a figure, with the first row on top."""
     texts = [[_text(chart, i, j) for j, _ in enumerate(row)] for i, row in enumerate(chart.values)]
     widest = max(text_inches(text, CELL_POINTS) for row in texts for text in row)
-    cell, names = max(LEAST_CELL, widest + 0.2), list(map(plain, chart.columns))
+    cell, names = max(MIN_CELL, widest + 0.2), list(map(plain, chart.columns))
     width = 2.2 + 0.085 * max(map(len, chart.rows)) + cell * len(names)
     figure = new_figure(chart.title, max(width, 4.5), 1.8 + 0.28 * len(chart.rows))
     axes = figure.subplots()
@@ -40,7 +40,7 @@ def cell_figure(chart: HeatMap) -> Figure:
     slant: dict[str, Any] = {"rotation": 45, "ha": "right"} if is_slanted else {}
     axes.set_xticks(range(len(names)), names, fontsize="small", **slant)
     axes.set_yticks(range(len(chart.rows)), list(map(plain, chart.rows)), fontsize="small")
-    if len(names) <= MOST_WRITTEN:
+    if len(names) <= MAX_TEXT_COLUMNS:
         _write(axes, texts, shades, least + DARK_SHARE * (most - least))
     axes.set(xlabel=plain(chart.xlabel), ylabel=plain(chart.ylabel))
     figure.colorbar(image, label="log10" if chart.log else "%" * chart.percent)
@@ -67,7 +67,7 @@ def _shade(value: float | None, chart: HeatMap) -> float:
 def _write(
     axes: Axes, texts: Sequence[Sequence[str]], shades: Sequence[Sequence[float]], dark: float
 ) -> None:
-    """Writes texts into cells, in white below a shade."""
+    """Writes cell texts, in white on dark cells."""
     placed: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": CELL_POINTS}
     for i, row in enumerate(texts):
         for j, text in enumerate(row):

@@ -1,4 +1,4 @@
-"""Charts into files of figures, whatever their kind."""
+"""Drawing of charts of any kind into figure files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ P = ParamSpec("P")
 
 
 def draw_charts(path: str | Path, charts: Sequence[Chart]) -> Path:
-    """Draws charts as one figure and writes it.
+    """Draws charts as one figure and saves it.
 
     Args:
-        path: the file; its suffix (.svg, .png, .pdf) picks the kind.
-        charts: one chart, or line charts or bar charts that become panels of the figure.
+        path: output file; its suffix (.svg, .png, .pdf) selects the format.
+        charts: one chart, or several line or bar charts as panels of one figure.
     Returns: `path`.
     Raises:
-        TypeError: a graph has no figure.
+        TypeError: if the chart is a graph, which has no figure.
     """
     lines = [chart for chart in charts if isinstance(chart, LineChart)]
     bars = [chart for chart in charts if isinstance(chart, BarChart)]
@@ -44,14 +44,14 @@ def draw_charts(path: str | Path, charts: Sequence[Chart]) -> Path:
 
 
 class Plot(Protocol[P]):
-    """Plotting function: the arguments of a chart maker behind the path of the file."""
+    """Plotting function with the arguments of a chart maker after the output path."""
 
     def __call__(self, path: str | Path, *args: P.args, **kwargs: P.kwargs) -> Path:
-        """Draws into the file at a path."""
+        """Draws into the file at `path`."""
 
 
 def plotted(make: Callable[P, Sequence[Chart]]) -> Plot[P]:
-    """Returns the plotting function of a chart maker: its first argument is the file."""
+    """Returns a plotting function for a chart maker; its first argument is the output path."""
 
     def plot(path: str | Path, *args: P.args, **kwargs: P.kwargs) -> Path:
         return draw_charts(path, make(*args, **kwargs))

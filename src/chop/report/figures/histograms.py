@@ -1,4 +1,4 @@
-"""Histograms as figures, above the values of number formats."""
+"""Histograms as figures, above the representable values of number formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from chop.report.charts.chart import Histogram, Histograms
-from chop.report.charts.value_grids import MOST_ROWS
+from chop.report.charts.value_grids import MAX_ROWS
 from chop.report.figures.style import (
     LEGEND_POINTS,
     PALETTE,
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 ROW_INCHES = 1.1
 STRIPS = 0.45
-"""The share of a panel's height that the grids take."""
+"""Share of a panel's height for the grids."""
 LONGEST_TITLE = 34
 GRAY = "0.7"
-LEAST_COUNT = 0.5
-"""Lower end of the bars: a bar of a single number is seen."""
+MIN_COUNT = 0.5
+"""Lower end of the count axis, so that a bar of count 1 is visible."""
 
 
 def histogram_figure(chart: Histograms) -> Figure:
-    """Returns a figure with rows of panels, in two columns of rows where there are many."""
+    """Returns a figure with rows of panels, in two columns if there are many rows."""
     count = len(chart.panels) // chart.abreast
-    columns = 1 if count <= MOST_ROWS else 2
+    columns = 1 if count <= MAX_ROWS else 2
     rows = math.ceil(count / columns)
     width = WIDTH if columns == 1 else 1.6 * WIDTH
     figure = new_figure(chart.title, width, 0.3 + ROW_INCHES * rows)
@@ -53,17 +53,17 @@ def histogram_figure(chart: Histograms) -> Figure:
 
 
 def _draw(axes: Axes, panel: Histogram) -> list[Entry]:
-    """Draws one panel; returns what the legend names."""
+    """Draws one panel and returns its legend entries."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
-    counts = [max(count, LEAST_COUNT) for count in panel.counts]
+    counts = [max(count, MIN_COUNT) for count in panel.counts]
     step = (panel.high - panel.low) / len(counts)
     edges = [panel.low + step * i for i in range(len(counts) + 1)]
-    bars = axes.stairs(counts, edges, baseline=LEAST_COUNT, fill=True, color=GRAY)
+    bars = axes.stairs(counts, edges, baseline=MIN_COUNT, fill=True, color=GRAY)
     entries: list[Entry] = [(bars, "counts (logarithmic)")]
     most = 2 * max([*panel.counts, 1])
-    bottom = LEAST_COUNT * (LEAST_COUNT / most) ** (STRIPS / (1 - STRIPS))
-    axes.set(xlim=panel.shown, yscale="log", ylim=(bottom, most))
+    bottom = MIN_COUNT * (MIN_COUNT / most) ** (STRIPS / (1 - STRIPS))
+    axes.set(xlim=panel.visible_range, yscale="log", ylim=(bottom, most))
     for locator in (axes.yaxis.set_major_locator, axes.yaxis.set_minor_locator):
         locator(NullLocator())
     axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -81,14 +81,14 @@ def _draw(axes: Axes, panel: Histogram) -> list[Entry]:
 def _draw_strip(
     axes: Axes, panel: Histogram, label: str, place: tuple[float, float], color: str
 ) -> Artist:
-    """Draws marks at the values of a format; a bar where these are too many.
+    """Draws marks at the values of a format, or a bar if there are too many.
 
     Args:
-        axes: the panel.
+        axes: axes of the panel.
         panel: the histogram.
-        label: the format.
+        label: name of the format.
         place: bottom and height, as shares of the panel.
-        color: of the strip.
+        color: color of the strip.
     """
     values, (bottom, height) = panel.grids[label], place
     across = axes.get_xaxis_transform()

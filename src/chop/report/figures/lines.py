@@ -1,4 +1,4 @@
-"""Line charts as figures: points and curves, their intervals, levels and limits."""
+"""Line charts as figures: points, curves, intervals, levels and limits."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1.5, 1.5)))
-"""Styles of steps, by which the lower one of two equal curves is seen as well."""
-MOST_MARKED = 20
-"""Levels of steps up to which each has a marker."""
-MOST_POINTS = 60
-"""Points of a curve up to which each has a marker."""
+"""Line styles of step curves, so that overlapping curves stay visible."""
+MAX_MARKED_LEVELS = 20
+"""Maximum number of step levels with a marker each."""
+MAX_POINTS = 60
+"""Maximum number of points of a curve with a marker each."""
 BAND_ALPHA = 0.3
 APART_POINTS = 2.0
-"""Distance between curves that end at the same value."""
-MOST_APART_POINTS = 20.0
-"""Distance between the first and the last of them."""
+"""Vertical distance in points between curves that end at the same value."""
+MAX_APART_POINTS = 20.0
+"""Maximum distance in points between the first and the last of them."""
 LIMIT_STYLES: tuple[Any, ...] = ((0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)))
 
 
@@ -50,7 +50,7 @@ def line_figure(charts: Sequence[LineChart]) -> Figure:
     """Returns a figure with a panel for each chart, two in a row.
 
     Args:
-        charts: charts with the same series and the same upright axis.
+        charts: charts with the same series and the same vertical axis.
     """
     columns = min(2, len(charts))
     rows = math.ceil(len(charts) / columns)
@@ -71,7 +71,7 @@ def line_figure(charts: Sequence[LineChart]) -> Figure:
 
 
 def _draw(axes: Axes, chart: LineChart, scale: AxisScale) -> list[Entry]:
-    """Draws all but the limits; returns what of it the legend names."""
+    """Draws everything except the limits and returns the legend entries."""
     percent, curves = chart.y.percent, [each for each in chart.series if not each.faint]
     factor = chart.y.factor
     entries: list[Entry] = [
@@ -91,7 +91,7 @@ def _draw(axes: Axes, chart: LineChart, scale: AxisScale) -> list[Entry]:
     _set_across(axes, chart)
     has_ends = any(mark.low is not None for each in curves for mark in each.marks)
     notes = [chart.spread] if has_ends and chart.spread else []
-    notes += ["curves that end alike are drawn side by side"] if any(shifts) else []
+    notes += ["curves with equal ends are drawn slightly apart"] if any(shifts) else []
     axes.set_ylabel(axis_label(chart.y.label, scale, percent, *notes))
     colors = [line.get_color() for line in lines]
     off = [
@@ -124,10 +124,10 @@ def _set_across(axes: Axes, chart: LineChart) -> None:
 
 
 def _shifts(curves: Sequence[Series]) -> list[float]:
-    """Points by which steps are raised, so that those with the same end lie side by side."""
+    """Returns vertical offsets in points that separate step curves with equal ends."""
     ends = [each.marks[-1].y if each.line == "steps" else None for each in curves]
     counts = [0 if end is None else ends.count(end) for end in ends]
-    step = min(APART_POINTS, MOST_APART_POINTS / max([1, *counts]))
+    step = min(APART_POINTS, MAX_APART_POINTS / max([1, *counts]))
     return [
         step * (ends[:i].count(end) - (counts[i] - 1) / 2) if counts[i] else 0.0
         for i, end in enumerate(ends)
@@ -140,18 +140,18 @@ def _draw_curve(
     """Draws a curve with its intervals.
 
     Args:
-        axes: the panel.
-        series: the curve.
-        place: place of its family, which picks color and marker.
-        shift: points by which it is raised.
-        factor: of the numbers upwards.
+        axes: axes of the panel.
+        series: data of the curve.
+        place: index of its family, which selects color and marker.
+        shift: vertical offset in points.
+        factor: factor of the y values.
         alpha: opacity of a band.
     """
     from matplotlib.transforms import offset_copy
 
     x, y = _columns(series, factor)
     style: dict[str, Any] = {"color": PALETTE[place % len(PALETTE)], "markersize": 4.5}
-    if series.line != "straight" or len(y) <= MOST_POINTS:
+    if series.line != "straight" or len(y) <= MAX_POINTS:
         style["marker"] = MARKERS[place % len(MARKERS)]
     if series.dashed:
         style |= {"linestyle": "--", "markerfacecolor": "white"}
@@ -169,13 +169,13 @@ def _draw_curve(
 
 
 def _marked(y: Sequence[float]) -> list[int]:
-    """Returns where steps have a marker: where their level changes, and at the end."""
+    """Returns the indices of step markers: each change of level, and the end."""
     changes = [i for i, value in enumerate(y) if i == 0 or value != y[i - 1]]
-    return sorted({*(changes if len(changes) <= MOST_MARKED else ()), len(y) - 1})
+    return sorted({*(changes if len(changes) <= MAX_MARKED_LEVELS else ()), len(y) - 1})
 
 
 def _draw_intervals(axes: Axes, series: Series, color: str, factor: float, alpha: float) -> None:
-    """Draws a band behind steps, and upright bars at other marks with ends that differ."""
+    """Draws a band behind steps, and error bars at other marks whose ends differ."""
     ends = [
         (mark.x, factor * mark.low, factor * mark.high)
         for mark in series.marks
@@ -192,7 +192,7 @@ def _draw_intervals(axes: Axes, series: Series, color: str, factor: float, alpha
 
 
 def _draw_limits(axes: Axes, chart: LineChart) -> list[Entry]:
-    """Draws upright lines; the legend has their values unless the axis has ticks there."""
+    """Draws vertical lines; the legend has their values unless the axis has ticks there."""
     return [
         (
             axes.axvline(x, color="0.4", linewidth=1.2, linestyle=LIMIT_STYLES[i % 2]),

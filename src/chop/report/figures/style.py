@@ -1,7 +1,8 @@
-"""Figure style: colors, a title and a legend that are never cut, and saving.
+"""Figure style: colors, titles, legends and saving.
 
-Colors: Okabe and Ito, Color Universal Design, 2008: distinct with any color vision.
-Yellow, which is faint on white, is left out; black is for baselines and budgets.
+Colors are those of Okabe and Ito, Color Universal Design, 2008, which are distinct for all kinds of
+color vision. Yellow is omitted because it is faint on white; black is reserved for baselines and
+budgets.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Entry = tuple["Artist", str]
-"""Artist that a legend names, and its label."""
+"""Legend artist and its label."""
 WIDTH, HEIGHT = 6.4, 4.0
-"""Inches of a figure of one panel, without its legend."""
+"""Width and height in inches of a figure with one panel, without its legend."""
 DOTS_PER_INCH = 160
 TITLE_POINTS, LEGEND_POINTS = 11, 9
 HANDLE_INCHES = 0.7
-"""What a legend's entry takes beside its text."""
+"""Width of a legend entry in inches, without its text."""
 LINE_INCHES = 0.19
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "osD^vP*X"
 FAINT = "0.65"
-"""Grey of what was measured, behind what it led to."""
+"""Grey of data in the background."""
 DARK = {
     "#ffffff": "#14181d",
     "#000000": "#e8ebee",
@@ -47,25 +48,25 @@ DARK = {
         )
     ),
 }
-"""Color of an SVG -> that on a dark screen, as pages have them."""
+"""Color in a light SVG -> color on a dark screen, as on pages."""
 MARK = re.compile(r'<path (id="m[0-9a-f]+" )')
-"""The shape of a mark, which an SVG of matplotlib uses many times."""
+"""Pattern of a marker shape that an SVG by matplotlib reuses."""
 HASH_SALT = "chop"
 UNDATED = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-"""Kind of file -> what matplotlib would write into it of the moment and of itself."""
+"""Kind of file -> metadata that suppresses dates and versions."""
 
 
 def new_figure(title: str, width: float = WIDTH, height: float = HEIGHT) -> Figure:
-    """A figure with a title that is broken into lines where it is longer than the figure is wide.
+    """Returns a figure with its title wrapped to the figure's width.
 
     Args:
-        title: above all panels; "" for none.
-        width: inches.
-        height: inches without the title's further lines.
+        title: title above all panels. "" for none.
+        width: width in inches.
+        height: height in inches, without further title lines.
     """
     from matplotlib.figure import Figure
 
@@ -78,13 +79,13 @@ def new_figure(title: str, width: float = WIDTH, height: float = HEIGHT) -> Figu
 
 
 def add_legend(figure: Figure, entries: Sequence[Entry]) -> None:
-    """Adds a legend below the panels, where no curve is, if anything has a label.
+    """Adds a legend below the panels if anything has a label.
 
-    The figure grows by its height.
+    The figure grows by the height of the legend.
 
     Args:
-        figure: from `new_figure`.
-        entries: what is drawn, and its label; long labels are broken into lines.
+        figure: figure from `new_figure`.
+        entries: artists and labels. Long labels are wrapped.
     """
     if not any(label for _, label in entries):
         return
@@ -107,7 +108,7 @@ def add_legend(figure: Figure, entries: Sequence[Entry]) -> None:
 
 
 def wrapped(text: str, inches: float, points: float) -> list[str]:
-    """Lines of a text, each at most `inches` wide; words that are longer are cut."""
+    """Wraps text to lines of at most `inches`; longer words are cut."""
     lines: list[str] = []
     for line in map(printable, text.splitlines()):
         characters = max(1, len(line))
@@ -122,7 +123,7 @@ def _lines(text: str, characters: int) -> list[str]:
 
 
 def text_inches(text: str, points: float) -> float:
-    """The width of a line of text."""
+    """Returns the width of a line of text in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextToPath
 
@@ -132,21 +133,21 @@ def text_inches(text: str, points: float) -> float:
 
 
 def plain(text: str) -> str:
-    """A text as matplotlib shows it letter by letter: no formula, and never left out."""
+    """Escapes text so that matplotlib shows it verbatim, without mathtext."""
     escaped = printable(text).replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def on_cell(row: int, column: int) -> str:
-    """The `gid` of a text on a colored cell, which stays as it is on a dark screen."""
+    """Returns the `gid` of a text on a colored cell, which keeps its color on a dark screen."""
     return f"cell_{row}_{column}"
 
 
 def save_figure(figure: Figure, path: Path) -> Picture:
-    """Writes a figure in one step; the suffix of the path picks the kind. Notebooks show it.
+    """Saves a figure atomically in the format of the suffix; notebooks also display it.
 
-    The same figure has the same bytes each time: identifiers follow from what is drawn, and no
-    file says when it was written.
+    Equal figures are saved as equal bytes: identifiers are derived from the content, and files have
+    no dates.
     """
     from matplotlib import rc_context
 
@@ -160,17 +161,17 @@ def save_figure(figure: Figure, path: Path) -> Picture:
 
 
 def _with_dark_colors(svg: str) -> str:
-    """The same on a light screen and in print; on a dark screen dark, with its own ground."""
+    """Adds colors for dark screens to an SVG; light screens and print stay the same."""
     start, tag, rest = svg.partition("<svg ")
     head, end, body = rest.partition(">")
-    # Where a mark is used, rules do not see what is around it.
+    # CSS rules for a reused marker do not see the elements around its use.
     marked = MARK.sub(r'<path class="chop-mark" \1', body)
     return f'{start}{tag}class="chop-figure" {head}{end}{dark_style()}{marked}' if tag else svg
 
 
 @cache
 def dark_style() -> str:
-    """Style of an SVG of matplotlib, whose colors are in attributes; black texts have none."""
+    """Returns the dark-mode style of an SVG by matplotlib, which has colors in attributes."""
     rules = [f".chop-figure {{ fill: {DARK['#000000']} }}"]
     for kind in ("fill", "stroke"):
         for light, dark in DARK.items():

@@ -1,3 +1,3 @@
-"""Page of one or more runs: `report.html`, one file that any browser opens."""
+"""Page of one or more runs: `report.html`, a self-contained file for any browser."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Arrows of a line chart for marks beyond the vertical axis, with their numbers."""
+"""Arrows on a line chart for marks beyond the vertical axis, with their values."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from html import escape
 
 from chop.report.charts.chart import Axis, Mark, Series
-from chop.report.charts.scale import MOST_ARROWS, marks_beyond
+from chop.report.charts.scale import MAX_ARROWS, marks_beyond
 from chop.report.page.ticks import Place
 
 ROOM = 80.0
-"""Pixels of an arrow with its number."""
+"""Width in pixels of an arrow with its value."""
 
 
 @dataclass(frozen=True)
 class _Arrow:
-    """An arrow to an end of the upright axis.
+    """Arrow at an end of the vertical axis.
 
     Attributes:
         mark: mark beyond the end.
-        at: pixels to the right of its point.
-        end: pixels downwards of its point.
-        back: pixels from its point to its base.
-        row: row of its number among those that would overlap. None if there is no room for it.
+        at: x of its tip in pixels.
+        end: y of its tip in pixels.
+        back: vertical distance from tip to base in pixels.
+        row: row of its value among overlapping ones. None if there is no space for it.
     """
 
     mark: Mark
@@ -33,13 +33,13 @@ class _Arrow:
     row: int | None
 
     def drawn(self, kind: str, tip: str, text: str, right: float) -> str:
-        """The arrow as an SVG element, with its number beside it.
+        """Returns the arrow as SVG, with its value beside it.
 
         Args:
-            kind: class of its color.
-            tip: shown where it is pointed at.
-            text: its number.
-            right: pixels of the right end of the chart.
+            kind: CSS class of its color.
+            tip: text shown on hover.
+            text: value beside the arrow.
+            right: x of the right end of the chart in pixels.
         """
         shape = f"M{self.at:.1f},{self.end:.1f}l-5,{self.back}h10z"
         arrow = f'<path class="mark {kind}" d="{shape}" data-tip="{escape(tip)}"/>'
@@ -54,7 +54,7 @@ class _Arrow:
 def visible_steps(
     points: Sequence[tuple[float, float]], hidden: Sequence[bool]
 ) -> list[tuple[float, float]]:
-    """Points of steps from where they come onto the axis, at the end that they come from."""
+    """Clips step points to where they enter the axis."""
     if not hidden[0] or all(hidden):
         return list(points)
     first = hidden.index(False)
@@ -62,26 +62,26 @@ def visible_steps(
 
 
 def beyond_axis(marks: Sequence[Mark], y: Place, axis: Axis) -> list[bool]:
-    """Returns true for each mark that lies beyond the upright axis."""
+    """Returns whether each mark lies beyond the vertical axis."""
     return [not y.scale.shows(axis.factor * mark.y) for mark in marks]
 
 
 def chart_arrows(
     series: Series, axis: Axis, x: Place, y: Place, others: list[float]
 ) -> Iterator[_Arrow]:
-    """An arrow for each mark beyond the axis; of a level of steps one, where the next level begins.
+    """Returns an arrow for each mark beyond the axis; a step level gets one, at its end.
 
     Args:
         series: series of the marks.
-        axis: upwards.
-        x: places to the right.
-        y: places upwards.
-        others: places of the chart's earlier arrows, to which these are added.
+        axis: vertical axis.
+        x: positions on the horizontal axis.
+        y: positions on the vertical axis.
+        others: positions of earlier arrows of the chart, extended by the new ones.
     """
     for right, mark in marks_beyond(series, axis, y.scale):
         at, end = x.of(right), y.of(axis.factor * mark.y)
         row = sum(abs(at - other) < ROOM for other in others)
         others.append(at)
         is_below = abs(end - y.start) < abs(end - y.end)
-        is_labeled = series.line != "none" and row < MOST_ARROWS
+        is_labeled = series.line != "none" and row < MAX_ARROWS
         yield _Arrow(mark, at, end, -8.0 if is_below else 8.0, row if is_labeled else None)

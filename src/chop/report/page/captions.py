@@ -1,4 +1,4 @@
-"""Captions of charts, one or two sentences each."""
+"""Captions of charts, of one or two sentences each."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from chop.report.page.svg import number
 
 
 def caption(chart: Chart) -> str:
-    """Describes a chart: its axes and the meaning of its lines, bars and colors.
+    """Describes the axes of a chart and the meaning of its lines, bars and colors.
 
     Args:
-        chart: the chart; a graph says it on its own page element.
+        chart: the chart. Graphs return "", because their page element has its own caption.
     """
     if isinstance(chart, LineChart):
-        return _of_lines(chart)
+        return _describe_lines(chart)
     if isinstance(chart, BarChart):
-        return _of_bars(chart)
+        return _describe_bars(chart)
     if isinstance(chart, HeatMap):
-        return _of_cells(chart)
+        return _describe_cells(chart)
     if isinstance(chart, Histograms):
         return (
-            "Gray: how many numbers are in each bin, on a logarithmic scale. Colored: the values "
-            "of the format."
+            "Gray: count of each bin, on a logarithmic scale. Colored: the values that the "
+            "format represents."
         )
     return ""
 
 
-def _of_lines(chart: LineChart) -> str:
+def _describe_lines(chart: LineChart) -> str:
     x, y = scale_across(chart), scale_upwards([chart])
-    said = [f"Upwards: {_axis(chart.y, y)}. To the right: {_axis(chart.x, x)}."]
+    sentences = [f"Vertical axis: {_axis(chart.y, y)}. Horizontal axis: {_axis(chart.x, x)}."]
     marks = [mark for each in chart.series for mark in each.marks]
     if any(mark.low is not None and mark.low != mark.high for mark in marks):
-        said.append(f"Upright bars: {chart.spread or 'range or interval'}.")
+        sentences.append(f"Error bars: {chart.spread or 'range or interval'}.")
     if any(each.faint for each in chart.series):
-        said.append("Gray: all that was measured.")
-    shown = {k: level for k, level in chart.levels.items() if y.shows(chart.y.factor * level)}
-    said += _levels("Dashed", shown, chart.y)
-    off = {k: level for k, level in chart.levels.items() if k not in shown}
-    said += _levels("Beyond the axis", off, chart.y)
-    said += _levels("Dotted", chart.limits, chart.x)
-    return " ".join(said)
+        sentences.append("Gray: all measured points.")
+    visible = {k: level for k, level in chart.levels.items() if y.shows(chart.y.factor * level)}
+    sentences += _levels("Dashed", visible, chart.y)
+    off = {k: level for k, level in chart.levels.items() if k not in visible}
+    sentences += _levels("Off the axis", off, chart.y)
+    sentences += _levels("Dotted", chart.limits, chart.x)
+    return " ".join(sentences)
 
 
-def _of_bars(chart: BarChart) -> str:
-    said = [f"Length of a bar: {chart.x.label}."]
+def _describe_bars(chart: BarChart) -> str:
+    sentences = [f"Bar length: {chart.x.label}."]
     if any(bar.low is not None for bar in chart.bars):
-        said.append(f"Thin lines: {chart.spread or 'range or interval'}.")
+        sentences.append(f"Error bars: {chart.spread or 'range or interval'}.")
     if any(bar.hollow for bar in chart.bars):
-        said.append("Hollow: no difference is shown.")
-    return " ".join([*said, *_levels("Dotted", chart.limits, chart.x)])
+        sentences.append("Hollow bars: no significant difference.")
+    return " ".join([*sentences, *_levels("Dotted", chart.limits, chart.x)])
 
 
-def _of_cells(chart: HeatMap) -> str:
+def _describe_cells(chart: HeatMap) -> str:
     axes = [f"Rows: {chart.ylabel}."] if chart.ylabel else []
     axes += [f"Columns: {chart.xlabel}."] if chart.xlabel else []
-    more = "more bits" if chart.texts else "greater the number"
-    scale = ", by its logarithm" if chart.log else ""
-    return " ".join([*axes, f"The stronger the color, the {more}{scale}."])
+    more = "more bits" if chart.texts else "larger the number"
+    scale = " (logarithmic color scale)" if chart.log else ""
+    return " ".join([*axes, f"The darker the color, the {more}{scale}."])
 
 
 def _axis(axis: Axis, scale: AxisScale) -> str:

@@ -1,4 +1,4 @@
-"""Files of a page: written with the results of a run, and made again from its folder."""
+"""Page files, written with the results of a run or rendered again from its folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from chop.runs import MANIFEST, Manifest, Run, as_json, read_manifest
 
 
 def add_page(report: Report[Any], run: Run, results: Path) -> None:
-    """Writes the document of a report; the page is written with the manifest, from both.
+    """Writes the page content of a report; the page itself is written with the manifest.
 
     Raises:
-        WriteError: the disk is full or read-only.
+        WriteError: if the disk is full or read-only.
     """
     document = _document(report)
     write_json(results / FILE, as_json(document))
@@ -38,49 +38,52 @@ def add_page(report: Report[Any], run: Run, results: Path) -> None:
 
 
 def _document(report: Report[Any]) -> Document:
-    """The document; results that took hours are not lost where it cannot be made."""
+    """Builds the page content; a failure becomes a warning, so that results are not lost."""
     try:
         return build_document(report)
     except Exception as error:
-        said = f"The page has no tables and charts ({type(error).__name__}: {error})"
-        warn_each_time(f"{said}; all other files are there.", UserWarning)
-        return Document(report.title, warnings=(f"{said}.",))
+        cause = f"{type(error).__name__}: {error}"
+        reason = f"The page has no tables or charts, because they could not be built ({cause})"
+        warn_each_time(f"{reason}. All other files were written.", UserWarning)
+        return Document(report.title, warnings=(f"{reason}.",))
 
 
 def _rendered(run: PageRun) -> str:
-    """The page; results that took hours are not lost where it cannot be drawn."""
+    """Renders the page; a failure becomes a warning, so that results are not lost."""
     try:
         return render([run])
     except Exception as error:
         warn_each_time(
-            f"The page of the results could not be drawn ({type(error).__name__}: {error}); all "
-            "other files are there, and chop report tries again.",
+            f"The results page could not be rendered ({type(error).__name__}: {error}). All other "
+            "files were written. 'chop report' renders the page again.",
             UserWarning,
         )
         return f"<!doctype html><html lang='en'><title>chop</title><p>{type(error).__name__}</p>"
 
 
 def write_page(folders: Sequence[Path], out: Path) -> Path:
-    """Writes the page of runs that have finished, from their manifests and documents.
+    """Writes the page of finished runs from their manifests and page contents.
 
     Returns: `out`.
     Raises:
-        CheckpointError: one of them is no folder of results, or its files are broken.
-        ConfigError: one of them is there twice, or several would replace the page of one run.
-        WriteError: the page cannot be written.
+        CheckpointError: if a folder has no results, or its files are corrupt.
+        ConfigError: if a folder is given twice, or the page of one run would be overwritten.
+        WriteError: if the page cannot be written.
     """
     for folder, count in Counter(folder.resolve() for folder in folders).items():
         if count > 1:
-            raise ConfigError(f"expected different folders, got '{folder}' {count} times.")
+            raise ConfigError(f"expected different run folders, got '{folder}' {count} times.")
     if len(folders) > 1 and out.name == PAGE and (out.parent / MANIFEST).exists():
-        raise ConfigError(f"'{out}' is the page of that folder's run: give another file as --out.")
+        raise ConfigError(
+            f"'{out}' already is the page of a single run: choose another file with --out."
+        )
     names = _names(folders)
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     try:
         text = render(runs)
-    except Exception as error:  # rows of unequal length, numbers that are no places
+    except Exception as error:  # rows of unequal length, invalid indices
         raise CheckpointError(
-            f"The page of {', '.join(names)} cannot be drawn ({type(error).__name__}: {error}): "
+            f"The page of {', '.join(names)} cannot be rendered ({type(error).__name__}: {error}): "
             f"expected {FILE} and {MANIFEST} as chop writes them."
         ) from error
     write_text(out, text)
@@ -88,22 +91,27 @@ def write_page(folders: Sequence[Path], out: Path) -> Path:
 
 
 def read_run(folder: Path, name: str) -> PageRun:
-    """What a page shows of a folder; one of an earlier version of `chop` has its rows alone.
+    """Reads a run folder; runs of earlier versions of `chop` only have the rows of the manifest.
 
     Raises:
-        CheckpointError: it is no folder of results, or its files are broken.
+        CheckpointError: if the folder has no results, or its files are corrupt.
     """
     manifest = read_manifest(folder)
-    found = manifest.results or manifest
-    document = (read_document(folder) if manifest.results else None) or _of_rows(found)
-    if found is not manifest:
-        later = f"A later run of this folder is {manifest.state}: these are the results before it."
+    finished = manifest.results or manifest
+    document = (read_document(folder) if manifest.results else None) or _document_from_rows(
+        finished
+    )
+    if finished is not manifest:
+        later = (
+            f"A later run in this folder is {manifest.state}. "
+            "The results are from the run before it."
+        )
         document = replace(document, warnings=(later, *document.warnings))
-    return PageRun(name, found, document)
+    return PageRun(name, finished, document)
 
 
-def _of_rows(manifest: Manifest) -> Document:
-    """The document of a manifest alone."""
+def _document_from_rows(manifest: Manifest) -> Document:
+    """Builds page content from a manifest."""
     settings = manifest.settings
     title = str(settings.get("model") or manifest.kind)
     tables: tuple[PageTable, ...] = ()
@@ -117,7 +125,7 @@ def _of_rows(manifest: Manifest) -> Document:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Names that tell folders apart: as much of the end of their paths as that takes."""
+    """Returns the shortest path suffixes that distinguish the folders."""
     for parts in range(1, max(len(folder.resolve().parts) for folder in folders) + 1):
         names = ["/".join(folder.resolve().parts[-parts:]) for folder in folders]
         if len(set(names)) == len(names):

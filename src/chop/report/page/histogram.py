@@ -1,4 +1,4 @@
-"""Histograms as SVG, with the values of formats below them."""
+"""Histograms as SVG, with the representable values of formats below them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PANEL_WIDTH, PANEL_HEIGHT, STRIP = 300.0, 90.0, 12.0
 
 
 def histogram(panel: Histogram, kinds: Mapping[str, str]) -> str:
-    """A histogram with logarithmic counts, and under it a strip of each format's values.
+    """Draws a histogram with logarithmic counts, and a strip of values for each format.
 
     Args:
         panel: the histogram.
-        kinds: format -> class of its color, as in the legend.
+        kinds: format -> CSS class of its color, as in the legend.
     """
     height = PANEL_HEIGHT + STRIP * len(panel.grids) + 20
     return svg_element(PANEL_WIDTH, height, panel.title, _panel_parts(panel, kinds))
@@ -28,7 +28,7 @@ def histogram(panel: Histogram, kinds: Mapping[str, str]) -> str:
 def _panel_parts(panel: Histogram, kinds: Mapping[str, str]) -> Iterator[str]:
     taken = [i for i, count in enumerate(panel.counts) if count]
     step = (panel.high - panel.low) / max(len(panel.counts), 1)
-    x = Place(AxisScale(*panel.shown), 8.0, PANEL_WIDTH - 8)
+    x = Place(AxisScale(*panel.visible_range), 8.0, PANEL_WIDTH - 8)
     most = math.log10(2 * max([*panel.counts, 1]))
     for i in taken:
         count = panel.counts[i]
@@ -50,7 +50,7 @@ def _panel_parts(panel: Histogram, kinds: Mapping[str, str]) -> Iterator[str]:
 
 
 def _strip(panel: Histogram, label: str, top: float, kind: str, x: Place) -> str:
-    """The values of a format; a bar where these are too many."""
+    """Draws the values of a format, or a bar if there are too many."""
     values = panel.grids[label]
     if panel.is_covered(label):
         return (
@@ -58,5 +58,5 @@ def _strip(panel: Histogram, label: str, top: float, kind: str, x: Place) -> str
             f'width="{x.of(values[1]) - x.of(values[0]):.1f}" height="{STRIP - 4}" '
             f'data-tip="{escape(label)}"/>'
         )
-    ways = "".join(f"M{x.of(value):.1f},{top + 2:.1f}v{STRIP - 4:.0f}" for value in values)
-    return f'<path class="line thin {kind}" d="{ways}" data-tip="{escape(label)}"/>'
+    strokes = "".join(f"M{x.of(value):.1f},{top + 2:.1f}v{STRIP - 4:.0f}" for value in values)
+    return f'<path class="line thin {kind}" d="{strokes}" data-tip="{escape(label)}"/>'

@@ -1,4 +1,4 @@
-"""Numbers of a chart as a table, for those who read or copy them."""
+"""Numbers of a chart as a table for reading and copying."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from chop.report.report import Cell, Table
 
 
 def get_numbers(chart: Chart) -> PageTable | None:
-    """The numbers of a chart; None of a graph."""
+    """Returns the numbers of a chart as a table, or None for a graph."""
     if isinstance(chart, LineChart):
-        rows = list(_of_lines(chart))
+        rows = list(_line_rows(chart))
     elif isinstance(chart, BarChart):
-        rows = list(_of_bars(chart))
+        rows = list(_bar_rows(chart))
     elif isinstance(chart, HeatMap):
-        rows = list(_of_cells(chart))
+        rows = list(_cell_rows(chart))
     elif isinstance(chart, Histograms):
         rows = [
             {
@@ -34,7 +34,7 @@ def get_numbers(chart: Chart) -> PageTable | None:
     return page_table(Table(chart.title, rows)) if rows else None
 
 
-def _of_lines(chart: LineChart) -> Iterator[Mapping[str, Any]]:
+def _line_rows(chart: LineChart) -> Iterator[Mapping[str, Any]]:
     marks = [mark for series in chart.series for mark in series.marks]
     has_ends = any(mark.low is not None for mark in marks)
     for series in chart.series:
@@ -55,11 +55,11 @@ def _of_lines(chart: LineChart) -> Iterator[Mapping[str, Any]]:
 
 
 def _beside(chart: LineChart) -> str:
-    """The name of the column of y: another one than that of x."""
+    """Returns the name of the y column, made distinct from that of x."""
     return chart.y.label if chart.y.label != chart.x.label else f"{chart.y.label} (up)"
 
 
-def _of_bars(chart: BarChart) -> Iterator[Mapping[str, Any]]:
+def _bar_rows(chart: BarChart) -> Iterator[Mapping[str, Any]]:
     names = chart.parts or (chart.x.label,)
     has_ends = any(bar.low is not None for bar in chart.bars)
     for bar in chart.bars:
@@ -71,7 +71,7 @@ def _of_bars(chart: BarChart) -> Iterator[Mapping[str, Any]]:
         yield row
 
 
-def _of_cells(chart: HeatMap) -> Iterator[Mapping[str, Any]]:
+def _cell_rows(chart: HeatMap) -> Iterator[Mapping[str, Any]]:
     for name, values in zip(chart.rows, chart.values, strict=True):
         cells = zip(chart.columns, values, strict=True)
         yield {chart.ylabel or " ": name, **{c: _cell(v, chart.percent) for c, v in cells}}

@@ -1,6 +1,7 @@
-"""The page of one or more runs as one text of HTML, made from manifests and documents alone.
+"""HTML page of one or more runs, rendered from manifests and page contents.
 
-It asks for nothing from a network: style, script, charts and graph are in it.
+The page is self-contained: style, scripts, charts and graphs are embedded, and nothing is loaded
+from a network.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 PAGE = "report.html"
-"""Its own hash is not on it."""
-MOST_NODES = 4000
-"""Nodes of a graph that a page draws."""
-MOST_FILES = 300
-"""Files that a page lists."""
+"""File name of the page. The manifest excludes it from its hashes."""
+MAX_NODES = 4000
+"""Maximum number of graph nodes on a page."""
+MAX_FILES = 300
+"""Maximum number of files listed on a page."""
 DECADES = 100
-"""Ratio of a column's numbers from which on their colors are of their logarithms."""
+"""Ratio of a column's extreme numbers above which shading is logarithmic."""
 PERCENT = re.compile(r"(\d) ?%(?![\w(])")
 OPTION = re.compile(r"(?<!\S)--?[a-z][\w-]*")
 NAME = re.compile(r"[\w.]{24,}")
 INTERVAL = re.compile(r"\d %|\([^()]{1,24}\)")
-"""A share, and a short text in brackets."""
+"""Pattern of a percentage, or of a short text in brackets."""
 HASH = 12
-"""Digits of a hash that are shown; the manifest has all."""
+"""Number of hash digits on the page; the manifest has the full hash."""
 
 
 @dataclass(frozen=True)
 class PageRun:
-    """A run on a page.
+    """Run on a page.
 
     Attributes:
-        name: of its folder.
-        manifest: of the run.
-        document: of its report.
+        name: name of its folder.
+        manifest: its manifest.
+        document: its page content.
     """
 
     name: str
@@ -67,17 +68,17 @@ class PageRun:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart as the page has it: caption, SVG, legend and numbers, or the data of a graph.
+    """Chart on a page: caption, SVG, legend and numbers, or the data of a graph.
 
     Attributes:
-        title: title of the chart, one line.
+        title: title of the chart in one line.
         kind: kind of the chart.
-        parts: its drawings.
-        legend: legend of its colors.
-        numbers: its numbers as a table.
-        data: data of a graph, as JSON.
+        parts: drawings as SVG.
+        legend: legend as HTML.
+        numbers: numbers as a table.
+        data: graph as JSON.
         titles: titles of the drawings, if there are several.
-        narrow: the same drawings for a narrow window; none where the others fit.
+        narrow: drawings for a narrow window. Empty if the wide ones fit.
         caption: description of the chart in words.
     """
 
@@ -93,10 +94,10 @@ class Picture:
 
 
 def render(runs: Sequence[PageRun]) -> str:
-    """The page.
+    """Renders a page as HTML.
 
     Args:
-        runs: one, or several that are compared.
+        runs: one run, or several to compare.
     """
     first = runs[0]
     title = first.document.title if len(runs) == 1 else " against ".join(run.name for run in runs)
@@ -114,7 +115,7 @@ def render(runs: Sequence[PageRun]) -> str:
 
 
 def _view(run: PageRun) -> dict[str, Any]:
-    """What the template shows of one run."""
+    """Returns the template variables of one run."""
     document, manifest = run.document, run.manifest
     return {
         "run": run,
@@ -128,17 +129,17 @@ def _view(run: PageRun) -> dict[str, Any]:
 
 
 def compared_tiles(runs: Sequence[PageRun]) -> PageTable:
-    """The tiles of several runs as a table, a row each."""
+    """Returns the tiles of several runs as a table with a row per run."""
     labels = dict.fromkeys(tile.label for run in runs for tile in run.document.tiles)
     rows = []
     for run in runs:
-        found = {tile.label: Cell(tile.value, tile.text) for tile in run.document.tiles}
-        rows.append({"run": run.name, **{label: found.get(label) for label in labels}})
+        tiles = {tile.label: Cell(tile.value, tile.text) for tile in run.document.tiles}
+        rows.append({"run": run.name, **{label: tiles.get(label) for label in labels}})
     return page_table(Table("", rows))
 
 
 def common_charts(runs: Sequence[PageRun]) -> Iterable[Chart]:
-    """Charts that several runs have, on the same axes."""
+    """Returns the charts that several runs share, merged onto common axes."""
     keys: dict[tuple[str, ...], dict[str, Chart]] = {}
     for run in runs:
         drawn = Counter[tuple[str, ...]]()
@@ -161,7 +162,7 @@ def _get_axes(chart: Chart) -> tuple[str, ...]:
 
 
 def picture(chart: Chart) -> Picture:
-    """A chart as the page has it; the lines of its title are one sentence."""
+    """Converts a chart to its page form, with the title in one line."""
     chart = replace(chart, title=", ".join(chart.title.splitlines()))
     if isinstance(chart, GraphChart):
         return Picture(chart.title, chart.kind, (), data=_data(chart))
@@ -177,7 +178,7 @@ def picture(chart: Chart) -> Picture:
 
 
 def _get_colors(chart: Chart) -> dict[str, str]:
-    """The labels of a chart's legend, and the class of the color of each."""
+    """Returns the labels of a chart's legend and the CSS classes of their colors."""
     if isinstance(chart, Histograms):
         grids = dict.fromkeys(label for panel in chart.panels for label in panel.grids)
         return {label: f"c{i % COLORS}" for i, label in enumerate(grids)}
@@ -188,38 +189,38 @@ def _get_colors(chart: Chart) -> dict[str, str]:
 
 
 def _data(chart: GraphChart) -> str:
-    """The graph as JSON that a page can hold: no tag can end it."""
-    nodes = [as_json(node) for node in chart.nodes[:MOST_NODES]]
-    found = {
+    """Returns a graph as JSON that is safe inside a script element."""
+    nodes = [as_json(node) for node in chart.nodes[:MAX_NODES]]
+    graph = {
         "nodes": [{key: value for key, value in node.items() if value} for node in nodes],
         "letters": dict(chart.letters),
         "marks": dict(chart.marks),
-        "leftOut": max(0, len(chart.nodes) - MOST_NODES),
+        "leftOut": max(0, len(chart.nodes) - MAX_NODES),
     }
-    text = json.dumps(found, separators=(",", ":"))
+    text = json.dumps(graph, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def get_shades(table: PageTable) -> dict[int, list[int | None]]:
-    """The colors of the shaded columns, by place of the column and row; None of no number."""
-    found = {}
+    """Returns color levels of the shaded columns by column, then row. None for cells without
+    numbers.
+    """
+    levels = {}
     for place, name in enumerate(table.columns):
         if name in table.shaded:
             values = [_float(row[place]) for row in table.values]
-            found[place] = shades(values, _spans_decades(values))
-    return found
+            levels[place] = shades(values, _spans_decades(values))
+    return levels
 
 
 def _spans_decades(values: Sequence[float | None]) -> bool:
-    """Whether numbers are told apart by their logarithms: all above 0, the greatest far from the
-    least.
-    """
+    """Returns whether shading is logarithmic: all values positive, over a wide range."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return bool(known) and min(known) > 0 and max(known) >= DECADES * min(known)
 
 
 def numeric_columns(table: PageTable) -> set[int]:
-    """Places of the columns that have a number, and nothing but numbers and gaps."""
+    """Returns the indices of columns with numbers and gaps only."""
     columns = enumerate(zip(*table.values, strict=True))
     return {
         place
@@ -241,14 +242,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _flat(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The environment, one line each."""
-    found: dict[str, str] = {}
+    """Returns environment entries as lines of text."""
+    entries: dict[str, str] = {}
     for key, value in environment.items():
         if isinstance(value, Mapping):
-            found |= {str(name): str(each) for name, each in value.items()}
+            entries |= {str(name): str(each) for name, each in value.items()}
         elif value is not None:
-            found[str(key)] = str(value)
-    return found
+            entries[str(key)] = str(value)
+    return entries
 
 
 def _files(manifest: Manifest) -> PageTable | None:
@@ -261,9 +262,9 @@ def _files(manifest: Manifest) -> PageTable | None:
         for artifact in manifest.artifacts
         if artifact.path != PAGE
     ]
-    left_out = max(0, len(rows) - MOST_FILES)
-    table = page_table(Table("Files", rows[:MOST_FILES]))
-    return replace(table, left_out=left_out) if rows else None
+    omitted = max(0, len(rows) - MAX_FILES)
+    table = page_table(Table("Files", rows[:MAX_FILES]))
+    return replace(table, left_out=omitted) if rows else None
 
 
 @cache
@@ -273,54 +274,54 @@ def _text(name: str) -> str:
 
 @cache
 def environment(*folders: Path) -> Environment:
-    """Templates of pages, which escape all values."""
+    """Returns the template environment for pages, with all values escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = Environment(
+    templates = Environment(
         loader=FileSystemLoader([*folders, Path(__file__).parent / "templates"]),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["get_shades"] = get_shades
-    found.globals["is_number"] = _is_number
-    found.globals["numeric_columns"] = numeric_columns
-    found.filters["printable"] = printable
-    found.filters["code"] = coded
-    found.filters["breakable"] = _breakable
-    found.filters["said"] = said
-    found.filters["time"] = time_text
-    found.filters["unbroken"] = unbroken
-    return found
+    templates.globals["get_shades"] = get_shades
+    templates.globals["is_number"] = _is_number
+    templates.globals["numeric_columns"] = numeric_columns
+    templates.filters["printable"] = printable
+    templates.filters["code"] = coded
+    templates.filters["breakable"] = _breakable
+    templates.filters["clean"] = clean_text
+    templates.filters["time"] = time_text
+    templates.filters["unbroken"] = unbroken
+    return templates
 
 
-def said(text: str) -> str:
-    """Cleans a text for a page: no control characters, and a space before percent signs.
+def clean_text(text: str) -> str:
+    """Cleans text for a page: drops control characters and puts spaces before percent signs.
 
-    >>> said("97.5% of 3 rows, 95 % interval")
+    >>> clean_text("97.5% of 3 rows, 95 % interval")
     '97.5 % of 3 rows, 95 % interval'
     """
     return "\n".join(PERCENT.sub(r"\1 %", printable(line)) for line in text.split("\n"))
 
 
 def coded(text: str) -> Markup:
-    """Code as HTML. Names of options break on no line."""
+    """Returns code as HTML whose option names do not break across lines."""
     from markupsafe import Markup, escape
 
-    shown = str(escape("\n".join(map(printable, text.splitlines()))))
-    return Markup(OPTION.sub(r'<span class="option">\g<0></span>', shown))
+    escaped = str(escape("\n".join(map(printable, text.splitlines()))))
+    return Markup(OPTION.sub(r'<span class="option">\g<0></span>', escaped))
 
 
 def _breakable(text: str) -> Markup:
-    """Text as HTML. Long names, as those of layers, may break behind their dots."""
+    """Returns text as HTML whose long names, such as those of layers, may break after dots."""
     from markupsafe import Markup, escape
 
     return Markup(NAME.sub(lambda match: match[0].replace(".", ".<wbr>"), str(escape(text))))
 
 
 def unbroken(text: str) -> str:
-    """Joins a number with its unit, and the ends of its interval, by spaces that break no line.
+    """Replaces spaces inside numbers with units and inside intervals by non-breaking ones.
 
     >>> unbroken("93.5 % (89.2 to 96.2)").split(" ")
     ['93.5\\xa0%', '(89.2\\xa0to\\xa096.2)']

@@ -1,6 +1,6 @@
-"""Charts as SVG: shapes have classes, and the page's style has the colors.
+"""Charts as SVG with CSS classes; the style sheet of the page defines the colors.
 
-Every mark has its numbers as `data-tip`, which the page shows where it is pointed at.
+Each mark has its numbers as `data-tip`, which the page shows on hover.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from chop.report.page.arrows import beyond_axis, chart_arrows, visible_steps
 from chop.report.page.ticks import Place
 
 WIDE, NARROW, HEIGHT = 900.0, 380.0, 340.0
-"""Charts have two drawings, for a screen and for a telephone: texts of both can be read."""
+"""Drawing sizes in pixels: wide windows, narrow windows, height."""
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 12.0, 44.0
 BAR, GAP = 20.0, 8.0
 CELL = 24.0
-LEAST_CELL, TOLD_CELL, MARGIN = 6.0, 34.0, 8.0
+MIN_CELL, NUMBERED_CELL, MARGIN = 6.0, 34.0, 8.0
 LETTER = 6.6
-"""Pixels of a letter, a little generous."""
+"""Estimated width of a letter in pixels."""
 LONGEST = 40
 LINE = 11.0
-"""Pixels from a name to the next below it."""
-MOST_NUMBERED = 400
-"""Cells of a heat map up to which each has its number written in."""
+"""Line height in pixels."""
+MAX_NUMBERED_CELLS = 400
+"""Maximum number of heat-map cells with their numbers written in."""
 SHADES = 9
 COLORS = 6
 
 
 def number(value: float, percent: bool = False) -> str:
-    """A number of an axis.
+    """Formats a number for an axis.
 
     >>> number(0.125, percent=True), number(1234567.0), number(0.00012)
     ('12.5 %', '1,234,567', '0.00012')
@@ -55,30 +55,30 @@ def number(value: float, percent: bool = False) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """The end of a long text: names of layers differ there."""
+    """Shortens text from the start, because names of layers differ at the end."""
     text = printable(text)
     return text if len(text) <= longest else f"…{text[-longest + 1 :]}"
 
 
 def _longest(width: float) -> int:
-    """Characters of a name left of a chart that leave it most of its width."""
+    """Returns the maximum length of row names that leaves most of the width to the chart."""
     return min(LONGEST, int(0.4 * width / LETTER))
 
 
 def color_class(place: int) -> str:
-    """Returns the class of the color of a series, by the place of its family."""
+    """Returns the CSS class of a series' color from the index of its family."""
     return "faint" if place < 0 else f"c{place % COLORS}"
 
 
 def svg(chart: LineChart | BarChart | HeatMap, width: float = WIDE) -> str:
-    """A chart as an SVG element, which is drawn for a window of some width."""
+    """Draws a chart as an SVG element for a window width."""
     if isinstance(chart, LineChart):
         return _lines(chart, width)
     return _bars(chart, width) if isinstance(chart, BarChart) else _heat(chart, width)
 
 
 def svg_element(width: float, height: float, label: str, parts: Iterator[str]) -> str:
-    """The element that holds a drawing."""
+    """Returns the SVG element that contains a drawing."""
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'aria-label="{escape(printable(label))}">'
@@ -87,7 +87,7 @@ def svg_element(width: float, height: float, label: str, parts: Iterator[str]) -
 
 
 def svg_text(x: float, y: float, text: str, anchor: str = "middle", kind: str = "") -> str:
-    """A text with its anchor at a point."""
+    """Returns an SVG text with its anchor at a point."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind and f" class={kind!r}"}>'
         f"{escape(printable(text))}</text>"
@@ -99,7 +99,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def _beside(x: float, y: float, label: str, width: float) -> str:
-    """The name of an upright line: right of it where there is room."""
+    """Places the label of a vertical line, to the right of it if there is space."""
     is_left = x + 4 + LETTER * len(label) > width
     return svg_text(x - 4 if is_left else x + 4, y, label, "end" if is_left else "start", "name")
 
@@ -113,7 +113,7 @@ def _lines(chart: LineChart, width: float) -> str:
 
 
 def places(chart: LineChart, width: float = WIDE) -> tuple[Place, Place]:
-    """Places of the axes to the right and upwards."""
+    """Returns the positions of the horizontal and the vertical axis."""
     across, down = scale_across(chart), scale_upwards([chart])
     return (
         Place(across, LEFT, width - RIGHT, chart.x.whole),
@@ -129,7 +129,7 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     for label, level in sorted(visible.items(), key=lambda each: -each[1]):
         at = y.of(factor * level)
         yield _line(LEFT, at, x.end, at, "level")
-        # Above its line, or below both where the name of another line is.
+        # The label is above its line, or below if it would overlap the previous label.
         named = at - 4 if at - 4 - named >= LINE else max(at, named) + LINE
         yield svg_text(x.end, named, label, "end", "name")
     for label, limit in chart.limits.items():
@@ -139,8 +139,8 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     for series, color in zip(chart.series, family_places(chart.series), strict=True):
         yield from _series(series, color, chart, x, y)
         for arrow in chart_arrows(series, chart.y, x, y, arrows):
-            tip, shown = _tip_text(series, arrow.mark, chart), number(arrow.mark.y, chart.y.percent)
-            yield arrow.drawn(color_class(color), tip, shown, x.end)
+            tip, text = _tip_text(series, arrow.mark, chart), number(arrow.mark.y, chart.y.percent)
+            yield arrow.drawn(color_class(color), tip, text, x.end)
 
 
 def _frame(x: Place, y: Place, across: Axis, up: Axis) -> Iterator[str]:
@@ -166,8 +166,8 @@ def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) ->
     hidden = beyond_axis(series.marks, y, chart.y)
     if series.line != "none" and len(points) > 1:
         classes = f"line {kind}{' dashed' * series.dashed}"
-        shown = visible_steps(points, hidden) if series.line == "steps" else points
-        yield f'<path class="{classes}" d="{_way(shown, series.line)}"/>'
+        visible = visible_steps(points, hidden) if series.line == "steps" else points
+        yield f'<path class="{classes}" d="{_path_data(visible, series.line)}"/>'
     few = len(points) <= 60 or series.line == "none"
     for mark, (at, height), is_hidden in zip(series.marks, points, hidden, strict=True):
         if is_hidden:
@@ -182,7 +182,7 @@ def _series(series: Series, color: int, chart: LineChart, x: Place, y: Place) ->
         )
 
 
-def _way(points: Sequence[tuple[float, float]], line: str) -> str:
+def _path_data(points: Sequence[tuple[float, float]], line: str) -> str:
     parts = [f"M{points[0][0]:.1f},{points[0][1]:.1f}"]
     for x, y in points[1:]:
         parts.append(f"H{x:.1f}V{y:.1f}" if line == "steps" else f"L{x:.1f},{y:.1f}")
@@ -190,7 +190,7 @@ def _way(points: Sequence[tuple[float, float]], line: str) -> str:
 
 
 def _tip_text(series: Series, mark: Mark, chart: LineChart) -> str:
-    """Returns the text that appears when the pointer is on a mark."""
+    """Returns the hover text of a mark."""
     interval = ""
     if mark.low is not None and mark.high is not None:
         ends = (number(end, chart.y.percent) for end in (mark.low, mark.high))
@@ -261,7 +261,7 @@ def _interval(bar: Bar, chart: BarChart) -> str:
 
 
 def shades(values: Sequence[float | None], log: bool = False) -> list[int | None]:
-    """The place of each number among all, 0 (least) to 8 (greatest); None for none.
+    """Returns the color level of each number, 0 (lowest) to 8 (highest). None for no number.
 
     >>> shades([0.0, None, 5.0, 10.0])
     [0, None, 4, 8]
@@ -289,16 +289,16 @@ def _heat(chart: HeatMap, whole: float) -> str:
     )
     left = 12 + LETTER * max(map(len, rows), default=0)
     count = max(len(columns), 1)
-    width = max(LEAST_CELL, (whole - left - MARGIN) / count)
+    width = max(MIN_CELL, (whole - left - MARGIN) / count)
     longest = max((len(text) for row in chart.texts or () for text in row), default=0)
-    least = max(TOLD_CELL, 8 + LETTER * longest)
-    has_numbers = len(rows) * len(columns) <= MOST_NUMBERED and width >= least
+    least = max(NUMBERED_CELL, 8 + LETTER * longest)
+    has_numbers = len(rows) * len(columns) <= MAX_NUMBERED_CELLS and width >= least
     slanted = LETTER * max(map(len, columns), default=0) > width - 4
     bottom = (14 + LETTER * max(map(len, columns), default=0) * 0.75) if slanted else 20.0
     bottom += 18.0 if chart.xlabel else 0.0
-    # A slanted name of the last column ends beyond it.
+    # The slanted label of the last column extends beyond the column.
     beyond = LETTER * 0.75 * len(columns[-1]) - width / 2 if slanted and columns else 0.0
-    width = max(LEAST_CELL, min(width, (whole - left - max(MARGIN, beyond)) / count))
+    width = max(MIN_CELL, min(width, (whole - left - max(MARGIN, beyond)) / count))
     size = left + width * count + max(MARGIN, beyond), TOP + CELL * len(rows) + bottom
     parts = _heat_parts(chart, rows, columns, (left, width), has_numbers, slanted)
     return svg_element(max(whole, size[0]), size[1], chart.title, parts)
@@ -348,7 +348,7 @@ def _heat_parts(
 
 
 def legend(labels: Mapping[str, str]) -> str:
-    """Entries of a legend: label -> class of its color."""
+    """Returns legend entries from label -> CSS class."""
     entries = (
         f'<li><span class="swatch {kind}"></span>{escape(printable(label))}</li>'
         for label, kind in labels.items()

@@ -1,4 +1,4 @@
-"""Ticks of an axis, and the way from numbers to places."""
+"""Ticks of an axis, and the mapping from numbers to pixels."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from chop.report.charts.scale import AxisScale, decades
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 WANTED = 6
-"""Ticks of a linear axis, about."""
+"""Approximate number of ticks on a linear axis."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the numbers of an axis are drawn.
+    """Mapping from the numbers of an axis to pixels.
 
     Attributes:
-        scale: range and kind.
-        start: pixels of the lower end.
-        end: pixels of the upper end.
-        whole: only whole numbers have ticks.
+        scale: range and kind of the axis.
+        start: pixel of the lower end.
+        end: pixel of the upper end.
+        whole: places ticks at whole numbers only.
     """
 
     scale: AxisScale
@@ -29,7 +29,7 @@ class Place:
     whole: bool = False
 
     def of(self, value: float) -> float:
-        """The pixels of a number; one beyond an end is at the end."""
+        """Returns the pixel of a number, clamped to the ends."""
         low, high, at = map(self._linear, (self.scale.low, self.scale.high, value))
         share = (at - low) / (high - low) if high > low else 0.5
         return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
@@ -46,16 +46,16 @@ class Place:
 
     @property
     def ticks(self) -> list[float]:
-        """Round numbers between the ends, 0 among them where there is room for it."""
+        """Returns round numbers between the ends, with 0 if there is space for it."""
         if self.scale.kind == "linear":
             return linear_ticks(self.scale.low, self.scale.high, self.whole)
         least = self.scale.low if self.scale.kind == "log" else self.scale.threshold
-        found = decades(least, self.scale.high)
-        return found if self.scale.kind == "log" else [0.0, *found]
+        powers = decades(least, self.scale.high)
+        return powers if self.scale.kind == "log" else [0.0, *powers]
 
 
 def linear_ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """About six round numbers from `low` to `high`.
+    """Returns about six round numbers from `low` to `high`.
 
     >>> linear_ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]

@@ -1,3 +1,3 @@
-"""Server of pages: the runs of a folder, and the progress of those that are running."""
+"""Web server for the runs of a folder and the progress of running ones."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Access control of the server: a token in its address, exchanged for a cookie."""
+"""Access control of the server by a token in the URL, exchanged for a cookie."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 TOKEN = "token"
-REFUSAL = "This server needs the token of the address that chop ui has printed: open that address."
+REFUSAL = (
+    "Access denied: open the full address that chop ui printed, which contains the access token."
+)
 LEADS_ON = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={}">'
 
 
@@ -23,30 +25,30 @@ def new_token() -> str:
 
 
 def page_to(address: str) -> str:
-    """Returns a page that redirects to an address at once."""
+    """Returns a page that redirects to an address."""
     return LEADS_ON.format(html.escape(address))
 
 
 class TokenRequired:
     """Middleware that requires the token or its cookie.
 
-    A port of the loopback address is open to every user and every program of the machine, so the
-    mode of a folder protects nothing that a server shows of it. A request with the token in its
-    address gets the cookie, and is sent to the same address without the token, which then is
-    neither in the history of the browser nor in what pages can read.
+    Every user and program of a machine can reach a port on the loopback address, so folder
+    permissions do not protect what a server shows. A request with the token in its URL gets a
+    cookie and a redirect to the same URL without the token. The token then is neither in the
+    browser history nor visible to pages.
 
     Args:
-        app: app to protect.
+        app: application to protect.
         token: token of this server.
-        headers: headers of the answers that are given here.
-        policy: the content policy of the page that leads on.
+        headers: headers of the responses sent here.
+        policy: content security policy of the redirect page.
     """
 
     def __init__(self, app: ASGIApp, token: str, headers: Mapping[str, str], policy: str) -> None:
         self.app, self.token, self.headers, self.policy = app, token, headers, policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, or hands it on."""
+        """Responds to a request, or passes it on to the application."""
         from starlette.requests import HTTPConnection
         from starlette.responses import PlainTextResponse
         from starlette.websockets import WebSocketClose
@@ -69,16 +71,16 @@ class TokenRequired:
         return secrets.compare_digest(given.encode(errors="replace"), self.token.encode())
 
     def _led_on(self, asking: HTTPConnection) -> ASGIApp:
-        """An answer with the cookie that leads to the same address without the token."""
+        """Returns a response that sets the cookie and redirects to the URL without the token."""
         from starlette.responses import HTMLResponse, RedirectResponse, Response
 
         others = [(k, v) for k, v in asking.query_params.multi_items() if k != TOKEN]
-        # A path that begins with two slashes would be another server.
+        # A path with two leading slashes would redirect to another server.
         path = "/" + quote(asking.scope["path"].lstrip("/"))
         address = f"{path}?{urlencode(others)}" if others else path
         answer: Response
         if asking.headers.get("sec-fetch-site") == "cross-site":
-            # From a file or another site, browsers send no strict cookie along a redirection.
+            # Browsers omit strict cookies in a redirection that starts at a file or another site.
             headers = {**self.headers, "Content-Security-Policy": self.policy}
             answer = HTMLResponse(page_to(address), 200, headers)
         else:
@@ -88,6 +90,6 @@ class TokenRequired:
 
 
 def _cookie(scope: Mapping[str, Any]) -> str:
-    """Its name. Browsers share cookies between the ports of a host."""
+    """Returns the cookie name, with the port, because browsers share cookies between ports."""
     _, port = scope.get("server") or ("", "")
     return f"chop-ui-{port}"

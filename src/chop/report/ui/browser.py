@@ -1,4 +1,4 @@
-"""Opens the browser at an address that has a secret in it."""
+"""Opening of the browser at an address that contains a secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 def has_desktop() -> bool:
-    """Returns whether somebody at this machine started the command and can be shown a window."""
+    """Returns whether the command runs in a desktop session of this user."""
     if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform in DESKTOPS or any(map(os.environ.get, DISPLAYS))
@@ -25,14 +25,14 @@ def has_desktop() -> bool:
 
 @contextmanager
 def opened(address: str) -> Iterator[None]:
-    """Inside, the browser shows an address.
+    """Context manager that opens the browser at an address.
 
-    The browser is given a file of this user's that leads to the address: every user of a machine
-    can read the arguments of its programs.
+    The browser opens a private file that redirects to the address, because every user of a machine
+    can read the arguments of processes.
     """
-    with scratch_folder("ui") as folder:  # of this user alone
+    with scratch_folder("ui") as folder:  # private to this user
         page = folder / "open.html"
         page.write_text(page_to(address), encoding="utf-8")
-        # A browser in the terminal returns when it is left.
+        # A text browser in the terminal blocks until the user quits it.
         threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         yield

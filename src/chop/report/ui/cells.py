@@ -1,4 +1,4 @@
-"""Cells of a list of runs: displayed text and sort key of each number."""
+"""Cells of the list of runs: displayed text and sort key of each number."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from chop.report.page.svg import shortened
-from chop.report.ui.found import FoundRun
+from chop.report.ui.run_entry import RunEntry
 from chop.report.words import parsed_time, time_text
 
 GREATEST = 1e18
-"""Numbers beyond are of no run, and are not shown."""
+"""Numbers above this bound are treated as corrupt and not shown."""
 LONGEST = 28
-"""Characters of a path that a cell shows: its end."""
+"""Maximum number of characters of a path in a cell; the start is cut off."""
 MINUTE, HOUR, DAY = 60, 3600, 86400
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 @dataclass(frozen=True)
 class ListCell:
-    """A cell of the list.
+    """Cell of the list of runs.
 
     Attributes:
-        column: its name.
-        text: text to show, "" if nothing is known.
-        value: number that it is sorted by; None: by the text.
-        is_number: it stands at the right.
-        title: the whole text, where a short one is shown.
+        column: name of its column.
+        text: displayed text. "" if unknown.
+        value: sort key. None sorts by the text.
+        is_number: aligns the cell right.
+        title: full text, if a short one is displayed.
     """
 
     column: str
@@ -36,12 +36,12 @@ class ListCell:
     title: str = ""
 
 
-def list_cells(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
+def list_cells(run: RunEntry, now: datetime | None = None) -> list[ListCell]:
     """Returns the cells of a run after its name. Missing numbers give empty cells.
 
     Args:
         run: the run.
-        now: the time, for the duration of a run that goes on.
+        now: current time, for the duration of a running run.
     """
     outcome, spent = run.outcome, get_seconds(run, now or datetime.now(UTC))
     share = outcome is not None and outcome.is_share
@@ -65,8 +65,8 @@ def list_cells(run: FoundRun, now: datetime | None = None) -> list[ListCell]:
 
 
 def _known(value: float | None) -> float | None:
-    """A number as it can be shown; None of what nothing measures."""
-    # An integer may be too large for a float, and NaN is less than nothing.
+    """Returns a plausible number unchanged, and None for others."""
+    # Huge integers overflow floats, and comparisons with NaN are false.
     return float(value) if value is not None and abs(value) < GREATEST else None
 
 
@@ -93,7 +93,7 @@ def _size_text(size: float | None) -> str:
     return f"{size / factor:,.0f} {unit}" if unit == "B" else f"{size / factor:,.1f} {unit}"
 
 
-def get_seconds(run: FoundRun, now: datetime) -> float | None:
+def get_seconds(run: RunEntry, now: datetime) -> float | None:
     """Returns the duration of a run so far. None if it is unknown, as after a kill."""
     start = parsed_time(run.started)
     end = now if run.state == "running" else parsed_time(run.ended)

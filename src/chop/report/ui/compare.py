@@ -1,4 +1,4 @@
-"""Comparison of runs: their numbers, differing settings, and charts on common axes."""
+"""Comparison of runs: numbers, differing settings, and charts on common axes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from chop.report.document import FILE, Document, PageTable, parse_document
 from chop.report.page.page import PageRun, Picture, common_charts, compared_tiles, picture
 from chop.report.ui.cells import list_cells
 from chop.report.ui.folder import RunsFolder, open_plain
-from chop.report.ui.found import FoundRun
+from chop.report.ui.run_entry import RunEntry
 from chop.runs import Manifest, read_manifest
 
-MOST_RUNS = 8
-"""Runs that are compared at once."""
-MOST_SETTINGS = 200
+MAX_RUNS = 8
+"""Maximum number of compared runs."""
+MAX_SETTINGS = 200
 LONGEST_TEXT = 200
 
 
@@ -42,15 +42,15 @@ class Comparison:
     """Runs side by side.
 
     Attributes:
-        runs: in the order in which they were named.
-        facts: facts that the list shows of them.
-        settings: those that differ.
-        tiles: the numbers of their pages; None where no page is there.
-        pictures: charts that several have.
+        runs: runs in the requested order.
+        facts: facts from the list of runs.
+        settings: settings that differ.
+        tiles: headline numbers of their pages. None if a run has no page.
+        pictures: charts that several runs share.
         notes: reasons why something is not shown.
     """
 
-    runs: tuple[FoundRun, ...]
+    runs: tuple[RunEntry, ...]
     facts: tuple[_Fact, ...]
     settings: tuple[_Fact, ...]
     tiles: PageTable | None
@@ -59,13 +59,13 @@ class Comparison:
 
 
 def compare(folder: RunsFolder, paths: Sequence[str]) -> Comparison | None:
-    """Runs of a folder side by side; None where a path has no run, or there are fewer than two.
+    """Compares runs of a folder; returns None for an unknown path or fewer than two runs.
 
     Args:
-        folder: folder of the list.
-        paths: below it; those that are there twice count once.
+        folder: folder of the list of runs.
+        paths: paths relative to the folder. Duplicates count once.
     """
-    chosen = list(dict.fromkeys(paths))[:MOST_RUNS]
+    chosen = list(dict.fromkeys(paths))[:MAX_RUNS]
     runs = [run for path in chosen if (run := folder.run(path)) is not None]
     if len(runs) < 2 or len(runs) < len(chosen):
         return None
@@ -83,7 +83,7 @@ def compare(folder: RunsFolder, paths: Sequence[str]) -> Comparison | None:
     )
 
 
-def _facts(runs: Sequence[FoundRun]) -> list[_Fact]:
+def _facts(runs: Sequence[RunEntry]) -> list[_Fact]:
     columns = zip(*map(list_cells, runs), strict=True)
     facts = []
     for cells in columns:
@@ -95,8 +95,8 @@ def _facts(runs: Sequence[FoundRun]) -> list[_Fact]:
     return facts
 
 
-def _difference(runs: Sequence[FoundRun], name: str, values: Sequence[float | None]) -> str:
-    """The second number against the first: points of a share, else a ratio."""
+def _difference(runs: Sequence[RunEntry], name: str, values: Sequence[float | None]) -> str:
+    """Returns the change from the first to the second number: points for shares, else a ratio."""
     if len(values) != 2 or name in ("duration", "started"):
         return ""
     first, second = values
@@ -115,11 +115,11 @@ def _difference(runs: Sequence[FoundRun], name: str, values: Sequence[float | No
     return f"{second / first:.3g} times" if first > 0 else ""
 
 
-def _page(folder: RunsFolder, run: FoundRun, notes: list[str]) -> PageRun | None:
-    """A run with its settings and document; None where its manifest cannot be read."""
+def _page(folder: RunsFolder, run: RunEntry, notes: list[str]) -> PageRun | None:
+    """Reads a run with settings and page content; returns None if its manifest is unreadable."""
     place = folder.inside(run.path)
     if place is None or run.state == "broken":
-        notes.append(f"{run.path}: {run.error or 'its folder cannot be read.'}")
+        notes.append(f"{run.path}: {run.error or 'the folder cannot be read.'}")
         return None
     try:
         manifest = read_manifest(place)
@@ -129,7 +129,7 @@ def _page(folder: RunsFolder, run: FoundRun, notes: list[str]) -> PageRun | None
     return PageRun(run.path, manifest, _document(folder, run, manifest, notes))
 
 
-def _document(folder: RunsFolder, run: FoundRun, manifest: Manifest, notes: list[str]) -> Document:
+def _document(folder: RunsFolder, run: RunEntry, manifest: Manifest, notes: list[str]) -> Document:
     if manifest.state != "finished":
         return Document(run.path)
     try:
@@ -145,7 +145,7 @@ def _document(folder: RunsFolder, run: FoundRun, manifest: Manifest, notes: list
 def _drawn(
     pages: Sequence[PageRun], notes: list[str]
 ) -> tuple[PageTable | None, tuple[Picture, ...]]:
-    """Tiles and common charts; a file of somebody else may have numbers that are no places."""
+    """Returns tiles and common charts, and notes charts that cannot be drawn."""
     if len(pages) < 2:
         return None, ()
     try:
@@ -156,10 +156,10 @@ def _drawn(
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[_Fact]:
-    """Settings that are not the same in all runs; folders of results always differ."""
+    """Returns the settings that differ between runs; output folders are ignored."""
     names = [name for name in dict.fromkeys(n for each in settings for n in each) if name != "out"]
     facts = []
-    for name in names[:MOST_SETTINGS]:
+    for name in names[:MAX_SETTINGS]:
         texts = tuple(_text(each.get(name)) for each in settings)
         if len(set(texts)) > 1:
             facts.append(_Fact(name, texts))

@@ -1,4 +1,4 @@
-"""Server of `chop ui`: a list of runs, their pages, and progress, on the loopback address alone."""
+"""Web server of `chop ui` on the loopback address: run list, pages and progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chop.report.ui.browser import opened
 from chop.report.ui.cells import ListCell, list_cells
 from chop.report.ui.compare import compare
 from chop.report.ui.folder import RunsFolder
-from chop.report.ui.found import FoundRun
+from chop.report.ui.run_entry import RunEntry
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -32,18 +32,20 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
-"""Names of the server in requests; a site that has others point here gets nothing."""
-MOST_PARTS = 4
+"""Accepted host names; requests by other names, as in DNS rebinding, are refused."""
+MAX_PARTS = 4
 FINGERPRINT = re.compile("[0-9a-f]{16}")
 NOTHING = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
 PAGE_POLICY = f"{NOTHING}; script-src 'unsafe-inline'; sandbox allow-scripts"
-"""Of pages in the folder, which anybody may have written: they are of no origin, so that neither
-they nor windows that they open can ask the server for anything."""
+"""Content security policy of pages in the folder, which are not trusted.
+
+A sandbox without an origin keeps them, and windows they open, from requests to the server.
+"""
 OWN_POLICY = NOTHING + "; connect-src 'self'; script-src 'nonce-{nonce}'"
-"""Of the server's pages, which have texts of runs: no script runs but their own."""
+"""Content security policy of the server's own pages, which only run their own scripts."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": f"{NOTHING}; sandbox",
@@ -51,24 +53,26 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""Of all answers but fixed texts of errors; `/runs` and `/progress` show nothing by themselves."""
+"""Headers of all responses except fixed error texts."""
 OPENER_POLICY = {"Cross-Origin-Opener-Policy": "same-origin"}
-"""Of the server's pages alone: by the HTML standard a page in a sandbox that has it is an error."""
+"""Headers of the server's own pages. Sandboxed pages must not have them by the HTML standard."""
 
 
 def serve(folder: Path, port: int, open_browser: bool) -> None:
-    """Serves until it is stopped, to those who have the address that it prints.
+    """Serves until stopped and prints the address with the token.
 
     Args:
-        folder: the runs are below it.
-        port: of the loopback address; 0 takes a free one.
-        open_browser: shows the list.
+        folder: folder that contains the runs.
+        port: port on the loopback address. 0 selects a free port.
+        open_browser: opens the list in a browser.
     Raises:
-        ConfigError: there is no such folder, or the port is taken.
-        UnavailableError: starlette or uvicorn is not installed.
+        ConfigError: if the folder does not exist, or the port is in use.
+        UnavailableError: if starlette or uvicorn is not installed.
     """
     if not folder.is_dir():
-        raise ConfigError(f"'{folder}' is no folder: expected one with output folders of chop.")
+        raise ConfigError(
+            f"'{folder}' is not a folder: expected a folder that contains run folders of chop."
+        )
     try:
         import uvicorn
     except ImportError:
@@ -85,8 +89,8 @@ def serve(folder: Path, port: int, open_browser: bool) -> None:
 
 
 def _run(server: Server, listener: socket.socket) -> None:
-    """Serves until a signal ends it, however long a request takes."""
-    # The threads of requests are daemons as the one is that starts them: nothing waits for them.
+    """Runs the server until a signal; requests in progress do not delay the end."""
+    # Request threads are daemons like their parent thread, so nothing waits for them.
     arguments = {"sockets": [listener]}
     thread = threading.Thread(target=server.run, kwargs=arguments, daemon=True)
     thread.start()
@@ -107,16 +111,16 @@ def _listener(port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or "expected 0 to 65535"
-        raise ConfigError(f"port {port}: {reason}; --port 0 takes a free one.") from None
+        raise ConfigError(f"port {port}: {reason}; --port 0 selects a free port.") from None
     return listener
 
 
 def application(folder: Path, token: str) -> Starlette:
-    """The application: `/`, `/runs`, `/run/PATH`, `/progress/PATH` and `/compare`.
+    """Returns the application with `/`, `/runs`, `/run/PATH`, `/progress/PATH` and `/compare`.
 
     Args:
-        folder: the runs are below it; nothing else can be read.
-        token: requests need it, see `TokenRequired`.
+        folder: folder that contains the runs. Files outside are not served.
+        token: token that requests need, see `TokenRequired`.
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -177,25 +181,25 @@ def application(folder: Path, token: str) -> Starlette:
 
 
 def _progress(runs: RunsFolder, path: str) -> str:
-    found = runs.progress(path)
-    if found is None:
+    progress = runs.progress(path)
+    if progress is None:
         return ""
     return _render(
         "progress.html.jinja",
-        found=found,
-        points=_points_table(found.points),
-        pictures=[picture(chart) for chart in found.charts],
+        progress=progress,
+        points=_points_table(progress.points),
+        pictures=[picture(chart) for chart in progress.charts],
     )
 
 
-def _rows(runs: Sequence[FoundRun]) -> list[tuple[FoundRun, list[ListCell]]]:
-    """The runs with their cells, all at the same time."""
+def _rows(runs: Sequence[RunEntry]) -> list[tuple[RunEntry, list[ListCell]]]:
+    """Returns the runs with their cells, all for the same time."""
     now = datetime.now(UTC)
     return [(run, list_cells(run, now)) for run in runs]
 
 
 def _points_table(points: Sequence[Mapping[str, Any]]) -> PageTable:
-    """The points, the last first. Settings that never differ and fingerprints are left out."""
+    """Returns journal points as a table, latest first, without constant settings."""
     rows = [{name: _cell(value) for name, value in point.items()} for point in reversed(points)]
     names = []
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -207,11 +211,11 @@ def _points_table(points: Sequence[Mapping[str, Any]]) -> PageTable:
 
 
 def _cell(value: Any) -> float | int | str | None:
-    """A value of a point that a table has room for, such as a format [8, 4]."""
-    if isinstance(value, list) and len(value) <= MOST_PARTS:
+    """Formats a short value of a point, such as a format [8, 4]; long values become ""."""
+    if isinstance(value, list) and len(value) <= MAX_PARTS:
         return ", ".join(map(str, value))
-    is_shown = isinstance(value, int | float | str) and not FINGERPRINT.fullmatch(str(value))
-    return value if is_shown else None
+    is_short = isinstance(value, int | float | str) and not FINGERPRINT.fullmatch(str(value))
+    return value if is_short else None
 
 
 def _render(name: str, **values: Any) -> str:

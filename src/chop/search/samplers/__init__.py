@@ -1,4 +1,4 @@
-"""Default sampler."""
+"""Default sampler of searches."""
 
 from chop.search.samplers.sensitivity import SensitivitySampler
 

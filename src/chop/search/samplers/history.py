@@ -1,4 +1,4 @@
-"""Trial history of a study as arrays: the whole state of the sampler."""
+"""Trial history of a study as arrays, the complete state of the sampler."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 Code = tuple[int, ...]
-"""Integer encoding of a configuration: per choice the index of the option taken."""
+"""Integer encoding of a configuration: index of the selected option for each choice."""
 
 
 APART = 1.5
-"""Place of an inactive choice on the line of its options: farther from all than they are."""
+"""Position of an inactive choice on the line of its options, beyond all of them."""
 
 
 class Coding:
     """Integer encoding of configurations, and back.
 
     Attributes:
-        counts: options of each choice.
-        costs: (D, K), or None where no choice has any.
-        places: of each choice's options on a line from 0 to 1, in the order of its cost or, where
-            it has none, of its options; in a conditional space one more, apart from them, for a
-            choice that does not count.
+        counts: number of options of each choice.
+        costs: (D, K), or None if no choice has costs.
+        places: positions of each choice's options in [0, 1], in order of cost or, without costs, in
+            the given order. Conditional spaces have one more position for inactive choices.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -56,20 +55,19 @@ class Coding:
         self._known: dict[int, tuple[FrozenTrial, Code | None]] = {}
 
     def config(self, code: Code) -> Config:
-        """The configuration of a code."""
+        """Returns the configuration of a code."""
         taken = zip(self.space.choices, code, strict=True)
         return {choice.name: choice.texts[place] for choice, place in taken}
 
     def code(self, params: Mapping[str, Any]) -> Code | None:
-        """The code of a trial's parameters, of all that give the same thing the one that stands
-        for them; None where some choice is open."""
-        found = self._plain(params)
-        if found is None or self.is_plain:
-            return found
-        return self._plain(self.space.folded(self.config(found)))
+        """Returns the canonical code of a trial's parameters; None if a choice is missing."""
+        code = self._plain(params)
+        if code is None or self.is_plain:
+            return code
+        return self._plain(self.space.folded(self.config(code)))
 
     def active(self, codes: Codes) -> NDArray[np.bool_]:
-        """Mask of the active choices of candidates (C, D): (C, D)."""
+        """Returns the mask of active choices of candidates (C, D): (C, D)."""
         if not self.is_conditional:
             return np.ones(codes.shape, dtype=bool)
         values = (self.space.values(self.config(tuple(row))) for row in codes.tolist())
@@ -78,11 +76,11 @@ class Coding:
         return np.array([[name in each for name in names] for each in live]).reshape(codes.shape)
 
     def marked(self, codes: Codes) -> Codes:
-        """Candidates (C, D) as surrogates see them: inactive is one more option."""
+        """Returns candidates (C, D) for surrogates, with inactive as an additional option."""
         return np.where(self.active(codes), codes, self.counts)
 
     def get_code(self, trial: FrozenTrial) -> Code | None:
-        """`code` of a trial; of one that has ended, read once: it changes no more."""
+        """Returns the code of a trial, cached once the trial has finished."""
         known, code = self._known.get(trial.number, (None, None))
         if known is not trial:
             code = self.code(trial_params(trial))
@@ -91,19 +89,19 @@ class Coding:
         return code
 
     def _plain(self, params: Mapping[str, Any]) -> Code | None:
-        found: list[Any] = []
+        indices: list[Any] = []
         for choice, index in zip(self.space.choices, self.index, strict=True):
             value = params.get(choice.name)
-            found.append(index.get(value, -1) if isinstance(value, str) else value)
-        known = all(isinstance(i, int) and i >= 0 for i in found)
-        return tuple(found) if known else None
+            indices.append(index.get(value, -1) if isinstance(value, str) else value)
+        known = all(isinstance(i, int) and i >= 0 for i in indices)
+        return tuple(indices) if known else None
 
     def is_feasible(self, code: Code) -> bool:
-        """True where no rule of the space excludes the configuration."""
+        """Returns whether no rule of the space excludes the configuration."""
         return self.space.is_feasible(self.config(code))
 
     def uniform(self, share: float) -> Code:
-        """The option of each choice at a quantile of its cost: 0 the cheapest, 1 the dearest."""
+        """Returns the options at a cost quantile: 0 for the cheapest, 1 for the dearest."""
         return tuple(
             int(np.flatnonzero(rank == round(share * (len(rank) - 1)))[0]) for rank in self.ranks
         )
@@ -111,7 +109,7 @@ class Coding:
 
 @lru_cache(maxsize=4)
 def get_coding(space: SearchSpace) -> Coding:
-    """The coding of a space, made once."""
+    """Returns the cached coding of a space."""
     return Coding(space)
 
 
@@ -127,16 +125,16 @@ def _costs(space: SearchSpace) -> Array | None:
 
 @dataclass
 class History:
-    """The trials of a study.
+    """Trials of a study as arrays.
 
     Attributes:
-        taken: codes of all configurations that were proposed, however they ended.
-        pending: of those that run or wait.
-        undecided: earlier trials that run and have no configuration yet.
-        dropped: of those that a pruner stopped.
-        measured: (N, D) of those that gave values.
-        values: (N, J): the objectives, turned so that more is better.
-        excess: (N, B): violation of each constraint, feasible at or below 0.
+        taken: codes of all proposed configurations, whatever their outcome.
+        pending: codes of running and waiting trials.
+        undecided: number of earlier running trials without a configuration.
+        dropped: codes of pruned trials.
+        measured: (N, D) codes of trials with values.
+        values: (N, J) objectives, signed so that more is better.
+        excess: (N, B) violation of each constraint, feasible at or below 0.
     """
 
     taken: set[Code] = field(default_factory=set)
@@ -149,9 +147,9 @@ class History:
 
 
 def read_history(study: Study, coding: Coding, number: int) -> History:
-    """All trials but the one of that number; each configuration once."""
+    """Reads all trials except number `number`; each configuration once."""
     signs = np.array([1.0 if d.name == "MAXIMIZE" else -1.0 for d in study.directions])
-    found = History()
+    history = History()
     rows: dict[Code, FrozenTrial] = {}
     for trial in cached_trials(study):
         code = coding.get_code(trial)
@@ -161,26 +159,26 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
             or code is None
             or trial.user_attrs.get("outcome") == CLAIMED_ELSEWHERE
         ):
-            found.undecided += state == "RUNNING" and trial.number < number
+            history.undecided += state == "RUNNING" and trial.number < number
             continue
         if state == "COMPLETE":
             rows.setdefault(code, trial)
         elif state in ("RUNNING", "WAITING"):
-            found.pending.append(code)
-        elif state == "PRUNED" and trial.intermediate_values and code not in found.taken:
-            found.dropped.append(code)
-        found.taken.add(code)
-    found.measured = np.array(list(rows), dtype=np.int64).reshape(len(rows), len(coding.counts))
-    found.values = signs * np.array([t.values for t in rows.values()]).reshape(
+            history.pending.append(code)
+        elif state == "PRUNED" and trial.intermediate_values and code not in history.taken:
+            history.dropped.append(code)
+        history.taken.add(code)
+    history.measured = np.array(list(rows), dtype=np.int64).reshape(len(rows), len(coding.counts))
+    history.values = signs * np.array([t.values for t in rows.values()]).reshape(
         len(rows), len(signs)
     )
-    found.excess = _excess(list(rows.values()))
-    return found
+    history.excess = _excess(list(rows.values()))
+    return history
 
 
 def _excess(trials: list[FrozenTrial]) -> Array:
-    """(N, B); a constraint that a trial does not tell counts as met."""
-    found = [get_excess(trial) for trial in trials]
-    names = sorted({name for each in found for name in each})
-    excess = [[each.get(name, 0.0) for name in names] for each in found]
+    """Returns violations (N, B); a constraint that a trial does not report counts as met."""
+    excesses = [get_excess(trial) for trial in trials]
+    names = sorted({name for each in excesses for name in each})
+    excess = [[each.get(name, 0.0) for name in names] for each in excesses]
     return np.array(excess, dtype=float).reshape(len(trials), len(names))

@@ -1,4 +1,4 @@
-"""Multiple-choice knapsack, exactly: the greatest sum of one option per choice under limits."""
+"""Exact multiple-choice knapsack: greatest sum of one option per choice under limits."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import numpy as np
 from chop.search.samplers.surrogate import Array, Codes
 
 SECONDS = 5.0
-"""After so long the best solution of an integer program found so far is taken."""
+"""Time limit after which the best solution so far of an integer program is used."""
 BISECTIONS = 50
 ROUNDING = 1e-12
-"""Of the greatest total: so far it may go beyond its limit."""
-MOST_WAYS = 20_000
-"""Ways to take the first choices' options beyond which merging gives up."""
+"""Tolerance of a limit, relative to the greatest total."""
+MAX_PARTIAL = 20_000
+"""Maximum number of partial solutions before merging gives up."""
 
 
 def best_sum(
     worth: Array, counts: Sequence[int], limits: Sequence[tuple[Array, float]] = ()
 ) -> Codes | None:
-    """The options of greatest total worth whose every limited total keeps within its limit.
+    """Returns the options of greatest total worth within all limits.
 
     Args:
-        worth: (D, K): what each option of each choice adds; (d, k) counts for k < counts[d].
-        counts: options of each choice.
-        limits: pairs of what each option adds to a total (D, K), and the most it may be.
-    Returns: (D,) the place of the option of each choice; None where the limits leave nothing.
+        worth: (D, K) worth of each option. For choice d, entries k < counts[d] are valid.
+        counts: number of options of each choice.
+        limits: pairs of option weights (D, K) and the maximum total weight.
+    Returns: option index of each choice (D,), or None if the limits exclude all.
     """
     if not limits:
         return np.array([worth[d, :count].argmax() for d, count in enumerate(counts)])
@@ -42,7 +42,7 @@ def best_sum(
 def by_integer_program(
     worth: Array, counts: Sequence[int], limits: Sequence[tuple[Array, float]]
 ) -> Codes | None:
-    """`best_sum` for any number of limits, by HiGHS."""
+    """Solves `best_sum` for any number of limits by HiGHS."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     choice = np.repeat(np.arange(len(counts)), counts)
@@ -51,68 +51,74 @@ def by_integer_program(
     rules = [LinearConstraint(one_each, 1, 1)]
     rules += [LinearConstraint(total[choice, option], -np.inf, most) for total, most in limits]
     with _without_stdout():
-        found = milp(
+        solution = milp(
             -worth[choice, option],
             integrality=np.ones(len(choice)),
             bounds=Bounds(0, 1),
             constraints=rules,
             options={"time_limit": SECONDS},
         )
-    return None if found.x is None else option[found.x > 0.5]
+    return None if solution.x is None else option[solution.x > 0.5]
 
 
 def by_merging(worth: Array, counts: Sequence[int], total: Array, most: float) -> Codes | None:
-    """`best_sum` under one limit, in a fraction of an integer program's time.
+    """Solves `best_sum` for one limit in a fraction of the time of an integer program.
 
-    Choice by choice, all ways to take the options so far are kept that no other way beats in
-    worth and total, and from which a bound says that the best known sum can still be reached.
+    Choice by choice, partial solutions are extended by each option. Those survive that no other
+    dominates in worth and total, and from which an upper bound can still reach the best known sum.
 
-    Returns: None where the limit leaves nothing, or the ways are too many.
+    Returns: option indices (D,), or None if the limit excludes all, or there are too many partial
+    solutions.
+
     Source: Dyer, Kayal and Walker, A branch and bound algorithm for solving the multiple-choice
-        knapsack problem, 1984 (the bound); Nemhauser and Ullmann, Discrete dynamic programming
-        and capital allocation, 1969 (the merging).
+    knapsack problem, 1984 (the bound); Nemhauser and Ullmann, Discrete dynamic programming and
+    capital allocation, 1969 (the merging).
     """
     absent = np.arange(worth.shape[1]) >= np.array(counts)[:, None]
+    # Padding is never chosen, and its weight repeats the first option's, so no bound changes.
     worth = np.where(absent, -np.inf, worth)
     total = np.where(absent, total[:, :1], total)
-    # What fits exactly must not be lost because another order of adding rounds otherwise.
+    # The slack accepts exact fits despite rounding in another order of summation.
     room = ROUNDING * np.abs(total).max(1).sum()
     price = _price(worth, total, most + room)
     if price is None:
         return None
+    # The best options at the lowest feasible price are a solution, and so a lower bound.
     known = np.take_along_axis(worth, _at_price(worth, total, price)[:, None], 1).sum()
-    # Of the choices that come after: the least total, and the most worth at this price.
+    # Bounds over the remaining choices: least weight, and greatest worth at this price.
     least = _after(total.min(1))
     reach = _after((worth - price * total).max(1))
     slack = 1e-9 * (np.abs(known) + 1.0)
-    ways, value, used = np.empty((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1)
+    partial, value, used = np.empty((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1)
     for place, count in enumerate(counts):
         value = (value[:, None] + worth[place, :count]).ravel()
         used = (used[:, None] + total[place, :count]).ravel()
+        # Prune partial solutions that exceed the limit at best, or cannot reach the known sum.
         can_fit = used + least[place] <= most + 2 * room
         bound = value + reach[place] + price * (most + 2 * room - used)
-        kept = np.flatnonzero(can_fit & (bound >= known - slack))
-        kept = kept[np.lexsort((-value[kept], used[kept]))]
-        highest = np.maximum.accumulate(value[kept])
-        kept = kept[np.append(True, value[kept][1:] > highest[:-1])]
-        if len(kept) > MOST_WAYS:
+        surviving = np.flatnonzero(can_fit & (bound >= known - slack))
+        # In order of weight, a partial solution is nondominated if its worth is a new maximum.
+        surviving = surviving[np.lexsort((-value[surviving], used[surviving]))]
+        highest = np.maximum.accumulate(value[surviving])
+        surviving = surviving[np.append(True, value[surviving][1:] > highest[:-1])]
+        if len(surviving) > MAX_PARTIAL:
             return None
-        value, used = value[kept], used[kept]
-        ways = np.column_stack([ways[kept // count], kept % count])
-    best: Codes = ways[value.argmax()]
+        value, used = value[surviving], used[surviving]
+        partial = np.column_stack([partial[surviving // count], surviving % count])
+    best: Codes = partial[value.argmax()]
     return best
 
 
 def _at_price(worth: Array, total: Array, price: float) -> Codes:
-    """(D,): the options that are worth most, less what their totals cost."""
+    """Returns the options (D,) of greatest worth minus price times weight."""
     options: Codes = (worth - price * total).argmax(1)
     return options
 
 
 def _price(worth: Array, total: Array, most: float) -> float | None:
-    """The least price of a total at which each choice's best option keeps within the limit.
+    """Returns the lowest price at which the best option of each choice meets the limit.
 
-    It is the dual variable of the relaxed program; None where no price is high enough.
+    It is the dual variable of the relaxed program. None if no price is high enough.
     """
 
     def fits(price: float) -> bool:
@@ -125,6 +131,7 @@ def _price(worth: Array, total: Array, most: float) -> float | None:
     for _ in range(BISECTIONS):
         if fits(high):
             break
+        # Exponential search for a price that meets the limit, followed by bisection.
         low, high = high, 4 * high
     else:
         return None
@@ -135,26 +142,26 @@ def _price(worth: Array, total: Array, most: float) -> float | None:
 
 
 def _after(values: Array) -> Array:
-    """(D,) -> (D,): the sum of the values that come after each."""
+    """Returns the sum of the values after each position, (D,) -> (D,)."""
     return values[::-1].cumsum()[::-1] - values
 
 
 @contextlib.contextmanager
 def _without_stdout() -> Iterator[None]:
-    """Inside, what C code prints goes nowhere.
+    """Context manager that discards the standard output of C code.
 
-    Where HiGHS repairs a solution that its tolerances broke, it prints the name of its function
-    (`transformNewIntegerFeasibleSolution`), whatever its settings for output say.
+    HiGHS prints the name of a function (`transformNewIntegerFeasibleSolution`) when it repairs a
+    solution, whatever its output settings are.
     """
     try:
-        kept = os.dup(1) if os.name == "posix" else None
+        saved = os.dup(1) if os.name == "posix" else None
     except OSError:  # a process without standard output
-        kept = None
-    if kept is None:
+        saved = None
+    if saved is None:
         yield
         return
     flush_c = ctypes.CDLL(None).fflush
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or it is closed
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # missing or closed
         sys.stdout.flush()
     flush_c(None)
     try:
@@ -163,5 +170,5 @@ def _without_stdout() -> Iterator[None]:
         yield
         flush_c(None)
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)

@@ -1,4 +1,4 @@
-"""Default sampler: Bayesian optimization by constrained expected improvement, with local search.
+"""Default sampler: Bayesian optimization by constrained expected improvement and local search.
 
 Shapes: N measured configurations, C candidates, D choices, J objectives, B constraints.
 """
@@ -20,22 +20,22 @@ from chop.search.samplers.surrogate import Codes
 from chop.search.space import Config
 
 PROBES = (0.0, 1.0, 0.5)
-"""The first trials: every choice at its cheapest, its dearest, its middle option."""
+"""Initial design: all choices at their cheapest, dearest and middle option."""
 PARENTS = 4
 MUTANTS = 200
 CHANGES = 4
-"""Choices that a mutant differs in, at most."""
+"""Maximum number of choices that a mutation changes."""
 RANDOM_CANDIDATES = 100
 CLIMBS = 3
 PATIENCE = 10
-"""Trials without improvement before a restart; of many choices, half as many as these."""
-LEAST_KEPT = 0.3
-"""Least share of choices that a crossover takes from the second parent."""
+"""Trials without improvement before a restart; with many choices, half their number."""
+MIN_CROSSOVER = 0.3
+"""Minimum share of choices that a crossover takes from the second parent."""
 LONGEST_CLIMB = 100
 
 
 class SensitivitySampler(JointSampler):
-    """Bayesian optimization of categorical choices: additive Gaussian process, no duplicates.
+    """Bayesian optimization of categorical choices with an additive Gaussian process.
 
     1. Initial design: all choices at their cheapest, dearest and middle option.
     2. Surrogate: a Gaussian process of each option's effect and of interactions
@@ -61,11 +61,11 @@ class SensitivitySampler(JointSampler):
 
     Args:
         space: search space.
-        seed: of every draw; the same seed and trials give the same proposal. Default 0.
+        seed: seed of all draws. The same seed and trials give the same proposal. Default 0.
     """
 
     def next_config(self, study: Study, trial: FrozenTrial) -> Config:
-        """The next configuration: of the initial design, of greatest acquisition, or a restart."""
+        """Returns the next configuration: initial design, greatest acquisition, or a restart."""
         coding = get_coding(self.space)
         history = read_history(study, coding, trial.number)
         draw = np.random.default_rng([self.seed, len(history.taken)])
@@ -76,29 +76,31 @@ class SensitivitySampler(JointSampler):
 
 @cache
 def _blas() -> ThreadpoolController:
-    """Holds NumPy's matrix products to one thread.
+    """Returns a context manager that limits NumPy's matrix products to one thread.
 
-    They are small, and threads of theirs wait for PyTorch's, which hold the cores for a while
-    after each operation: with both, a fit took up to twenty times as long.
+    The matrices are small, and NumPy's threads compete with PyTorch's, which hold the cores for a
+    while after each operation. With both, a fit took up to twenty times as long.
     """
     return ThreadpoolController()
 
 
 @dataclass
 class _Proposal:
-    """The next configuration for a history."""
+    """Proposal of the next configuration from a history."""
 
     coding: Coding
     history: History
     draw: np.random.Generator
 
     def code(self) -> Code:
-        """A probe, or the most promising; an arbitrary one where no other is left.
+        """Returns an initial configuration or the most promising one, else an arbitrary one.
 
-        Earlier trials that are being proposed at this moment will take the same first ones.
+        Earlier trials without a configuration yet will take the same first candidates, which are
+        skipped.
         """
         ahead = self.history.undecided
         probes = dict.fromkeys(filter(self._is_free, map(self.coding.uniform, PROBES)))
+        # Concurrent workers take different probes, by the number of proposals ahead of this one.
         if ahead < len(probes):
             return list(probes)[ahead]
         if len(self.history.measured) < 2:
@@ -108,11 +110,12 @@ class _Proposal:
         return ranked[min(ahead, len(ranked) - 1)] if ranked else self._any_free()
 
     def _escape(self, posterior: Posterior) -> list[Code]:
-        """Restart, in two of every three trials while nothing improves.
+        """Returns restart configurations in two of three trials without improvement, else [].
 
-        One is random. The other is a crossover of the best with one of greatest interaction
-        residual.
+        One restart is random. The other is a crossover of the best configuration with one of
+        greatest interaction residual.
         """
+        # The phase follows from the number of trials, so a resumed search has the same one.
         phase = len(self.history.taken) % 3
         if posterior.stagnation < max(PATIENCE, len(self.coding.counts) / 2) or phase == 2:
             return []
@@ -124,7 +127,8 @@ class _Proposal:
                 np.argsort(-posterior.interaction_residuals(), kind="stable")[:PARENTS]
             ]
             parents = parents[self.draw.integers(len(parents), size=len(codes))]
-            share = self.draw.uniform(LEAST_KEPT, 1.0, (len(codes), 1))
+            share = self.draw.uniform(MIN_CROSSOVER, 1.0, (len(codes), 1))
+            # Parents with large residuals have interactions that the additive model has missed.
             from_surprising = self.draw.random(codes.shape) < share
             codes = np.where(from_surprising, parents, measured[posterior.order[0]])
             acquisition = posterior.acquisition(codes)
@@ -132,23 +136,23 @@ class _Proposal:
         return [tuple(codes[i].tolist()) for i in free]
 
     def _ranked(self, posterior: Posterior) -> list[Code]:
-        """Free configurations, the most promising first."""
+        """Returns unvisited configurations, most promising first."""
         codes, acquisition = self._candidates(posterior)
         starts = self._best_free(codes, acquisition, CLIMBS)
         reached = [self._climb(posterior, codes[i], float(acquisition[i])) for i in starts]
         reached.sort(key=lambda pair: -pair[0])
         more = self._best_free(codes, acquisition, self.history.undecided + 1)
-        found = [*(code for _, code in reached), *(tuple(codes[i].tolist()) for i in more)]
-        return list(dict.fromkeys(found))
+        ranked = [*(code for _, code in reached), *(tuple(codes[i].tolist()) for i in more)]
+        return list(dict.fromkeys(ranked))
 
     def _candidates(self, posterior: Posterior) -> tuple[Codes, np.ndarray]:
         best = self.history.measured[posterior.order[:PARENTS]]
-        found = [
+        candidates = [
             posterior.additive_optimum(),
             self._mutants(best),
             self._random_candidates(RANDOM_CANDIDATES),
         ]
-        codes = np.concatenate(found)
+        codes = np.concatenate(candidates)
         near = [posterior.best_neighbors(posterior.fill_inactive(code)) for code in best]
         return (
             np.concatenate([codes, *(codes for codes, _ in near)]),
@@ -158,21 +162,22 @@ class _Proposal:
         )
 
     def _best_free(self, codes: Codes, acquisition: np.ndarray, count: int) -> list[int]:
-        """The places of the first few that may be proposed, in the order of their acquisition."""
-        found: dict[Code, int] = {}
+        """Returns the indices of the first unvisited configurations in order of acquisition."""
+        indices: dict[Code, int] = {}
         for i in np.argsort(-acquisition, kind="stable").tolist():
             code = tuple(codes[i].tolist())
-            if code not in found and self._is_free(code):
-                found[code] = i
-            if len(found) == count:
+            if code not in indices and self._is_free(code):
+                indices[code] = i
+            if len(indices) == count:
                 break
-        return list(found.values())
+        return list(indices.values())
 
     def _mutants(self, parents: Codes) -> Codes:
-        """Mutants (C, D) of the parents: up to four choices at random."""
+        """Returns mutants (C, D) of the parents with up to four random changes."""
         mutants = parents[self.draw.integers(len(parents), size=MUTANTS)]
         active = self.coding.active(mutants)
         drawn = self._random_candidates(MUTANTS)
+        # Random ranks of the active choices; those with the lowest ranks change.
         first = np.where(active, self.draw.random(mutants.shape), 2.0).argsort(1).argsort(1)
         changed = first < self.draw.integers(2, CHANGES + 1, (MUTANTS, 1))
         return np.where(changed | ~active, drawn, mutants)
@@ -183,7 +188,7 @@ class _Proposal:
     def _climb(self, posterior: Posterior, start: Codes, value: float) -> tuple[float, Code]:
         """Local search: hill climbing to a configuration that no single change improves.
 
-        Each step takes the best single change, or the best 2, 4, 8 ... together.
+        Each step takes the best single change, or the best 2, 4, 8 ... changes together.
         """
         code = start
         for _ in range(LONGEST_CLIMB):
@@ -194,6 +199,7 @@ class _Proposal:
             ]
             if not len(better):
                 break
+            # Joint changes pass over plateaus and interactions that single changes cannot.
             joint = self._joined(code, better)
             near = np.concatenate([near, joint])
             acquisition = np.concatenate([acquisition, posterior.acquisition(joint)])
@@ -204,30 +210,31 @@ class _Proposal:
         return value, tuple(code.tolist())
 
     def _joined(self, code: Codes, better: Codes) -> Codes:
-        """The first 2, 4, 8 ... of single changes (C, D) made together; of a choice, the first."""
+        """Combines the first 2, 4, 8 ... single changes (C, D), the first change of each choice."""
         changed = (better != code).argmax(1)
         firsts = np.sort(np.unique(changed, return_index=True)[1])
-        found = np.repeat(code[None, :], len(firsts).bit_length() - 1, axis=0)
-        for i, joint in enumerate(found, start=1):
+        joined = np.repeat(code[None, :], len(firsts).bit_length() - 1, axis=0)
+        for i, joint in enumerate(joined, start=1):
             taken = firsts[: 2**i]
             joint[changed[taken]] = better[taken, changed[taken]]
-        return found
+        return joined
 
     def _is_free(self, code: Code) -> bool:
+        # Configurations that fold to the same representative count as visited.
         same = code if self.coding.is_plain else self.coding.code(self.coding.config(code))
         return same is not None and same not in self.history.taken and self.coding.is_feasible(same)
 
     def _any_free(self) -> Code:
-        """One that was not proposed before; of a space that is used up, one that was."""
+        """Returns an unvisited configuration, or a visited one if the space is exhausted."""
         codes = (tuple(row) for row in self._random_candidates(RANDOM_CANDIDATES).tolist())
-        found = next(filter(self._is_free, codes), None)
-        if found is None:
+        code = next(filter(self._is_free, codes), None)
+        if code is None:
             config = self.coding.space.first(lambda config: self._is_free(self._code(config)))
-            found = None if config is None else self._code(config)
-        return found or min(self.history.taken, default=self.coding.uniform(0.0))
+            code = None if config is None else self._code(config)
+        return code or min(self.history.taken, default=self.coding.uniform(0.0))
 
     def _code(self, config: Config) -> Code:
-        """Of a whole configuration, which has one."""
+        """Returns the code of a complete configuration."""
         code = self.coding.code(config)
         assert code is not None
         return code

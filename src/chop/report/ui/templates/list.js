@@ -1,13 +1,13 @@
 "use strict";
-// The list advances by itself; what is found, sorted and ticked stays.
+// The list refreshes itself and keeps the filter, the sort order and the selection.
 const find = document.getElementById("find");
 const rows = document.getElementById("rows");
-const said = document.getElementById("said");
+const statusText = document.getElementById("status");
 const button = document.getElementById("compare");
 const heads = [...document.querySelectorAll("th[data-sort]")];
 const ticked = new Set();
 let order = null;
-let shown = rows.innerHTML;
+let displayed = rows.innerHTML;
 
 function filter() {
   const wanted = find.value.trim().toLowerCase();
@@ -26,9 +26,9 @@ function sort() {
   const { column, falls } = order;
   const known = (row) => row.cells[column] && row.cells[column].textContent.trim() !== "";
   const all = [...rows.rows].filter((row) => row.dataset.run !== undefined);
-  const found = all.filter(known).sort((a, b) => compare(a, b, column));
+  const sortable = all.filter(known).sort((a, b) => compare(a, b, column));
   // Runs without a number are last in both directions.
-  rows.append(...(falls ? found.reverse() : found), ...all.filter((row) => !known(row)));
+  rows.append(...(falls ? sortable.reverse() : sortable), ...all.filter((row) => !known(row)));
 }
 
 for (const head of heads) {
@@ -45,10 +45,10 @@ for (const head of heads) {
   });
 }
 
-function tell() {
+function updateStatus() {
   button.disabled = ticked.size < 2;
-  const left = ["Tick two runs to compare them.", "Tick one more run to compare."][ticked.size];
-  said.textContent = left === undefined ? `${ticked.size} runs are ticked.` : left;
+  const hint = ["Select two runs to compare them.", "Select one more run to compare."][ticked.size];
+  statusText.textContent = hint === undefined ? `${ticked.size} runs selected.` : hint;
 }
 
 function restore() {
@@ -65,7 +65,7 @@ function restore() {
 rows.addEventListener("change", (event) => {
   const path = event.target.closest("tr").dataset.run;
   if (event.target.checked) ticked.add(path); else ticked.delete(path);
-  tell();
+  updateStatus();
 });
 
 button.addEventListener("click", () => {
@@ -84,7 +84,7 @@ async function copy(text) {
     document.execCommand("copy");
     area.remove();
   }
-  said.textContent = `Copied: ${text}`;
+  statusText.textContent = `Copied: ${text}`;
 }
 
 document.addEventListener("click", (event) => {
@@ -102,26 +102,26 @@ function place() {
 
 async function refresh() {
   try {
-    const found = await (await fetch("/runs")).json();
-    if (found.html !== shown) {
+    const update = await (await fetch("/runs")).json();
+    if (update.html !== displayed) {
       const focused = place();
-      shown = found.html;
-      rows.innerHTML = found.html;
-      document.getElementById("counts").innerHTML = found.counts;
+      displayed = update.html;
+      rows.innerHTML = update.html;
+      document.getElementById("counts").innerHTML = update.counts;
       sort();
       filter();
       const count = ticked.size;
       restore();
-      if (ticked.size !== count) tell();
+      if (ticked.size !== count) updateStatus();
       if (focused) {
         const row = [...rows.rows].find((each) => each.dataset.run === focused[0]);
         if (row) [...row.querySelectorAll("a, input, button")][focused[1]]?.focus();
       }
     }
-  } catch { /* the server is stopped: what was shown stays */ }
+  } catch { /* the server is stopped: what was displayed stays */ }
   setTimeout(refresh, 3000);
 }
 setTimeout(refresh, 3000);
 // A browser that goes back may keep ticks.
 for (const row of rows.rows) if (row.querySelector("input:checked")) ticked.add(row.dataset.run);
-tell();
+updateStatus();

@@ -1,4 +1,4 @@
-"""Summary of a run's manifest for the list of runs."""
+"""Summary of a run from its manifest, for the list of runs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from chop.report.command_line import command_line
 from chop.runs import Manifest, Outcome
 
 CONTINUED = ("sweep ", "search ", "evaluate")
-"""Kinds of commands that go on where they stopped, or begin of these."""
+"""Prefixes of resumable commands."""
 
 
 @dataclass(frozen=True)
-class FoundRun:
-    """A run in a list.
+class RunEntry:
+    """Entry of the list of runs.
 
     Attributes:
         path: path of its folder, relative to the folder of the list.
         kind: kind of command.
         state: `running`, `finished`, `failed`, `interrupted`, or `broken`.
         model: model of the run, "" if the settings name none.
-        started: in UTC, ISO 8601.
-        ended: the same; "" while it runs.
-        error: error of the run, or the reason why it cannot be read.
+        started: start time in UTC, ISO 8601.
+        ended: end time in UTC, ISO 8601. "" while it runs.
+        error: error of the run, or the reason why its manifest is unreadable.
         data: data of the run, "" if neither results nor settings name any.
-        outcome: its numbers; None before it is finished, and of jobs without.
-        command: its command line; "" where there is none.
-        again: the command line that goes on, or starts again, after it was interrupted.
+        outcome: its key numbers. None before it finishes, and for jobs without an outcome.
+        command: command line, or "".
+        again: command line that resumes or restarts an interrupted run.
     """
 
     path: str
@@ -46,23 +46,23 @@ class FoundRun:
 
     @property
     def goes_on(self) -> bool:
-        """True if `again` continues the run. Other commands start from the beginning."""
+        """True if `again` resumes the run. Other commands start from the beginning."""
         return self.kind.startswith(CONTINUED)
 
 
-def found_run(path: str, folder: Path, manifest: Manifest) -> FoundRun:
+def summarize_run(path: str, folder: Path, manifest: Manifest) -> RunEntry:
     """Summarizes a run from its manifest.
 
     Args:
         path: path of its folder, relative to the folder of the list.
-        folder: the same in full.
+        folder: full path of its folder.
         manifest: manifest of the run.
     """
     outcome, command = manifest.outcome, command_line(manifest.command)
     named = manifest.settings.get("dataset")
     data = (outcome.data if outcome else "") or (named if isinstance(named, str) else "")
     model = manifest.settings.get("model")
-    return FoundRun(
+    return RunEntry(
         path,
         manifest.kind,
         manifest.state,
@@ -78,13 +78,13 @@ def found_run(path: str, folder: Path, manifest: Manifest) -> FoundRun:
 
 
 def _error(manifest: Manifest) -> str:
-    """Returns the error of a failed run. Interruptions by a person are in the state."""
+    """Returns the error of a failed run. Interruptions by a person are not errors."""
     error = manifest.error or ""
     return "" if error.startswith(("KeyboardInterrupt", "Terminated")) else error
 
 
 def _again(manifest: Manifest, command: str, folder: Path) -> str:
-    """A search is found by its folder, from anywhere; other commands are those that ran."""
+    """Returns the command that resumes a run; searches are resumed by their folder."""
     is_search = manifest.kind in ("search precision", "search nas")
     if is_search and not manifest.settings.get("storage"):
         return f"chop search resume {shlex.quote(printable(str(folder)))}"
