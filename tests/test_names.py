@@ -321,7 +321,7 @@ def test_model_and_graph_can_be_assigned(mg):
 def test_what_is_missing_says_so_in_one_sentence(name):
     home = next(home for home, known in PAIRS if known == name)
     found = getattr(importlib.import_module(home), name)
-    with pytest.raises(NotImplementedError, match=f"^{name}: no .*; [^.]+") as caught:
+    with pytest.raises(NotImplementedError, match=f"^{name}: .+; [^.]+") as caught:
         found(None, pass_args={})
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 

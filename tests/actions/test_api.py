@@ -128,7 +128,7 @@ def test_a_model_is_compressed_in_one_call(trained, tmp_path, capsys):
 
 def test_errors_name_keyword_arguments_and_no_options(net, tmp_path):
     random = torch.randint(0, 2, (120,), generator=torch.Generator().manual_seed(1))
-    with pytest.raises(ConfigError, match=r"\(train_epochs\); force goes on") as refused:
+    with pytest.raises(ConfigError, match=r"\(train_epochs\); force continues") as refused:
         chop.compress(net, (X, random), max_drop=0.01, out=tmp_path / "run")
     assert "--" not in str(refused.value)
 

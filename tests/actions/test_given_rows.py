@@ -64,7 +64,10 @@ def test_the_column_of_the_labels_of_each_kind_of_rows(house):
         ({"limit": 10}, "limit is for models and data that are read from files"),
         ({"train_epochs": 1}, "train_epochs is for models and data that are read from files"),
         ({"label_column": "price", "device": "nonesuch"}, "device 'nonesuch'"),
-        ({"label_column": "price", "label_mean": 1.0}, "label_mean and label_std: are of numbers"),
+        (
+            {"label_column": "price", "label_mean": 1.0},
+            "label_mean and label_std: they apply",
+        ),
     ],
 )
 def test_settings_that_given_rows_cannot_honor_are_refused(house, given, told, tmp_path):

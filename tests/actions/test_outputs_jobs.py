@@ -100,9 +100,9 @@ def test_columns_that_are_not_there(trained):
     for task, message in (
         (
             "kind=classification,years=regression",
-            "no column of labels 'years': choose from: a, age",
+            "no label column 'years': choose from: a, age",
         ),
-        ("multioutput", "is named by its columns of labels, each with a task, as --task kind="),
+        ("multioutput", "needs its label columns, each with a task, as in --task kind="),
     ):
         error = CliRunner().invoke(app, [*common.split(), task]).exception
         assert isinstance(error, ConfigError) and re.search(message, str(error)), error
@@ -135,5 +135,5 @@ def test_a_command_judges_by_the_metric_of_an_output(trained):
     )
     with pytest.raises(ConfigError, match="unknown metric 'ages_mae': did you mean 'age_mae'"):
         load_workload(WorkloadConfig(**common, task=TASK, metric="ages_mae"))
-    with pytest.raises(ConfigError, match="label_column: the task names the columns of labels"):
+    with pytest.raises(ConfigError, match="label_column: the task names the label columns"):
         load_workload(WorkloadConfig(**common, task=TASK, label_column="kind"))

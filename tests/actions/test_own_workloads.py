@@ -128,8 +128,8 @@ def score(predictions, labels):
         ("<lambda>", "expected a name of letters, digits, _ and -"),
         ("a/b", "expected a name of letters"),
         ("", "expected a name of letters"),
-        ("graph", "something else by that name"),
-        *((field.name, "something else by that name") for field in dataclasses.fields(Row)),
+        ("graph", "use that name already"),
+        *((field.name, "use that name already") for field in dataclasses.fields(Row)),
     ],
 )
 def test_a_metric_is_called_what_columns_and_files_can_be_called(line, name, message):

@@ -92,21 +92,21 @@ SCALES = {
         {"pixel_std": (0.5,)},
         (0.25,),
         (0.5,),
-        "as asked by --pixel-std; the other is as default_cfg",
+        "as set by --pixel-std; the other is as default_cfg",
     ),
     "per channel": (
         "Told",
         {"pixel_mean": (0.4, 0.5, 0.6), "pixel_std": (0.2, 0.3, 0.4)},
         (0.4, 0.5, 0.6),
         (0.2, 0.3, 0.4),
-        "as asked by --pixel-mean and --pixel-std",
+        "as set by --pixel-mean and --pixel-std",
     ),
     "mean alone": (
         "Told",
         {"pixel_mean": (0.25,)},
         (0.25,),
         (0.5, 0.25, 1.0),
-        "as asked by --pixel-mean; the other is as default_cfg",
+        "as set by --pixel-mean; the other is as default_cfg",
     ),
 }
 
@@ -175,5 +175,5 @@ def test_settings_that_do_not_go_together_are_refused(config, settings, message)
 
 def test_texts_have_no_pixels(tmp_path, config):
     (tmp_path / "rows.csv").write_text("a,b,label\n1,2,0\n3,4,1\n" * 5)
-    with pytest.raises(ConfigError, match="channels: data set .* has no pictures"):
+    with pytest.raises(ConfigError, match="channels: data set .* has no images"):
         load_workload(config(dataset=str(tmp_path / "rows.csv"), channels=1))

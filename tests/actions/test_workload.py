@@ -249,7 +249,7 @@ def test_a_model_of_a_file_with_its_weights(net, suffix):
         ("{net.parent}/broken.py:Net", {}, "cannot be run: line 1 raises ZeroDivisionError: "),
         ("{net}:Net", {"weights": "none.pt"}, "weights 'none.pt': there is no such file"),
         ("{net}:Net", {"weights": "none.safetensors"}, "weights 'none.safetensors': there is no"),
-        ("{net}:Net", {"weights": "{net.parent}/code.pt"}, "expected tensors alone"),
+        ("{net}:Net", {"weights": "{net.parent}/code.pt"}, "expected only tensors"),
         ("{net}:Net", {"weights": "{net.parent}/torn.pt"}, "torn.pt"),
         (
             "{net}:Line",

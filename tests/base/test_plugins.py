@@ -262,13 +262,13 @@ def test_an_operator_of_a_package(install, tmp_path, monkeypatch):
     import torch
 
     from chop import MaseGraph, passes
-    from chop.ir.ops import OPS, of_module, unregister
+    from chop.ir.ops import OPS, get_class_row, unregister
 
     install("mypkg", "0.3", OPERATOR, {"operators": {"scaled": "mypkg:ROW"}})
     import mypkg
 
     try:
-        assert of_module(mypkg.Scaled).name == "scaled" and OPS.package("scaled") == "mypkg 0.3"
+        assert get_class_row(mypkg.Scaled).name == "scaled" and OPS.package("scaled") == "mypkg 0.3"
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), mypkg.Scaled(4)).eval()
         x = torch.randn(2, 4)
         mg = MaseGraph(model, dummy_in={"input": x})

@@ -145,7 +145,7 @@ def _edit_index(path: Path, change: Callable[[dict[str, str]], object]) -> None:
     ("damage", "message"),
     [
         (lambda f: (f / "b.safetensors").unlink(), "lacks 1 of the 2 files .* 'b.safetensors'; "),
-        (lambda f: _cut_off(f / "a.safetensors"), "a.safetensors' is no readable safetensors"),
+        (lambda f: _cut_off(f / "a.safetensors"), "a.safetensors' is not a readable safetensors"),
         (lambda f: (f / INDEX).write_text("{}"), "is no index of weights: KeyError"),
         (lambda f: (f / INDEX).unlink(), "holds no weights: expected a safetensors file, or "),
         (

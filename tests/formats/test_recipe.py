@@ -91,7 +91,7 @@ def test_a_tied_layer_has_the_format_of_the_other(folder):
     found = texts(load(folder, quantization_config=given))
     assert found["lm_head"] == found["model.embed_tokens"] == "mxint"
     given = ChopConfig("mxint4", overrides={"lm_head": "mxint8", "embed_tokens": "mxint6"})
-    with pytest.raises(ConfigError, match="'lm_head' and 'model.embed_tokens' have one weight"):
+    with pytest.raises(ConfigError, match="'lm_head' and 'model.embed_tokens' share a weight"):
         load(folder, quantization_config=given)
 
 

@@ -101,9 +101,9 @@ def test_a_class_that_is_not_there_is_replaced_and_said(tmp_path: Path) -> None:
         document["configs"][0]["model_type"] = "soon"
 
     edit(tmp_path, change)
-    with pytest.warns(UserWarning, match="SoonConfig' is not there.*plain PretrainedConfig"):
+    with pytest.warns(UserWarning, match="SoonConfig' is missing.*plain PretrainedConfig"):
         config = MaseGraph.from_checkpoint(tmp_path / "graph").model.config
     assert type(config) is PretrainedConfig and config.hidden_size == 24
     edit(tmp_path, lambda document: document["configs"][0].update({"class": "os:system"}))
-    with pytest.warns(UserWarning, match="'os:system' is not there"):
+    with pytest.warns(UserWarning, match="'os:system' is missing"):
         assert MaseGraph.from_checkpoint(tmp_path / "graph").model.config.hidden_size == 24

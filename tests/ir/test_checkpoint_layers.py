@@ -149,7 +149,7 @@ def test_a_file_cannot_have_all_of_a_library_imported(tmp_path: Path) -> None:
 
     edit(tmp_path, change)
     with (
-        pytest.warns(UserWarning, match="is not there"),
+        pytest.warns(UserWarning, match="is missing"),
         pytest.raises(CheckpointError, match=f"over {MAX_IMPORTS} modules"),
     ):
         MaseGraph.from_checkpoint(tmp_path / "graph")

@@ -101,8 +101,8 @@ def test_a_number_that_is_changed_or_a_graph_without_digest(written: Path) -> No
     [
         ("{", "corrupt"),
         ("[" * 100_000, "corrupt"),
-        ("[]", "no chop checkpoint"),
-        ('{"format": "other"}', "no chop checkpoint"),
+        ("[]", "not a chop checkpoint"),
+        ('{"format": "other"}', "not a chop checkpoint"),
         ("\udcff", "corrupt"),
     ],
 )

@@ -117,7 +117,7 @@ def counted(root: fx.GraphModule, *tensors: Tensor) -> int:
         def run_node(self, n: fx.Node) -> Any:
             nonlocal total
             result = super().run_node(n)
-            found = [counts.of_node(root, n, self.env, result) for _ in range(2)]
+            found = [counts.count_node(root, n, self.env, result) for _ in range(2)]
             assert found[0] == found[1]
             total += found[0]
             return result

@@ -50,7 +50,7 @@ NAMES = [
 def test_an_architecture_is_a_class_of_models(name, made, tmp_path):
     folder = made(_model, tmp_path / "a", architectures=[name])
     for load in (load_model, meta_model):
-        with pytest.raises(ConfigError, match=f"'{name}', which is no model of transformers"):
+        with pytest.raises(ConfigError, match=f"'{name}', which is not a model of transformers"):
             load(str(folder))
 
 
@@ -58,7 +58,7 @@ def test_an_architecture_is_a_class_of_models(name, made, tmp_path):
 def test_architectures_are_names(names, made, tmp_path):
     folder = made(_model, tmp_path / "a", architectures=names)
     for read in (load_model, _architecture):
-        with pytest.raises(ConfigError, match=r"names of classes in 'architectures'"):
+        with pytest.raises(ConfigError, match=r"class names in 'architectures'"):
             read(str(folder))
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, GraphError
 from chop.ir.metadata import MaseMetadata, TensorInfo
-from chop.ir.ops import OPS, of_function, of_module
+from chop.ir.ops import OPS, get_class_row, get_function_row
 from chop.ir.verify import verify
 
 
@@ -162,8 +162,11 @@ def test_user_leaves_are_kept_whole():
     [
         (lambda mg: delattr(mg.model, "first"), "well formed.*first"),
         (lambda mg: mg.node("first").meta.update(mase={}), "metadata is a dict"),
-        (lambda mg: setattr(noted(mg, "first").common, "mase_op", "conv2d"), "noted as 'conv2d'"),
-        (lambda mg: noted(mg, "first").common.results.update(data_out_0=3), "is no TensorInfo"),
+        (
+            lambda mg: setattr(noted(mg, "first").common, "mase_op", "conv2d"),
+            "recorded as 'conv2d'",
+        ),
+        (lambda mg: noted(mg, "first").common.results.update(data_out_0=3), "is not a TensorInfo"),
         (lambda mg: mg.fx_graph.output(mg.node("x")), "not well formed|one output"),
     ],
 )
@@ -215,14 +218,14 @@ def test_unknown_operators_get_a_generic_row():
     class Strange(nn.Module):
         pass
 
-    assert of_module(MyNorm).name == "layer_norm"
-    assert (of_module(Strange).name, of_module(Strange).mase_type) == ("strange", "module")
-    assert (of_function(torch.fft.fft).name, of_function(len).mase_type) == (
+    assert get_class_row(MyNorm).name == "layer_norm"
+    assert (get_class_row(Strange).name, get_class_row(Strange).mase_type) == ("strange", "module")
+    assert (get_function_row(torch.fft.fft).name, get_function_row(len).mase_type) == (
         "fft_fft",
         "builtin_func",
     )
-    assert of_function(test_pickle_keeps_graph_and_outputs).mase_type == "patched_func"
-    assert not of_module(Strange).is_quantizable
+    assert get_function_row(test_pickle_keeps_graph_and_outputs).mase_type == "patched_func"
+    assert not get_class_row(Strange).is_quantizable
 
 
 def test_metadata_of_a_copied_model_is_of_the_copy(mg):

@@ -259,7 +259,7 @@ SETTINGS = {
     ),
     "half tied": (
         lambda q: q["modules"].pop("lm_head"),
-        "'lm_head' and 'model.embed_tokens' have one weight",
+        "'lm_head' and 'model.embed_tokens' share a weight",
     ),
     "two formats of one weight": (
         lambda q: q["modules"]["lm_head"]["weight"].update(width=4),
@@ -269,7 +269,7 @@ SETTINGS = {
         lambda q: q["modules"][UP].update(
             weight={"name": "integer", "width": 8, "frac_width": "auto"}
         ),
-        "up_proj'].weight: integer 8.auto waits for data",
+        "up_proj'].weight: integer 8.auto needs calibration data",
     ),
     "nameless": (lambda q: q["modules"][UP]["weight"].pop("name"), "missing key 'name'"),
     "empty": (lambda q: q.update(modules={}), r"by module path, got \{\}"),
@@ -330,7 +330,7 @@ def test_classes_and_files_from_elsewhere_are_refused(made, tmp_path):
     index = folder / "model.safetensors.index.json"
     names, text = json.loads(index.read_text()), (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace("LlamaForCausalLM", "os.system"))
-    with pytest.raises(ConfigError, match=r"'os.system' is no class of transformers; expected"):
+    with pytest.raises(ConfigError, match=r"'os.system' is not a class of transformers; expected"):
         CAUSAL.from_pretrained(folder)
     (folder / "config.json").write_text(text)
     shutil.copy(made["llama"][2] / "model.safetensors", tmp_path / "other.safetensors")

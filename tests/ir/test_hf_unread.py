@@ -161,7 +161,7 @@ def test_folders_that_are_read_in_parts_are_held_to_the_same(case, tmp_path):
 def test_codes_are_not_packed_again(tmp_path):
     llama(tmp_path)
     edit(tmp_path, packed(("weight_packed", "weight_scale")), drop=("proj.weight",))
-    with pytest.raises(CheckpointError, match="no quantization_config says what they mean"):
+    with pytest.raises(CheckpointError, match="no quantization_config says how to decode them"):
         LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=ChopConfig("mxint8"))
 
 
@@ -397,9 +397,7 @@ def test_floats_of_8_bits_are_taken_as_they_are_and_named(tmp_path, caplog):
     loaded = load_model(tmp_path)
     expected = model.get_parameter(weight).to(torch.float8_e4m3fn).float()
     assert torch.equal(loaded.get_parameter(weight).float(), expected)
-    assert said(caplog) == [
-        f"{tmp_path}: floats of 8 bits without scales, taken as they are: {weight}"
-    ]
+    assert said(caplog) == [f"{tmp_path}: 8-bit floats without scales, used unscaled: {weight}"]
 
 
 def test_warnings_of_transformers_are_not_switched_off(tmp_path, caplog):

@@ -261,7 +261,7 @@ REFUSED: dict[str, tuple[Callable[[Document], None], str]] = {
         "contain themselves",
     ),
     "root-in-a-circle": (modules({"path": "m0", "same_as": ""}), "contain themselves"),
-    "countless-paths": (modules(*SHARING), "share modules in too many ways"),
+    "countless-paths": (modules(*SHARING), "share modules by too many paths"),
     "deep-modules": (
         modules(*(container(".".join("m" * i)) for i in range(1, 500))),
         "more than 128 levels",
@@ -393,5 +393,5 @@ def test_files_are_refused_in_a_sentence(reports: dict[str, dict[str, Any]], nam
     outcome = reports[name]["outcome"]
     assert outcome.startswith("refused: "), outcome
     assert len(outcome) < 700 and "\n" not in outcome and "\x1b" not in outcome
-    _, match = REFUSED.get(name, (None, "cut off or corrupt|no readable safetensors"))
+    _, match = REFUSED.get(name, (None, "cut off or corrupt|not a readable safetensors"))
     assert re.search(match, outcome), outcome

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from chop.ir.ops import OPS, Kind, Operator, of_function, of_module, table
+from chop.ir.ops import OPS, Kind, Operator, get_class_row, get_function_row, table
 from chop.nn import quantized
 from chop.testing import operators
 
@@ -47,12 +47,12 @@ def test_flops_of_products_are_those_that_torch_counts(function, shapes):
     # The kernel for CPUs is not in torch's table.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         flops, result = counted(function, *tensors)
-    assert of_function(function).flops(shapes, result.shape) == flops > 0
+    assert get_function_row(function).flops(shapes, result.shape) == flops > 0
 
 
 @pytest.mark.parametrize(("layer", "shape"), WEIGHTED, ids=str)
 def test_axes_of_weights(layer, shape):
-    row = of_module(type(layer))
+    row = get_class_row(type(layer))
     outputs, inputs = (getattr(layer, name) for name in row.weight.sizes)
     assert layer.weight.shape[row.weight.outputs] == outputs == 4
     assert layer.weight.shape[row.weight.inputs] == inputs == 6
@@ -72,7 +72,7 @@ def test_the_rows_of_a_table_are_looked_up():
 
 
 def example_of(module, x):
-    return operators.Example(of_module(type(module)), module.eval(), (x,))
+    return operators.Example(get_class_row(type(module)), module.eval(), (x,))
 
 
 @pytest.mark.parametrize("cls", modules_with("is_homogeneous"))
@@ -134,7 +134,7 @@ def test_weights_scale_features(name):
 @pytest.mark.parametrize("name", ["celu", "hardsigmoid"])
 def test_functions_that_mase_has_apart_from_their_modules(name):
     cls = {"celu": nn.CELU, "hardsigmoid": nn.Hardsigmoid}[name]
-    module, function = of_module(cls), of_function(getattr(F, name))
+    module, function = get_class_row(cls), get_function_row(getattr(F, name))
     assert (module.name, module.mase_type) == (name, "module")
     assert (function.name, function.mase_type) == (name, "builtin_func")
     assert module.follow is function.follow is OPS[name].follow is not None

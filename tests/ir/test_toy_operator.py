@@ -12,7 +12,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
-from chop.ir.ops import OPS, Kind, Operator, RuleResult, Weight, of_module, register, unregister
+from chop.ir.ops import OPS, Kind, Operator, RuleResult, Weight, get_class_row, register, unregister
 from chop.ir.ops.dimensions import unchanged
 from chop.nn.packed import PACKED, PackedOperator, pack
 from chop.nn.quantized import QuantizedOperator
@@ -111,7 +111,7 @@ def test_captured(mg):
     common = mg.node("scale").meta["mase"].common
     assert (common.mase_op, common.mase_type) == ("biased_scale", "module")
     assert common.args["weight"].shape == (8,)
-    assert of_module(BiasedScale) is ROW is OPS["biased_scale"]
+    assert get_class_row(BiasedScale) is ROW is OPS["biased_scale"]
     assert ROW.is_quantizable and not ROW.is_product
 
 
@@ -318,7 +318,7 @@ def test_rows_that_cannot_work_leave_the_table_as_it_is(row, message):
     before = dict(OPS)
     with pytest.raises(ConfigError, match=message):
         register(row)
-    assert before == OPS and of_module(nn.PReLU).name == "prelu"
+    assert before == OPS and get_class_row(nn.PReLU).name == "prelu"
 
 
 def test_names_that_are_taken_are_not_overwritten(monkeypatch):
@@ -340,7 +340,7 @@ def test_names_that_are_taken_are_not_overwritten(monkeypatch):
 def test_a_row_that_is_gone_leaves_its_names_free():
     derived = PACKED[QuantBiasedScale]
     unregister(ROW.name)
-    assert QuantBiasedScale not in PACKED and of_module(BiasedScale) is not ROW
+    assert QuantBiasedScale not in PACKED and get_class_row(BiasedScale) is not ROW
     with pytest.raises(ConfigError, match="'biased_scales' is not in the table"):
         unregister("biased_scales")
     register(ROW)

@@ -52,7 +52,7 @@ def test_the_built_in_decoder_answers_with_the_next_token():
     own = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     config = model.config
     assert own == (config.pad_token_id, config.bos_token_id, config.eos_token_id)
-    with pytest.raises(ConfigError, match="num_labels: 'gpt-tiny' answers with the next token"):
+    with pytest.raises(ConfigError, match="num_labels: 'gpt-tiny' predicts the next token"):
         load_model("gpt-tiny", num_labels=4)
 
 

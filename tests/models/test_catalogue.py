@@ -104,7 +104,7 @@ def test_tasks_choose_the_head():
         assert type(get_model("bert-base-uncased", task="lm")).__name__ == "BertForMaskedLM"
         classifier = get_model("bert-base-uncased", dataset_info=get_dataset_info("ag_news"))
     assert classifier.config.num_labels == 4
-    with pytest.raises(ConfigError, match="task 'lm' is not one of a vision model"):
+    with pytest.raises(ConfigError, match="task 'lm' does not apply to a vision model"):
         get_model("resnet18", task="lm")
     with pytest.raises(ConfigError, match="unknown task 'clss': did you mean 'cls'"):
         get_model("opt-125m", task="clss")
@@ -138,8 +138,8 @@ def test_what_cannot_be_had_is_said():
 @pytest.mark.parametrize(
     ("model", "dataset", "message"),
     [
-        ("toy", "imdb", "'imdb' does not fit the model: it takes pictures of one size or vectors"),
-        ("vgg7", "jsc", "'jsc' does not fit the model: it takes pictures of one size"),
+        ("toy", "imdb", "'imdb' does not fit the model: it takes images of one size or vectors"),
+        ("vgg7", "jsc", "'jsc' does not fit the model: it takes images of one size"),
         ("jsc-tiny", "mnist", "'mnist' does not fit the model: it takes vectors"),
         ("cnn", "cifar10", "'cifar10' does not fit 'cnn', which is built for 'digits'"),
         ("jsc-x", "jsc", "model 'jsc-x' is not known: did you mean 'jsc-"),

@@ -86,7 +86,7 @@ def test_bad_names_are_one_sentence_and_quick(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no model: expected a config\.json"):
         load_model(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(ConfigError, match="the run in it saved none, or did not end; expected"):
+    with pytest.raises(ConfigError, match="its run saved none, or did not finish; expected"):
         load_model(tmp_path)
     with pytest.raises(UnavailableError, match="'no such thing': a model not found"):
         load_model("no such thing")

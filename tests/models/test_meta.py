@@ -148,7 +148,7 @@ def test_other_tensors_that_transformers_merges_are_refused(
 ) -> None:
     mixture("Mixtral").save_pretrained(tmp_path)
     monkeypatch.setattr("chop.ir.huggingface.conversions.is_stack_of_experts", lambda _: False)
-    with pytest.raises(CheckpointError, match="is put together from .* and others"):
+    with pytest.raises(CheckpointError, match="is assembled from .* and others"):
         weights_source(meta_model(tmp_path), tmp_path)
 
 

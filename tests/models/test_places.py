@@ -116,7 +116,7 @@ def with_layers(folder, there, said):
 
 def test_layers_without_weights_are_an_error(tmp_path, caplog):
     with_layers(tmp_path, 2, 4)
-    match = r"4 layers 'model\.layers', and its files 2: 'model\.layers\.2' is not there"
+    match = r"4 layers 'model\.layers', and its files 2: 'model\.layers\.2' is missing"
     with pytest.raises(CheckpointError, match=match):
         load_model(tmp_path)
     with pytest.raises(CheckpointError, match=match.replace(r"model\\.", "")):

@@ -116,7 +116,7 @@ def test_shards_are_read_by_their_index_or_folder(trained, tmp_path, is_folder):
 @pytest.mark.parametrize("kind", ["module", "program", "arrays", "two models", "nothing"])
 def test_files_without_weights_of_one_model_say_what_they_have(trained, tmp_path, kind):
     path, state = tmp_path / "a.pt", trained.state_dict()
-    expected = "expected tensors alone"
+    expected = "expected only tensors"
     if kind == "module":
         torch.save(trained, path)
         expected += r".*; it names 'chop\.models\.plain\.\w+', which is code, as torch.save\(model"
@@ -128,7 +128,7 @@ def test_files_without_weights_of_one_model_say_what_they_have(trained, tmp_path
         (tmp_path / "a.npz").rename(path)
     elif kind == "two models":
         torch.save({"net": state, "average": state}, path)
-        expected = "holds weights under net, average: save those of one model"
+        expected = "holds weights under net, average: save each model"
     else:
         torch.save({"epoch": 3, "history": {"loss": 0.1}}, path)
         expected = "does not fit the model"

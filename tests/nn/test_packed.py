@@ -13,7 +13,7 @@ from chop.base.notices import forget_notices
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format, parse_format_string
 from chop.formats.binary import Binary
-from chop.ir.ops import OPS, of_module
+from chop.ir.ops import OPS, get_class_row
 from chop.nn import quantized as q
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PACKED, PackedEmbedding, PackedLinear, encoding, pack, why_not_packable
@@ -56,7 +56,7 @@ def quantized(name, settings, **others):
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_()
-    twin = of_module(type(layer)).quantized
+    twin = get_class_row(type(layer)).quantized
     number_format = parse_format(settings)
     spec = QuantSpec(weight=number_format, bias=number_format, **others)
     inputs = torch.randint(50, (4, 5)) if shape is None else torch.randn(shape)
@@ -66,9 +66,9 @@ def quantized(name, settings, **others):
 def test_every_operator_with_parameters_has_a_packed_class():
     classes = {row.quantized for row in OPS.values() if row.quantized is not None}
     weighted = {cls for cls in classes if "weight" in cls.operands}
-    shown = {of_module(type(x)).quantized for x, _ in LAYERS.values()}
+    shown = {get_class_row(type(x)).quantized for x, _ in LAYERS.values()}
     assert weighted == set(PACKED) == {*shown, q.QuantExpertLinear}  # it takes two inputs
-    assert all(of_module(cls).quantized is cls.operator for cls in PACKED.values())
+    assert all(get_class_row(cls).quantized is cls.operator for cls in PACKED.values())
 
 
 @subcases("settings", FORMATS, ids=str)

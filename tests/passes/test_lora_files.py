@@ -181,7 +181,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         )
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="is no readable safetensors file"):
+    with pytest.raises(CheckpointError, match="is not a readable safetensors file"):
         passes.load_lora_adapter_interface_pass(mg, tmp_path)
     weights.unlink()
     with pytest.raises(CheckpointError, match="has no adapter_model.safetensors"):

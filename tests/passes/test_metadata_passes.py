@@ -146,5 +146,5 @@ def test_metadata_that_users_make_knows_its_node(net_graph):
     for metadata in (MaseMetadata(node, net_graph.model), MaseMetadata(node=node, model=None)):
         metadata.parameters["common"]["mase_op"] = "linear"
         assert metadata.module is net_graph.modules["fc1"] and metadata.common.mase_op == "linear"
-    with pytest.raises(GraphError, match="of no node: make it with"):
+    with pytest.raises(GraphError, match="to no node: make it with"):
         copy.copy(metadata).module  # noqa: B018

@@ -73,7 +73,7 @@ def test_a_file_is_of_its_graph_and_runs_nothing(mg, tmp_path):
     path = tmp_path / "meta.json"
     passes.save_node_meta_param_interface_pass(mg, {"path": path})
     other = MaseGraph(nn.Sequential(nn.Linear(4, 2)))
-    with pytest.raises(GraphError, match="is of another graph: no node 'x'|no node 'a'"):
+    with pytest.raises(GraphError, match="belongs to another graph: no node 'x'|no node 'a'"):
         passes.load_node_meta_param_interface_pass(other, path)
     document = json.loads(path.read_text())
     document["nodes"]["a"] = {"$function": "os:system"}
@@ -81,9 +81,9 @@ def test_a_file_is_of_its_graph_and_runs_nothing(mg, tmp_path):
     with pytest.raises(CheckpointError, match="os:system|not allowed"):
         passes.load_node_meta_param_interface_pass(mg, path)
     for text, message in {
-        "{": "is no metadata of chop's",
-        "[]": "is no metadata of chop's: expected an object, got an array",
-        "{}": "is no metadata of chop's, version 1; write it with save_node",
+        "{": "is not a metadata file of chop",
+        "[]": "is not a metadata file of chop: expected an object, got an array",
+        "{}": "is not a metadata file of chop, version 1; write it with save_node",
         '{"format": "chop metadata", "version": 1}': "is malformed: expected nodes",
     }.items():
         path.write_text(text)

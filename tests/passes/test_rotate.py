@@ -207,7 +207,7 @@ def test_saved_and_read_again(llama, stage, tmp_path):
     mg.save_pretrained(tmp_path / "folder")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
     assert torch.equal(loaded(**BATCH).logits, wanted)
-    assert "rotate what 1 layers read" in (tmp_path / "folder" / "README.md").read_text()
+    assert "rotate the inputs of 1 layers" in (tmp_path / "folder" / "README.md").read_text()
     captured = MaseGraph(loaded)  # a rotation is a node of its own again
     assert torch.equal(captured.model(**BATCH).logits, wanted)
     path = "model.layers.0.mlp.down_proj.rotation"
@@ -221,7 +221,7 @@ def test_a_broken_rotation_in_a_folder_is_refused(llama, tmp_path):
     for entry, text in (
         ({"rotation": 36}, "divides 40 features, got 36"),
         ({"rotation": -4}, "down_proj': Hadamard: .* got -4"),
-        ({"rotation": 4, "packed": True}, "with a rotation alone"),
+        ({"rotation": 4, "packed": True}, "with only a rotation"),
     ):
         config["quantization_config"]["modules"] = {"model.layers.0.mlp.down_proj": entry}
         path.write_text(json.dumps(config))

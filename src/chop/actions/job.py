@@ -25,7 +25,7 @@ from chop.report.page.page import PAGE
 from chop.report.report import Report, assumptions_text, say, show, write_report
 from chop.runs.interrupt import with_interruption_note
 from chop.workloads.chance import check_float_model
-from chop.workloads.load import settings_with, workload_for
+from chop.workloads.load import merge_settings, workload_for
 from chop.workloads.workload import Workload
 
 OWN_VALIDATION = "give validation rows, as data={'train': (X, y), 'validation': (X2, y2)}"
@@ -51,7 +51,7 @@ def get_out_folder(config: Any) -> Path:
 
 def get_settings(config: Any, workload: Any) -> Any:
     """Settings for the manifest; the model is the workload's, where there is one."""
-    return settings_with(config, workload) if isinstance(workload, Workload) else config
+    return merge_settings(config, workload) if isinstance(workload, Workload) else config
 
 
 @dataclass(frozen=True)

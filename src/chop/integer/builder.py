@@ -19,7 +19,7 @@ from chop.private.modules import (
     own_members,
 )
 
-KEPT_METADATA = ("nn_module_stack", "source")
+SAVED_METADATA = ("nn_module_stack", "source")
 
 
 class GraphBuilder:
@@ -124,5 +124,5 @@ class GraphBuilder:
         self, like: fx.Node, op: str, target: Any, args: Any, kwargs: Any, name: str
     ) -> fx.Node:
         node = self.graph.create_node(op, target, tuple(args), dict(kwargs), name=name)
-        node.meta.update({key: like.meta[key] for key in KEPT_METADATA if key in like.meta})
+        node.meta.update({key: like.meta[key] for key in SAVED_METADATA if key in like.meta})
         return node

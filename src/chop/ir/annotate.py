@@ -1,4 +1,4 @@
-"""Shape, dtype and format annotation of a graph: the metadata `common` of its nodes."""
+"""Shape, dtype and format annotation: fills the metadata section `common` of the nodes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PARAMETERS = ("weight", "bias")
 
 
 def annotate(mg: MaseGraph, inputs: Mapping[str, Any], with_values: bool = False) -> None:
-    """Fills `common` of every node from a run of the graph.
+    """Fills the metadata `common` of every node from a run of the graph.
 
     Args:
         mg: a graph whose nodes have metadata.
         inputs: example inputs by name.
-        with_values: runs the graph on real tensors and keeps them; otherwise on fake tensors,
-            which costs neither arithmetic nor memory.
+        with_values: run the graph on real tensors and store the values. By default it runs on
+            fake tensors, which costs no arithmetic and no memory.
     """
     results: dict[fx.Node, Any] = {}
 
@@ -50,7 +50,7 @@ def annotate(mg: MaseGraph, inputs: Mapping[str, Any], with_values: bool = False
 def common_metadata(
     mg: MaseGraph, node: fx.Node, results: Mapping[fx.Node, Any], keep_values: bool = False
 ) -> CommonMetadata:
-    """The metadata `common` of one node: operator, arguments, results, formats."""
+    """Returns the metadata `common` of one node: operator, arguments, results and formats."""
     operator = mg.operator(node)
     common = CommonMetadata(operator.name, operator.mase_type)
     common.args = _arguments(node, operator, results, keep_values)
@@ -69,7 +69,7 @@ def common_metadata(
 
 
 def record_formats(node: fx.Node, module: nn.Module) -> None:
-    """Notes in a node's metadata the formats of the module that it calls: floats of a plain one."""
+    """Records the formats of the called module in a node's metadata; float if it has none."""
     common = node_metadata(node).common
     if isinstance(module, QuantizedOperator):
         _record_formats(common, module)
@@ -91,20 +91,20 @@ def _record_formats(common: CommonMetadata, module: QuantizedOperator) -> None:
 def operand_formats(
     mg: MaseGraph, node: fx.Node
 ) -> Iterator[tuple[str, tuple[int, ...], int, NumberFormat]]:
-    """Format of each real argument of a node: (name, shape, bits of its dtype, format)."""
+    """Returns (name, shape, bits of its dtype, format) for each floating argument of a node."""
     module = mg.get_module(node)
     for name, info in node_metadata(node).common.args.items():
         if isinstance(info, TensorInfo) and info.is_floating and info.torch_dtype is not None:
-            found: NumberFormat = Float()
+            number_format: NumberFormat = Float()
             if isinstance(module, QuantizedOperator):
-                found = module.spec.number_format(get_operand(name, module))
-            yield name, info.shape, info.torch_dtype.itemsize * 8, found
+                number_format = module.spec.number_format(get_operand(name, module))
+            yield name, info.shape, info.torch_dtype.itemsize * 8, number_format
 
 
 def argument_tensors(
     node: fx.Node, operator: Operator, results: Mapping[fx.Node, Any]
 ) -> dict[str, Tensor]:
-    """Argument tensors: what a node reads, by the names that `CommonMetadata.args` gives them."""
+    """Returns the argument tensors of a node under their names in `CommonMetadata.args`."""
     return {
         key: tensor
         for _, _, tensors in _named_arguments(node, operator, results)
@@ -115,7 +115,7 @@ def argument_tensors(
 def _arguments(
     node: fx.Node, operator: Operator, results: Mapping[fx.Node, Any], keep: bool
 ) -> dict[str, Any]:
-    """Tensors by `argument_tensors`; what is no tensor keeps its name or gets a position."""
+    """Describes the arguments of a node. Non-tensors keep their own name or get a position."""
     described: dict[str, Any] = {}
     for name, value, tensors in _named_arguments(node, operator, results):
         described.update({key: TensorInfo.of(x, keep) for key, x in tensors.items()})
@@ -127,7 +127,7 @@ def _arguments(
 def _named_arguments(
     node: fx.Node, operator: Operator, results: Mapping[fx.Node, Any]
 ) -> Iterator[tuple[str, Any, dict[str, Tensor]]]:
-    """(name, value, tensors in it) of each argument.
+    """Returns (name, value, tensors in it) for each argument.
 
     Parameters are `weight` and `bias`, other tensors `data_in_0` ... in order.
     """
@@ -145,5 +145,5 @@ def _named_arguments(
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value, nested containers included, in order; fields of objects are none."""
+    """Returns the tensors in nested containers, in order; ignores attributes of objects."""
     return tree_tensors(value, fields=False)

@@ -1,4 +1,4 @@
-"""Batches of inputs by name, and runs of a graph that show every node at work."""
+"""Input batches by name, and graph runs that expose the value of every node."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from chop.ir.input_dtypes import InputDtypes
 from chop.ir.propagate import GraphRunner, GraphVisitor, Visit, bind_inputs
 
 Batches = Iterable[Any]
-"""Batches as the model takes them: inputs by name, or a tensor or tuple of them in order."""
+"""Batches in any form that the model takes: inputs by name, a tensor, or a tuple in order."""
 
 Runs = Sequence[Mapping[fx.Node, Any]]
-"""The values of nodes, one mapping per batch."""
+"""Node values, one mapping per batch."""
 
 LABELS = frozenset({"labels", "label", "start_positions", "end_positions", "next_sentence_label"})
-"""What data have for the loss, and what a graph without one leaves out."""
+"""Names of the columns used by the loss, which a graph without a loss does not read."""
 
 
 def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[str, Any]]:
-    """Batches by name on the graph's device, without labels and columns that no input reads.
+    """Returns the batches by name on the graph's device, restricted to the inputs it reads.
 
-    Floats have the dtype of the capture where the graph takes no other, see `InputDtypes`.
+    Labels and unused columns are dropped. Floats are converted to the dtype of the capture if the
+    graph takes no other, see `InputDtypes`.
 
     Args:
         mg: the graph.
         batches: see `Batches`.
-        where: the setting that the batches come from, for messages.
+        where: name of the setting that has the batches, for error messages.
 
     Raises:
-        ConfigError: a batch is none, or there is none.
-        GuardError: the model refuses a batch: the graph does not hold for it.
+        ConfigError: if a batch has another form, or there are no batches.
+        GuardError: if a batch violates the guards of the graph.
     """
     device = next((parameter.device for parameter in mg.model.parameters()), None)
     number, dtypes = -1, InputDtypes(mg.model)
@@ -56,15 +57,15 @@ def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[
 
 
 def by_name(mg: MaseGraph, batch: Any, where: str) -> Mapping[str, Any]:
-    """A batch by the names of the inputs, whatever else it has.
+    """Returns a batch as a mapping by input name; it may have other columns too.
 
     Args:
         mg: the graph.
-        batch: one of `Batches`.
-        where: the setting that it comes from, for messages.
+        batch: an element of `Batches`.
+        where: name of the setting that has the batch, for error messages.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: if it has none of these forms.
     """
     names = _input_names(mg)
     if isinstance(batch, Tensor | tuple):
@@ -87,12 +88,12 @@ def _input_names(mg: MaseGraph) -> list[str]:
 
 
 def _read(mg: MaseGraph, batch: Any, where: str) -> dict[str, Any]:
-    """What a model reads of a batch, by name."""
+    """Returns the entries of a batch that the model reads, by name."""
     record, names, batch = mg.model.record, _input_names(mg), by_name(mg, batch, where)
     read = {*names, *record.fixed_inputs, *record.ignored_inputs, *CACHE_NAMES}
     read -= LABELS - {*names}
     if not record.joins_packed_rows:
-        # A cache that a call would make is made at each run.
+        # Each run makes the cache that a call would make.
         read.discard("use_cache")
     return {name: value for name, value in batch.items() if name in read}
 
@@ -107,14 +108,14 @@ def observe_nodes(
     visit: Visit,
     follows_padding: bool = True,
 ) -> None:
-    """Observes every node while the graph runs on each batch.
+    """Calls `visit` for every node while the graph runs on each batch.
 
-    The model runs in eval mode without gradients and is left as it was, after an error too.
+    The model runs in eval mode without gradients. Its mode is restored, also after an error.
 
     Args:
         mg: the graph.
         batches: from `select_inputs`.
-        visit: see `Visit`; it must not keep the values.
+        visit: see `Visit`; it must not hold on to the values.
         follows_padding: see `observe_batches`.
     """
     observe_batches(mg, batches, lambda _, *seen: visit(*seen), follows_padding)
@@ -126,21 +127,22 @@ def observe_batches(
     visit: Callable[..., None],
     follows_padding: bool = True,
 ) -> None:
-    """The same, where `visit` is given the number of the batch first.
+    """Calls `visit` like `observe_nodes`, with the batch number as an additional first argument.
 
-    In it `captured.padding.hidden.hidden_elements` tells which elements of a value are padding.
+    Inside `visit`, `captured.padding.hidden.hidden_elements` returns the padded elements of a
+    value.
 
     Args:
         mg: the graph.
         batches: from `select_inputs`.
-        visit: called with the number of the batch, and what `Visit` is called with.
-        follows_padding: False where no one asks, which takes less time where a mask hides tokens.
+        visit: called with the number of the batch and the arguments of `Visit`.
+        follows_padding: False skips the tracking of padding, which saves time on masked batches.
     """
     model = mg.model
     with preserve_state(model), torch.no_grad():
         model.eval()
         for number, batch in enumerate(batches):
-            seen, followed = _apart(functools.partial(visit, number)), HiddenElements()
+            seen, followed = _without_gradients(functools.partial(visit, number)), HiddenElements()
             inputs = followed.seeded(model, batch) if follows_padding else batch
             with followed.activated():
                 run = GraphVisitor(model, seen, followed.running)
@@ -153,18 +155,18 @@ def run_layerwise(
     visit: Callable[[fx.Node, Runs], None],
     until: fx.Node | None = None,
 ) -> None:
-    """Layer-wise run: the graph runs on all batches at once, one node after the other.
+    """Runs the graph layer by layer: each node runs on all batches before the next node.
 
-    A layer that `visit` changes works changed on every batch, so that what follows sees the
-    change, and the model still runs only once. Values that later nodes need stay in memory for
-    every batch. Modes, gradients and what is put back are those of `observe_nodes`.
+    If `visit` changes a layer, the later layers see its new results, and the model still runs only
+    once. Values that later nodes read stay in memory for every batch. Modes and gradients are
+    handled as in `observe_nodes`.
 
     Args:
         mg: the graph.
         batches: from `select_inputs`.
-        visit: called with each node before it runs, and the values before it for each batch; in it
-            `hidden_elements` tells of them.
-        until: the last node that is visited, which does not run; None: all are, and run.
+        visit: called with each node before it runs, and the values so far for each batch. Inside,
+            `hidden_elements` returns their padding.
+        until: last node to visit, which does not run; None visits and runs all.
     """
     model = mg.model
     with (
@@ -178,7 +180,7 @@ def run_layerwise(
         runs = [_started(model, followed.seeded(model, batch)) for batch in batches]
         stack.enter_context(followed.activated())
         for node in mg.nodes:
-            _apart(visit)(node, [run.env for run in runs])
+            _without_gradients(visit)(node, [run.env for run in runs])
             if node is until:
                 return
             # An autocast region is entered and left once, and holds for all runs.
@@ -193,8 +195,8 @@ def run_layerwise(
                     del run.env[done]
 
 
-def _apart(visit: Callable[..., None]) -> Callable[..., None]:
-    """The same without gradients and autocast, whatever region of the graph it is called in."""
+def _without_gradients(visit: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `visit` so that it runs without gradients and autocast, whatever region calls it."""
 
     def visit_apart(*args: Any) -> None:
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

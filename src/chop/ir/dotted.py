@@ -1,4 +1,4 @@
-"""Attributes by dotted path."""
+"""Attribute access by dotted path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chop.errors import ConfigError, did_you_mean
 
 
 def deepgetattr(obj: Any, attr: str, default: Any = None) -> Any:
-    """The attribute at a dotted path, or `default` where the path ends early.
+    """Returns the attribute at a dotted path, or `default` if the path ends early.
 
     >>> import torch
     >>> deepgetattr(torch.nn.Sequential(torch.nn.Linear(2, 3)), "0.out_features")
@@ -22,14 +22,14 @@ def deepgetattr(obj: Any, attr: str, default: Any = None) -> Any:
 
 
 def deepsetattr(obj: Any, attr: str, value: Any) -> None:
-    """Sets the attribute at a dotted path, for instance to swap a layer of a model.
+    """Sets the attribute at a dotted path, for instance to replace a layer of a model.
 
     Args:
-        obj: where the path starts.
-        attr: `"bert.encoder.layer.0.output.dense"`.
-        value: what to put there.
+        obj: root of the path.
+        attr: dotted path, such as `"bert.encoder.layer.0.output.dense"`.
+        value: new value.
     Raises:
-        ConfigError: the path ends before its last name; the message names the nearest.
+        ConfigError: if the path does not exist. The message suggests the nearest name.
     """
     *path, last = attr.split(".")
     for depth, name in enumerate(path):

@@ -1,7 +1,7 @@
 """Floating-point operations of calls, as `torch.utils.flop_counter.FlopCounterMode` counts them.
 
 Layers with a weight have a rule in the operator table. Other products (einsum, attention, recurrent
-layers, products of several matrices) run once on tensors without data, under torch's own counter.
+layers, chains of matrices) run once on meta tensors under torch's own counter.
 """
 
 from __future__ import annotations
@@ -14,26 +14,33 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.base.nested import tree_map, tree_tensors
-from chop.ir.ops import STANDARD_MODULES, Kind, Operator, module_of_node, of_called, of_node
+from chop.ir.ops import (
+    STANDARD_MODULES,
+    Kind,
+    Operator,
+    get_called_row,
+    get_node_row,
+    module_of_node,
+)
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.private.modules import own_parameters
 
 _MAY_MULTIPLY = (Kind.PRODUCT, Kind.OTHER)
-_KEPT = 10_000
-"""Counts that are kept; a search asks for the same call many times."""
+_MAX_CACHED = 10_000
+"""Maximum number of cached counts; a search repeats the same calls."""
 
 
 class FlopCounts:
-    """Counts the operations of calls, each kind of call once."""
+    """Cached operation counts of calls."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
-    def of_node(
+    def count_node(
         self, root: nn.Module, node: fx.Node, values: Mapping[fx.Node, Any], result: Any
     ) -> int:
-        """Operations of a node on whole tensors; 0 where it multiplies no matrices.
+        """Counts the operations of a node; 0 if it multiplies no matrices.
 
         Args:
             root: the module with the graph.
@@ -44,23 +51,23 @@ class FlopCounts:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.get)
         module = module_of_node(node, root)
         if module is not None:
-            return self.of_module(module, args, kwargs, result)
+            return self.count_module(module, args, kwargs, result)
         if node.op not in ("call_function", "call_method"):
             return 0
-        return self._of_function(of_node(node, root), node.target, args, kwargs, result)
+        return self._count_function(get_node_row(node, root), node.target, args, kwargs, result)
 
-    def of_module(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> int:
-        """Operations of a call of a module.
+    def count_module(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> int:
+        """Counts the operations of a module call.
 
         Args:
             module: module that is called.
-            args: its arguments.
-            kwargs: those by name.
+            args: positional arguments.
+            kwargs: keyword arguments.
             result: result of the call.
         """
-        row = of_called(module)
+        row = get_called_row(module)
         if isinstance(module, QuantizedOperator) and module.function is not None:
-            return self._of_function(row, module.function, args, kwargs, result)
+            return self._count_function(row, module.function, args, kwargs, result)
         if row.flops is not None:
             return _by_rule(row, module, (args, kwargs), result)
         if row.kind not in _MAY_MULTIPLY or not _has_product(module):
@@ -68,7 +75,9 @@ class FlopCounts:
         key = (type(module), repr(module), _key((args, kwargs)))
         return self._counted(key, lambda: _on_meta(module), args, kwargs)
 
-    def _of_function(self, row: Operator, target: Any, args: Any, kwargs: Any, result: Any) -> int:
+    def _count_function(
+        self, row: Operator, target: Any, args: Any, kwargs: Any, result: Any
+    ) -> int:
         if row.layout or row.kind not in _MAY_MULTIPLY:
             return 0
         home = (getattr(target, "__module__", None) or "torch").split(".")[0]
@@ -80,12 +89,12 @@ class FlopCounts:
             )
         if operations or row.flops is None:
             return operations
-        # torch counts no product of a matrix and a vector.
+        # torch does not count products of a matrix and a vector.
         return _by_rule(row, None, (args, kwargs), result)
 
     def _counted(self, key: Any, make: Callable[[], Any], args: Any, kwargs: Any) -> int:
         if key not in self._known:
-            if len(self._known) >= _KEPT:
+            if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             self._known[key] = _count(make, args, kwargs)
         return self._known[key]
@@ -114,7 +123,7 @@ def _count(make: Callable[[], Any], args: Any, kwargs: Any) -> int:
             with FlopCounterMode(display=False) as counter:
                 function(*args, **kwargs)
         except Exception:
-            # What needs values (a table of a module's own, an index) says nothing of its work.
+            # Calls that need values (a module's own table, an index) cannot be counted.
             return 0
     return int(counter.get_total_flops())
 
@@ -145,7 +154,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _key(value: Any) -> Any:
-    """Equal for arguments of the same shapes and constants."""
+    """Returns a cache key that is equal for arguments of equal shapes and constants."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Dtypes of batches: floats of another dtype than at capture are converted where that is needed."""
+"""Input dtypes: conversion of floats in batches to the dtypes of the capture."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from chop.errors import GuardError
 from chop.ir.propagate import GraphRunner, bind_inputs
 
 Dtypes = dict[str, tuple[torch.dtype, torch.dtype]]
-"""By input the dtype that came, and the one of the capture."""
+"""Input name -> (dtype of the batch, dtype at capture)."""
 
 
 class InputDtypes:
-    """Converts floats of a batch to the dtypes of the capture where the graph takes no others.
+    """Converts the floats of a batch to the dtypes of the capture if the graph takes no others.
 
-    Some graphs take others: masks of booleans, or images that the model converts itself. Whether
-    one does is tried on the first batch of such dtypes.
+    Some graphs take others, such as boolean masks or images that the model converts itself. The
+    first batch of new dtypes is a trial.
 
     Args:
-        model: the captured module; `model.to(dtype)` changes what it expects.
+        model: the captured module; `model.to(dtype)` changes the expected dtypes.
     """
 
     def __init__(self, model: CapturedModule) -> None:
@@ -34,13 +34,13 @@ class InputDtypes:
         self._converted: dict[tuple[tuple[str, torch.dtype], ...], frozenset[str]] = {}
 
     def adapt(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """A batch by name whose floats have dtypes that the graph takes.
+        """Returns a batch by name in dtypes that the graph takes.
 
         Raises:
-            GuardError: the graph takes floats where integers came, or integers where floats came.
+            GuardError: if the graph takes floats and got integers, or the reverse.
         """
         others = self._others(batch)
-        key = tuple((name, came) for name, (came, _) in others.items())
+        key = tuple((name, actual) for name, (actual, _) in others.items())
         if key not in self._converted:
             self._converted[key] = self._to_convert(batch, others)
         return _convert(batch, others, self._converted[key])
@@ -63,19 +63,19 @@ class InputDtypes:
         converted = _convert(batch, others, floats)
         for name in others.keys() - floats:
             if not self._takes(converted) and self._takes(_convert(converted, others, [name])):
-                came, expected = (str(x).removeprefix("torch.") for x in others[name])
-                raise GuardError(f"captured for {name} of {expected}, got {came}; convert it")
+                actual, expected = (str(x).removeprefix("torch.") for x in others[name])
+                raise GuardError(f"captured for {name} of {expected}, got {actual}; convert it")
         return floats
 
     def _takes(self, batch: Mapping[str, Any]) -> bool:
-        """Whether the graph runs on a batch; tensors without data do not tell."""
+        """Returns whether the graph runs on a batch; fake tensors would hide some errors."""
         with preserve_state(self._model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._model.eval()
             try:
                 GraphRunner(self._model).run(*bind_inputs(self._model, batch))
             except Exception:
-                # Why it fails is said by the run that follows.
+                # The run that follows reports the reason.
                 return False
         return True
 

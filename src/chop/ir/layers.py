@@ -1,4 +1,4 @@
-"""Layers: the modules with a weight that a graph calls, selectors of them, and shared weights."""
+"""Weighted layers of a graph: listing, selection by pattern, and weight sharing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from chop.private.modules import own_parameters
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Layer: a module with a weight, and the nodes that call it.
+    """Module with a weight, and the nodes that call it.
 
     Attributes:
-        path: its dotted path, the first if it has several.
-        row: of the operator table.
+        path: dotted path, the first if it has several.
+        row: row of the operator table.
         module: the module.
-        nodes: the nodes that call it, in order.
+        nodes: the calling nodes, in order.
     """
 
     path: str
@@ -46,13 +46,13 @@ class Layer:
         return self.row.weight
 
     def answers_to(self, selector: str) -> bool:
-        """True when an operator name, a path, a node name or a pattern of these means it."""
+        """Returns whether an operator name, path, node name or pattern selects the layer."""
         names = (self.row.name, self.path, *(node.name for node in self.nodes))
         return selector in names or any(re.fullmatch(selector, name) for name in names)
 
 
 def list_layers(mg: MaseGraph, wanted: Callable[[Operator, nn.Module], bool]) -> list[Layer]:
-    """The modules that a graph calls, in its order, those that are wanted."""
+    """Returns the layers of a graph that satisfy a predicate, in order."""
     calls: dict[nn.Module, list[fx.Node]] = {}
     for node in mg.nodes:
         module = mg.get_module(node)
@@ -67,21 +67,21 @@ def list_layers(mg: MaseGraph, wanted: Callable[[Operator, nn.Module], bool]) ->
 def check_selector(
     selector: str, layers: Sequence[Layer], where: str, which: str = "that can be pruned"
 ) -> None:
-    """Raises ConfigError where a selector means no layer; `which` says what layers there are."""
+    """Raises ConfigError if a selector matches no layer; `which` describes the candidates."""
     try:
-        found = any(layer.answers_to(selector) for layer in layers)
+        has_match = any(layer.answers_to(selector) for layer in layers)
     except re.error as error:
-        raise ConfigError(f"{where}: '{selector}' is no regular expression: {error}.") from None
-    if not found:
+        raise ConfigError(f"{where}: '{selector}' is not a regular expression: {error}.") from None
+    if not has_match:
         names = {x for layer in layers for x in (layer.path, layer.row.name)}
         nearest = did_you_mean(selector, names)
         raise ConfigError(f"{where}: no layer {which} matches '{selector}': {nearest}")
 
 
 def user_besides(mg: MaseGraph, tensor: object, modules: Sequence[nn.Module]) -> str | None:
-    """Names something that uses a parameter, `modules` aside; None if nothing does.
+    """Returns the name of another user of a parameter besides `modules`; None if there is none.
 
-    What only training reads, as an average of the weights, follows them.
+    Training state, such as an average of the weights, does not count, because it follows them.
     """
     known = {id(module) for module in modules}
     for node in mg.nodes:

@@ -1,7 +1,7 @@
-"""Node metadata: typed attributes that can also be read as MASE's nested dicts.
+"""Node metadata: typed attributes, also readable as MASE's nested dicts.
 
 `node.meta["mase"].common.args["data_in_0"].shape` and
-`node.meta["mase"]["common"]["args"]["data_in_0"]["shape"]` are the same thing.
+`node.meta["mase"]["common"]["args"]["data_in_0"]["shape"]` are equivalent.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from chop.nn.quantized import QuantCall, QuantizedOperator
 
 
 class Record(MutableMapping[str, Any]):
-    """A dataclass whose attributes can also be read and written as keys.
+    """Dataclass whose attributes can also be read and written as keys.
 
-    Keys that are no attribute are kept too: users' passes add their own.
+    Other keys are stored as well, for entries of users' passes.
     """
 
     def __getitem__(self, key: str) -> Any:
@@ -47,14 +47,14 @@ class Record(MutableMapping[str, Any]):
 
 @dataclasses.dataclass(eq=False)
 class TensorInfo(Record):
-    """One argument or result of a node.
+    """Metadata of one argument or result of a node.
 
     Attributes:
         shape: sizes with the example inputs; () for a scalar.
         torch_dtype: dtype of the tensor; None for a Python scalar.
         type: name of its number format, as in MASE ("float", "integer" ...).
         precision: (width, frac_width) of an integer, (32,) of a float.
-        value: the value itself, where it was asked for.
+        value: the value, if requested.
     """
 
     shape: tuple[int, ...] = ()
@@ -66,22 +66,22 @@ class TensorInfo(Record):
     @classmethod
     def of(cls, value: Any, keep_value: bool = False) -> TensorInfo:
         """Describes a tensor or a Python number."""
-        kept = value if keep_value else None
+        stored = value if keep_value else None
         if not isinstance(value, Tensor):
             return cls((), None, type(value).__name__, (32,), value)
-        kept = kept if kept is None else kept.detach()
-        info = cls(tuple(int(size) for size in value.shape), value.dtype, value=kept)
+        stored = stored if stored is None else stored.detach()
+        info = cls(tuple(int(size) for size in value.shape), value.dtype, value=stored)
         info.precision = (value.dtype.itemsize * 8,)
         info.type = "float" if value.dtype.is_floating_point else str(value.dtype).split(".")[-1]
         return info
 
     @property
     def is_floating(self) -> bool:
-        """True for tensors of real numbers: those that can be quantized."""
+        """True for tensors of real numbers, which can be quantized."""
         return self.torch_dtype is not None and self.torch_dtype.is_floating_point
 
     def record_format(self, number_format: NumberFormat) -> None:
-        """Notes the format that the tensor is quantized to, or that it is float again."""
+        """Records the format that the tensor is quantized to; None resets it to float."""
         self.type = number_format.name
         if number_format.is_identity and self.torch_dtype is not None:
             self.precision = (self.torch_dtype.itemsize * 8,)
@@ -95,13 +95,13 @@ class TensorInfo(Record):
 
 @dataclasses.dataclass(eq=False)
 class CommonMetadata(Record):
-    """What every pass may rely on.
+    """Metadata that every pass can rely on.
 
     Attributes:
-        mase_op: name of the operator, a row of the operator table or the function's own name.
+        mase_op: name of the operator: a row of the operator table, or the function's own name.
         mase_type: `module_related_func`, `module`, `builtin_func`, `patched_func`, `placeholder`,
             `get_attr` or `output`.
-        args: the node's inputs, `data_in_0` ... , `weight`, `bias`; constants by their own names.
+        args: the node's inputs: `data_in_0` ..., `weight`, `bias`; constants by their own names.
         results: `data_out_0` ...
     """
 
@@ -112,7 +112,7 @@ class CommonMetadata(Record):
 
 
 def get_operand(argument: str, module: QuantizedOperator) -> str:
-    """The operand of a quantized operator that an entry of `CommonMetadata.args` is.
+    """Returns the operand of a quantized operator for an entry of `CommonMetadata.args`.
 
     >>> from torch import nn
     >>> from chop.nn.quantized import QuantLinear
@@ -130,31 +130,31 @@ def get_operand(argument: str, module: QuantizedOperator) -> str:
 
 
 class OpenRecord(Record):
-    """Entries that passes agree upon among themselves."""
+    """Record with free-form entries that passes share."""
 
 
 class MaseMetadata(Record):
-    """`node.meta["mase"]`: three sections, one per audience, and whose they are.
+    """`node.meta["mase"]`: the sections `common`, `software` and `hardware`, and their node.
 
     Args:
-        node: whose metadata it is; None: `attach` says it later, as a graph does for its nodes.
-        model: has no effect, as the node knows its model; MASE's argument.
-        common: what every pass may rely on; default, empty.
+        node: node that the metadata belongs to; None if `attach` sets it later.
+        model: ignored, as the node knows its model; present for compatibility with MASE.
+        common: metadata that every pass can rely on; empty by default.
 
     Attributes:
-        common: what every pass may rely on.
-        software: entries of passes on software.
-        hardware: entries of passes on circuits.
+        common: metadata that every pass can rely on.
+        software: entries of software passes.
+        hardware: entries of hardware passes.
     """
 
-    __slots__ = ("_node",)  # no entry: checkpoints, pickles and copies have the sections alone
+    __slots__ = ("_node",)  # not an entry: checkpoints, pickles and copies have only the sections
 
     common: CommonMetadata
     software: OpenRecord
     hardware: OpenRecord
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Copies and unpickled metadata come by here as well."""
+        """Creates the empty sections, also for copies and unpickled metadata."""
         metadata = super().__new__(cls)
         metadata._node = None
         return metadata
@@ -174,14 +174,14 @@ class MaseMetadata(Record):
         return dict(vars(self))
 
     def copy_for(self, node: fx.Node, memo: dict[int, Any]) -> MaseMetadata:
-        """A copy that is of another node: a captured module's copy asks for it."""
+        """Returns a copy for another node, when a captured module is copied."""
         twin = copy.deepcopy(self, memo)
         twin._node = weakref.ref(node)
         return twin
 
     @property
     def parameters(self) -> MaseMetadata:
-        """Itself: MASE keeps the same three entries one level deeper."""
+        """The metadata itself; MASE stores the same three entries one level deeper."""
         return self
 
     @property
@@ -189,16 +189,18 @@ class MaseMetadata(Record):
         """The node.
 
         Raises:
-            GraphError: there is none any more, or it was never said.
+            GraphError: if there is no node, or it no longer exists.
         """
         node = None if self._node is None else self._node()
         if node is None:
-            raise GraphError("this metadata is of no node: make it with MaseMetadata(node=node).")
+            raise GraphError(
+                "this metadata belongs to no node: make it with MaseMetadata(node=node)."
+            )
         return node
 
     @property
     def graph(self) -> fx.Graph:
-        """The graph that the node is in."""
+        """The graph of the node."""
         return self.node.graph
 
     @property
@@ -206,11 +208,11 @@ class MaseMetadata(Record):
         """The model that runs the graph.
 
         Raises:
-            GraphError: the graph belongs to no model.
+            GraphError: if the graph belongs to no model.
         """
         owner = self.graph.owning_module
         if owner is None:
-            raise GraphError(f"node '{self.node.name}' is of a graph without a model.")
+            raise GraphError(f"node '{self.node.name}' belongs to a graph without a model.")
         return owner
 
     @property
@@ -222,7 +224,7 @@ class MaseMetadata(Record):
 
 
 def attach(nodes: Iterable[fx.Node]) -> None:
-    """Tells the metadata of each node whose it is; nodes without metadata are passed over."""
+    """Links the metadata of each node to the node; skips nodes without metadata."""
     for node in nodes:
         metadata = node.meta.get("mase")
         if isinstance(metadata, MaseMetadata):
@@ -230,10 +232,10 @@ def attach(nodes: Iterable[fx.Node]) -> None:
 
 
 def node_metadata(node: fx.Node) -> MaseMetadata:
-    """`node.meta["mase"]`.
+    """Returns `node.meta["mase"]`.
 
     Raises:
-        GraphError: `init_metadata_analysis_pass` has not run.
+        GraphError: if `init_metadata_analysis_pass` has not run.
     """
     if "mase" not in node.meta:
         raise GraphError(
@@ -246,11 +248,11 @@ def node_metadata(node: fx.Node) -> MaseMetadata:
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """One pass that a graph went through.
+    """Record of one pass applied to a graph.
 
     Attributes:
         name: the pass.
-        config: the settings it ran with, as text.
+        config: its settings, as text.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Queries of nodes: operator, target, neighbors; and members of models by name."""
+"""Node queries (operator, target, neighbors), and access to model members by name."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from chop.ir.metadata import node_metadata
 
 
 class HasNodes(Protocol):
-    """A graph: `MaseGraph` or `torch.fx.Graph`."""
+    """Graph: `MaseGraph` or `torch.fx.Graph`."""
 
     @property
     def nodes(self) -> Iterable[fx.Node]:
-        """Nodes in the order in which they run."""
+        """Nodes in execution order."""
 
 
 def get_mase_op(node: fx.Node) -> str:
-    """The name of a node's operator, such as `linear`; needs the common metadata."""
+    """Returns the name of a node's operator, such as `linear`; needs the common metadata."""
     return node_metadata(node).common.mase_op
 
 
 def get_mase_type(node: fx.Node) -> str:
-    """The type of a node's operator, such as `module_related_func`; needs the common metadata."""
+    """Returns the type of a node's operator, such as `module_related_func`; needs the metadata."""
     return node_metadata(node).common.mase_type
 
 
 def get_node_actual_target(node: fx.Node) -> Any:
-    """What a node calls or reads: a module, a function, a method of `Tensor`, or a tensor.
+    """Returns the module, function, `Tensor` method or tensor that a node calls or reads.
 
-    Of a placeholder and the output it is their name.
+    For placeholders and the output, returns their name.
 
     Raises:
-        GraphError: the node's graph belongs to no model.
+        GraphError: if the node's graph belongs to no model.
     """
     if node.op in ("placeholder", "output", "call_function"):
         return node.target
@@ -45,14 +45,16 @@ def get_node_actual_target(node: fx.Node) -> Any:
         return getattr(torch.Tensor, str(node.target))
     owner = node.graph.owning_module
     if owner is None:
-        raise GraphError(f"node '{node.name}' is of a graph without a model; take it of mg.nodes.")
+        raise GraphError(
+            f"node '{node.name}' belongs to a graph without a model; take it from mg.nodes."
+        )
     return deepgetattr(owner, str(node.target))
 
 
 def list_names(node: fx.Node) -> tuple[str, ...]:
-    """What a setting by name may call a node: its name, and the path or method that it calls.
+    """Returns the names by which settings select a node: its name, and its path or method.
 
-    A function has no path: its text holds an address, which patterns would match by chance.
+    Functions have no path: their text contains an address, which patterns might match by chance.
 
     >>> graph = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2))).graph
     >>> [list_names(node) for node in graph.nodes if node.op == "call_module"]
@@ -62,7 +64,7 @@ def list_names(node: fx.Node) -> tuple[str, ...]:
 
 
 def get_parent_name(target: str) -> tuple[str, str]:
-    """The path of the parent and the last name.
+    """Splits a path into the path of the parent and the last name.
 
     >>> get_parent_name("bert.encoder.layer.0"), get_parent_name("fc")
     (('bert.encoder.layer', '0'), ('', 'fc'))
@@ -72,10 +74,10 @@ def get_parent_name(target: str) -> tuple[str, str]:
 
 
 def get_node_by_name(graph: HasNodes, request_name: str) -> fx.Node:
-    """The node of that name.
+    """Returns the node with a name.
 
     Raises:
-        GraphError: there is none; the message names the nearest.
+        GraphError: if there is none. The message suggests the nearest name.
     """
     nodes = graph.nodes
     for node in nodes:
@@ -86,36 +88,36 @@ def get_node_by_name(graph: HasNodes, request_name: str) -> fx.Node:
 
 
 def get_module_by_name(model: nn.Module, request_name: str) -> nn.Module | None:
-    """The module at that dotted path of a model; None where there is none."""
+    """Returns the module at a dotted path of a model; None if there is none."""
     return dict(model.named_modules()).get(request_name)
 
 
 def get_module_by_target(model: nn.Module, target: str) -> Any:
-    """The module, parameter or other attribute at that dotted path of a model.
+    """Returns the module, parameter or other attribute at a dotted path of a model.
 
     Raises:
-        GraphError: the path ends early; the message says where.
+        GraphError: if the path does not exist. The message says where it ends.
     """
-    found: Any = model
+    member: Any = model
     path = target.split(".")
     for depth, name in enumerate(path):
-        if not hasattr(found, name):
+        if not hasattr(member, name):
             raise GraphError(f"'{target}': '{'.'.join(path[:depth])}' has no '{name}'.")
-        found = getattr(found, name)
-    return found
+        member = getattr(member, name)
+    return member
 
 
 def get_input_index(node: fx.Node, next_node: fx.Node) -> int | None:
-    """Which of the inputs of `next_node`, from 0, the result of `node` is; None if it is none."""
+    """Returns the index of the input of `next_node` that `node` provides; None if it is not one."""
     inputs = next_node.all_input_nodes
     return inputs.index(node) if node in inputs else None
 
 
 def load_arg(a: Any, env: Mapping[str, Any]) -> Any:
-    """Arguments of a node with the values of the nodes in them, by name, as interpreters hold them.
+    """Replaces nodes in the arguments of a node by their values, as interpreters do.
 
     Args:
         a: `node.args` or `node.kwargs`.
-        env: values by the names of nodes.
+        env: values by node name.
     """
     return fx.node.map_arg(a, lambda node: env[node.name])

@@ -1,4 +1,4 @@
-"""Shared modules and parameters: who else would notice if a parameter changed."""
+"""Shared modules and parameters: users affected by a change of a parameter."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from chop.ir.graph import MaseGraph
 
 
 class Ownership:
-    """How many nodes use each module, and how many modules each parameter.
+    """Number of nodes that use each module, and of modules that use each parameter.
 
     Args:
-        mg: the graph, as it is now.
+        mg: the graph in its present state.
     """
 
     def __init__(self, mg: MaseGraph) -> None:
         self._mg = mg
         self._uses: Counter[int] = Counter()
         for node in mg.nodes:
-            # What a leaf holds, it may call: a module is used wherever one that has it is.
+            # A leaf may call its submodules, so that their uses include those of the leaf.
             called = mg.get_module(node)
             self._uses.update(map(id, () if called is None else called.modules()))
             if node.op == "get_attr":
@@ -35,7 +35,7 @@ class Ownership:
         return self._mg.model.get_submodule(str(node.target).rpartition(".")[0])
 
     def why_shared(self, node: fx.Node) -> str | None:
-        """Why the parameters of a node's module are shared; None if they are its own."""
+        """Returns why the parameters of a node's module are shared; None if they are not."""
         module = self._mg.get_module(node)
         if module is None:
             return "is a function call, not a module"
@@ -46,7 +46,7 @@ class Ownership:
         return None
 
     def is_parameter_shared(self, node: fx.Node) -> bool:
-        """True where something else has the parameter of a `get_attr` node, or reads it."""
+        """Returns whether the parameter of a `get_attr` node has another owner or reader."""
         path = str(node.target)
         owner = self._owner(node)
         readers = [n for n in self._mg.nodes if n.op == "get_attr" and str(n.target) == path]
@@ -58,6 +58,6 @@ class Ownership:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where a tensor begins; parameters that are made of one tensor's data begin there too."""
+    """Returns the start address of a tensor; views of the same data at the start share it."""
     is_real = tensor.device.type != "meta" and type(tensor) in (Tensor, nn.Parameter)
     return tensor.data_ptr() if is_real and tensor.numel() else id(tensor)

@@ -1,4 +1,4 @@
-"""Parameters of a model: how many there are, and the format in which each is stored."""
+"""Parameter counts of a model, and the storage format of each parameter."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from chop.private.modules import own_parameters
 
 FLOAT = Float()
 Use = tuple[Tensor, str, NumberFormat]
-"""A parameter, as what it is taken, and in which format."""
+"""Parameter, operand and format."""
 
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A parameter and its format.
+    """Parameter and its storage format.
 
     Attributes:
-        name: its dotted path.
-        value: the parameter; of a packed one a tensor without data, of its shape and dtype.
-        format: the widest of the formats in which the graph's operators take it.
-        operand: what it is to them: `weight`, `bias`, or "" where none of them quantizes it.
-        packed: the codes that are stored instead of it, or None.
+        name: dotted path.
+        value: the parameter; for a packed one, a tensor of its shape and dtype without data.
+        format: widest format in which the graph's operators read it.
+        operand: `weight`, `bias`, or "" if no operator quantizes it.
+        packed: codes stored in its place, or None.
     """
 
     name: str
@@ -43,7 +43,7 @@ class StoredParameter:
 
     @property
     def bits(self) -> float:
-        """Storage per element: of its codes, by its format, or by the width of its dtype."""
+        """Bits per element: from its codes, its format, or the width of its dtype."""
         if self.packed is not None:
             return 8 * self.packed.size_bytes / max(self.value.numel(), 1)
         if self.format.is_identity:
@@ -52,17 +52,17 @@ class StoredParameter:
 
     @property
     def held_bytes(self) -> int:
-        """What it really takes now: only packed parameters are as small as their formats."""
+        """Bytes currently in memory; only packed parameters are as small as their formats."""
         return self.value.nbytes if self.packed is None else self.packed.size_bytes
 
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of a module and all below it; one that is shared counts once.
+    """Parameter count of a module and its submodules; shared parameters count once.
 
     Attributes:
-        total: all elements, those included that are stored as codes and do not train.
-        trainable: elements of those that require a gradient.
+        total: all elements, including packed ones that do not train.
+        trainable: elements that require a gradient.
     """
 
     total: int
@@ -83,36 +83,36 @@ class ParameterCount:
 
     @property
     def share(self) -> float:
-        """Trainable out of all; 0 where there is none."""
+        """Trainable share of the parameters; 0 if there are none."""
         return self.trainable / self.total if self.total else 0.0
 
 
 def stored_parameters(mg: MaseGraph) -> list[StoredParameter]:
-    """Every parameter of the model once, in its order; shared ones under their first name."""
+    """Returns every parameter of the model once, in order; shared ones under their first name."""
     nodes = (node for node in mg.nodes if not is_of_training(node))
     return _stored(mg.model, (use for node in nodes for use in _uses(mg, node)))
 
 
 def count_stored_parameters(module: nn.Module) -> list[StoredParameter]:
-    """The same for a module that is no graph: every module below it is taken to be called."""
+    """Returns the parameters of a module without a graph, as if every submodule were called."""
     return _stored(module, _uses_in(module))
 
 
 def masked_weights(mg: MaseGraph) -> dict[int, Tensor]:
-    """Pruning masks, True where a weight is masked, by the id of the weight."""
+    """Returns the pruning masks by id of the weight; True marks masked elements."""
     owners = ((own_parameters(module).get("weight"), module) for module in mg.model.modules())
     masks = ((weight, get_masked(module)) for weight, module in owners if weight is not None)
     return {id(weight): masked for weight, masked in masks if masked is not None}
 
 
 def total_bits(stored: Iterable[StoredParameter]) -> tuple[float, int]:
-    """(total bits, number of elements)."""
+    """Returns (total bits, number of elements)."""
     sizes = [(parameter.bits, parameter.value.numel()) for parameter in stored]
     return sum(bits * numel for bits, numel in sizes), sum(numel for _, numel in sizes)
 
 
 def parameter_bits(mg: MaseGraph) -> tuple[float, int]:
-    """(total bits, number of elements) of the model's parameters; a shared one counts once."""
+    """Returns (total bits, number of elements) of the parameters; shared ones count once."""
     return total_bits(stored_parameters(mg))
 
 
@@ -120,22 +120,22 @@ def _stored(root: nn.Module, taken: Iterable[Use]) -> list[StoredParameter]:
     uses: dict[int, list[tuple[str, NumberFormat]]] = {}
     for parameter, operand, number_format in taken:
         uses.setdefault(id(parameter), []).append((operand, number_format))
-    found: dict[int, StoredParameter] = {}
+    stored_by_id: dict[int, StoredParameter] = {}
     for path, module in root.named_modules():
         prefix = f"{path}." if path else ""
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in found and not _is_lsq_scale(module, name):
+            if id(parameter) not in stored_by_id and not _is_lsq_scale(module, name):
                 own = uses.get(id(parameter), [])
-                found[id(parameter)] = _widest(prefix + name, parameter, own)
+                stored_by_id[id(parameter)] = _widest(prefix + name, parameter, own)
         for operand in module.packed_shapes if isinstance(module, PackedOperator) else ():
             assert isinstance(module, PackedOperator)
             stored = _packed(prefix, module, operand)
-            found.setdefault(id(module.encoded(operand).codes), stored)
-    return list(found.values())
+            stored_by_id.setdefault(id(module.encoded(operand).codes), stored)
+    return list(stored_by_id.values())
 
 
 def _is_lsq_scale(module: nn.Module, name: str) -> bool:
-    """True for scales that the bits of a format count already."""
+    """Returns whether a parameter is a learned scale, which the format's bits include already."""
     return isinstance(module, QuantizedOperator) and name in SCALE_NAMES.values()
 
 
@@ -152,7 +152,7 @@ def _widest(name: str, parameter: Tensor, uses: list[tuple[str, NumberFormat]]) 
 
 
 def _uses(mg: MaseGraph, node: fx.Node) -> Iterator[Use]:
-    """The parameters that a node takes, as what, and in which format."""
+    """Returns the parameters that a node reads, with operand and format."""
     module = mg.get_module(node)
     if isinstance(module, QuantCall):
         positions = zip(module.arguments, node.args, strict=False)
@@ -170,7 +170,7 @@ def _uses(mg: MaseGraph, node: fx.Node) -> Iterator[Use]:
 
 
 def _uses_in(module: nn.Module) -> Iterator[Use]:
-    """The parameters of a module and of all below it, as what, and in which format."""
+    """Returns the parameters of a module and its submodules, with operand and format."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             if isinstance(part, QuantizedOperator) and name in part.operands:
@@ -180,7 +180,7 @@ def _uses_in(module: nn.Module) -> Iterator[Use]:
 
 
 def _fetched(mg: MaseGraph, argument: object) -> Iterator[nn.Parameter]:
-    """The parameter that an argument fetches, if it does."""
+    """Returns the parameter that an argument fetches, if any."""
     if isinstance(argument, fx.Node) and argument.op == "get_attr":
         value = deepgetattr(mg.model, str(argument.target))
         if isinstance(value, nn.Parameter):

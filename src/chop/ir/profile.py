@@ -1,4 +1,4 @@
-"""Statistics of a graph: of parameters, and of what flows into and out of nodes."""
+"""Statistics of parameters, and of inputs and results of nodes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from chop.nn.quantized import QuantizedOperator
 from chop.statistics import Statistic, make_statistic
 
 Settings = Mapping[str, Mapping[str, Any] | None]
-"""Settings by the name of each statistic."""
-Found = dict[str, dict[str, dict[str, Any]]]
-"""Per `args` or `results`, per tensor, per statistic: what it computed."""
+"""Settings by statistic name."""
+Statistics = dict[str, dict[str, dict[str, Any]]]
+"""`args` or `results` -> tensor -> statistic -> its values."""
 
 
 class Profile:
-    """The statistics under way: by node, `args` or `results`, tensor and name.
+    """Statistics in progress, by node, `args` or `results`, tensor and name.
 
     Args:
         mg: the graph.
-        where: what asks for them, for messages.
+        where: name of the caller, for messages.
     """
 
     def __init__(self, mg: MaseGraph, where: str) -> None:
@@ -43,11 +43,11 @@ class Profile:
 
         Args:
             node: the node.
-            settings: of the statistics.
-            where: the setting that names the node, for messages.
+            settings: settings by statistic name.
+            where: setting that selects the node, for messages.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: if the node has no parameters.
         """
         module = self._mg.get_module(node)
         parameters: dict[str, Tensor] = {}
@@ -71,13 +71,13 @@ class Profile:
     ) -> None:
         """Measures inputs and results of nodes while the graph runs on batches.
 
-        Elements of tokens that an attention mask hides are left out.
+        Tokens hidden by an attention mask are excluded.
 
         Args:
-            nodes: those that are measured.
-            settings: of the statistics.
+            nodes: nodes to measure.
+            settings: settings by statistic name.
             batches: from `select_inputs`.
-            num_samples: rows after which no further batch is taken; None takes all.
+            num_samples: number of rows after which no further batch is read; None reads all.
         """
         wanted = set(nodes)
 
@@ -89,13 +89,13 @@ class Profile:
                     ("results", f"data_out_{i}"): x for i, x in enumerate(tensors_in(result))
                 }
                 for (side, name), x in tensors.items():
-                    self._tell_nan(zeroed(x), number, node)
+                    self._warn_of_nan(zeroed(x), number, node)
                     self._update((node, side, name), settings, x, hidden_elements(x))
 
         observe_batches(self._mg, _until(batches, num_samples), visit)
 
-    def _tell_nan(self, x: Tensor, number: int, node: fx.Node) -> None:
-        """Warns of the first NaN: the statistics of what has some are what they make of it."""
+    def _warn_of_nan(self, x: Tensor, number: int, node: fx.Node) -> None:
+        """Warns of the first NaN, which the statistics include."""
         if not self._has_nan and x.is_floating_point() and bool(x.isnan().any()):
             self._has_nan = True
             row = int(non_finite_rows(x)[0])
@@ -119,35 +119,35 @@ class Profile:
         for statistic in self._streams[key].values():
             statistic.update(x, hidden)
 
-    def computed(self) -> dict[fx.Node, Found]:
-        """What the statistics are, by node."""
-        found: dict[fx.Node, Found] = {}
+    def computed(self) -> dict[fx.Node, Statistics]:
+        """Returns the computed statistics by node."""
+        result: dict[fx.Node, Statistics] = {}
         for (node, side, tensor), statistics in self._streams.items():
-            entry = found.setdefault(node, {}).setdefault(side, {})
+            entry = result.setdefault(node, {}).setdefault(side, {})
             entry[tensor] = {name: statistic.compute() for name, statistic in statistics.items()}
-        return found
+        return result
 
 
 def make_statistics(settings: Settings, where: str) -> dict[str, Statistic]:
-    """Fresh statistics by name.
+    """Makes new statistics by name.
 
     Raises:
-        ConfigError: there is none of a name, or a setting is wrong.
+        ConfigError: if a name is unknown or a setting is invalid.
     """
     return {name: make_statistic(name, given, where) for name, given in settings.items()}
 
 
 def nodes_named(mg: MaseGraph, by: str, wanted: Sequence[str], where: str) -> list[fx.Node]:
-    """The nodes that names mean.
+    """Returns the nodes selected by names.
 
     Args:
         mg: the graph.
-        by: "type" for names of operators, "name" for those of nodes and modules.
+        by: "type" for operator names, "name" for names of nodes and modules.
         wanted: the names.
-        where: what they are of, for messages.
+        where: setting with the names, for messages.
 
     Raises:
-        ConfigError: a name is not in the graph.
+        ConfigError: if a name is not in the graph.
     """
 
     def names(node: fx.Node) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def nodes_named(mg: MaseGraph, by: str, wanted: Sequence[str], where: str) -> li
 
 
 def _until(batches: Iterable[dict[str, Any]], num_samples: int | None) -> Iterator[dict[str, Any]]:
-    """Batches until they have so many rows; a batch is never cut."""
+    """Yields batches until they have `num_samples` rows; batches are not split."""
     rows = 0
     for batch in batches:
         yield batch

@@ -1,4 +1,4 @@
-"""Propagation along edges: fake tensors for shapes and dtypes, real ones for values."""
+"""Graph execution node by node: fake tensors for shapes and dtypes, real ones for values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chop.errors import ChopError, GraphError, did_you_mean
 from chop.private.torch_api import FakeTensorMode
 
 Visit = Callable[[fx.Node, Mapping[fx.Node, Any], Any], None]
-"""Called with a node, the values of the nodes that it reads, and its result."""
+"""Callback with a node, the values of the nodes that it reads, and its result."""
 
 
 def propagate(
@@ -36,18 +36,17 @@ def propagate(
     """Calls `visit(node, result)` for every node in order.
 
     Args:
-        model: the captured model; it runs without gradients, and is left in the mode in which it
-            was.
-        inputs: a value per placeholder; inputs that the graph ignores may be there too.
-        visit: called with fake results, or with real ones when `with_values`.
-        with_values: runs the model for real. A fake run costs no arithmetic and no memory, so
-            that a model of any size can be described.
-        training: the mode. In training only on fake tensors, and not where a module needs values.
+        model: the captured model; it runs without gradients, and its mode is restored.
+        inputs: value of each placeholder; may include inputs that the graph ignores.
+        visit: called with fake results, or with real ones if `with_values`.
+        with_values: run the model on real tensors. A run on fake tensors costs no arithmetic and no
+            memory for a model of any size.
+        training: run in training mode; only on fake tensors, unless a module needs values.
 
     Raises:
-        GraphError: an input is missing or not known.
+        GraphError: if an input is missing or unknown.
     """
-    # Fake mode runs for real what writes into a parameter and reads no input.
+    # Fake mode really runs operators that write into a parameter and read no input.
     with preserve_state(model, thorough=training):
         model.train(training)
         arguments = bind_inputs(model, inputs)
@@ -57,14 +56,14 @@ def propagate(
 
 
 def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
-    """The values of the placeholders in order, defaults filled in: the one way into a graph.
+    """Returns the values of the placeholders in order, with defaults: the only way into a graph.
 
-    What a call of the model refuses is refused; inputs that the graph ignores may be there too.
-    A cache is copied: graphs write into it, and the next run begins with what was given.
+    Inputs that a call of the model refuses are refused; ignored inputs are allowed. A cache is
+    copied, since graphs write into it and the next run starts from the original.
 
     Raises:
-        GraphError: an input is missing or not known.
-        GuardError: the graph does not hold for the inputs, see `CapturedModule.admit`.
+        GraphError: if an input is missing or unknown.
+        GuardError: if the inputs violate the guards, see `CapturedModule.admit`.
     """
     nodes = [node for node in model.graph.nodes if node.op == "placeholder"]
     names, ignored = [str(node.target) for node in nodes], set(model.record.ignored_inputs)
@@ -86,11 +85,11 @@ def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
 def example_inputs(
     model: CapturedModule, device: torch.device | str | None = None
 ) -> dict[str, Any]:
-    """Inputs like those of the capture: the same shapes, drawn by a fixed seed.
+    """Returns inputs with the shapes of the capture, drawn with a fixed seed.
 
     Args:
         model: the captured model.
-        device: where they are. None: where the model's parameters are.
+        device: device of the inputs; None uses that of the model's parameters.
     """
     generator = torch.Generator().manual_seed(0)
     place = next(model.parameters(), torch.empty(0)).device if device is None else device
@@ -103,8 +102,8 @@ def example_inputs(
     return inputs
 
 
-def noted_inputs(model: CapturedModule) -> dict[str, Any]:
-    """Inputs of the shapes and dtypes that the placeholders' metadata notes, where it does."""
+def recorded_inputs(model: CapturedModule) -> dict[str, Any]:
+    """Returns inputs with the shapes and dtypes in the placeholders' metadata, if it has them."""
     inputs = example_inputs(model)
     for node in model.graph.nodes:
         example = inputs.get(str(node.target))
@@ -118,7 +117,7 @@ def noted_inputs(model: CapturedModule) -> dict[str, Any]:
 
 
 class GraphRunner(fx.Interpreter):
-    """Runs a graph node by node; after it autocast regions and gradients are as before."""
+    """Graph interpreter that restores autocast regions and gradient modes afterwards."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -127,17 +126,17 @@ class GraphRunner(fx.Interpreter):
         self._absent: set[fx.Node] = set()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the graph for the values of its placeholders, from `bind_inputs`."""
+        """Returns the output of the graph for placeholder values from `bind_inputs`."""
         with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
             return super().run(*args, **kwargs)
 
     def fetch_attr(self, target: str) -> Any:
-        """The module, parameter or buffer at a path, also where it is called `graph` or `code`."""
-        found = member_at(self.module, target)
-        return super().fetch_attr(target) if found is None else found
+        """Returns the module, parameter or buffer at a path, even one named `graph` or `code`."""
+        member = member_at(self.module, target)
+        return super().fetch_attr(target) if member is None else member
 
     def run_node(self, n: fx.Node) -> Any:
-        """The result of a node; None where the module's modes leave it out."""
+        """Returns the result of a node; None if the modules' modes skip it."""
         if self.is_absent(n):
             return None
         if n.target is by_mode:
@@ -145,7 +144,7 @@ class GraphRunner(fx.Interpreter):
         return super().run_node(n)
 
     def is_absent(self, node: fx.Node) -> bool:
-        """Returns whether the module's modes leave a node out."""
+        """Returns whether the modules' modes skip a node."""
         if not self._paths:
             return False
         is_training = modes_in(self.module)
@@ -156,12 +155,12 @@ class GraphRunner(fx.Interpreter):
 
 
 class GraphVisitor(GraphRunner):
-    """Runs a graph node by node and shows each result.
+    """Graph interpreter that passes each result to a callback.
 
     Args:
         model: the module with the graph.
         visit: see `Visit`.
-        running: makes a context in which a node runs, but `visit` is not called.
+        running: makes the context in which nodes run; `visit` is called outside of it.
     """
 
     def __init__(
@@ -174,14 +173,14 @@ class GraphVisitor(GraphRunner):
         self._visit, self._running = visit, running
 
     def run_node(self, n: fx.Node) -> Any:
-        """The result of a node, once `visit` has seen it."""
+        """Returns the result of a node after `visit` was called with it."""
         try:
             with self._running():
                 result = super().run_node(n)
             if not self.is_absent(n):
                 self._visit(n, self.env, result)
         except ChopError:
-            self.extra_traceback = False  # its message says what a user has to know
+            self.extra_traceback = False  # the message is sufficient for users
             raise
         return result
 
@@ -189,7 +188,7 @@ class GraphVisitor(GraphRunner):
 def _run_fake(
     model: CapturedModule, arguments: list[Any], visit: Callable[[fx.Node, Any], None]
 ) -> bool:
-    """Runs on fake tensors; False if some module needs real ones (it looks at values)."""
+    """Runs on fake tensors; returns False if a module needs real ones because it reads values."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
     seen: list[tuple[fx.Node, Any]] = []
@@ -197,8 +196,8 @@ def _run_fake(
         with mode, torch.no_grad():
             GraphVisitor(model, lambda node, _, result: seen.append((node, result))).run(*fakes)
     except Exception:
-        # Which error a module raises when it meets a fake tensor is its own affair. The real run
-        # that follows raises whatever is truly wrong.
+        # Modules raise various errors for fake tensors. The real run
+        # that follows raises the actual error.
         return False
     for node, result in seen:
         visit(node, result)

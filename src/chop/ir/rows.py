@@ -1,7 +1,7 @@
-"""Rows of batches: which of them are padding, and which bring what is no number.
+"""Batch rows: detection of padding and of non-finite values.
 
-A row is an index along all dimensions of a value but the last: a token, or an example. What
-methods measure on batches leaves padding out, and refuses NaN and infinite values by name.
+A row is an index along all dimensions of a value but the last: a token, or an example. Calibration
+methods exclude padding, and reject NaN and infinite values with an error that names the row.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor, fx
 from chop.captured.padding.hidden import hidden_elements, is_followed
 from chop.captured.padding.masks import TARGET_SIDE, is_tokens_first, list_inputs, visible_tokens
 from chop.errors import ConfigError
-from chop.ir.ops import of_node
+from chop.ir.ops import get_node_row
 
 
 class Measured(NamedTuple):
-    """What measures rows, and where it is, for messages.
+    """Location of a measurement, for messages.
 
     Attributes:
-        where: the setting that the batches come from.
-        path: the layer, operator or node.
+        where: setting with the batches.
+        path: layer, operator or node.
     """
 
     where: str
@@ -31,14 +31,14 @@ class Measured(NamedTuple):
 
 
 def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
-    """Boolean (rows,), False where a row of a value is padding; None where no mask tells.
+    """Returns a boolean (rows,) mask, False for padding; None if there is no attention mask.
 
-    Inside of `captured.padding.hidden.following` a row is padding if all of it was made from hidden
-    tokens. Other values are read by their shapes: where a batch has as many rows as tokens, the
-    values that were seen first decide which is which.
+    Inside `captured.padding.hidden.following`, a row is padding if all of it was computed from
+    hidden tokens. Other values are interpreted by shape: if a batch has as many rows as tokens, the
+    values that were seen first resolve the ambiguity.
 
     Args:
-        node: what gives the value.
+        node: node that computes the value.
         x: the value, (..., channels); its rows are (batch, tokens), (tokens, batch) or both in one.
         batch: the inputs of the graph by name.
     """
@@ -47,42 +47,42 @@ def counted_rows(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor |
         if hidden is None or _is_slid_over(node):
             return None
         return ~hidden.all(-1).reshape(-1)
-    masks = {name: mask for name, mask in visible_tokens(batch).items() if mask.dim() == 2}
+    visible = {name: mask for name, mask in visible_tokens(batch).items() if mask.dim() == 2}
     shape = x.shape[:-1]
-    found: dict[str, Tensor] = {}
-    for name, mask in masks.items():
+    masks: dict[str, Tensor] = {}
+    for name, mask in visible.items():
         if shape == mask.T.shape and (shape != mask.shape or is_tokens_first(node, name)):
-            found[name] = mask.T
+            masks[name] = mask.T
         elif shape in (mask.shape, (mask.numel(),)):
-            found[name] = mask
-    if len(found) > 1:
+            masks[name] = mask
+    if len(masks) > 1:
         in_decoder = any(str(n.target).startswith(TARGET_SIDE) for n in list_inputs(node))
-        of_side = [name for name in found if name.startswith(TARGET_SIDE) == in_decoder]
-        found = {name: found[name] for name in of_side or found}
-    kept_rows = next(iter(found.values()), None)
-    return None if kept_rows is None else kept_rows.reshape(-1).to(x.device)
+        same_side = [name for name in masks if name.startswith(TARGET_SIDE) == in_decoder]
+        masks = {name: masks[name] for name in same_side or masks}
+    counted = next(iter(masks.values()), None)
+    return None if counted is None else counted.reshape(-1).to(x.device)
 
 
 def _is_slid_over(node: fx.Node) -> bool:
     """Returns whether a convolution reads a value, whose channels are not its last dimension."""
     model = node.graph.owning_module
-    return model is not None and any(of_node(user, model).spatial for user in node.users)
+    return model is not None and any(get_node_row(user, model).spatial for user in node.users)
 
 
 def finite_rows(
     node: fx.Node, x: Tensor, batch: Mapping[str, Any], number: int, measured: Measured
 ) -> Tensor:
-    """(rows, channels) the rows of a value that count.
+    """Returns the (rows, channels) of a value without padding.
 
     Args:
-        node: what gives the value.
+        node: node that computes the value.
         x: the value, (..., channels).
         batch: the inputs by name.
-        number: of the batch.
-        measured: for the message.
+        number: number of the batch.
+        measured: location, for the message.
 
     Raises:
-        ConfigError: one of them is not finite.
+        ConfigError: if a row is not finite.
     """
     counted = counted_rows(node, x, batch)
     check_finite(x, counted, batch, number, measured)
@@ -93,17 +93,18 @@ def finite_rows(
 def check_finite(
     x: Tensor, counted: Tensor | None, batch: Mapping[str, Any], number: int, measured: Measured
 ) -> None:
-    """Refuses NaN and infinite values in rows that count.
+    """Raises an error for NaN and infinite values in rows that are not padding.
 
     Args:
-        x: the value, its first dimension that of the batch; (..., channels) where `counted` is.
+        x: the value, batch dimension first; (..., channels) if `counted` is given.
         counted: from `counted_rows`.
         batch: the inputs by name.
-        number: of the batch.
-        measured: for the message.
+        number: number of the batch.
+        measured: location, for the message.
 
     Raises:
-        ConfigError: there are some; it names the batch, the row, and the input that has them too.
+        ConfigError: if there are any. The message names the batch, the row and the input that has
+            them too.
     """
     rows = non_finite_rows(x, counted)
     if not len(rows):
@@ -121,26 +122,26 @@ def check_finite(
 
 
 def check_loss(loss: Tensor, batch: Mapping[str, Any], number: int, where: str) -> None:
-    """Refuses a loss that is NaN or infinite, and names the batch and the row that has such inputs.
+    """Raises an error for a NaN or infinite loss that names the batch and its non-finite row.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: if the loss is not finite.
     """
     if bool(loss.isfinite()):
         return
-    found = [
+    origins = [
         f" (row {int(rows[0])} of its input '{name}' is not finite)"
         for name, x in batch.items()
         if isinstance(x, Tensor) and x.dim() > 0 and len(rows := non_finite_rows(x))
     ]
     raise ConfigError(
-        f"{where}: the loss of batch {number} is {loss.item()}{''.join(found[:1])}; leave out the "
-        "row that makes it so."
+        f"{where}: the loss of batch {number} is {loss.item()}{''.join(origins[:1])}; leave out "
+        "its row."
     )
 
 
 def non_finite_rows(x: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(n,) indices along the first dimension where a value is NaN or infinite."""
+    """Returns (n,) indices along the first dimension with NaN or infinite values."""
     wrong = ~x.isfinite() if x.is_floating_point() else torch.zeros(1, dtype=torch.bool)
     if counted is not None and wrong.dim() > 1:
         wrong = wrong.any(-1) & counted.view(wrong.shape[:-1])

@@ -1,4 +1,4 @@
-"""Settled graphs: quantized operators as exporters and integer graphs read them."""
+"""Settled graphs: final state of quantized operators for exporters and integer graphs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from chop.nn.quantized import QuantizedOperator
 
 
 def settled_copy(mg: MaseGraph) -> MaseGraph:
-    """A copy on the CPU in eval mode, with weights as parameters and learned scales as formats.
+    """Copies a graph to the CPU in eval mode, with plain weights and learned scales as formats.
 
     Raises:
-        ConfigError: learned scales wait for a first batch.
+        ConfigError: if learned scales wait for a first batch.
     """
     settled = mg.copy()
     settled.keep_evaluation("the program has the nodes of eval()")
@@ -31,58 +31,58 @@ def settled_copy(mg: MaseGraph) -> MaseGraph:
 
 
 def hooked_modules(mg: MaseGraph) -> dict[str, str]:
-    """By path, the first forward hook of each module that runs: "" is the model itself.
+    """Returns path -> first forward hook of each module that runs; "" is the model itself.
 
-    A hook on all modules is one of the model.
+    A hook on all modules counts as one of the model.
     """
     called = {
         str(node.target): mg.get_module(node) for node in mg.nodes if node.op == "call_module"
     }
-    found = {"": forward_hooks(mg.model)}
+    hooks_by_path = {"": forward_hooks(mg.model)}
     for path, module in called.items():
         inside = () if module is None else module.modules()
-        found[path] = [hook for part in inside for hook in forward_hooks(part)]
-    return {path: hooks[0] for path, hooks in found.items() if hooks}
+        hooks_by_path[path] = [hook for part in inside for hook in forward_hooks(part)]
+    return {path: hooks[0] for path, hooks in hooks_by_path.items() if hooks}
 
 
 def refuse_hooks(hooked: Mapping[str, str], where: str, what: str) -> None:
-    """Raises ConfigError where modules have forward hooks.
+    """Raises ConfigError if modules have forward hooks.
 
     Args:
-        hooked: of `hooked_modules`.
+        hooked: from `hooked_modules`.
         where: the pass.
-        what: has none of them, such as "an integer graph".
+        what: target without hooks, such as "an integer graph".
     """
     for path, hook in hooked.items():
         owner = f"module '{path}'" if path else "the model"
         raise ConfigError(
-            f"{where}: {owner} has the forward hook {hook}, and {what} would not run it; remove "
+            f"{where}: {owner} has the forward hook {hook}, and {what} does not run it; remove "
             "it, or compute what it does in the model's forward."
         )
 
 
 def operand_text(path: str, operator: QuantizedOperator, operand: str) -> str:
-    """`path.operand (format)`, for messages."""
+    """Returns `path.operand (format)`, for messages."""
     return f"{path or 'model'}.{operand} ({getattr(operator.spec, operand).label})"
 
 
 def missing_forms(where: str, what: str, missing: list[str], way_out: str) -> str:
-    """Message that names what cannot be written.
+    """Returns a message that lists operands without a form in the target.
 
     Args:
         where: the pass.
-        what: has no form of it, such as "ONNX has no 8-bit form".
-        missing: operands or nodes; the first six are named.
-        way_out: what to do.
+        what: reason, such as "ONNX has no 8-bit form".
+        missing: operands or nodes; the message names six.
+        way_out: suggestion.
     """
     return f"{where}: {what} of {enumerate_names(missing, 6)}; {way_out}."
 
 
 def refuse_nested(inputs: Mapping[str, Any], where: str) -> None:
-    """Raises ConfigError where an input is made of several: circuits take tensors.
+    """Raises ConfigError for nested inputs, since circuits take tensors.
 
     Args:
-        inputs: values, or what the graph notes of them, by name.
+        inputs: values or metadata by name.
         where: the pass.
     """
     for name, value in inputs.items():

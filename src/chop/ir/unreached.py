@@ -1,9 +1,8 @@
-"""Unreached parameters: matrices that no layer of the operator table holds, and their share.
+"""Unreached parameters: weight matrices outside all layers of the operator table.
 
-A format, an adapter or codes go to layers of the table. A matrix in a module that the graph does
-not look into, or one that a function multiplies by, has no such layer: `nn.LSTM`,
-`F.linear(x, self.weight)`. It stays as it is whatever a config says, which is worth a sentence
-where it is more than a tenth of what could have been changed.
+Formats, adapters and codes apply to layers of the table. A matrix in an opaque module, such as
+`nn.LSTM`, or one passed to a function, such as `F.linear(x, self.weight)`, has no such layer and
+stays as it is. Passes warn if these exceed a tenth of the matrices that they could change.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from chop.captured.layers.experts import matrices_by_parameter
 from chop.captured.module import CapturedModule
 from chop.captured.original import list_sources
 from chop.errors import enumerate_names
-from chop.ir.ops import of_module, stand_in_for
+from chop.ir.ops import get_class_row, stand_in_for
 from chop.nn.quantized import QuantizedOperator
 from chop.private.modules import class_label
 
 LARGE_SHARE = 0.1
-"""Share of the matrices from which on they are spoken of."""
+"""Minimum share of unreached matrices that is reported."""
 NAMED = 2
-"""Classes in a sentence."""
+"""Number of classes that a message names."""
 
 
 class UnreachedWarning(UserWarning):
@@ -34,12 +33,12 @@ class UnreachedWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Unreached:
-    """The unreached matrices of one module, or one of the model itself.
+    """Unreached matrices of one module, or one unreached parameter of the model itself.
 
     Attributes:
-        path: of the module, or of the parameter.
+        path: path of the module or the parameter.
         kind: its class.
-        elements: of the matrices.
+        elements: number of elements of the matrices.
     """
 
     path: str
@@ -47,34 +46,34 @@ class Unreached:
     elements: int
 
 
-def list_unreached_matrices(model: nn.Module, is_left: Callable[[str], bool]) -> list[Unreached]:
-    """The matrices of a model, which is no graph, that are in no module of the table.
+def list_unreached_matrices(model: nn.Module, is_skipped: Callable[[str], bool]) -> list[Unreached]:
+    """Returns the matrices of a plain model that are in no module of the table.
 
-    A tensor with one row, a position or a class token, is none.
+    Tensors with a single row, such as position or class tokens, do not count.
 
     Args:
         model: any module.
-        is_left: says by path which modules were to be left as they are.
+        is_skipped: returns by path whether a module was excluded on purpose.
     """
-    found: dict[int, tuple[str, Tensor]] = {}
+    matrices: dict[int, tuple[str, Tensor]] = {}
     for path, module in model.named_modules():
-        if not is_of_table(module) and not is_left(path):
+        if not is_of_table(module) and not is_skipped(path):
             for name, x in module.named_parameters(prefix=path, recurse=False):
                 if len(x) > 1:
-                    found.setdefault(id(x), (name, x))
-    return by_owner(model, found.values())
+                    matrices.setdefault(id(x), (name, x))
+    return by_owner(model, matrices.values())
 
 
 def unreached_sentence(
     unreached: Iterable[Unreached], reached: int, where: str, outcome: str = "stay float"
 ) -> str | None:
-    """One sentence where the share of the unreached matrices exceeds a tenth; None elsewhere.
+    """Returns a warning if more than a tenth of the matrices are unreached; otherwise None.
 
     Args:
-        unreached: they.
-        reached: elements of the matrices that were changed.
-        where: the pass, or what else did it.
-        outcome: what the unreached ones do.
+        unreached: the unreached matrices.
+        reached: number of elements of the changed matrices.
+        where: name of the pass.
+        outcome: result for the unreached ones.
     """
     groups: dict[str, list[Unreached]] = {}
     for one in unreached:
@@ -88,7 +87,7 @@ def unreached_sentence(
     others = len(largest) - NAMED
     names += [f"{others} more class{'es' * (others > 1)}"] if others > 0 else []
     way_out = (
-        "a MaseGraph reaches torch's attention where it is no leaf; write others as nn.Linear"
+        "a MaseGraph reaches torch's attention unless it is a leaf; write others as nn.Linear"
         if nn.MultiheadAttention.__name__ in groups
         else "write them as nn.Linear layers to reach them, or count them at their float size"
     )
@@ -100,12 +99,12 @@ def unreached_sentence(
 
 
 def warn_about_share(model: nn.Module, text: str, where: str) -> None:
-    """Warns once for each model and pass; copies of a graph, as trials make, are one model.
+    """Warns once per model and pass; copies of a graph, as in trials, count as one model.
 
     Args:
-        model: any module, or the one of a graph. Graphs of files do not know their model: of them
-            the same text is said once.
-        text: of `unreached_sentence`.
+        model: any module, or that of a graph. Graphs from files do not know their model, so that
+            equal texts are shown once.
+        text: from `unreached_sentence`.
         where: the pass.
     """
     sources = list_sources(model)
@@ -121,23 +120,23 @@ def _named(kind: str, group: list[Unreached]) -> str:
 
 
 def is_of_table(module: nn.Module) -> bool:
-    """Whether a module is a layer that a format can be given to, or can be made of such layers."""
+    """Returns whether a module is a layer with formats, or can be split into such layers."""
     if isinstance(module, QuantizedOperator) or stand_in_for(module) is not None:
         return True
     if matrices_by_parameter(module):
         return True
-    return of_module(type(module)).quantized is not None
+    return get_class_row(type(module)).quantized is not None
 
 
-def by_owner(root: nn.Module, found: Iterable[tuple[str, Tensor]]) -> list[Unreached]:
-    """Sums the elements of matrices by the module that owns them.
+def by_owner(root: nn.Module, parameters: Iterable[tuple[str, Tensor]]) -> list[Unreached]:
+    """Sums the elements of matrices by owning module.
 
     Args:
         root: the model.
-        found: paths and parameters; those with fewer than two dimensions do not count.
+        parameters: paths and parameters; those with fewer than two dimensions do not count.
     """
     elements: dict[str, int] = {}
-    for name, x in found:
+    for name, x in parameters:
         if x.dim() > 1:
             path = name.rpartition(".")[0] or name
             elements[path] = elements.get(path, 0) + x.numel()

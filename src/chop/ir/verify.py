@@ -1,4 +1,4 @@
-"""Verification of a graph: invariants that passes rely on."""
+"""Graph verification: invariants that passes rely on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from chop.nn.quantized import QuantizedOperator
 
 
 def verify(mg: MaseGraph) -> None:
-    """Raises unless the graph is valid.
+    """Raises an error unless the graph is valid.
 
-    Valid means: FX finds it well formed (every module and attribute that a node names exists among
-    other things); it has one output; metadata, where there is any, has MASE's types, and agrees
-    with the operator that the node calls and with the formats of a quantized module.
+    A valid graph passes FX's checks, for instance that all modules and attributes of nodes exist.
+    It has one output. Metadata, if present, has MASE's types, and agrees with the operators that
+    nodes call and with the formats of quantized modules.
 
     Raises:
-        GraphError: it names the node and what is wrong with it.
+        GraphError: names the node and the problem.
     """
     try:
         _lint(mg)
@@ -35,7 +35,7 @@ def verify(mg: MaseGraph) -> None:
 
 
 def _lint(mg: MaseGraph) -> None:
-    """FX's own checks."""
+    """Runs FX's own checks."""
     graph, model = mg.fx_graph, mg.model
     if not any(model.shadowed_members()):
         graph.lint()
@@ -63,10 +63,10 @@ def _verify_metadata(mg: MaseGraph, node: fx.Node) -> None:
         module = mg.get_module(node)
         reason = None if module is None else why_not_its_class(module)
         what = f"calls '{operator.name}'{'' if reason is None else f': {reason}'}"
-        raise GraphError(f"node '{node.name}' is noted as '{common.mase_op}' and {what}.")
+        raise GraphError(f"node '{node.name}' is recorded as '{common.mase_op}' and {what}.")
     for name, info in common.results.items():
         if not isinstance(info, TensorInfo):
-            raise GraphError(f"node '{node.name}': result '{name}' is no TensorInfo: {info!r}.")
+            raise GraphError(f"node '{node.name}': result '{name}' is not a TensorInfo: {info!r}.")
     module = mg.get_module(node)
     if isinstance(module, QuantizedOperator):
         _verify_formats(node, module, common.args)
@@ -80,6 +80,6 @@ def _verify_formats(node: fx.Node, module: QuantizedOperator, args: dict[str, ob
         number_format = module.spec.number_format(operand)
         if info.type != number_format.name:
             raise GraphError(
-                f"node '{node.name}': {name} is noted as '{info.type}' and its {operand} is "
+                f"node '{node.name}': {name} is recorded as '{info.type}' and its {operand} is "
                 f"quantized to '{number_format.name}'."
             )

@@ -1,4 +1,4 @@
-"""Tensors as NumPy arrays, and back."""
+"""Conversion between tensors and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def copy_weights(src_weight: Tensor, tgt_weight: Tensor) -> None:
-    """Copies the values of one tensor into another of a shape that they fit, without a gradient.
+    """Copies values into a tensor of a broadcastable shape, without a gradient.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> copy_weights(torch.ones(1, 2), layer.weight)
@@ -22,27 +22,27 @@ def copy_weights(src_weight: Tensor, tgt_weight: Tensor) -> None:
 
 
 def to_numpy(x: Tensor) -> np.ndarray:
-    """The values as an array; bfloat16, which NumPy lacks, becomes float32."""
+    """Converts a tensor to an array; bfloat16, which NumPy lacks, becomes float32."""
     x = x.detach().cpu()
     return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
 
 def to_numpy_if_tensor(x: Any) -> Any:
-    """`to_numpy` of a tensor; anything else as it is."""
+    """Converts a tensor with `to_numpy`; returns other values unchanged."""
     return to_numpy(x) if is_tensor(x) else x
 
 
 def to_tensor(x: np.ndarray, device: str | torch.device | None = None) -> Tensor:
-    """The array as a tensor that shares its memory; on a CUDA GPU, where there is one, a copy."""
+    """Converts an array to a tensor that shares memory, or to a copy on a CUDA GPU if present."""
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.from_numpy(x).to(usual if device is None else device)
 
 
 def to_tensor_if_numpy(x: Any) -> Any:
-    """`to_tensor` of an array; anything else as it is."""
+    """Converts an array with `to_tensor`; returns other values unchanged."""
     return to_tensor(x) if isinstance(x, np.ndarray) else x
 
 
 def is_tensor(x: Any) -> bool:
-    """True for tensors."""
+    """Returns whether a value is a tensor."""
     return isinstance(x, Tensor)

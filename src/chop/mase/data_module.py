@@ -1,4 +1,4 @@
-"""Data module: a data set as loaders of batches, for plain training loops.
+"""Data module: loaders of a data set's batches for plain training loops.
 
 Shapes: B rows of a batch, T tokens of its longest text.
 """
@@ -37,28 +37,28 @@ VALIDATION_SHARE = 0.1
 
 
 class MaseDataModule:
-    """A data set, cut into training, validation and test rows.
+    """Data set with training, validation and test rows.
 
-    Batches of texts are mappings of `input_ids`, `attention_mask` and the like (B, T) and `labels`
-    (B,); those of pictures (B, C, H, W) and vectors (B, F) are pairs `(x, labels)`.
+    Text batches are mappings of `input_ids`, `attention_mask` and others (B, T) and `labels` (B,).
+    Batches of images (B, C, H, W) and vectors (B, F) are pairs `(x, labels)`.
 
-    The validation rows are a tenth of the training rows, drawn by a fixed seed: the test rows stay
-    unseen until the end. Nothing is augmented.
+    Validation rows are a tenth of the training rows, drawn with a fixed seed, so that the test rows
+    stay unseen until the end. There is no data augmentation.
 
     Args:
-        name: what `chop.data.load_dataset` takes: a built-in name, a local folder, a hub name.
+        name: name for `chop.data.load_dataset`: a built-in name, a local folder, or a hub name.
         batch_size: rows of a batch.
         num_workers: processes that read rows; 0 reads in this one.
-        max_token_len: texts are cut to it; default, the model's limit.
-        tokenizer: of texts; default, that of `model_name`.
-        model_name: the model that the data is for: its tokenizer, its size of pictures.
-        load_from_cache_file: accepted for MASE's sake; the cache is keyed by content.
-        limit: keeps that many rows of each split, drawn by a fixed seed.
+        max_token_len: maximum number of tokens per text; by default the model's limit.
+        tokenizer: tokenizer of texts; by default that of `model_name`.
+        model_name: model for the data, which determines tokenizer and image size.
+        load_from_cache_file: ignored; the cache is keyed by content.
+        limit: maximum number of rows of each split, drawn with a fixed seed.
 
     Attributes: `train_dataset`, `val_dataset` and `test_dataset`, after `setup`.
 
     Raises:
-        ConfigError: a batch size below one.
+        ConfigError: if the batch size is below one.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class MaseDataModule:
         self.test_dataset: Dataset | None = None
 
     def prepare_data(self) -> None:
-        """Fetches the data set, unless it is built in or in the cache.
+        """Downloads the data set, unless it is built in or cached.
 
         Raises:
-            UnavailableError: it has to be fetched and the hub cannot be reached.
+            UnavailableError: if it has to be downloaded and the hub cannot be reached.
         """
         _ = self._loaded
 
     def setup(self, stage: str | None = None) -> None:
-        """Cuts the splits and tokenizes texts; `stage` is accepted for MASE's sake.
+        """Creates the splits and tokenizes texts; `stage` is ignored.
 
         Raises:
-            ConfigError: there is only one training row, so none is left to validate on.
+            ConfigError: if there is only one training row, so that none remains for validation.
         """
         splits = self._as_tensors()
         if len(splits["train"]) < 2:
@@ -105,15 +105,15 @@ class MaseDataModule:
 
     @cached_property
     def dataset_info(self) -> DatasetInfo:
-        """What a model has to know of the data."""
+        """Description of the data for building a model."""
         return describe_dataset(self.name, self._loaded)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Of texts.
+        """Tokenizer of texts.
 
         Raises:
-            ConfigError: neither a tokenizer nor a model was given.
+            ConfigError: if neither a tokenizer nor a model was given.
         """
         if self._tokenizer is not None:
             return self._tokenizer
@@ -130,15 +130,15 @@ class MaseDataModule:
         return f"{PREFIX}{builtin}" if builtin in TEXT_DATASETS else None
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Batches of the training rows, in an order drawn from torch's global generator."""
+        """Returns batches of the training rows, shuffled by torch's global generator."""
         return self._loader(self.train_dataset, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Batches of the validation rows, in a fixed order."""
+        """Returns batches of the validation rows in a fixed order."""
         return self._loader(self.val_dataset)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Batches of the test rows, in a fixed order."""
+        """Returns batches of the test rows in a fixed order."""
         return self._loader(self.test_dataset)
 
     @cached_property
@@ -171,7 +171,7 @@ class MaseDataModule:
 
 
 def _padded(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Tensor]:
-    """Rows of tokens -> a mapping of padded tensors."""
+    """Pads rows of tokens to a mapping of tensors."""
     dtypes = {name: torch.int64 if name == LABELS else None for name in rows[0]}
     columns = {
         name: [torch.as_tensor(row[name], dtype=dtype) for row in rows]
@@ -181,7 +181,7 @@ def _padded(rows: list[dict[str, Any]], pad_id: int) -> dict[str, Tensor]:
 
 
 def _pairs(rows: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    """Rows of one input and a label -> (x, labels)."""
+    """Stacks rows of one input and a label to (x, labels)."""
     label = required_label_column(list(rows[0]))
     column = next(name for name in rows[0] if name != label)
     x = torch.stack([torch.as_tensor(row[column], dtype=torch.float32) for row in rows])

@@ -1,4 +1,4 @@
-"""Batches of a data module as the inputs of a model, by name."""
+"""Model inputs by name from the batches of a data module."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ LOADERS = ("train", "val", "test")
 CLASSIFICATION = ("cls", "classification", "text-classification", "image-classification")
 LANGUAGE_MODELING = ("lm", "language_modeling", "text-generation", "fill-mask")
 FED = ("input_ids", "attention_mask", LABELS)
-"""What a model of texts is given."""
+"""Inputs of text models."""
 
 
 class DataModule(Protocol):
-    """What has loaders: `MaseDataModule`, or one of the user's own."""
+    """Object with data loaders: `MaseDataModule`, or a user's class."""
 
     def train_dataloader(self) -> Any:
-        """Batches to train on."""
+        """Returns batches for training."""
 
     def val_dataloader(self) -> Any:
-        """Batches to choose by."""
+        """Returns batches for validation."""
 
     def test_dataloader(self) -> Any:
-        """Batches to report on."""
+        """Returns batches for testing."""
 
 
 class InputGenerator:
-    """An iterator over batches as mappings of inputs by name.
+    """Iterator over batches as mappings of inputs by name.
 
-    Every `iter()` of it starts anew. Of texts the labels are among the inputs; of pictures and
-    vectors, whose models take one tensor, they are not.
+    Every `iter()` restarts it. Labels are among the inputs of text models only; image and vector
+    models take one tensor.
 
     Args:
-        model_info: of `chop.models.get_model_info`.
-        data_module: batches are mappings, or pairs `(x, labels)`.
-        task: `cls` or `lm`, or what `chop.models.load_model` calls them. For `lm` the labels are
-            the tokens themselves, and -100, which losses leave out, at padding.
+        model_info: from `chop.models.get_model_info`.
+        data_module: its batches are mappings, or pairs `(x, labels)`.
+        task: `cls` or `lm`, or a task of `chop.models.load_model`. For `lm` the labels are the
+            tokens, and -100 at padding, which losses ignore.
         which_dataloader: `train`, `val` or `test`.
-        max_batches: how many batches at most; None takes all.
+        max_batches: maximum number of batches; None uses all.
 
     Raises:
-        ConfigError: there is no such loader or task.
+        ConfigError: if the loader or task is unknown.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class InputGenerator:
         self._batches = self._read()
 
     def __iter__(self) -> InputGenerator:
-        """Starts anew."""
+        """Restarts the iteration."""
         self._batches = self._read()
         return self
 
     def __next__(self) -> dict[str, Any]:
-        """The next batch."""
+        """Returns the next batch."""
         return next(self._batches)
 
     def _read(self) -> Iterator[dict[str, Any]]:
@@ -97,24 +97,24 @@ def get_dummy_input(
     task: str,
     device: str | torch.device = "cpu",
 ) -> dict[str, Any]:
-    """One training batch as the inputs of a model, on `device`."""
+    """Returns one training batch as model inputs, on `device`."""
     batch = next(InputGenerator(model_info, data_module, task, "train"))
     return {name: value.to(device) for name, value in batch.items()}
 
 
 def get_cf_args(model_info: ModelInfo, task: str, model: nn.Module) -> dict[str, Any]:
-    """Arguments of `forward` to fix at capture: `MaseGraph(model, cf_args=...)`.
+    """Returns arguments of `forward` to fix at capture: `MaseGraph(model, cf_args=...)`.
 
     Args:
-        model_info: of `chop.models.get_model_info`.
-        task: `cls` or `lm`, or what `chop.models.load_model` calls them.
+        model_info: from `chop.models.get_model_info`.
+        task: `cls` or `lm`, or a task of `chop.models.load_model`.
         model: the model.
 
-    Returns: of a model of texts the defaults of all arguments but `input_ids`, `attention_mask` and
-        `labels`; of others nothing.
+    Returns: for text models, the defaults of all arguments but `input_ids`, `attention_mask` and
+        `labels`; for others an empty mapping.
 
     Raises:
-        ConfigError: there is no such task.
+        ConfigError: if the task is unknown.
     """
     _check("task", task, (*LANGUAGE_MODELING, *CLASSIFICATION))
     if not model_info.is_nlp_model:

@@ -1,8 +1,7 @@
-"""Operators bound to one format: `LinearInteger`, `Conv2dMXInt` ... None of them is written out.
+"""Operators bound to one format: `LinearInteger`, `Conv2dMXInt` ..., generated on import.
 
-Every module of `chop.nn.quantized.modules` is made when it is first imported and has a class for
-every format. They are ordinary classes with a home: pickle, deep copies and checkpoints find them
-by name.
+Every module of `chop.nn.quantized.modules` is created on its first import and has a class for every
+format. Pickle, deep copies and checkpoints find these classes by name.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from chop.nn.quantized.base import QuantizedOperator
 from chop.nn.quantized.bases import BASES
 from chop.paths.virtual import add_modules
 
-# What MASE calls otherwise than by the name of a format, and what is preset.
+# MASE's names that differ from format names, and their preset settings.
 VARIANTS: dict[str, tuple[type[NumberFormat], dict[str, Any]]] = {
     "IntegerFloor": (Integer, {"floor": True}),
     "BinaryScaling": (Binary, {"binary_training": True}),
     "BinaryResidualSign": (BinaryResidual, {}),
 }
-# What MASE's layers of these names leave float, or do not read, whatever their configs say.
+# Operands that MASE's layers leave float, or do not read, regardless of their configs.
 UNREAD: dict[str, tuple[str, ...]] = {
     "LinearBinary": ("data_in", "bias", "binary_training"),
     "LinearBinaryResidualSign": ("bias",),
@@ -49,10 +48,10 @@ UNREAD: dict[str, tuple[str, ...]] = {
 
 
 class _BoundClass(type):
-    """Class of the bound classes: what a pass quantized is an instance of theirs as well."""
+    """Metaclass that makes quantized operators instances of the bound classes."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Also True of an operator of any class whose operands are in the format of this one."""
+        """Returns True also for an operator of another class with operands in this format."""
         if super().__instancecheck__(instance):
             return True
         own = vars(cls)
@@ -69,27 +68,26 @@ class _BoundClass(type):
 
 
 class BoundOperator(QuantizedOperator, metaclass=_BoundClass):
-    """Mixin of an operator whose flat config is of one format; `name` may be left out.
+    """Mixin of an operator with a flat config of one format; `name` is optional.
 
-    `isinstance` holds for what passes quantized, too: a `QuantLinear` in integers is an instance of
-    `LinearInteger`.
+    `isinstance` is also true for operators from passes: a `QuantLinear` in integers is an instance
+    of `LinearInteger`.
 
-    One config with the keys of every format serves all the classes: what is of other formats is
-    passed over, with one warning for all the layers of a class. A key that no format has is an
-    error.
+    One config with the keys of several formats can serve all classes: keys of other formats are
+    ignored, with one warning for all layers of a class. A key that no format has is an error.
 
     Args:
-        args: what the `torch.nn` class takes, and `config` after it: as `QuantSpec.parse` reads
-            it. None gives every operand the format's defaults, where it has them.
-        kwargs: the same by name.
+        args: arguments of the `torch.nn` class, followed by `config` as `QuantSpec.parse` reads it.
+            None gives every operand the format's defaults, if it has any.
+        kwargs: keyword arguments.
 
     Raises:
-        ConfigError: the config names another format, or lacks keys that the format needs.
+        ConfigError: if the config names another format, or lacks keys that the format needs.
     """
 
     format: ClassVar[type[NumberFormat]]
     preset: ClassVar[Mapping[str, Any]]
-    """Config keys that the class decides."""
+    """Config keys fixed by the class."""
     unbound: ClassVar[type[QuantizedOperator]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -107,7 +105,7 @@ class BoundOperator(QuantizedOperator, metaclass=_BoundClass):
         if name is not None and get_format(name) is not cls.format:
             raise ConfigError(
                 f"{cls.__name__}: expected a config of format '{cls.format.name}', got one of "
-                f"'{name}'; use {cls.unbound.__name__}, which takes any."
+                f"'{name}'; use {cls.unbound.__name__}, which takes any format."
             )
         unread = UNREAD.get(cls.__name__, ())
         floats = {name: settings.get(name) for name in unread if name in OPERANDS}
@@ -115,7 +113,7 @@ class BoundOperator(QuantizedOperator, metaclass=_BoundClass):
         return {**own, **floats, "name": cls.format.name, **cls.preset}
 
     def with_spec(self, spec: QuantSpec) -> QuantizedOperator:  # type: ignore[override]
-        """The same operator in other formats, which it is then no longer bound to."""
+        """Returns the operator in other formats, as an unbound class."""
         return self.unbound.from_float(self, spec)
 
 
@@ -142,15 +140,15 @@ MODULES: dict[str, tuple[type[QuantizedOperator], ...]] = {
     "softsign": (ops.QuantSoftsign,),
     "tanh": (ops.QuantTanh,),
 }
-"""Modules of `chop.nn.quantized.modules`, and the operators whose bound classes each has."""
+"""Modules of `chop.nn.quantized.modules`, and the operators with bound classes in each."""
 PACKAGE = "chop.nn.quantized.modules"
 
 
 def _find_class(name: str) -> Any:
-    """The bound class of that name, or the module of an operator.
+    """Returns the bound class of that name, or the module of an operator.
 
     Raises:
-        AttributeError: there is none.
+        AttributeError: if there is none.
     """
     if name in MODULES:
         return importlib.import_module(f"{PACKAGE}.{name}")
@@ -158,21 +156,21 @@ def _find_class(name: str) -> Any:
         return BASES[name]
     for home, operators in MODULES.items():
         if any(name.startswith(_prefix(operator)) for operator in operators):
-            found = getattr(importlib.import_module(f"{PACKAGE}.{home}"), name, None)
-            if found is not None:
-                return found
+            bound = getattr(importlib.import_module(f"{PACKAGE}.{home}"), name, None)
+            if bound is not None:
+                return bound
     raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}")
 
 
 def _bind(module: ModuleType) -> None:
     """Defines a class per operator and format in a module.
 
-    Those of formats that are defined later are made when they are asked for.
+    Classes of formats that are defined later are created on access.
     """
     operators = MODULES[module.__name__.rpartition(".")[2]]
 
     def later(name: str) -> type:
-        """The class of a format that was defined after this module, or MASE's base of layers."""
+        """Returns the class of a format defined later, or MASE's base class of layers."""
         if name in BASES and BASES[name].twin in operators:
             return BASES[name]
         for operator, kind in itertools.product(operators, formats()):
@@ -218,18 +216,18 @@ def _define(
 
 @cache
 def _with_config(operator: type[QuantizedOperator]) -> inspect.Signature:
-    """The signature of the `torch.nn` class that an operator replaces, then `config`."""
+    """Returns the signature of the replaced `torch.nn` class, followed by `config`."""
     ancestor = next(cls for cls in operator.__mro__ if cls.__module__.startswith("torch.nn"))
     signature = inspect.signature(ancestor)
     config = inspect.Parameter("config", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    # Those of a class without arguments are the `*args, **kwargs` of `nn.Module`.
+    # A class without arguments has the `*args, **kwargs` of `nn.Module`.
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [p for p in signature.parameters.values() if p.kind not in variable] + [config]
     return signature.replace(parameters=sorted(parameters, key=lambda p: p.kind))
 
 
 def _fill_package(module: ModuleType) -> None:
-    """Gives the package its names; the module that defines a class is imported with it."""
+    """Defines the package's names; accessing a class imports its module."""
     module.__doc__ = "Operators bound to formats, one module for each operator."
     vars(module).update(__all__=list(MODULES), __getattr__=_find_class)
 

@@ -1,7 +1,7 @@
-"""Number formats as functions: each rounds `x`, with a straight-through gradient of one.
+"""Number formats as functions that round `x`, with a straight-through gradient of one.
 
-Every function takes a tensor of any shape and floating dtype and returns one like it; settings out
-of range raise ConfigError. What the formats do is written down in `chop.formats`.
+Every function takes a tensor of any shape and floating dtype and returns one of the same. Settings
+out of range raise ConfigError. `chop.formats` documents the formats.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ E8M0_WIDTH = 8
 
 
 def integer_quantizer(x: Tensor, width: int, frac_width: int, is_signed: bool = True) -> Tensor:
-    """`chop.formats.Integer`, to nearest.
+    """Rounds to `chop.formats.Integer`, to nearest.
 
     >>> integer_quantizer(torch.tensor([0.3, 9.0]), 4, 1)
     tensor([0.5000, 3.5000])
@@ -65,28 +65,28 @@ def integer_quantizer(x: Tensor, width: int, frac_width: int, is_signed: bool = 
 def integer_floor_quantizer(
     x: Tensor, width: int, frac_width: int, is_signed: bool = True
 ) -> Tensor:
-    """`chop.formats.Integer`, rounding down."""
+    """Rounds down to `chop.formats.Integer`."""
     return Integer(width, frac_width, is_signed, floor=True)(x)
 
 
 def scale_integer_quantizer(
     x: Tensor, width: int, is_signed: bool = True, quantile: float = 1.0
 ) -> Tensor:
-    """`chop.formats.ScaleInteger`, one scale for the tensor."""
+    """Rounds to `chop.formats.ScaleInteger` with one scale per tensor."""
     return ScaleInteger(width, is_signed, quantile)(x)
 
 
 def minifloat_denorm_quantizer(
     x: Tensor, width: int, exponent_width: int, exponent_bias: int | None = None
 ) -> Tensor:
-    """`chop.formats.MinifloatDenorm`."""
+    """Rounds to `chop.formats.MinifloatDenorm`."""
     return MinifloatDenorm(width, exponent_width, exponent_bias)(x)
 
 
 def minifloat_ieee_quantizer(
     x: Tensor, width: int, exponent_width: int, exponent_bias: int | None = None
 ) -> Tensor:
-    """`chop.formats.MinifloatIEEE`, in OCP's variant for the width.
+    """Rounds to `chop.formats.MinifloatIEEE`, in OCP's variant for the width.
 
     >>> minifloat_ieee_quantizer(torch.tensor([1.97, 500.0]), 8, 4, 7)
     tensor([  2., 448.])
@@ -95,7 +95,7 @@ def minifloat_ieee_quantizer(
 
 
 def log_quantizer(x: Tensor, width: int, exponent_bias: int | None) -> Tensor:
-    """`chop.formats.Log`."""
+    """Rounds to `chop.formats.Log`."""
     return Log(width, exponent_bias)(x)
 
 
@@ -107,7 +107,7 @@ def block_fp_quantizer(
     block_size: BlockSize = (16,),
     skip_first_dim: bool = True,
 ) -> Tensor:
-    """`chop.formats.BlockFP`."""
+    """Rounds to `chop.formats.BlockFP`."""
     size, skip = _sizes(block_size), skip_first_dim
     return BlockFP(width, exponent_width, exponent_bias, block_size=size, skip_first_dim=skip)(x)
 
@@ -120,7 +120,7 @@ def block_minifloat_quantizer(
     block_size: BlockSize = (16,),
     skip_first_dim: bool = False,
 ) -> Tensor:
-    """`chop.formats.BlockMinifloat`."""
+    """Rounds to `chop.formats.BlockMinifloat`."""
     size, skip = _sizes(block_size), skip_first_dim
     widths = (width, exponent_width, exponent_bias_width)
     return BlockMinifloat(*widths, block_size=size, skip_first_dim=skip)(x)
@@ -133,29 +133,29 @@ def block_log_quantizer(
     block_size: BlockSize = (16,),
     skip_first_dim: bool = False,
 ) -> Tensor:
-    """`chop.formats.BlockLog`."""
+    """Rounds to `chop.formats.BlockLog`."""
     size, skip = _sizes(block_size), skip_first_dim
     return BlockLog(width, exponent_bias_width, block_size=size, skip_first_dim=skip)(x)
 
 
 def binary_quantizer(x: Tensor, stochastic: bool = False, bipolar: bool = False) -> Tensor:
-    """`chop.formats.Binary`: {0, 1}, or {-1, +1} if bipolar."""
+    """Rounds to `chop.formats.Binary`: {0, 1}, or {-1, +1} if bipolar."""
     return Binary(stochastic=stochastic, bipolar=bipolar)(x)
 
 
 def residual_sign_quantizer(
     levels: int, x_quantizer: Callable[[Tensor], Tensor], means: Sequence[Tensor], x: Tensor
 ) -> Tensor:
-    """The sum of `chop.formats.BinaryResidual` for factors that learn.
+    """Returns the sum of `chop.formats.BinaryResidual` with trainable factors.
 
     Args:
-        levels: how many signs are summed.
-        x_quantizer: gives the signs: `binary_quantizer` with its options.
-        means: one factor per level, scalars; their magnitudes count, and they get gradients.
-        x: what is rounded.
+        levels: number of signs to sum.
+        x_quantizer: returns the signs: `binary_quantizer` with its options.
+        means: one scalar factor per level; their magnitudes count, and they get gradients.
+        x: tensor to round.
 
     Raises:
-        ConfigError: there are fewer factors than levels.
+        ConfigError: if there are fewer factors than levels.
     """
     if len(means) < levels:
         raise ConfigError(f"residual_sign_quantizer: {levels} levels, but {len(means)} means.")
@@ -174,9 +174,9 @@ def ternary_quantizer(
     mean: float | None = None,
     scaling_factor: bool = False,
 ) -> Tensor:
-    """`chop.formats.Ternary`; of several statistics the first of threshold, mean, maximum, median.
+    """Rounds to `chop.formats.Ternary`; uses the first of threshold, mean, maximum and median.
 
-    Without any, the threshold is 0.7 of the tensor's own mean magnitude.
+    The default threshold is 0.7 of the tensor's mean magnitude.
     """
     given = {"threshold": threshold, "mean": mean, "max": maximum, "median": median}
     known = ((name, float(value)) for name, value in given.items() if value is not None)
@@ -192,10 +192,10 @@ def mxint_quantizer(
     scale_bits: int = 8,
     quantile_search: bool = False,
 ) -> Tensor:
-    """`chop.formats.MXInt`. Scales are E8M0 of the largest magnitude.
+    """Rounds to `chop.formats.MXInt` with E8M0 scales from the largest magnitude.
 
     Raises:
-        ConfigError: another width of scales, or a search for clipped ones.
+        ConfigError: if scales have another width, or clipped ones are searched.
     """
     _check_scales("mxint_quantizer", "scale_bits", scale_bits, quantile_search)
     return MXInt(element_bits, block_size=_sizes(block_size), block_dim=block_dim)(x)
@@ -210,10 +210,10 @@ def mxfp_quantizer(
     scale_exp_bits: int = 8,
     quantile_search: bool = False,
 ) -> Tensor:
-    """`chop.formats.MXFP`. Scales are E8M0 of the largest magnitude.
+    """Rounds to `chop.formats.MXFP` with E8M0 scales from the largest magnitude.
 
     Raises:
-        ConfigError: another width of scales, or a search for clipped ones.
+        ConfigError: if scales have another width, or clipped ones are searched.
     """
     _check_scales("mxfp_quantizer", "scale_exp_bits", scale_exp_bits, quantile_search)
     width = 1 + element_exp_bits + element_frac_bits
@@ -236,7 +236,7 @@ quantizer_map: dict[str, Callable[..., Tensor]] = {
     "mxfp": mxfp_quantizer,
     "mxint_hardware": mxint_hardware,
 }
-"""The functions by the names of the formats."""
+"""Functions by format name."""
 
 
 def _sizes(block_size: BlockSize) -> int | tuple[int, ...]:

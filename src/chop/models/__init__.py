@@ -1,9 +1,9 @@
-"""Models: built-in ones, and Hugging Face's by folder or name.
+"""Models: built-in ones, Hugging Face models by folder or name, timm models and your own code.
 
 `load_model(name_or_path, *, num_labels=None, task=None, pretrained=True, seed=0)` -> nn.Module;
-`get_model(name, pretrained=False, task="cls", dataset_info=None)` the same for MASE's names;
-`register_mase_model(name)` adds a class of one's own to them;
-`BUILTIN_MODELS[name]` says each built-in model's data set and training recipe.
+`get_model(name, pretrained=False, task="cls", dataset_info=None)`: the same with MASE's names;
+`register_mase_model(name)` adds your own class to these names;
+`BUILTIN_MODELS[name]` has the data set and the training recipe of each built-in model.
 """
 
 from chop.models.builtin import BUILTIN_MODELS, BuiltinModel, Recipe, builtin_model

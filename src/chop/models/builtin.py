@@ -1,4 +1,4 @@
-"""Built-in models: construction, data set and training of each."""
+"""Built-in models: constructor, data set and training recipe."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 HELD = ("config.json", "*.safetensors", "*.gguf", "pytorch_model*.bin")
-"""Files of which a folder has some that is a model's."""
+"""File patterns that identify a model folder."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a built-in model is trained to its usual accuracy, in seconds on a CPU."""
+    """Training recipe that reaches a built-in model's usual accuracy in seconds on a CPU."""
 
     epochs: int
     lr: float
@@ -32,14 +32,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """One built-in model.
+    """Built-in model.
 
     Attributes:
         build: number of labels -> untrained module.
-        dataset: the built-in data set it is for.
-        num_labels: the number of classes of that data set; of text, its tokens.
-        recipe: how `chop.train.load_trained` trains it.
-        task: what it is asked to do, a name of `chop.train.TASKS`.
+        dataset: its built-in data set.
+        num_labels: number of classes of that data set; for text, number of tokens.
+        recipe: recipe used by `chop.train.load_trained`.
+        task: name of its task in `chop.train.TASKS`.
     """
 
     build: Callable[[int], nn.Module]
@@ -83,7 +83,7 @@ def _vit(num_labels: int) -> nn.Module:
 def _bert_tiny(num_labels: int) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    # Trained from nothing on short texts: without dropout and from larger weights it learns
+    # For training from scratch on short texts: without dropout and from larger weights it learns
     # to read in a few epochs, and with BERT's settings it stays at counting words.
     config = BertConfig(
         vocab_size=512,
@@ -104,7 +104,7 @@ def _bert_tiny(num_labels: int) -> nn.Module:
 def _gpt_tiny(num_labels: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    # Grouped queries and a tied embedding, as in small decoders of today.
+    # Grouped queries and a tied embedding, as in current small decoders.
     config = LlamaConfig(
         vocab_size=num_labels,
         hidden_size=128,
@@ -135,19 +135,19 @@ BUILTIN_MODELS: dict[str, BuiltinModel] = {
 
 
 def builtin_model(name: object) -> str | None:
-    """The built-in model that a name means; None where it means another's.
+    """Returns the built-in model with a name; None if the name refers to another model.
 
-    A folder on disk wins that holds a model of Hugging Face or one of GGUF; the prefix `builtin:`
-    always means the built-in one.
+    A folder with a Hugging Face or GGUF model takes precedence; the prefix `builtin:` always
+    selects the built-in model.
 
     Raises:
-        ConfigError: there is no built-in one of a name such as `builtin:resnet18`.
+        ConfigError: if no built-in model has a name such as `builtin:resnet18`.
     """
     return builtin_name(name, BUILTIN_MODELS, "model", has_model)
 
 
 def has_model(path: Path) -> bool:
-    """Returns true if a path is a folder with the configuration or the weights of a model."""
+    """Returns whether a path is a folder with a model's configuration or weights."""
     if not path.is_dir() or (path / MANIFEST).is_file():
         return False
     return any(any(path.glob(pattern)) for pattern in HELD)

@@ -1,4 +1,4 @@
-"""Catalogue of models: a row for each, with its kind and builder."""
+"""Model catalogue: a row with kind and builder for each model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the rest of a flow has to know of a model.
+    """Row of the catalogue.
 
     Attributes:
-        name: as `get_model` takes it; hyphens and underscores are the same.
-        kind: pictures, texts, or plain feature vectors.
-        default_dataset: the data set that tells the sizes of a plain model when none is given.
-        plain: builds a plain model for a data set; None for those of Hugging Face.
+        name: name for `get_model`; hyphens and underscores are equivalent.
+        kind: input kind: images, texts or feature vectors.
+        default_dataset: data set that determines the sizes of a plain model by default.
+        plain: builds a plain model for a data set; None for Hugging Face models.
         config: class of the Hugging Face configuration.
-        settings: what differs from that class's defaults.
-        hub: where trained weights are; None if there are none.
-        image_size: (channels, height, width) that it wants; None takes that of the data set.
-        input_name: the parameter of `forward` that takes pictures or vectors.
+        settings: settings that differ from that class's defaults.
+        hub: hub name of trained weights; None if there are none.
+        image_size: required (channels, height, width); None uses that of the data set.
+        input_name: parameter of `forward` for images or vectors.
     """
 
     name: str
@@ -47,17 +47,17 @@ class ModelInfo:
 
     @property
     def is_vision_model(self) -> bool:
-        """True for models of pictures."""
+        """True for image models."""
         return self.kind == "vision"
 
     @property
     def is_nlp_model(self) -> bool:
-        """True for models of texts."""
+        """True for text models."""
         return self.kind == "nlp"
 
     @property
     def is_physical_model(self) -> bool:
-        """True for models of plain feature vectors."""
+        """True for models of feature vectors."""
         return self.kind == "physical"
 
 
@@ -72,7 +72,7 @@ def _jet_tagger(*hidden: int) -> Plain:
 
 
 def _vgg7(info: DatasetInfo) -> nn.Module:
-    return VGG7(_known(info, info.image_size, "pictures of one size"), info.num_classes)
+    return VGG7(_known(info, info.image_size, "images of one size"), info.num_classes)
 
 
 def _toy(info: DatasetInfo) -> nn.Module:
@@ -80,14 +80,14 @@ def _toy(info: DatasetInfo) -> nn.Module:
 
 
 def _toy_convnet(info: DatasetInfo) -> nn.Module:
-    channels, side, _ = _known(info, info.image_size, "pictures of one size")
+    channels, side, _ = _known(info, info.image_size, "images of one size")
     return ToyConvNet(info.num_classes, (channels, *TOY_CHANNELS[1:]), side)
 
 
 def _shape(info: DatasetInfo) -> tuple[int, ...]:
-    """Of one row, a picture or a vector."""
+    """Returns the shape of one image or vector."""
     vector = (info.num_features,) if info.num_features else None
-    return _known(info, info.image_size or vector, "pictures of one size or vectors")
+    return _known(info, info.image_size or vector, "images of one size or vectors")
 
 
 def _known(info: DatasetInfo, size: S | None, wanted: str) -> S:
@@ -180,26 +180,26 @@ def _plain_name(name: str) -> str:
 
 MODELS: dict[str, ModelInfo] = {row.name: row for row in _ROWS}
 """Rows by name."""
-_FOUND_BY = {_plain_name(key): row for row in _ROWS for key in (row.name, row.hub) if key}
-_FOUND_BY["vgg7-cifar"] = MODELS["vgg7"]
+_ROWS_BY_NAME = {_plain_name(key): row for row in _ROWS for key in (row.name, row.hub) if key}
+_ROWS_BY_NAME["vgg7-cifar"] = MODELS["vgg7"]
 
 
 def add_row(row: ModelInfo) -> None:
-    """Adds a model of the user's own.
+    """Adds a user's model.
 
     Raises:
-        ConfigError: the name is taken.
+        ConfigError: if the name is taken.
     """
-    if _plain_name(row.name) in _FOUND_BY:
-        raise ConfigError(f"a model '{row.name}' is in the catalogue already: choose another name.")
-    MODELS[row.name] = _FOUND_BY[_plain_name(row.name)] = row
+    if _plain_name(row.name) in _ROWS_BY_NAME:
+        raise ConfigError(f"a model '{row.name}' is already in the catalogue: choose another name.")
+    MODELS[row.name] = _ROWS_BY_NAME[_plain_name(row.name)] = row
 
 
 def get_model_info(name: str) -> ModelInfo:
-    """The row of a model, by its name or its name on the hub.
+    """Returns the row of a model by its name or its name on the hub.
 
     Raises:
-        ConfigError: the name is not in the table; the message names the nearest.
+        ConfigError: if the name is unknown. The message suggests the nearest name.
     """
     info = find_model_info(name)
     if info is None:
@@ -208,5 +208,5 @@ def get_model_info(name: str) -> ModelInfo:
 
 
 def find_model_info(name: str) -> ModelInfo | None:
-    """The same, or None for a folder or a name on the hub that is not in the table."""
-    return _FOUND_BY.get(_plain_name(name))
+    """Returns the row of a model; None for folders and hub names that are not in the table."""
+    return _ROWS_BY_NAME.get(_plain_name(name))

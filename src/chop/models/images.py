@@ -1,4 +1,4 @@
-"""Plain PyTorch classifiers for 8 x 8 images that are called as Hugging Face models are.
+"""Plain PyTorch classifiers of 8 x 8 images with the interface of Hugging Face models.
 
 Shapes: B images, C classes.
 """
@@ -17,16 +17,16 @@ def _answer(logits: Tensor, labels: Tensor | None) -> ImageClassifierOutput:
 
 
 class _DigitsClassifier(nn.Module):
-    """What the plain classifiers have in common with Hugging Face's: the example input."""
+    """Base of the plain classifiers with an example input, as in Hugging Face models."""
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
-        """Three random images: no size is one, so that none is mistaken for a constant."""
+        """Three random images; a batch size of 1 could be mistaken for a constant."""
         return {"pixel_values": torch.rand(3, 1, 8, 8) * 2 - 1}
 
 
 class DigitsMLP(_DigitsClassifier):
-    """Three linear layers, 64-64-64-C."""
+    """Multilayer perceptron with three linear layers, 64-64-64-C."""
 
     def __init__(self, num_labels: int = 10):
         super().__init__()
@@ -41,7 +41,7 @@ class DigitsMLP(_DigitsClassifier):
 
         Args:
             pixel_values: (B, 1, 8, 8), floating point.
-            labels: (B,), int64; with them the output has a `loss`, the mean cross entropy.
+            labels: (B,), int64; adds the mean cross entropy as `loss`.
         Returns: `.logits` (B, C), and `.loss` or None.
         """
         x = self.act1(self.fc1(pixel_values.flatten(1)))
@@ -63,7 +63,7 @@ class DigitsCNN(_DigitsClassifier):
         self.fc = nn.Linear(32 * 4 * 4, num_labels)
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
-        """Classifies images; the contract of `DigitsMLP.forward`."""
+        """Classifies images with the signature of `DigitsMLP.forward`."""
         x = self.relu1(self.bn1(self.conv1(pixel_values)))
         x = self.relu2(self.bn2(self.conv2(x)))
         return _answer(self.fc(self.flatten(x)), labels)

@@ -1,4 +1,4 @@
-"""Model loader for built-in models, local folders and hub names."""
+"""Model loader for built-in models, local folders, hub names, timm and user code."""
 
 from __future__ import annotations
 
@@ -68,40 +68,41 @@ def load_model(
     weights: str | Path | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """A model by built-in name, local Hugging Face folder or hub name, in evaluation mode.
+    """Loads a model in evaluation mode: built-in, Hugging Face, timm, or your own.
 
-    Or one from elsewhere: `file.py:Net` runs that file and builds the class or function `Net` of
-    it, and `timm:NAME` is a model of timm; see `chop.models.own`.
+    `file.py:Net` executes that file and builds its class or function `Net`; `timm:NAME` is a model
+    of timm; see `chop.models.own`.
 
     Args:
-        name_or_path: `mlp`, `cnn`, `vit`, `bert-tiny`, `gpt-tiny` (untrained:
-            `chop.train.load_trained` trains them), a folder written by `save_pretrained`, a folder
-            of compressed-tensors, GPTQ, AWQ, ModelOpt or FP8, a file of GGUF or a folder with one
-            alone, a name on the hub, of one of these as well, `org/name/file.gguf` there,
-            `file.py:Net` or `timm:NAME`. A folder that holds a model wins over a built-in name;
-            `builtin:cnn` is always the built-in one.
-        num_labels: classes of the classification head; default, what the model has.
+        name_or_path: a built-in name (`mlp`, `cnn`, `vit`, `bert-tiny`, `gpt-tiny`; untrained,
+            `chop.train.load_trained` trains them), a folder of `save_pretrained`, a folder of
+            compressed-tensors, GPTQ, AWQ, ModelOpt or FP8, a GGUF file or a folder with only one,
+            the hub name of any of these, `org/name/file.gguf` on the hub, `file.py:Net`, or
+            `timm:NAME`. A folder with a model takes precedence over a built-in name; `builtin:cnn`
+            always selects the built-in model.
+        num_labels: classes of the classification head; by default those of the model.
         task: `text-classification`, `image-classification`, `token-classification`,
-            `semantic-segmentation`, `text-generation`, `fill-mask` or `feature-extraction`;
-            default, the class that the checkpoint names, or a classifier where `num_labels` is
-            given. Built-in models have one of their own.
-        pretrained: False draws fresh weights from `seed` and reads the configuration only.
-        weights: of `file.py:Net` and `timm:NAME`, a state dict as .safetensors or .pt.
-        seed: of whatever weights have to be drawn; the global generator is left as it was.
-    Returns: a module called with keywords, whose output has `logits`, and `loss` with labels; one
-        from elsewhere is as it was written.
-        Weights that the checkpoint lacks, such as a new head's, are named in a warning of the
-        logger `chop.models`.
+            `semantic-segmentation`, `text-generation`, `fill-mask` or `feature-extraction`. The
+            default is the class of the checkpoint, or a classifier if `num_labels` is given.
+            Built-in models have a fixed task.
+        pretrained: False draws fresh weights from `seed` and reads only the configuration.
+        weights: state dict (.safetensors or .pt) of `file.py:Net` and `timm:NAME`.
+        seed: seed of random weights; the global generator is not changed.
+    Returns: a module called with keywords, whose output has `logits`, and `loss` if labels are
+        given. Models of user code or timm are returned as they are. The logger `chop.models` warns
+        of weights that the checkpoint lacks, such as those of a new head.
     Raises:
-        ConfigError: unknown task, or a folder that holds no model.
-        CheckpointError: weights that cannot be read, or of fewer layers than the model has.
-        UnavailableError: a hub name that is neither in the local hub cache nor reachable.
+        ConfigError: if the task is unknown, or a folder holds no model.
+        CheckpointError: if the weights cannot be read, or have fewer layers than the model.
+        UnavailableError: if a hub name is neither in the local hub cache nor reachable.
     """
     if task is not None and task not in AUTO_CLASSES:
         raise ConfigError(f"unknown task '{task}': {did_you_mean(task, AUTO_CLASSES)}")
     name = str(name_or_path)
     if weights is not None and not is_own(name):
-        raise ConfigError(f"weights: '{name}' has its own; they go with file.py:Net or timm:NAME.")
+        raise ConfigError(
+            f"weights: '{name}' has its own weights; only file.py:Net and timm:NAME take some."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         builtin = builtin_model(name)
@@ -117,7 +118,7 @@ def _build(name: str, num_labels: int | None) -> nn.Module:
     builtin = BUILTIN_MODELS[name]
     if num_labels not in (None, builtin.num_labels) and builtin.task == "causal-lm":
         raise ConfigError(
-            f"num_labels: '{name}' answers with the next token, one of {builtin.num_labels}; got "
+            f"num_labels: '{name}' predicts the next token, one of {builtin.num_labels}; got "
             f"{num_labels}."
         )
     return builtin.build(builtin.num_labels if num_labels is None else num_labels)
@@ -135,7 +136,7 @@ def _from_checkpoint(
     config = read_config(str(place) if is_coded else name, num_labels)
     model_class = choose(config)
     if not pretrained:
-        vars(config).pop("quantization_config", None)  # fresh weights are no codes
+        vars(config).pop("quantization_config", None)  # fresh weights are floats
         with library_errors(place):
             return fresh_model(model_class, config)
     if is_coded:
@@ -156,17 +157,17 @@ def _read_weights(
     tables: list[str] = []
     hint = "expected model.safetensors (in Python, pretrained=False draws fresh ones)"
     try:
-        with without_load_report() as tables:  # lines below say what it would
+        with without_load_report() as tables:  # reported below
             model, report = model_class.from_pretrained(
                 name,
                 config=config,
                 local_files_only=not hub_is_reachable(),
-                ignore_mismatched_sizes=True,  # so that all of them are known
+                ignore_mismatched_sizes=True,  # to report all of them
                 output_loading_info=True,
-                trust_remote_code=False,  # without an answer it would ask on the terminal
+                trust_remote_code=False,  # by default it asks on the terminal
             )
     except OSError as error:
-        raise _not_found(name, "weights", hint=hint) from error
+        raise _missing_error(name, "weights", hint=hint) from error
     except (SafetensorError, RuntimeError) as error:
         reason = failed_conversions(tables) or first_line(error)
         raise CheckpointError(f"'{name}': the weights cannot be read: {reason}") from error
@@ -190,7 +191,7 @@ def _read_weights(
 
 
 def _why_none(folder: Path) -> str:
-    """Says which run of a command a folder without a model is of; "" where it is of none."""
+    """Describes the command that wrote a folder without a model; "" if none did."""
     if not (folder / MANIFEST).is_file():
         return ""
     with contextlib.suppress(CheckpointError):
@@ -198,25 +199,25 @@ def _why_none(folder: Path) -> str:
         if kind.startswith("search"):
             text = shlex.quote(str(folder))
             return (
-                f"it is of chop {kind}, of which chop search export {text} best.toml writes what "
-                "chop compress --config builds; "
+                f"chop {kind} wrote it; run chop search export {text} best.toml, then "
+                "chop compress --config best.toml; "
             )
         if kind != "compress":
-            return f"it is of chop {kind}; "
-    return "the run in it saved none, or did not end; "
+            return f"chop {kind} wrote it; "
+    return "its run saved none, or did not finish; "
 
 
 @fitting_packages()
 def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
-    """The configuration of a local folder or hub name.
+    """Returns the configuration of a local folder or hub name.
 
     Args:
         name: local folder, `.gguf` file or hub name.
-        num_labels: number of classes. Default: as the configuration says.
+        num_labels: number of classes. Default: as in the configuration.
 
     Raises:
-        ConfigError: the folder holds none, or an unknown one; or it is a file.
-        UnavailableError: a hub name that is neither in the local cache nor reachable.
+        ConfigError: if the folder holds no configuration or an unknown one, or is a file.
+        UnavailableError: if a hub name is neither in the local cache nor reachable.
     """
     from transformers import AutoConfig
 
@@ -240,7 +241,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     local = is_folder or not hub_is_reachable()
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            # Without an answer it would ask on the terminal whether to run a folder's code.
+            # By default it asks on the terminal whether to run a folder's code.
             name,
             local_files_only=local,
             trust_remote_code=False,
@@ -248,7 +249,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
         )
     except config_errors() as error:
         if not is_folder:
-            raise _not_found(name, "a model") from error
+            raise _missing_error(name, "a model") from error
         message = f"folder '{name}' holds no model that is known: {get_reason(error)}."
         raise ConfigError(message) from error
     check_architectures(config, f"'{name}'")
@@ -265,18 +266,18 @@ def _read_gguf_config(path: Path, num_labels: int | None) -> PreTrainedConfig:
     return config
 
 
-def _not_found(name: str, what: str, hint: str = "") -> UnavailableError:
+def _missing_error(name: str, what: str, hint: str = "") -> UnavailableError:
     where = "there" if Path(name).is_dir() else "in a local folder, in the hub cache or on the hub"
     reach = "" if hub_is_reachable() or Path(name).is_dir() else " (the hub cannot be reached)"
     file, _, named = name.rpartition(":")
     if Path(f"{file}.py").is_file():
         hint = f"did you mean '{file}.py:{named}'?"
-    ways = hint or f"give a local folder, or a built-in: {did_you_mean(name, BUILTIN_MODELS)}"
-    return UnavailableError(f"'{name}': {what} not found {where}{reach}; {ways}")
+    suggestion = hint or f"give a local folder, or a built-in: {did_you_mean(name, BUILTIN_MODELS)}"
+    return UnavailableError(f"'{name}': {what} not found {where}{reach}; {suggestion}")
 
 
 def get_model_class(config: PreTrainedConfig, task: str | None, *, wants_labels: bool) -> Any:
-    """The class of transformers that makes the model: of its own, or an `AutoModel...`."""
+    """Returns the transformers class that builds the model: its own or an `AutoModel...`."""
     import transformers
 
     seeing = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING

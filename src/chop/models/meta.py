@@ -1,4 +1,4 @@
-"""Transformers' models on the meta device, whose weights are read by slices."""
+"""transformers models on the meta device, with weights that are read by slices."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def meta_model(
     task: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> PreTrainedModel:
-    """The model of a Hugging Face folder, in evaluation mode, without its weights.
+    """Builds the model of a Hugging Face folder in evaluation mode, without its weights.
 
-    Parameters and persistent buffers are on the meta device, for `weights_source` to read. The
-    buffers that files leave out, such as positions and rotary frequencies, are computed.
+    Parameters and persistent buffers are on the meta device, to be filled by `weights_source`.
+    Buffers outside the files, such as positions and rotary frequencies, are computed.
 
     Args:
-        folder: with a config.json.
-        num_labels: classes of the classification head; default, what the model has.
-        task: as of `chop.models.load_model`; default, the class that the config names.
-        dtype: of the parameters; default, what the config says, or else the weights' own.
+        folder: folder with a config.json.
+        num_labels: classes of the classification head; by default those of the model.
+        task: task as in `chop.models.load_model`; by default the class in the config.
+        dtype: dtype of the parameters; by default that of the config, else that of the weights.
 
     Raises:
-        ConfigError: an unknown task, or a folder that holds no model.
-        CheckpointError: neither `dtype` nor the config says the dtype, and there are no weights.
+        ConfigError: if the task is unknown, or the folder holds no model.
+        CheckpointError: if neither `dtype` nor the config gives a dtype, and there are no weights.
     """
     if task is not None:
         check_known(task, AUTO_CLASSES, "unknown task")
@@ -82,18 +82,18 @@ def meta_model(
 def weights_source(
     model: PreTrainedModel, folder: str | Path, graph: nn.Module | None = None
 ) -> SafetensorsSource:
-    """The weights of a model of `meta_model`, by the names that its class has for those of files.
+    """Returns the weights of a `meta_model`, under the names of its class.
 
     Args:
-        model: of transformers, before it is captured; a graph of it has the same names.
+        model: model of transformers before capture; its graph has the same names.
         folder: see `SafetensorsSource`.
-        graph: `mg.model` of a graph that is to have the weights, where layers of the model are the
-            other way round than the graph's, as GPT-2's are; default, the model itself.
+        graph: `mg.model` of the graph that gets the weights, if it stores layers transposed, as for
+            GPT-2; by default the model itself.
 
     Raises:
-        CheckpointError: as of `SafetensorsSource`, or transformers puts a tensor of the model
-            together from several of the file, and these are not the matrices of experts; or files
-            have codes, or tensors that the model has no place for.
+        CheckpointError: for the reasons of `SafetensorsSource`, or if transformers joins several
+            tensors of the file that are not the matrices of experts, or if files have codes or
+            tensors without a place in the model.
     """
     names = _FileNames(model)
     source = SafetensorsSource(
@@ -108,17 +108,17 @@ def weights_source(
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Inside, modules get parameters without data: one exists until it is registered, unwritten."""
+    """Context in which modules get parameters without data; each is allocated until registered."""
 
-    made = WeakTensorKeyDictionary()  # what is registered twice stays one parameter
+    made = WeakTensorKeyDictionary()  # a parameter registered twice stays shared
 
     def to_meta(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:
             return None
         if parameter not in made:
             made[parameter] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        found: nn.Parameter = made[parameter]
-        return found
+        on_meta: nn.Parameter = made[parameter]
+        return on_meta
 
     handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
@@ -128,10 +128,10 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 class _FileNames:
-    """Names in files, which may be those of older releases, and the model's.
+    """Names in files, possibly of older releases, and the corresponding names in the model.
 
     Args:
-        model: of transformers.
+        model: model of transformers.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -141,36 +141,36 @@ class _FileNames:
         self._own, self._class = model.state_dict(), type(model).__name__
 
     def rename(self, name: str) -> str:
-        """The model's name for one in a file.
+        """Returns the model's name for a name in a file.
 
         Raises:
-            CheckpointError: the tensor is put together from several, no matrices of experts.
+            CheckpointError: if the tensor is joined from several that are not matrices of experts.
         """
         new = self._conversions.get_name(name)
         if self._conversions.is_converted(name) and self.place_of_expert(name) is None:
             raise CheckpointError(
-                f"'{new}' of {self._class} is put together from '{name}' and others, "
+                f"'{new}' of {self._class} is assembled from '{name}' and others, "
                 "which cannot be read by slices; export a graph of the model and read that."
             )
         return new
 
     def place_of_expert(self, name: str) -> tuple[int, ...] | None:
-        """Where a matrix lies among those that are put together: its expert, and the rows of it.
+        """Returns the position of an expert's matrix in the joined tensor; None for other tensors.
 
-        Places are in order, and tell nothing else. None of other tensors.
+        Positions are only ordered: expert first, then rows.
         """
         matrix = self._conversions.expert_matrix(name)
         return None if matrix is None else (matrix.expert, matrix.part)
 
     def by_file(self, _: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
-        """By name in a file, the model's."""
+        """Returns name in a file -> name in the model."""
         return {name: self._conversions.get_name(name) for name in names}
 
     def check_used(self, folder: str | Path) -> list[str]:
-        """Sentences on tensors of a folder that belong to another head, see `Unread.check`.
+        """Returns warnings about a folder's tensors for another head, see `Unread.check`.
 
         Raises:
-            CheckpointError: the model has no place for others.
+            CheckpointError: if the model has no place for other tensors.
         """
         own = self.by_file(self._model, (name for name, _ in stored_tensors(folder)))
         ignored = [*(may_be_unexpected(self._model) or ())]

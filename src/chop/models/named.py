@@ -1,4 +1,4 @@
-"""Named models: a model and its tokenizer by name, as MASE's users ask for them."""
+"""Models and tokenizers by name, with MASE's interface."""
 
 from __future__ import annotations
 
@@ -38,35 +38,33 @@ def get_model(
     *,
     seed: int = 0,
 ) -> nn.Module:
-    """A model by name, in evaluation mode.
+    """Returns a model by name, in evaluation mode.
 
     Args:
-        name: a name of `MODELS`, a local Hugging Face folder, or a name on the hub.
-        pretrained: reads the weights from the hub or the folder; False draws them from `seed`
-            and needs no network for the names of `MODELS`.
+        name: a name in `MODELS`, a local Hugging Face folder, or a hub name.
+        pretrained: read the weights from the hub or the folder; False draws them from `seed`, which
+            needs no network for names in `MODELS`.
         task: `cls`, `lm`, or a task of `chop.models.load_model`.
-        dataset_info: the data set, for the number of classes and the sizes of a plain model.
-        checkpoint: a file of weights, which the model gets whatever `pretrained` says; or a folder
-            or hub name to take instead of the one that goes by `name`. Without `name`, the name.
-        seed: of the drawn weights.
+        dataset_info: data set that determines the number of classes and the sizes of a plain model.
+        checkpoint: file of weights, loaded regardless of `pretrained`; or a folder or hub name used
+            instead of `name`.
+        seed: seed of random weights.
 
     Raises:
-        ConfigError: an unknown name or task, data that does not fit the model, or a model without
-            trained weights is asked for them.
-        CheckpointError: the file does not fit the model, or is broken.
-        UnavailableError: the weights are not in the hub's cache and the hub cannot be reached.
+        ConfigError: if the name or task is unknown, the data does not fit the model, or no trained
+            weights exist.
+        CheckpointError: if the file does not fit the model, or is broken.
+        UnavailableError: if the weights are not in the hub cache and the hub cannot be reached.
     """
     if name is None and checkpoint is None:
-        raise ConfigError("get_model: expected the name of a model, got none.")
+        raise ConfigError("get_model: expected the name of a model.")
     if name is None or checkpoint is None:
         return _named(str(name or checkpoint), pretrained, task, dataset_info, seed)
     if Path(checkpoint).is_file():
         return load_weights(_named(name, False, task, dataset_info, seed), checkpoint)
     info = find_model_info(name)
     if info is not None and not info.is_nlp_model and info.config is None:
-        raise ConfigError(
-            f"checkpoint '{checkpoint}': expected a file with weights for '{name}', there is none."
-        )
+        raise ConfigError(f"checkpoint '{checkpoint}': there is no weight file for '{name}'.")
     return _named(str(checkpoint), pretrained, task, dataset_info, seed)
 
 
@@ -78,7 +76,7 @@ def _named(
         return getter(pretrained=pretrained, dataset_info=dataset_info).eval()
     if name in ModelFactory._model_cls_dict:
         raise ConfigError(
-            f"'{name}' is registered without a function that makes it: decorate one with "
+            f"'{name}' is registered without a constructor function: decorate one with "
             f"@register_mase_checkpoint('{name}')."
         )
     labels = None if dataset_info is None else dataset_info.num_classes
@@ -102,7 +100,7 @@ def _named(
 
 
 def _check_own(info: ModelInfo, pretrained: bool, task: str, data: DatasetInfo | None) -> None:
-    """Raises ConfigError where a model that is not of transformers is asked for what it is not."""
+    """Raises ConfigError if a plain model cannot provide the request."""
     built_in = info.name in BUILTIN_MODELS
     if pretrained:
         trained = (
@@ -120,14 +118,14 @@ def _check_own(info: ModelInfo, pretrained: bool, task: str, data: DatasetInfo |
 
 
 def get_tokenizer(name: str, checkpoint: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model.
+    """Returns the tokenizer of a model.
 
     Args:
-        name: a name of `MODELS`, a built-in one, a local folder or a name on the hub.
-        checkpoint: a folder or hub name to take instead.
+        name: a name in `MODELS`, a built-in name, a local folder or a hub name.
+        checkpoint: folder or hub name to use instead.
 
     Raises:
-        UnavailableError: it is not there and the hub cannot be reached.
+        UnavailableError: if it is missing and the hub cannot be reached.
     """
     info = None if has_model(Path(name)) else find_model_info(name)
     return find_tokenizer(checkpoint or (info.hub if info and info.hub else name))
@@ -140,7 +138,7 @@ def _auto_task(task: str, kind: str, config: str | None = None) -> str:
         choices = [*TASKS, *AUTO_CLASSES]
         raise ConfigError(f"unknown task '{task}': {did_you_mean(task, choices)}")
     if kind not in TASKS[task]:
-        raise ConfigError(f"task '{task}' is not one of a {kind} model.")
+        raise ConfigError(f"task '{task}' does not apply to a {kind} model.")
     is_masked = TASKS[task] is TASKS["lm"] and config in MASKED
     return "fill-mask" if is_masked else TASKS[task][kind]
 

@@ -1,4 +1,4 @@
-"""Models from elsewhere: a class in a file of the user's, and those of timm."""
+"""Models of user code, `file.py:Net`, and of timm."""
 
 from __future__ import annotations
 
@@ -25,55 +25,57 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SOURCE = "__chop_source__"
-"""Attribute of a module that was run: its file, and the text that was run."""
+"""Attribute of an executed module: its file and source text."""
 MAKES_NAMES = re.compile(rb"__getattr__|globals\(\)|setattr|exec\(")
-"""Code by which a file gets names that are not written in it."""
+"""Code by which a file can define names dynamically."""
 CLASSES = ("num_classes", "num_labels")
-"""Arguments that a model's class may need, and the data tell."""
+"""Class-count arguments of model classes, filled from the data."""
 
 
 def is_own(name: str) -> bool:
-    """True for `file.py:Net` and `timm:NAME`, which take their weights from a file."""
+    """Returns whether a name is `file.py:Net` or `timm:NAME`, whose weights are a file."""
     return names_code(name)
 
 
 def build_own(
     name: str, num_labels: int | None, weights: str | Path | None, pretrained: bool
 ) -> nn.Module:
-    """The model that `is_own` says yes to.
+    """Builds a model for which `is_own` is true.
 
     Args:
-        name: `file.py:Net`: the file is run, and its class or function `Net` is called without
-            arguments, or with the number of classes where it needs one. Or `timm:NAME`.
-        num_labels: classes of the data.
-        weights: a state dict as .safetensors, or .pt that holds tensors alone; None takes what the
-            class draws, or timm's.
-        pretrained: False draws timm's weights.
+        name: `file.py:Net` executes the file and calls its class or function `Net`, with the number
+            of classes if it needs one. `timm:NAME` is a timm model.
+        num_labels: number of classes of the data.
+        weights: state dict, .safetensors or .pt with tensors only; None uses the weights of the
+            class or of timm.
+        pretrained: False draws fresh timm weights.
     Raises:
-        ConfigError: there is no such file, name or model, it cannot be built like that, or a file
-            names it and the command does not (see `chop.base.trust`).
-        CheckpointError: weights that cannot be read or are another model's.
-        UnavailableError: timm or its weights are not there.
+        ConfigError: if the file, name or model does not exist, it cannot be built, or the name
+            comes from a file instead of the command (see `chop.base.trust`).
+        CheckpointError: if the weights cannot be read or do not fit.
+        UnavailableError: if timm or its weights are missing.
     """
     with running(name):
         if name.startswith(TIMM):
-            model = _of_timm(name.removeprefix(TIMM), num_labels, pretrained and weights is None)
+            model = _build_from_timm(
+                name.removeprefix(TIMM), num_labels, pretrained and weights is None
+            )
         else:
-            model = _of_file(name, num_labels)
+            model = _build_from_file(name, num_labels)
     if weights is not None:
         load_weights(model, weights)
     return model
 
 
 def check_own(name: str, weights: str | Path | None) -> None:
-    """Checks what can be known of such a model without running code, before data are read.
+    """Checks a model's file and weights without running code, before data are read.
 
     Args:
         name: see `build_own`.
-        weights: likewise.
+        weights: see `build_own`.
     Raises:
-        ConfigError: there is no such file, or it does not have the name.
-        CheckpointError: there are no such weights, or they cannot be read.
+        ConfigError: if the file does not exist, or does not define the name.
+        CheckpointError: if the weights do not exist, or cannot be read.
     """
     match = CODE_FILE.fullmatch(name)
     if match is not None and not name.startswith(TIMM):
@@ -82,7 +84,7 @@ def check_own(name: str, weights: str | Path | None) -> None:
             raise ConfigError(f"model file '{path}' does not exist.")
         if isinstance(
             top := _read_statements(path), list
-        ):  # else running it says where it is no Python
+        ):  # otherwise running it reports the syntax error
             kinds = ast.FunctionDef, ast.ClassDef
             _check_defines(path, top, match["name"], f"'{path}'", kinds)
     if weights is not None:
@@ -90,25 +92,25 @@ def check_own(name: str, weights: str | Path | None) -> None:
 
 
 def check_is_in_file(name: str, setting: str) -> None:
-    """Checks that a file of code is there and defines the name, before anything runs.
+    """Checks that a code file exists and defines a name, before anything runs.
 
     Args:
         name: `file.py:name`.
-        setting: name of the setting that has it, for messages.
+        setting: name of the setting with this value, for messages.
 
     Raises:
-        ConfigError: the text is not `file.py:name`, or there is no such file or name.
+        ConfigError: if the text is not `file.py:name`, or the file or name does not exist.
     """
     match = CODE_FILE.fullmatch(name)
     if match is None:
-        metric = " --metric names one of the task's own." if setting == "evaluate" else ""
+        metric = " --metric names a metric of the task." if setting == "evaluate" else ""
         raise ConfigError(f"{setting}: expected file.py:function, got '{name}'.{metric}")
     path = Path(match["file"]).expanduser()
     if not path.is_file():
         raise ConfigError(f"{setting}: '{path}' does not exist.")
     top = _read_statements(path)
     if not isinstance(top, list):
-        raise ConfigError(f"{setting}: '{path}' is no Python: {first_line(top)}")
+        raise ConfigError(f"{setting}: '{path}' is not valid Python: {first_line(top)}")
     _check_defines(path, top, match["name"], f"{setting}: '{path}'", (ast.FunctionDef,))
 
 
@@ -116,9 +118,9 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 def _read_statements(path: Path) -> list[ast.stmt] | Exception:
-    """The statements of a file, which is not run, or why it has none."""
+    """Parses a file without running it; returns its statements or the reason for a failure."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # running it gives them
+        with warnings.catch_warnings(action="ignore"):  # running it shows them
             return ast.parse(read_bytes(path, "source"), str(path)).body
     except (SyntaxError, ValueError) as error:
         return error
@@ -127,7 +129,7 @@ def _read_statements(path: Path) -> list[ast.stmt] | Exception:
 def _check_defines(
     path: Path, top: list[ast.stmt], name: str, file: str, kinds: tuple[type[Definition], ...]
 ) -> None:
-    """Raises ConfigError where a file cannot have a name; it is not run.
+    """Raises ConfigError if a file cannot define a name; does not run it.
 
     Args:
         path: file to check.
@@ -148,14 +150,14 @@ def _check_defines(
 
 
 def function_of_file(name: str, setting: str) -> Callable[..., Any]:
-    """The function that `file.py:fn` names; a file that was run for a model is not run again.
+    """Returns the function of `file.py:fn`; a file that was executed already is not run again.
 
     Args:
-        name: the text.
+        name: `file.py:fn`.
         setting: setting with this value, for messages.
     Raises:
-        ConfigError: see `check_is_in_file`. Or a file names the function and the command does not
-            (see `chop.base.trust`).
+        ConfigError: see `check_is_in_file`; also if the name comes from a file instead of the
+            command (see `chop.base.trust`).
     """
     check_is_in_file(name, setting)
     match = CODE_FILE.fullmatch(name)
@@ -167,12 +169,12 @@ def function_of_file(name: str, setting: str) -> Callable[..., Any]:
             module = _run_file(path)
     function = getattr(module, match["name"], None)
     if not callable(function):
-        raise ConfigError(f"{setting}: '{name}' is no function.")
+        raise ConfigError(f"{setting}: '{name}' is not a function.")
     return function  # type: ignore[no-any-return]
 
 
 def _title(path: Path) -> str:
-    """The name of the module of a file."""
+    """Returns the module name of a file."""
     return f"chop_model_{path.stem}"
 
 
@@ -180,15 +182,15 @@ def _source(path: Path) -> tuple[Path, bytes]:
     return path.resolve(), read_bytes(path, "source")
 
 
-def _of_file(name: str, num_labels: int | None) -> nn.Module:
-    found = CODE_FILE.fullmatch(name)
-    assert found is not None
-    path = Path(found["file"])
+def _build_from_file(name: str, num_labels: int | None) -> nn.Module:
+    match = CODE_FILE.fullmatch(name)
+    assert match is not None
+    path = Path(match["file"])
     module = _run_file(path)
-    build = getattr(module, found["name"], None)
+    build = getattr(module, match["name"], None)
     if build is None:
         own = [key for key, value in vars(module).items() if callable(value)]
-        raise ConfigError(f"'{path}' has no '{found['name']}': {did_you_mean(found['name'], own)}")
+        raise ConfigError(f"'{path}' has no '{match['name']}': {did_you_mean(match['name'], own)}")
     is_built = isinstance(build, nn.Module) or not callable(build)
     model = build if is_built else _call(build, _arguments(build, name, num_labels), name, path)
     if not isinstance(model, nn.Module):
@@ -205,7 +207,7 @@ def _run_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     setattr(module, SOURCE, _source(path))
     sys.modules[title] = module
-    sys.path.insert(0, str(path.parent.absolute()))  # its neighbors, as when it is run itself
+    sys.path.insert(0, str(path.parent.absolute()))  # imports of its neighbors, as in a script
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -226,11 +228,11 @@ def _call(build: Callable[..., Any], arguments: dict[str, int], name: str, path:
 
 
 def reason_of_user_code(error: BaseException, path: Path) -> str:
-    """Describes what user code raised, with the last line of the user's files on the way there.
+    """Describes an exception of user code, with the last line in the user's files.
 
     Args:
         error: exception with its traceback.
-        path: file of the user's code; files beside it and below are the user's too.
+        path: file of the user's code; files beside it and below count as the user's too.
     """
     folder, place = path.parent.absolute(), ""
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -239,14 +241,14 @@ def reason_of_user_code(error: BaseException, path: Path) -> str:
             of = "" if file == path.absolute() else f" of '{file.relative_to(folder)}'"
             name = frame.f_code.co_qualname
             place = f"line {line}{of}{f', in {name},' if name != '<module>' else ''} raises "
-    said = f": {shorten(' '.join(str(error).split()))}" if str(error) else ""
-    return f"{place}{type(error).__name__}{said}".removesuffix(".") + "."
+    message = f": {shorten(' '.join(str(error).split()))}" if str(error) else ""
+    return f"{place}{type(error).__name__}{message}".removesuffix(".") + "."
 
 
 def _arguments(build: Callable[..., Any], name: str, num_labels: int | None) -> dict[str, int]:
     try:
         parameters = inspect.signature(build).parameters.values()
-    except ValueError:  # some of those written in C have none
+    except ValueError:  # some C functions have no signature
         return {}
     needed = [
         parameter.name
@@ -264,7 +266,7 @@ def _arguments(build: Callable[..., Any], name: str, num_labels: int | None) -> 
     return arguments
 
 
-def _of_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
+def _build_from_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
     try:
         import timm
     except ImportError:

@@ -1,4 +1,4 @@
-"""Places of models: a path, or the hub's local cache for models of other tools."""
+"""Location of models: a path, or the local hub cache for models of other tools."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from chop.ir.huggingface.config_file import CONFIG
 REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 FILE = re.compile(rf"(?P<repo>\w[\w.-]*/\w[\w.-]*)/(?P<file>\w[\w./-]*\{SUFFIX})")
 FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.model")
-"""Files of a repository of another tool."""
+"""Files to download from a repository of another tool."""
 MOST_NAMES = 8
 
 
 def get_place(name: str) -> Path:
-    """Where a model is: its path or name, or where the hub's cache has one of another tool.
+    """Returns the path or name of a model, or its folder in the hub cache if another tool wrote it.
 
     Args:
-        name: a path, a name on the hub, or a file of GGUF there, as "org/model/file.gguf".
+        name: a path, a hub name, or a GGUF file on the hub, "org/model/file.gguf".
 
     Raises:
-        UnavailableError: it is of another tool, and its weights are neither in the hub's cache nor
-            on a hub that can be reached.
-        ConfigError: the cache has several files of GGUF, and the name does not say which.
+        UnavailableError: if another tool wrote it, and its weights are neither in the hub cache nor
+            on a reachable hub.
+        ConfigError: if the cache has several GGUF files, and the name does not select one.
     """
     path, file = Path(name), FILE.fullmatch(name)
     if path.exists() or (file is None and not REPOSITORY.fullmatch(name)):
         return path
     if file is not None:
-        found = hub_file(file["repo"], file["file"])
-        if found is None:
+        local = hub_file(file["repo"], file["file"])
+        if local is None:
             raise _unavailable(name, f"{file['repo']} {file['file']}")
-        return found
+        return local
     config = hub_file(name, CONFIG)
     if config is not None and get_reader(config.parent) is not None:
         return _coded_folder(name)
@@ -51,7 +51,7 @@ def _coded_folder(name: str) -> Path:
 
 
 def _gguf_in(name: str) -> Path | None:
-    """The one file of GGUF that the cache has of a repository without other weights."""
+    """Returns the only GGUF file in the cache of a repository without other weights."""
     folder = hub_folder(name)
     if folder is None or any(any(folder.glob(f"*.{x}")) for x in ("safetensors", "bin")):
         return None
@@ -64,6 +64,6 @@ def _gguf_in(name: str) -> Path | None:
 
 def _unavailable(name: str, what: str) -> UnavailableError:
     return UnavailableError(
-        f"'{name}': the weights are not in the hub cache, and on no hub that can be reached: run "
+        f"'{name}': the weights are not in the hub cache, and the hub cannot be reached: run "
         f"'hf download {what}' where one can be, or give a local path."
     )

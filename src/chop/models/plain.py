@@ -1,4 +1,4 @@
-"""Plain networks that users know by name; called with one tensor, they answer with logits."""
+"""Plain networks with one tensor as input and logits as output."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 TOY_CHANNELS = (3, 8, 16, 32, 64)
-"""Of the input and of the four convolutions of `ToyConvNet`."""
+"""Channels of the input and of the four convolutions of `ToyConvNet`."""
 
 
 class _PlainModel(nn.Module):
-    """What the plain models have in common.
+    """Base of the plain models.
 
     Args:
-        input_shape: of one row.
+        input_shape: shape of one row.
     """
 
     def __init__(self, input_shape: Sequence[int]) -> None:
@@ -26,16 +26,16 @@ class _PlainModel(nn.Module):
 
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
-        """Three random rows: no size is one, so that none is mistaken for a constant."""
+        """Three random rows; a batch size of 1 could be mistaken for a constant."""
         return {"x": torch.randn(3, *self.input_shape)}
 
 
 class MLP(_PlainModel):
-    """Linear layers with ReLU between them; pictures are flattened.
+    """Multilayer perceptron with ReLU; images are flattened.
 
     Args:
-        input_shape: of one row.
-        widths: features of each hidden layer, and classes.
+        input_shape: shape of one row.
+        widths: features of each hidden layer, and number of classes.
     """
 
     def __init__(self, input_shape: Sequence[int], widths: Sequence[int]) -> None:
@@ -46,20 +46,20 @@ class MLP(_PlainModel):
         self.seq_blocks = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) to logits (B, classes)."""
+        """Maps (B, ...) to logits (B, classes)."""
         logits: Tensor = self.seq_blocks(x.flatten(1))
         return logits
 
 
 class JetTagger(_PlainModel):
-    """Linear layers, each after a batch norm and a ReLU, for the jets of the LHC.
+    """Linear layers, each with batch norm and ReLU, for classifying jets at the LHC.
 
-    Source of the task: J. Duarte et al., arXiv:1804.06913, section 2; of the larger widths:
-    Y. Umuroglu et al., LogicNets, arXiv:2004.03021.
+    Source: task: J. Duarte et al., arXiv:1804.06913, section 2; larger widths: Y. Umuroglu et al.,
+    LogicNets, arXiv:2004.03021.
 
     Args:
-        num_features: of one row.
-        num_classes: classes.
+        num_features: features of one row.
+        num_classes: number of classes.
         hidden: features of each hidden layer.
     """
 
@@ -73,7 +73,7 @@ class JetTagger(_PlainModel):
         self.seq_blocks = nn.Sequential(*layers, nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, features) to logits (B, classes)."""
+        """Maps (B, features) to logits (B, classes)."""
         logits: Tensor = self.seq_blocks(x)
         return logits
 
@@ -86,7 +86,7 @@ class VGG7(_PlainModel):
 
     Args:
         image_size: (channels, height, width); sides of at least 8.
-        num_classes: classes.
+        num_classes: number of classes.
     """
 
     def __init__(
@@ -103,17 +103,17 @@ class VGG7(_PlainModel):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, height, width) to logits (B, classes)."""
+        """Maps (B, channels, height, width) to logits (B, classes)."""
         logits: Tensor = self.classifier(self.feature_layers(x))
         return logits
 
 
 class ToyNet(MLP):
-    """Three linear layers with ReLU between them, `toy` of the catalogue.
+    """Three linear layers with ReLU between them, `toy` in the catalogue.
 
     Args:
         image_size: (channels, height, width).
-        num_classes: classes.
+        num_classes: number of classes.
         hidden: features of both hidden layers.
     """
 
@@ -125,8 +125,8 @@ class ToyConvNet(_PlainModel):
     """Two 2-D and two 1-D convolutions, each with ReLU, pooling, and a linear layer.
 
     Args:
-        num_classes: classes.
-        channels: of the input and of the four convolutions.
+        num_classes: number of classes.
+        channels: channels of the input and of the four convolutions.
         side: height and width of the example input; others work.
     """
 
@@ -148,7 +148,7 @@ class ToyConvNet(_PlainModel):
         self.linear = nn.Linear(channels[4], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, height, width) to logits (B, classes)."""
+        """Maps (B, channels, height, width) to logits (B, classes)."""
         x = self.block_2(self.maxpool(self.block_1(x)))
         x = self.block_4(self.block_3(x.flatten(2)))
         logits: Tensor = self.linear(self.avgpool(x).flatten(1))
@@ -156,12 +156,12 @@ class ToyConvNet(_PlainModel):
 
 
 class ToyCustomFnNet(_PlainModel):
-    """Sums, products and differences with tensors and numbers, both convolutions, `matmul`, `bmm`.
+    """Arithmetic with tensors and numbers, both kinds of convolution, `matmul` and `bmm`.
 
     Args:
         image_size: (channels, height, width).
-        num_classes: classes.
-        batch_size: MASE's model has one; here it may be called with any.
+        num_classes: number of classes.
+        batch_size: ignored; MASE's model has a fixed one, and this model takes any.
     """
 
     WIDTH = 100
@@ -177,7 +177,7 @@ class ToyCustomFnNet(_PlainModel):
         self.conv1d = nn.Conv1d(4, num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) to logits (B, classes)."""
+        """Maps (B, ...) to logits (B, classes)."""
         x = torch.relu(self.seq_blocks(x.flatten(1)))
         x = (x + x + 2) * x * 2
         x = x - x.mean(1, keepdim=True) - 2

@@ -1,4 +1,4 @@
-"""Models that users add to the catalogue, by MASE's decorators."""
+"""Registration of users' models in the catalogue by MASE's decorators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ G = TypeVar("G", bound=Getter)
 
 
 class ModelFactory:
-    """What is registered, by name, in the tables that MASE's users look into."""
+    """Registered models by name, in the tables of MASE's interface."""
 
     _model_info_dict: ClassVar[dict[str, ModelInfo]] = MODELS
     _model_cls_dict: ClassVar[dict[str, type[nn.Module]]] = {}
@@ -31,17 +31,17 @@ def register_mase_model(
     task_type: Any = "vision",
     **traits: Any,
 ) -> Callable[[M], M]:
-    """A class decorator: the catalogue gets a row for each of the checkpoints.
+    """Class decorator that adds a row to the catalogue for each checkpoint.
 
     Args:
-        name: of the model.
-        checkpoints: the names that `get_model` is to know; default, `name`.
-        model_source: not used: it makes no difference here where a class is from.
-        task_type: `vision`, `nlp` or `physical`; a member of an enumeration counts by its value.
-        traits: not used: MASE's flags of what a model can do.
+        name: name of the model.
+        checkpoints: names for `get_model`; `name` by default.
+        model_source: ignored; present for compatibility with MASE.
+        task_type: `vision`, `nlp` or `physical`; an enumeration member counts by its value.
+        traits: ignored; MASE's capability flags.
 
     Raises:
-        ConfigError: another kind of task, or a name that is taken.
+        ConfigError: if the task type is unknown, or a name is taken.
     """
     kind = convert(getattr(task_type, "value", task_type), Kind, f"{name}: task_type")
 
@@ -55,7 +55,7 @@ def register_mase_model(
 
 
 def register_mase_checkpoint(checkpoint: str) -> Callable[[G], G]:
-    """A decorator of the function that makes the model: `(pretrained=..., dataset_info=...)`."""
+    """Decorator of the function that builds the model: `(pretrained=..., dataset_info=...)`."""
 
     def register(getter: G) -> G:
         ModelFactory._checkpoint_getter_dict[checkpoint] = getter

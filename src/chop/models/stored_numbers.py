@@ -8,26 +8,26 @@ from typing import Any
 
 from chop.distributed.weight_files import INDEX, WEIGHTS, stored_dtypes
 from chop.errors import enumerate_names
-from chop.ir.huggingface.misfits import NO_FLOATS, no_floats
+from chop.ir.huggingface.misfits import NO_FLOATS, describe_non_floats
 from chop.ir.huggingface.unread import MOST_NAMES
 
 FLOAT8 = "F8"
-"""Beginning of safetensors' names of types."""
+"""Prefix of safetensors' names of 8-bit float types."""
 Renamed = Callable[[Any, list[str]], Mapping[str, str]]
-"""(model, names in files) -> the model's names."""
+"""(model, names in files) -> names in the model."""
 
 
 def check_numbers(model: Any, folder: Path, renamed: Renamed, where: str) -> list[str]:
-    """Sentences on weights in floats of 8 bits, which the caller is to warn of.
+    """Returns warnings about weights stored as 8-bit floats.
 
     Args:
         model: model of transformers, with weights or on the meta device.
-        folder: with weights in safetensors, or others, which are not looked at.
+        folder: folder with safetensors weights; other kinds of weights are ignored.
         renamed: names of tensors in files -> names in the model.
         where: location of the files, for messages.
 
     Raises:
-        CheckpointError: integers or truth values are there for weights of floats.
+        CheckpointError: if files have integers or booleans in place of float weights.
     """
     if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         return []
@@ -38,6 +38,6 @@ def check_numbers(model: Any, folder: Path, renamed: Renamed, where: str) -> lis
     names = [name for name, own in renamed(model, sorted(coded)).items() if own in floats]
     integers = [name for name in names if coded[name].startswith(NO_FLOATS)]
     if integers:
-        raise no_floats(integers[0], coded[integers[0]], where)
-    shown = enumerate_names(names, MOST_NAMES)
-    return [f"floats of 8 bits without scales, taken as they are: {shown}"] if names else []
+        raise describe_non_floats(integers[0], coded[integers[0]], where)
+    listed = enumerate_names(names, MOST_NAMES)
+    return [f"8-bit floats without scales, used unscaled: {listed}"] if names else []

@@ -1,4 +1,4 @@
-"""Weights in files: safetensors, or those of `torch.save`, which are read without running code."""
+"""Weight files: safetensors and `torch.save`, read without running code."""
 
 from __future__ import annotations
 
@@ -18,51 +18,53 @@ from chop.ir.storage.torch_file import read_torch_file
 
 LoadType = Literal["mz", "pt", "pl"]
 NESTED = ("state_dict", "model")
-"""Where training scripts keep the tensors in a file that holds more."""
-NO_CODE = "expected tensors alone, as torch.save(model.state_dict(), ...) or safetensors write them"
+"""Keys under which training scripts store the tensors in a larger file."""
+NO_CODE = "expected only tensors, as torch.save(model.state_dict(), ...) or safetensors write them"
 READ_TWICE = 2**28
-"""Bytes of a file of weights below which it is read before the data, too."""
+"""Maximum bytes of a weight file that is also checked before the data are read."""
 MAX_NAMES = 5
 
 
 def load_checkpoint(
     load_name: str | Path, load_type: LoadType = "mz", model: nn.Module | None = None
 ) -> nn.Module:
-    """A model with the weights of a checkpoint.
+    """Loads a checkpoint into a model.
 
     Args:
-        load_name: the file; for `mz` what `MaseGraph.export` was given.
-        load_type: `mz`, a graph that `MaseGraph.export` wrote; `pt`, a state dict, of torch or
-            safetensors; `pl`, a checkpoint of PyTorch Lightning, whose module calls it `model`.
-        model: gets the weights of `pt` and `pl`, in place.
+        load_name: the file; for `mz`, the name given to `MaseGraph.export`.
+        load_type: `mz`, a graph of `MaseGraph.export`; `pt`, a state dict of torch or safetensors;
+            `pl`, a checkpoint of PyTorch Lightning whose module calls it `model`.
+        model: model that gets the weights of `pt` and `pl`, in place.
 
     Returns: the graph's model, or `model`.
 
     Raises:
-        ConfigError: an unknown type, or no model for a state dict.
-        CheckpointError: the file is missing or broken, would run code, or does not fit the model.
+        ConfigError: if the type is unknown, or a state dict is given without a model.
+        CheckpointError: if the file is missing or broken, would run code, or does not fit the
+            model.
     """
     check_known(load_type, get_args(LoadType), "load_type: got")
     if load_type == "mz":
         return MaseGraph.from_checkpoint(load_name).model
     if model is None:
-        raise ConfigError(f"load_type '{load_type}' holds weights alone: give model=.")
+        raise ConfigError(f"load_type '{load_type}' holds only weights: give model=.")
     return load_weights(model, load_name, prefix="model." if load_type == "pl" else "")
 
 
 def load_weights(model: nn.Module, path: str | Path, prefix: str = "") -> nn.Module:
-    """The model, with the weights of a file in place of its own.
+    """Loads the weights of a file into a model.
 
     Args:
-        model: gets the weights.
-        path: a file with tensors by name, or a mapping whose `state_dict` or `model` they are, or
-            whose only mapping with tensors; or a folder of Hugging Face, or its index of shards.
-        prefix: what the names start with in the file, and not in the model; default, what all
-            names of the model have before them there (`module.` of `DataParallel`, `_orig_mod.` of
-            `torch.compile`, the name of the model in a module of Lightning).
+        model: model that gets the weights.
+        path: a file with tensors by name, directly, under `state_dict` or `model`, or in its only
+            nested mapping with tensors; or a Hugging Face folder, or its index of shards.
+        prefix: prefix of the names in the file. Default: the common prefix of the model's names
+            there (`module.` of `DataParallel`, `_orig_mod.` of `torch.compile`, the attribute of
+            the model in a Lightning module).
 
     Raises:
-        CheckpointError: the file is missing or broken, would run code, or does not fit the model.
+        CheckpointError: if the file is missing or broken, would run code, or does not fit the
+            model.
     """
     own = model.state_dict()
     state = {name.removeprefix(prefix): x for name, x in _read_state(Path(path)).items()}
@@ -78,10 +80,10 @@ def load_weights(model: nn.Module, path: str | Path, prefix: str = "") -> nn.Mod
 
 
 def check_readable(path: str | Path) -> None:
-    """Checks that a file or folder of weights is there and, unless it is large, can be read.
+    """Checks that a weight file or folder exists and, unless it is large, can be read.
 
     Raises:
-        CheckpointError: it is missing or broken, or would run code.
+        CheckpointError: if it is missing or broken, or would run code.
     """
     path = Path(path)
     if not path.is_dir() and (not path.is_file() or path.stat().st_size < READ_TWICE):
@@ -89,48 +91,48 @@ def check_readable(path: str | Path) -> None:
 
 
 def _get_prefix(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    """What is before every name of a model in a file; empty where some name has it not."""
+    """Returns the common prefix of a model's names in a file; empty if a name is missing."""
     first = next(iter(own), "")
     ends = [name for name in state if name.endswith(f".{first}")] if first not in state else []
-    found = (name.removesuffix(first) for name in ends)
-    return next((start for start in found if all(start + name in state for name in own)), "")
+    prefixes = (name.removesuffix(first) for name in ends)
+    return next((start for start in prefixes if all(start + name in state for name in own)), "")
 
 
 def _differences(own: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
     both = own.keys() & state.keys()
-    found = {
+    differing = {
         "missing": own.keys() - state.keys(),
         "unexpected": state.keys() - own.keys(),
         "of another shape": {key for key in both if _shape(own[key]) != _shape(state[key])},
     }
-    both -= found["of another shape"]
-    found["of another kind"] = {key for key in both if not _is_of_kind(state[key], own[key])}
+    both -= differing["of another shape"]
+    differing["of another kind"] = {key for key in both if not _is_of_kind(state[key], own[key])}
     texts = [
         f"{what} {enumerate_names(sorted(names), MAX_NAMES)}"
-        for what, names in found.items()
+        for what, names in differing.items()
         if names
     ]
-    shown = [(name, _shown_shape) for name in sorted(found["of another shape"])]
-    shown += [(name, _shown_kind) for name in sorted(found["of another kind"])]
+    described = [(name, _describe_shape) for name in sorted(differing["of another shape"])]
+    described += [(name, _describe_kind) for name in sorted(differing["of another kind"])]
     values = [
         f"{name} {show(state[name])} in the file, {show(own[name])} in the model"
-        for name, show in shown[:MAX_NAMES]
+        for name, show in described[:MAX_NAMES]
     ]
     return [*texts[:-1], f"{texts[-1]} ({'; '.join(values)})"] if values else texts
 
 
-def _shown_shape(value: Any) -> str:
+def _describe_shape(value: Any) -> str:
     shape = _shape(value)
     return "no tensor" if shape is None else str(tuple(shape))
 
 
-def _shown_kind(value: Tensor) -> str:
+def _describe_kind(value: Tensor) -> str:
     more = [value.layout] * (value.layout != torch.strided) + ["without data"] * value.is_meta
     return " ".join(map(str, [value.dtype, *more])).replace("torch.", "")
 
 
 def _is_of_kind(given: Any, own: Any) -> bool:
-    """Returns true if numbers keep their meaning in another dtype or layout; codes do not."""
+    """Returns whether numbers keep their meaning in another dtype or layout; codes do not."""
     if not isinstance(given, Tensor) or not isinstance(own, Tensor):
         return True
     is_code = given.dtype in (torch.int8, torch.uint8) and own.is_floating_point()
@@ -145,7 +147,7 @@ def _shape(value: Any) -> torch.Size | None:
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
-    """The tensors of a file by name, whether they are all of it or nested in it."""
+    """Returns the tensors of a file by name, at the top level or nested."""
     state = _read(path)
     if isinstance(state, Mapping):
         nested = (state[key] for key in NESTED if key in state)
@@ -162,20 +164,20 @@ def _read_state(path: Path) -> Mapping[str, Any]:
 
 
 def _only_nested(path: Path, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The only mapping with tensors in a mapping; itself where it has tensors, or no such one."""
+    """Returns the only nested mapping with tensors, or the mapping itself."""
     if any(isinstance(x, Tensor) for x in state.values()):
         return state
     nested = {key: x for key, x in state.items() if isinstance(x, Mapping) and _has_tensors(x)}
     if len(nested) > 1:
         raise CheckpointError(
             f"'{path}' holds weights under {enumerate_names([*map(str, nested)], MAX_NAMES)}: save "
-            "those of one model in a file of their own."
+            "each model in its own file."
         )
     return next(iter(nested.values()), state)
 
 
-def _has_tensors(found: Mapping[Any, Any]) -> bool:
-    return any(isinstance(x, Tensor) for x in found.values())
+def _has_tensors(mapping: Mapping[Any, Any]) -> bool:
+    return any(isinstance(x, Tensor) for x in mapping.values())
 
 
 def _read(path: Path) -> Any:
@@ -191,14 +193,14 @@ def _read(path: Path) -> Any:
     try:
         return load_file(path)
     except SafetensorError:
-        pass  # then it is torch's own kind
+        pass  # a file of torch.save
     try:
         return read_torch_file(path)
     except CheckpointError:
         raise
-    except Exception as error:  # torch raises what its unpickler happens to meet
+    except Exception as error:  # torch's unpickler raises various errors
         raise CheckpointError(
-            f"'{path}' holds no weights that can be read: {NO_CODE}{_found_in_place(error)}."
+            f"'{path}' holds no weights that can be read: {NO_CODE}{_describe_object(error)}."
         ) from error
 
 
@@ -206,8 +208,8 @@ def _whole(stored: Stored) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in stored.shape)
 
 
-def _found_in_place(error: Exception) -> str:
-    """What a file has in the place of tensors; empty where torch does not know."""
+def _describe_object(error: Exception) -> str:
+    """Describes an object in a file that is not a tensor; "" if torch does not name it."""
     text = str(error)
     named = re.search(r"GLOBAL (\S+) was not an allowed", text)
     if named is not None:

@@ -1,7 +1,7 @@
-"""MASE's import paths and names: where each is defined here.
+"""Aliases for MASE's import paths and names.
 
-None of these modules has a file (see `chop.paths.virtual`). A name is looked up in its home when it
-is asked for, so that a path which nobody uses costs nothing.
+These modules have no files (see `chop.paths.virtual`). Names are resolved on access, so that unused
+paths cost nothing.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ HOMES: dict[str, dict[str, str]] = {
     "chop.tools.logger": {"chop.base.notices": _LOGS},
     "chop.tools.utils": {"chop.mase.arrays": _ARRAYS, "chop.ir.dotted": _DOTTED},
 }
-"""Module of MASE's -> the modules that define its names -> these names.
+"""MASE module -> modules that define its names -> these names.
 
-`*` stands for all public ones, see `_all`; `old=new` for one that is called `new` here; `old=new()`
-for the result of a function.
+`*` stands for all public names, see `_all`; `old=new` for one that is called `new` here;
+`old=new()` for the result of a function.
 """
 DEEP: dict[tuple[str, str], str] = {
     ("chop.dataset", "chop.dataset"): "data_module",
@@ -107,37 +107,37 @@ DEEP: dict[tuple[str, str], str] = {
     ("chop.passes.graph.transforms.quantize", "chop.nn.quantizers.utils"): "quantizers.utils",
     ("chop.tools", "chop.tools"): "huggingface",
 }
-"""(package of MASE's, module) -> paths below the package that are other names of the module.
+"""(package of MASE, module) -> paths below the package that are other names of the module.
 
-The packages on the way to a path are other names of it as well.
+The packages along a path are other names of it as well.
 """
 
 
 def _modules() -> dict[str, str]:
-    """Every path of the tables -> the row of `HOMES`, or the module with a file, that it names."""
-    found = {path: path for path in HOMES}
+    """Returns every path of the tables -> the row of `HOMES` or the module that it names."""
+    modules = {path: path for path in HOMES}
     for (package, home), paths in DEEP.items():
         for path in paths.split():
             parts = path.split(".")
             for depth in range(len(parts)):
-                found.setdefault(".".join([package, *parts[: depth + 1]]), home)
-    return found
+                modules.setdefault(".".join([package, *parts[: depth + 1]]), home)
+    return modules
 
 
 MODULES = _modules()
 
 
 def fill(module: ModuleType) -> None:
-    """Gives a new module of MASE's its doc, its `__getattr__` and its `__dir__`."""
+    """Gives a new MASE module its docstring, `__getattr__` and `__dir__`."""
     path = module.__name__
     homes = HOMES.get(MODULES[path], {MODULES[path]: "*"})
-    module.__doc__ = f"MASE's path of names from {', '.join(homes)}."
+    module.__doc__ = f"MASE's path for names from {', '.join(homes)}."
     vars(module)["__getattr__"] = lambda name: _find(path, homes, name)
     vars(module)["__dir__"] = lambda: _public(homes)
 
 
 def _find(path: str, homes: Mapping[str, str], name: str) -> Any:
-    """The attribute `name` of the module `path`."""
+    """Returns the attribute `name` of the module `path`."""
     if f"{path}.{name}" in MODULES:
         return importlib.import_module(f"{path}.{name}")
     if name == "__all__":
@@ -147,17 +147,17 @@ def _find(path: str, homes: Mapping[str, str], name: str) -> Any:
     for home, names in homes.items():
         target = _targets(home, names).get(name)
         if target is not None:
-            found: Any = importlib.import_module(home)
+            member: Any = importlib.import_module(home)
             for step in target.removesuffix("()").split("."):
-                found = getattr(found, step)
-            return found() if target.endswith("()") else found
+                member = getattr(member, step)
+            return member() if target.endswith("()") else member
         made = vars(importlib.import_module(home)).get("__getattr__")
         if made is not None and "*" in names.split():
             try:
                 return made(name)
             except AttributeError:
                 continue  # another home may have it
-    from chop.errors import did_you_mean  # not needed by those who only `import chop`
+    from chop.errors import did_you_mean  # not needed by `import chop`
 
     hint = did_you_mean(name, _public(homes))
     raise AttributeError(f"module '{path}' has no attribute '{name}': {hint}")
@@ -168,7 +168,7 @@ def _public(homes: Mapping[str, str]) -> list[str]:
 
 
 def _targets(home: str, names: str) -> dict[str, str]:
-    """The names of a row of `HOMES` -> what they are called in `home`."""
+    """Returns the names of a row of `HOMES` -> their names in `home`."""
     targets: dict[str, str] = {}
     for entry in names.split():
         if entry == "*":
@@ -180,7 +180,7 @@ def _targets(home: str, names: str) -> dict[str, str]:
 
 
 def _all(module: ModuleType) -> list[str]:
-    """`__all__` of a module, or without one the public functions and classes that it defines."""
+    """Returns `__all__` of a module, by default its own public functions and classes."""
     if hasattr(module, "__all__"):
         names: list[str] = module.__all__
         return names

@@ -1,7 +1,7 @@
-"""Modules that have moved: their earlier paths, which files written by earlier versions name.
+"""Earlier paths of moved modules, which files of earlier versions contain.
 
-A pickle of a whole model finds its classes by these paths. The storage of a search identifies the
-functions among its options by them.
+Pickles of whole models refer to classes by these paths. Search storages identify the functions
+among their options by them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MOVED = {
     "chop.nas.training": "chop.problems.nas.training",
     "chop.nested": "chop.base.nested",
 }
-"""Earlier path -> path now."""
+"""Earlier path -> present path."""
 EARLIER = {now: earlier for earlier, now in MOVED.items()}
 
 
 def fill(module: ModuleType) -> None:
-    """Puts the module as it is called now in the place of the new one at its earlier path."""
+    """Replaces the new module at an earlier path by the module at its present path."""
     sys.modules[module.__name__] = importlib.import_module(MOVED[module.__name__])

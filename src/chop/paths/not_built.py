@@ -1,4 +1,4 @@
-"""Names of MASE whose parts are missing: each can be imported, and says so when it is called."""
+"""Names of MASE without an implementation, which can be imported and raise an error when called."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from typing import Any, NoReturn
 
 from chop.errors import NotBuiltError
 
-VIVADO = "no Vivado project is written; its read_verilog -sv takes the rtl/*.sv of chop emit."
+VIVADO = "Vivado projects are not supported; read the rtl/*.sv of chop emit with read_verilog -sv."
 DISTRIBUTED = (
-    "no graph is cut into stages for devices yet; autosharding_analysis_pass cuts its tensors."
+    "pipeline parallelism is not supported yet; autosharding_analysis_pass shards tensors."
 )
 TENSORRT = (
-    "no TensorRT engine is built yet; export_onnx_interface_pass writes a file that TensorRT reads."
+    "TensorRT engines are not supported yet; export_onnx_interface_pass writes a file for TensorRT."
 )
 SPIKING = (
-    "no spiking networks are built yet; quantize_transform_pass to 'binary' gives one-bit inputs."
+    "spiking networks are not supported yet; quantize_transform_pass has one-bit inputs, 'binary'."
 )
 ATTENTION = (
-    "no attention is replaced yet; fuse_attention_transform_pass makes it one fused call, with the "
-    "same numbers."
+    "attention is not replaced yet; fuse_attention_transform_pass fuses it into one call with the "
+    "same results."
 )
 RUNTIME = (
-    "no pass measures speed yet; the command 'chop bench model' compares a model with its float "
-    "twin."
+    "passes do not measure speed yet; 'chop bench model' compares a model with its float original."
 )
 REASONS: dict[str, str] = {
     VIVADO: "emit_vivado_project_transform_pass",
-    "no metadata of a circuit has to be patched; add_hardware_metadata_analysis_pass makes it.": (
+    "circuit metadata need no patch; add_hardware_metadata_analysis_pass creates them.": (
         "patch_metadata_transform_pass"
     ),
     DISTRIBUTED: "partition_to_multi_device_transform_pass",
@@ -39,30 +38,30 @@ REASONS: dict[str, str] = {
     SPIKING: "ann2snn_transform_pass ann2snn_module_transform_pass",
     ATTENTION: "attention_transform_pass",
     RUNTIME: "runtime_analysis_pass",
-    "no LogicNets are built yet; quantize_transform_pass to 'integer' has their formats.": (
+    "LogicNets are not supported yet; quantize_transform_pass has their formats, 'integer'.": (
         "logicnets_fusion_transform_pass"
     ),
-    "no runtime is wrapped yet; export_onnx_interface_pass writes a file that onnxruntime takes.": (
+    "runtimes are not wrapped yet; export_onnx_interface_pass writes a file for onnxruntime.": (
         "onnx_runtime_interface_pass onnx_annotate_transform_pass"
     ),
-    "no pass or action trains yet; chop.tools.get_trainer and chop.train.fit take mg.model.": (
+    "passes and actions do not train yet; use chop.tools.get_trainer or chop.train.fit.": (
         "training_base_pass train test"
     ),
-    "no action runs passes yet; chop.pipelines.Pipeline runs those that a TOML file lists.": (
+    "actions do not run passes yet; chop.pipelines.Pipeline runs the passes of a TOML file.": (
         "transform"
     ),
-    "no format for circuits alone yet; chop emit makes those of mxint; mxint_quantizer is it.": (
+    "hardware formats are not separate; chop emit takes mxint, see mxint_quantizer.": (
         "mxint_hardware"
     ),
 }
 NOT_BUILT: dict[str, str] = {
     name: reason for reason, names in REASONS.items() for name in names.split()
 }
-"""What is missing, and what to use meanwhile."""
+"""Name -> missing feature and its alternative."""
 
 
 def missing_passes() -> dict[str, Callable[..., NoReturn]]:
-    """The passes on graphs."""
+    """Returns the missing graph passes by name."""
     names = (n for n in NOT_BUILT if n.endswith("_pass"))
     return {name: _refusal(name) for name in names}
 

@@ -1,4 +1,4 @@
-"""Registration with other libraries at their first import, so that `import chop` stays cheap."""
+"""Registration with other libraries at their first import, so that `import chop` stays fast."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ REGISTERS = {
     "transformers.modeling_utils": "chop.ir.huggingface.resizing",
     "peft.tuners.lora.layer": "chop.lora.peft_layers",
 }
-"""By module of another library, ours that registers something there when it is imported."""
+"""Module of another library -> chop module that registers with it on import."""
 _waiting: set[str] = set()
 
 
 def register_imported() -> None:
-    """Registers with the libraries that are there already, the others when they are imported."""
+    """Registers with imported libraries now, and with others when they are imported."""
     for name, ours in REGISTERS.items():
         if name in sys.modules:
             importlib.import_module(ours)
@@ -28,7 +28,7 @@ def register_imported() -> None:
 
 
 def find_spec(fullname: str) -> ModuleSpec | None:
-    """The spec of a module that `REGISTERS` waits for, which registers when it has run."""
+    """Returns the spec of a module in `REGISTERS`, which registers after the module has run."""
     if fullname not in _waiting:
         return None
     from importlib.util import find_spec as find

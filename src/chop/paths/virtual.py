@@ -1,6 +1,6 @@
-"""Modules without a file: MASE's paths, earlier paths, and modules made from a table.
+"""Modules without files: MASE's paths, earlier paths, and modules made from tables.
 
-`chop` finds them by `find_spec`, and reads this file at the first import below it.
+`chop` resolves them with `find_spec`, and loads this file at the first import below it.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 
 class _Loader:
-    """Loader of a module that `fill` gives its names.
+    """Loader of a module whose names `fill` defines.
 
-    Not derived from that of `importlib.abc`, whose import takes as long as `import chop` does.
+    It does not derive from `importlib.abc.Loader`, whose import takes as long as `import chop`.
     """
 
     def __init__(self, fill: Fill) -> None:
         self.exec_module = fill
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leaves the making of a module to Python."""
+        """Leaves the creation of a module to Python."""
 
 
 PROVIDERS = {"chop.nn.quantized.modules": "chop.mase.quantized_classes"}
-"""Path -> the module that adds the modules at it and below when it is imported."""
+"""Path -> module that adds the modules at that path and below on import."""
 _FILLS: dict[str, Fill] = {}
 
 
 def add_modules(paths: Iterable[str], fill: Fill) -> None:
-    """Makes modules importable that have no file.
+    """Makes modules without files importable.
 
     Args:
         paths: their dotted paths, below `chop`.
-        fill: gives a new module its names, for example a `__getattr__`.
+        fill: defines the names of a new module, for example by a `__getattr__`.
     """
     _FILLS.update(dict.fromkeys(paths, fill))
 
 
 def find_spec(fullname: str) -> ModuleSpec | None:
-    """The spec of a module without a file, which other modules can be below; else None."""
+    """Returns the package spec of a module without a file; None for other modules."""
     for path, provider in PROVIDERS.items():
         if fullname == path or fullname.startswith(f"{path}."):
             importlib.import_module(provider)
@@ -59,10 +59,10 @@ def find_spec(fullname: str) -> ModuleSpec | None:
 
 
 def import_subpackage(path: str) -> ModuleType:
-    """The module, imported without garbage collection.
+    """Imports a module without garbage collection.
 
-    Modules are no garbage; a collection visits the million objects of torch each time, which took
-    a fifth of the import.
+    Modules are no garbage, and each collection visits the million objects of torch, which took a
+    fifth of the import time.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""Lists of passes, run one after the other.
+"""Pipelines: lists of passes that run in sequence.
 
-`Pipeline(stages)(mg, out=...)` -> graph and what each pass found; a killed run continues;
-`CompressionPipeline()(mg, pass_args={...})` quantizes, then prunes, as MASE's does;
+`Pipeline(stages)(mg, out=...)` -> graph and results of each pass; a killed run resumes;
+`CompressionPipeline()(mg, pass_args={...})` quantizes, then prunes, like MASE's;
 `AutoPipelineForDistributedInference` shards by a plan.
 """
 

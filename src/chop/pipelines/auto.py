@@ -1,4 +1,4 @@
-"""Fixed lists of passes whose settings come with the call, by MASE's names."""
+"""Pipelines with a fixed order and settings in the call, under MASE's names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AutoPipeline:
     """Passes in a fixed order.
 
     Args:
-        pass_groups: passes or their names, in order; groups of them are run one after the other.
+        pass_groups: passes or their names, in order; nested groups run in sequence.
     """
 
     def __init__(self, pass_groups: Sequence[Pass | list[Pass] | tuple[Pass, ...]]) -> None:
@@ -40,15 +40,15 @@ class AutoPipeline:
 
         Args:
             mg: the graph; it is not changed.
-            pass_args: the settings of each pass, by its name.
-            skip_passes: passes or their names to leave out.
+            pass_args: settings by pass name.
+            skip_passes: passes or their names to skip.
             out: see `Pipeline`.
-            quiet: prints no line per pass.
+            quiet: print no line per pass.
 
-        Returns: the new graph, and what each pass found by its name.
+        Returns: the new graph, and results by pass name.
 
         Raises:
-            ConfigError: a name is not one of this pipeline.
+            ConfigError: if a name does not belong to this pipeline.
         """
         settings = dict(pass_args or {})
         skipped = {getattr(step, "__name__", str(step)) for step in skip_passes}
@@ -67,7 +67,7 @@ class AutoPipeline:
 
 
 class CompressionPipeline(AutoPipeline):
-    """Quantizes, then prunes: whichever of the two has settings.
+    """Quantizes, then prunes; skips a pass without settings.
 
     Example:
         >>> from torch import nn
@@ -91,12 +91,12 @@ class CompressionPipeline(AutoPipeline):
 
 
 class AutoPipelineForDistributedInference(AutoPipeline):
-    """Searches for a sharding plan and shards the graph by it, for inference on several processes.
+    """Searches for a sharding plan and shards the graph by it, for distributed inference.
 
-    Every process that torchrun started calls it, as often as there are models; a process group that
-    the program has made is used. A plan that is given is not searched for. The first process
-    searches and all get its plan. `mg.model` then takes and gives plain whole tensors on every
-    process. A forward is compared with one process first, unless `"check": False`.
+    Every process of torchrun calls it, once per model; an existing process group is used. The first
+    process searches and sends the plan to all; a given plan skips the search. `mg.model` then takes
+    and returns whole tensors on every process. A forward is compared with one process first, unless
+    `"check": False`.
 
     Example::
 
@@ -117,21 +117,21 @@ class AutoPipelineForDistributedInference(AutoPipeline):
                     f"where {SEARCH} searches for one."
                 )
             return [shard]
-        found: dict[str, Any] = {}
+        searched: dict[str, Any] = {}
 
         def search_plan(mg: MaseGraph, config: Any) -> tuple[MaseGraph, dict[str, Any]]:
             start(AutoshardingConfig.from_settings(config).machine().mesh, given.get("backend"))
             mg, info = search.function(mg, {**config, "broadcast": True})
-            found["plan"] = info["plan"]
+            searched["plan"] = info["plan"]
             return mg, info
 
         def shard_by_it(mg: MaseGraph, config: Any) -> tuple[MaseGraph, dict[str, Any]]:
-            if not found:
+            if not searched:
                 raise ConfigError(
                     f"AutoPipelineForDistributedInference: {SHARD} has no plan, as {SEARCH} has "
                     "not run in this process; give 'plan', or do not skip or resume the search."
                 )
-            return shard.function(mg, {**config, **found})
+            return shard.function(mg, {**config, **searched})
 
         shared = {key: given[key] for key in ("mesh", "backend") if given.get(key) is not None}
         mesh = {"mesh": world_size(), **shared}

@@ -1,6 +1,6 @@
-"""Packed weights: the passes that store the weights of all operators in one format.
+"""Packed weights: passes that store the weights of all operators in one format.
 
-Their inputs may be rounded, too: to 8 bits, as many engines multiply.
+Inputs can be rounded as well, for instance to 8 bits, as many inference engines do.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def pack_weights(
     inputs: NumberFormat | None = None,
     recipe: Recipe | None = None,
 ) -> MaseGraph:
-    """A graph with the weights of all operators that have one packed; the rest stays float.
+    """Returns a graph with all operator weights packed; other parameters stay float.
 
     Args:
-        mg: float; it stays as it is.
-        number_format: of the weights.
-        inputs: what these operators round their inputs to; indices stay. None: nothing.
-        recipe: other formats of some weights, and what stays float. None: there are none.
+        mg: float graph; it is not changed.
+        number_format: format of the weights.
+        inputs: format of the inputs of these operators, except indices; None leaves them float.
+        recipe: per-layer formats and layers to skip, or None.
 
     Raises:
-        ConfigError: no operator has a weight, or a pattern of the recipe matches nothing.
+        ConfigError: if no operator has a weight, or a pattern of the recipe matches nothing.
     """
     mg, _ = init_metadata_analysis_pass(mg)
     mg, _ = add_common_metadata_analysis_pass(mg)
@@ -51,7 +51,7 @@ def pack_weights(
 
 
 def _check_ties(mg: MaseGraph) -> None:
-    """Raises ConfigError for weights that have a format, and are those of float layers, too."""
+    """Raises ConfigError for quantized weights that are shared with float layers."""
     floats = {
         id(x)
         for module in mg.model.modules()
@@ -66,6 +66,6 @@ def _check_ties(mg: MaseGraph) -> None:
     ]
     if tied:
         raise ConfigError(
-            f"skip: '{tied[0]}' has its weight with modules that stay float; expected it in skip, "
-            "too, or neither."
+            f"skip: '{tied[0]}' shares its weight with modules that stay float; skip all of them "
+            "or none."
         )

@@ -22,14 +22,14 @@ METADATA_PASSES = ("init_metadata_analysis_pass", "add_common_metadata_analysis_
 
 
 class Pipeline:
-    """Passes with their settings, run one after the other.
+    """Passes with their settings that run in sequence.
 
     Args:
-        stages: passes or their names, alone or as `(pass, settings)`. Metadata is filled in first
-            where the graph has none.
+        stages: passes or their names, optionally as `(pass, settings)`. Missing metadata are
+            added first.
 
     Raises:
-        ConfigError: there is no pass of some name.
+        ConfigError: if a pass name is unknown.
 
     Example:
         >>> from torch import nn
@@ -44,10 +44,10 @@ class Pipeline:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Pipeline:
-        """Reads a list of `[[stage]]` tables with `pass = "name"` and perhaps a table `config`.
+        """Reads a list of `[[stage]]` tables with `pass = "name"` and optionally a table `config`.
 
         Raises:
-            ConfigError: the file cannot be read, names no stage, or a key or a pass is unknown.
+            ConfigError: if the file cannot be read, has no stage, or names an unknown key or pass.
         """
         document = load_toml(path)
         _check_keys(document, ("stage",), str(path))
@@ -74,34 +74,33 @@ class Pipeline:
 
         Args:
             mg: the graph; it is not changed.
-            out: a folder for the graph and the findings after each stage, and a manifest. Another
-                run of the same graph and the same list continues after the last stage that was
-                finished. A stage runs again, and all after it, when its settings have changed or
-                cannot be compared (a generator, say). Of stages that do not run again there is
-                what their files hold: the graph with its notes, and of the findings what JSON can
-                say.
-            allow: module classes of your own, see `MaseGraph.from_checkpoint`.
-            quiet: prints no line per stage.
+            out: folder for the graph and the results after each stage, and a manifest. A later run
+                with the same graph and list continues after the last finished stage. A stage and
+                all later ones run again if its settings changed or cannot be compared (a generator,
+                for instance). Skipped stages return the contents of their files: the graph with its
+                metadata, and the results as far as JSON can represent them.
+            allow: your own module classes, see `MaseGraph.from_checkpoint`.
+            quiet: print no line per stage.
 
-        Returns: the new graph, and what each pass found by its name; a pass that runs again has
-            a number after its name.
+        Returns: the new graph, and results by pass name; repeated passes have a number after the
+        name.
 
         Raises:
-            GraphError: `mg` is no MaseGraph.
-            WriteError: `out` cannot be written to.
+            GraphError: if `mg` is not a MaseGraph.
+            WriteError: if `out` cannot be written to.
         """
         check_graph(type(self).__name__, mg)
         if out is None:
             return self._run(mg, None, quiet)[:2]
         with runs.start("pipeline", stages_as_json(self.stages), out) as job:
             journal = StageJournal(Path(out), mg, self.stages, allow)
-            mg, found, job.rows = self._run(mg, journal, quiet)
-        return mg, found
+            mg, results, job.rows = self._run(mg, journal, quiet)
+        return mg, results
 
     def _run(
         self, mg: MaseGraph, journal: StageJournal | None, quiet: bool
     ) -> tuple[MaseGraph, dict[str, Any], list[dict[str, Any]]]:
-        """The new graph, the findings, and a row for each stage that ran."""
+        """Returns the new graph, the results, and a row for each stage that ran."""
         console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
         names, rows = list(_numbered(self.stages)), []
         resumed = journal.resume() if journal else None
@@ -112,16 +111,16 @@ class Pipeline:
             mg = resumed[0]
             done = f"{len(resumed[1])} of {len(names)} stages are done"
             console.print(f"{journal.folder if journal else ''}: {done}: continuing", markup=False)
-        found = dict(zip(names, resumed[1] if resumed else (), strict=False))
-        for i in range(len(found), len(names)):
+        results = dict(zip(names, resumed[1] if resumed else (), strict=False))
+        for i in range(len(results), len(names)):
             start = time.perf_counter()
-            mg, found[names[i]] = self.stages[i].run(mg)
+            mg, results[names[i]] = self.stages[i].run(mg)
             if journal:
-                journal.record(i, mg, found[names[i]])
+                journal.record(i, mg, results[names[i]])
             seconds = time.perf_counter() - start
             rows.append({"stage": names[i], "seconds": seconds})
             console.print(f"[{i + 1}/{len(names)}] {names[i]}: {seconds:.1f} s", markup=False)
-        return mg, found, rows
+        return mg, results, rows
 
 
 def _fill_metadata(mg: MaseGraph) -> None:

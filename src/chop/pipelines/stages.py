@@ -1,7 +1,7 @@
-"""Stages of a pipeline: a pass and its settings, and the files from which another run resumes.
+"""Stages of a pipeline: passes with settings, and the files from which a run resumes.
 
-A stage leaves `01_name.pt` and `01_name.mz`, its graph, and last a line of `stages.jsonl`, which
-vouches for them with a key: the digest of the first graph and of all stages up to this one.
+A stage writes its graph, `01_name.pt` and `01_name.mz`, and last a line of `stages.jsonl`. The line
+has a key: the digest of the first graph and of all stages up to this one.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from chop.passes import PASSES
 
 log = logging.getLogger(__name__)
 Pass = str | Callable[..., tuple[MaseGraph, dict[str, Any]]]
-"""A pass or its name."""
+"""Pass or its name."""
 MOST_NUMBERS = 10_000
-"""Larger tensors among the findings, such as recorded activations, are only described."""
+"""Maximum size of stored tensors in results; larger ones, such as activations, are described."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass and its settings.
+    """Pass and its settings.
 
     Attributes:
-        name: the pass.
-        function: what is called.
-        config: its settings; None for none.
+        name: name of the pass.
+        function: function of the pass.
+        config: its settings, or None.
     """
 
     name: str
@@ -48,17 +48,17 @@ class Stage:
 
     @classmethod
     def of(cls, step: Pass | tuple[Pass, Any] | Stage) -> Stage:
-        """From a pass or its name, alone or with settings.
+        """Builds a stage from a pass or its name, optionally with settings.
 
         Raises:
-            ConfigError: there is no pass of that name; the message names the nearest.
+            ConfigError: if the name is unknown. The message suggests the nearest name.
         """
         if isinstance(step, Stage):
             return step
         chosen, config = step if isinstance(step, tuple) else (step, None)
         if callable(chosen):
             return cls(getattr(chosen, "__name__", type(chosen).__name__), chosen, config)
-        # MASE's functions that are no passes here, but may be listed.
+        # MASE's functions that are not passes here, but may be listed.
         others = {name: x for name, x in vars(chop.passes).items() if name.endswith("_pass")}
         check_known(chosen, {*PASSES, *others}, "no pass is called")
         return cls(chosen, PASSES[chosen] if chosen in PASSES else others[chosen], config)
@@ -69,12 +69,12 @@ class Stage:
 
 
 class StageJournal:
-    """The files of one pipeline in one folder.
+    """Files of one pipeline run in a folder.
 
     Args:
-        folder: made if missing.
-        mg: the graph that goes in.
-        stages: what is done with it.
+        folder: destination; created if missing.
+        mg: the input graph.
+        stages: stages to run.
         allow: see `MaseGraph.from_checkpoint`.
     """
 
@@ -88,7 +88,7 @@ class StageJournal:
         self.journal = runs.Journal(folder / "stages.jsonl")
 
     def resume(self) -> tuple[MaseGraph, list[Any]] | None:
-        """The graph after the last stage that is done, and the findings of all up to it."""
+        """Returns the graph after the last finished stage, and the results up to it."""
         infos = list(self._finished())
         while infos:
             try:
@@ -102,7 +102,7 @@ class StageJournal:
         return None
 
     def record(self, index: int, mg: MaseGraph, info: Any) -> None:
-        """Writes down a stage that is done; what was known of later ones is void."""
+        """Records a finished stage and discards records of later ones."""
         for path in self.paths[index:]:
             self.journal.remove({"stage": path.name})
         mg.export(self.paths[index])
@@ -118,14 +118,14 @@ class StageJournal:
 
 
 def stages_as_json(stages: Sequence[Stage]) -> dict[str, Any]:
-    """The passes and their settings for a manifest; tensors, such as batches, are described."""
+    """Returns the passes and their settings for a manifest; tensors are described."""
     tables = [{"pass": stage.name, "config": stage.config} for stage in stages]
-    found: dict[str, Any] = runs.as_json({"stages": tables}, _shape_or_class)
-    return found
+    document: dict[str, Any] = runs.as_json({"stages": tables}, _shape_or_class)
+    return document
 
 
 def findings_as_json(value: Any) -> Any:
-    """What JSON can hold of a pass's findings; small tensors are lists."""
+    """Returns the JSON representation of a pass's results; small tensors become lists."""
     return runs.as_json(value, _describe)
 
 
@@ -154,7 +154,7 @@ def _keys(mg: MaseGraph, stages: Sequence[Stage]) -> Iterator[str]:
 
 
 def _graph_parts(mg: MaseGraph) -> Iterator[bytes]:
-    """Nodes, modules and tensors; not the provenance, which has example inputs in it."""
+    """Yields nodes, modules and tensors; not the provenance, which has example inputs."""
     model = mg.model
     for node in mg.nodes:
         called = getattr(node.target, "__qualname__", node.target)
@@ -165,7 +165,7 @@ def _graph_parts(mg: MaseGraph) -> Iterator[bytes]:
 
 
 def _parts(*values: Any) -> Iterator[bytes]:
-    """The content of settings; for what has none that can be compared, something unique."""
+    """Yields the content of settings; a unique object for those that cannot be compared."""
     for value in values:
         yield type(value).__name__.encode()
         if isinstance(value, runs.PLAIN):

@@ -17,7 +17,7 @@ from chop.ir.graph.to_module import HEAD_COUNTS
 from chop.ir.layers import Layer
 from chop.ir.ops.dimensions import attention
 from chop.ir.ops.row import BlockedError, Shape
-from chop.ir.propagate import example_inputs, noted_inputs, propagate
+from chop.ir.propagate import example_inputs, propagate, recorded_inputs
 from chop.nn.lora import refuse_adapters
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import SCORES, Score, ScoreInputs, lowest, unit_scores
@@ -66,7 +66,7 @@ def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning
     removed = _lowest_units(groups, scores, settings)
     before = _parameters(mg)
     is_noted = all("mase" in n.meta and node_metadata(n).common.mase_op for n in mg.nodes)
-    noted = noted_inputs(mg.model)
+    noted = recorded_inputs(mg.model)
     for group, gone in zip(groups, removed, strict=True):
         group.trace.apply((~gone).nonzero()[:, 0].cpu())
     if settings.granularity == "head":

@@ -11,7 +11,7 @@ from chop.captured.original import list_sources
 from chop.errors import GraphError
 from chop.formats import QuantSpec
 from chop.ir.graph import MaseGraph
-from chop.ir.graph.to_module import calls_of_forwards
+from chop.ir.graph.to_module import list_unconvertible_calls
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.operators import quantize_nodes
 
@@ -26,7 +26,7 @@ def leave_calls_of_forwards(mg: MaseGraph, where: str) -> tuple[str, ...]:
     Returns: the names of the nodes.
     """
     try:
-        found = calls_of_forwards(mg.model, mg.provenance)
+        found = list_unconvertible_calls(mg.model, mg.provenance)
     except GraphError:
         return ()
     quantized = [

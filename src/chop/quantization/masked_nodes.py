@@ -52,7 +52,7 @@ def mask_arithmetic(mg: MaseGraph) -> set[fx.Node]:
         if not (row.kind is Kind.ARITHMETIC or row.layout or row.name == "clone"):
             continue
         is_low = node in scores and _has_low_factor(row, node)
-        readers = [user for user in node.users if rows[user].follow is not d.asked_for_size]
+        readers = [user for user in node.users if rows[user].follow is not d.read_size]
         if is_low or (readers and all(_decides(rows[x], x) or x in found for x in readers)):
             found.add(node)
     return found

@@ -13,7 +13,7 @@ from chop.captured.module_tree import computed_tensors
 from chop.captured.overrides import why_not_copyable
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
-from chop.ir.ops import Operator, of_module
+from chop.ir.ops import Operator, get_class_row
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import warn_about_plain_weights, why_computed
 from chop.private.modules import own_children
@@ -71,7 +71,7 @@ def _check_copies(network: nn.Module, where: str) -> None:
 
 def _quantizable(module: nn.Module, path: str) -> Iterator[tuple[str, Operator, nn.Module]]:
     """Modules that have a twin, at each of their paths, with their rows of the table."""
-    row = of_module(type(module))
+    row = get_class_row(type(module))
     if row.quantized is not None:
         yield path, row, module
     elif not isinstance(module, nn.MultiheadAttention | QuantizedOperator):

@@ -17,7 +17,7 @@ from chop.formats import QuantSpec, parse_format_string
 from chop.formats.recipe import PREFIX, Recipe, check_pattern, meant, nearest
 from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.nodes import list_names
-from chop.ir.ops import OPS, Operator, of_module
+from chop.ir.ops import OPS, Operator, get_class_row
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.quantization.masked_nodes import mask_arithmetic
 
@@ -258,7 +258,7 @@ def _get_row(mg: MaseGraph, node: fx.Node) -> Operator:
     module = mg.get_module(node)
     if module is None or isinstance(module, QuantizedOperator):
         return mg.operator(node)
-    return of_module(type(module))
+    return get_class_row(type(module))
 
 
 def _spec_for(mg: MaseGraph, node: fx.Node, settings: Settings, where: str) -> QuantSpec:

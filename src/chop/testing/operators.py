@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from chop.formats import Integer, QuantSpec
 from chop.ir.graph import MaseGraph
-from chop.ir.ops import OPS, Operator, of_module
+from chop.ir.ops import OPS, Operator, get_class_row
 from chop.nn.packed import pack, why_not_packable
 from chop.nn.quantized import QuantizedOperator
 from chop.testing.laws import obeys
@@ -109,7 +109,7 @@ def check_operator(row: Operator, example: tuple[nn.Module, Tensor | tuple[Tenso
 def _it_is_registered_by_its_name(case: Example) -> None:
     """Passes find the operator by name and by class."""
     assert OPS.get(case.row.name) is case.row, "the table has no such row. Was it registered?"
-    operator = of_module(type(case.module)).name
+    operator = get_class_row(type(case.module)).name
     assert operator == case.row.name, f"the example is a module of the operator '{operator}'"
 
 

@@ -1,4 +1,4 @@
-"""Refuses float models that are no better than a constant answer: no format could lose anything."""
+"""Check that the float model is better than a constant answer, so that formats can be compared."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from chop.workloads.workload import Workload
 
 log = logging.getLogger(__name__)
 LOOKED_AT = 1000
-"""Test rows that a job looks at which does not measure the float model itself."""
+"""Number of test rows for jobs that do not measure the float model themselves."""
 COMMON = 0.75
-"""With such a share of one class, accuracy says little of the others."""
-OF_RARE = ("balanced_accuracy", "f1", "roc_auc")
-"""Metrics that judge a rare class as well."""
+"""Share of one class above which accuracy ignores the other classes."""
+RARE_CLASS_METRICS = ("balanced_accuracy", "f1", "roc_auc")
+"""Metrics that also judge rare classes."""
 ROUNDING = 1e-9
-"""A correlation with a constant is not 0 to the last bit."""
+"""Tolerance of a correlation with a constant, which is not exactly 0."""
 
 
 def check_float_model(workload: Workload, config: WorkloadConfig) -> None:
@@ -42,41 +42,41 @@ def check_float_model(workload: Workload, config: WorkloadConfig) -> None:
 def check_answers(
     evaluator: Evaluator, logits: Tensor, workload: Workload, config: WorkloadConfig
 ) -> None:
-    """The same of answers that a search has of the float model, in the order of `logits`."""
+    """Checks the float model's answers that a search has computed, in the order of `logits`."""
     predictions, labels = workload.task.metric.read(logits, evaluator.labels)
     score = workload.compute_score(predictions.cpu(), labels.cpu(), len(evaluator))
     check_scores({"search": score}, workload, config)
 
 
 def check_judged(workload: Workload, config: WorkloadConfig) -> None:
-    """Checks the number that a function of the user gives for the float model."""
+    """Checks the float model's number from a user's function."""
     check_scores({"": workload.score(workload.model, workload.test)}, workload, config)
 
 
 def check_scores(scores: Mapping[str, Score], workload: Workload, config: WorkloadConfig) -> None:
-    """Says which numbers of the float model are uninformative, and stops at them.
+    """Reports uninformative scores of the float model, and raises an error for them.
 
-    A model is better than a constant answer where its 95 % interval is: a format that breaks a
-    model which is not cannot be distinguished from one that keeps it.
+    A model counts as better than a constant answer if its 95 % interval is above it. Otherwise a
+    format that breaks the model cannot be distinguished from one that preserves it.
 
     Args:
-        scores: of the float model, by the name of the rows.
+        scores: scores of the float model, by name of the rows.
         workload: the model and its rows.
-        config: its `force` says the same and goes on.
+        config: its `force` reports without an error.
     Raises:
-        ConfigError: a number is NaN, or no better than that of a constant answer.
+        ConfigError: if a score is NaN, or no better than that of a constant answer.
     """
     for name, score in scores.items():
         if math.isnan(score.value):
             if workload.judge is not None:
                 raise ConfigError(
-                    f"{workload.judge.title}: gave NaN for the float model, with which no format "
-                    "can be compared."
+                    f"{workload.judge.title}: returned NaN for the float model, so that formats "
+                    "cannot be compared with it."
                 )
             raise ConfigError(
                 f"the {workload.task.metric.name} of the float model on the "
                 f"{workload.get_name(name)} rows is NaN, "
-                "with which no format can be compared: look at its outputs on these rows."
+                "so that formats cannot be compared with it: check its outputs on these rows."
             )
     few = [
         _counted(name, score, workload)
@@ -84,7 +84,7 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
         if 0 < score.rows < FEW_ROWS
     ]
     if few:
-        text = f"Few rows: {' and '.join(few)}; at least {FEW_ROWS} tell formats apart that differ."
+        text = f"Few rows: {' and '.join(few)}; use at least {FEW_ROWS} to distinguish formats."
         Console().print(text, highlight=False, markup=False)
     for name, score in scores.items():
         for output, constant in score.useless.items():
@@ -100,21 +100,21 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
         if reason and not config.force:
             raise ConfigError(f"{reason} {_way_out(workload, config)}")
         if reason:
-            assume(f"{reason[0].upper()}{reason[1:]} Going on, because of --force.")
+            assume(f"{reason[0].upper()}{reason[1:]} Continuing because of --force.")
             Console().print(
-                f"{reason} Going on, because of --force.", highlight=False, markup=False
+                f"{reason} Continuing because of --force.", highlight=False, markup=False
             )
 
 
 def warn_about_large_drop(score: Score, workload: Workload, max_drop: float) -> None:
-    """Warns where a constant answer keeps within `max_drop` of the float model."""
+    """Warns if a constant answer is within `max_drop` of the float model."""
     metric, constant = workload.task.metric, score.constant
     is_informative = constant is not None and metric.gain(score.value, constant) > ROUNDING
     if constant is not None and is_informative and metric.within(constant, score.value, max_drop):
         Console().print(
             f"--max-drop {max_drop:g} allows {metric.format_drop(max_drop)}: a constant answer, "
-            f"{metric.format_value(constant)}, keeps within it of float's "
-            f"{metric.format_value(score.value)}, and so does any format; --max-drop 0.01 allows "
+            f"{metric.format_value(constant)}, is within that of float's "
+            f"{metric.format_value(score.value)}, and so is any format. --max-drop 0.01 allows "
             f"{metric.format_drop(0.01)}.",
             highlight=False,
             markup=False,
@@ -122,7 +122,7 @@ def warn_about_large_drop(score: Score, workload: Workload, max_drop: float) -> 
 
 
 def _counted(name: str, score: Score, workload: Workload) -> str:
-    """So many rows with what they are; those of a function of the user's have no name."""
+    """Returns the number and name of the rows; rows of a user's function have no name."""
     return " ".join(filter(None, (str(score.rows), workload.get_name(name), "rows")))
 
 
@@ -130,7 +130,7 @@ def _why_uninformative(name: str, score: Score, workload: Workload) -> str | Non
     metric, rows = workload.task.metric, _counted(name, score, workload)
     if score.has_one_class:
         return (
-            f"all labels of the {rows} are one class: no {metric.name} on them tells anything."
+            f"all labels of the {rows} have one class, so that {metric.name} is meaningless."
             f"{workload.task.one_class_hint}"
         )
     if score.constant is None or math.isnan(score.constant):
@@ -158,23 +158,23 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
     is_drawn = is_own(workload.name) and not workload.name.startswith(TIMM)
     if is_drawn and config.weights is None and not config.train_epochs:
         return (
-            f"No --weights were given, so '{workload.name}' has the numbers that its code gave it, "
-            "which are random unless that code reads a file: give --weights FILE, or train it "
-            "(--train-epochs); --force goes on."
+            f"No --weights were given, so '{workload.name}' has the weights from its code, "
+            "which are random unless the code reads a file. Give --weights FILE, or train it "
+            "(--train-epochs); --force continues."
         )
     scaling = " (--pixel-mean, --pixel-std)" if "pixel_values" in workload.test.columns else ""
     rare = ""
     if workload.chance is not None and workload.chance >= COMMON:
-        names = " or ".join(name for name in OF_RARE if name in workload.task.metrics)
+        names = " or ".join(name for name in RARE_CLASS_METRICS if name in workload.task.metrics)
         rare = (
-            f"{workload.chance:.1%} of the {workload.get_name('test')} rows are of one class: "
-            f"--metric {names} judges the others, too. "
+            f"{workload.chance:.1%} of the {workload.get_name('test')} rows have one class: "
+            f"--metric {names} also judges the others. "
         )
     if workload.task.name == "regression":
-        scaling += " (--label-mean and --label-std of labels that were standardized for training)"
+        scaling += " (--label-mean and --label-std for labels that were standardized for training)"
     assumed = [each.text.rstrip(".") for each in workload.assumptions if not each.about]
     return rare + (
-        f"Look at the weights, the labels and how inputs are prepared{scaling}, give more rows, or "
-        "train the model (--train-epochs); --force goes on."
+        f"Check the weights, the labels and the preprocessing{scaling}, give more rows, or "
+        "train the model (--train-epochs); --force continues."
         + "".join(f" Assumed: {text}." for text in assumed)
     )

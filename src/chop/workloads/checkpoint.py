@@ -1,4 +1,4 @@
-"""Checkpoint workload: a model of the user's own and its data, by settings."""
+"""Workload of a user's model and data, built from settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from chop.train.outputs import MULTIOUTPUT
 from chop.train.reading import is_numeric
 from chop.train.segmentation import SEGMENTATION_TASK
 from chop.train.tasks import UNTOLD_TASK, check_is_clear
-from chop.workloads.pictures import SETTINGS, pictures_for, reduces_labels
+from chop.workloads.pictures import SETTINGS, get_preprocessing, reduces_labels
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -50,22 +50,22 @@ if TYPE_CHECKING:
 def load_checkpoint(
     config: WorkloadConfig, load: Callable[..., nn.Module] = load_model
 ) -> tuple[nn.Module, DatasetDict, Task]:
-    """The model, its data as numbers, and what it is asked to do.
+    """Loads the model, its tokenized data, and its task.
 
     Args:
         config: the settings.
-        load: makes the model, of the arguments of `load_model`.
+        load: builds the model, with the arguments of `load_model`.
 
     Raises:
-        ConfigError: model, data set and settings do not go together.
-        UnavailableError: one of them is not there.
+        ConfigError: if model, data set and settings do not fit together.
+        UnavailableError: if one of them is missing.
     """
     place = Path(config.model).expanduser()
     if (place / MANIFEST).is_file() and not (place / "config.json").is_file():
         folder = shlex.quote(config.model)
         raise ConfigError(
             f"model: '{config.model}' is the output folder of a chop command, expected a float "
-            f"model: chop compress {folder} says which model it holds; commands that go on from a "
+            f"model: chop compress {folder} says which model it holds; commands that continue a "
             "run take its folder as their argument, as chop evaluate does."
         )
     if config.dataset is None:
@@ -96,7 +96,7 @@ def load_checkpoint(
 
 
 def tokenizer_name(config: WorkloadConfig) -> str:
-    """Returns the tokenizer of the settings. Default: the model's own, not a built-in one."""
+    """Returns the tokenizer in the settings. Default: the model's own, not a built-in one."""
     if config.tokenizer is not None:
         return config.tokenizer
     builtin = builtin_model(config.model)
@@ -106,31 +106,37 @@ def tokenizer_name(config: WorkloadConfig) -> str:
 
 
 def _load_data(config: WorkloadConfig) -> DatasetDict:
-    """With labels, unless the task or the model asks for text alone.
+    """Loads the data, with labels unless the task or the model needs only text.
 
-    Of running text `limit` counts windows, which are cut later.
+    For running text, `limit` counts windows, which are cut later.
     """
     limit = config.limit if config.stride is None else None
-    asked = None if config.task is None else find_task(config.task)
+    requested = None if config.task is None else find_task(config.task)
     is_language_model = _architecture(config.model).endswith(("ForCausalLM", "LMHeadModel"))
-    if asked is None and config.label_column is None and is_language_model:
+    if requested is None and config.label_column is None and is_language_model:
         data = load_dataset(config.dataset, limit=limit, labeled=False)
         if label_column(data["train"].column_names) is None:
             return data
     is_judged = config.own_functions.evaluate is not None
-    labeled = not is_judged if asked is None else asked.labels_from is None and not asked.parts
-    if asked is not None and asked.name == MULTIOUTPUT:
+    labeled = (
+        not is_judged
+        if requested is None
+        else requested.labels_from is None and not requested.parts
+    )
+    if requested is not None and requested.name == MULTIOUTPUT:
         raise ConfigError(
-            f"task: '{MULTIOUTPUT}' of a table is named by its columns of labels, each with a "
-            "task, as --task kind=classification,age=regression."
+            f"task: '{MULTIOUTPUT}' of a table needs its label columns, each with a "
+            "task, as in --task kind=classification,age=regression."
         )
-    if asked is not None and asked.parts and config.label_column is not None:
-        raise ConfigError("label_column: the task names the columns of labels: leave it out.")
+    if requested is not None and requested.parts and config.label_column is not None:
+        raise ConfigError(
+            "label_column: the task names the label columns already: remove this setting."
+        )
     data = load_dataset(config.dataset, limit=limit, label=config.label_column, labeled=labeled)
     data = with_plain_cells(data)
     names = data["train"].column_names
-    for name in () if asked is None else asked.parts:
-        check_known(name, names, f"data set '{config.dataset}': no column of labels")
+    for name in () if requested is None else requested.parts:
+        check_known(name, names, f"data set '{config.dataset}': no label column")
     if names == [label_column(names)]:
         raise ConfigError(
             f"data set '{config.dataset}': no column is left for inputs beside the labels "
@@ -140,7 +146,7 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
 
 
 def _architecture(name: str) -> str:
-    """The class that a checkpoint was saved from; "" where it does not say."""
+    """Returns the class name in a checkpoint's configuration; "" if it is missing."""
     return "" if is_own(name) else (read_config(name).architectures or [""])[0]
 
 
@@ -164,9 +170,9 @@ def _get_task(config: WorkloadConfig, data: DatasetDict) -> Task:
 
 
 def _num_labels(name: str, data: DatasetDict, task: Task) -> int | None:
-    """What the model has to answer with; None leaves it as it is.
+    """Returns the number of outputs for a new head; None if the model's own fits.
 
-    A trained head with more classes than the labels happen to show stays.
+    A trained head with more classes than occur in the labels is not replaced.
     """
     if task.heads is None:
         return None
@@ -178,7 +184,7 @@ def _num_labels(name: str, data: DatasetDict, task: Task) -> int | None:
 
 
 def _own_classes(name: str) -> int:
-    """The classes of a checkpoint that was saved as a classifier."""
+    """Returns the classes of a checkpoint that was saved as a classifier."""
     is_classifier = _architecture(name).endswith("Classification")
     return (read_config(name).num_labels or 0) if is_classifier else 0
 
@@ -187,7 +193,7 @@ def _as_numbers(
     config: WorkloadConfig, model: nn.Module, data: DatasetDict, task: Task
 ) -> DatasetDict:
     if picture_column(data) is not None:
-        pictures = pictures_for(config, model, describe_dataset(str(config.dataset), data))
+        pictures = get_preprocessing(config, model, describe_dataset(str(config.dataset), data))
         get_console().print(str(pictures), highlight=False, markup=False)
         assume(f"{str(pictures)[0].upper()}{str(pictures)[1:]}.")
         is_reduced = has_masks(data) and reduces_labels(config.model, model)
@@ -196,7 +202,7 @@ def _as_numbers(
         return with_pixels(data, pictures.info, pictures.size, reduce_labels=is_reduced)
     for name in SETTINGS:
         if getattr(config, name) is not None:
-            raise ConfigError(f"{name}: data set '{config.dataset}' has no pictures.")
+            raise ConfigError(f"{name}: data set '{config.dataset}' has no images.")
     reads_tokens = getattr(model, "main_input_name", None) == "input_ids"
     if not reads_tokens and config.tokenizer is None:
         if config.text_column is not None:
@@ -220,13 +226,13 @@ def _as_numbers(
 
 
 def _check_has_numbers(config: WorkloadConfig, data: DatasetDict) -> None:
-    """Raises ConfigError where all inputs are texts, and no tokenizer makes numbers of them."""
+    """Raises ConfigError if all inputs are texts and there is no tokenizer."""
     train = data["train"]
     label = label_column(train.column_names)
     inputs = [name for name in train.column_names if name != label]
     if inputs and not any(is_numeric(train, name) for name in inputs):
         listed = enumerate_names(list(map(repr, inputs)), MOST_NAMES)
         raise ConfigError(
-            f"data set '{config.dataset}' has texts in {listed}, of which no numbers are made: "
+            f"data set '{config.dataset}' has only texts ({listed}): "
             f"give the tokenizer of '{config.model}' by --tokenizer, a folder or a hub name."
         )

@@ -1,4 +1,4 @@
-"""Fingerprints of weights and rows: which model and data a result is of."""
+"""Fingerprints that identify the model and the data of a result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chop.train import Rows
 
 
 def fingerprint_of_weights(model: nn.Module) -> str:
-    """Text that is another where a parameter or buffer is."""
+    """Returns a text that changes with any parameter or buffer."""
     return fingerprint_of_tensors(sorted(model.state_dict().items()))
 
 
@@ -32,12 +32,12 @@ def fingerprint_of_code(name: str) -> str:
 
 
 def fingerprint_of_function(function: Callable[..., Any], code: str = "") -> str:
-    """Text that is another where a function is.
+    """Returns a text that identifies a function.
 
     Args:
         function: function of the user.
-        code: its name in a command, `file.py:fn`, whose file counts. "" if a program passed it:
-            then its own code counts, and not what it calls or refers to.
+        code: its name in a command, `file.py:fn`, whose file is hashed. "" for a function of a
+            program: then its own code is hashed, without the functions that it calls.
     """
     if code:
         return fingerprint_of_code(code)
@@ -48,7 +48,7 @@ def fingerprint_of_function(function: Callable[..., Any], code: str = "") -> str
 
 
 def fingerprint_of_rows(rows: Rows) -> str:
-    """Text that is another where a column or label is: rows cut elsewhere are other rows."""
+    """Returns a text that changes with any column, label or number of rows."""
     listed = [
         (name, value)
         for name, column in [*sorted(rows.columns.items()), ("labels", rows.labels)]
@@ -58,7 +58,7 @@ def fingerprint_of_rows(rows: Rows) -> str:
 
 
 def fingerprint_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Text that is another where a name, a dtype, a shape or a number is."""
+    """Returns a text that changes with any name, dtype, shape or number."""
     digest = hashlib.sha256()
     for name, value in tensors:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

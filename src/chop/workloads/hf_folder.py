@@ -1,4 +1,4 @@
-"""Hugging Face folder of a job, beside its checkpoint."""
+"""Hugging Face folder of a job, next to its checkpoint."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ FOLDER = "model"
 
 
 MADE = f".{FOLDER}"
-"""Its name until it is whole."""
+"""Name of the folder until it is complete."""
 
 
 def write_processor(mg: MaseGraph, config: WorkloadConfig, results: Path) -> str | None:
-    """Begins the folder with the tokenizer or processor that came with the model.
+    """Starts the folder with the model's tokenizer or processor.
 
-    It may take as much memory as the packed weights, so that it is read before there are some.
+    It may take as much memory as the packed weights, so that it is loaded before these exist.
 
     Args:
         mg: the graph of the model, which may not be packed yet.
-        config: names the model.
+        config: settings that name the model.
         results: see `write_model_folder`.
     Returns: reason why the model can have no folder. None if it can.
     """
     transformers: Any = sys.modules.get("transformers")
     known = mg.model.record.config
     if transformers is None or not isinstance(known, transformers.PreTrainedConfig):
-        return f"{mg.model.record.class_name} is no model of transformers"
+        return f"{mg.model.record.class_name} is not a model of transformers"
     try:
         processor = _processor(config)
         if processor is not None:
@@ -51,14 +51,14 @@ def write_processor(mg: MaseGraph, config: WorkloadConfig, results: Path) -> str
 
 
 def write_model_folder(mg: MaseGraph, results: Path, reason: str | None) -> str | None:
-    """Writes a model of transformers to the folder `model` of a run's results.
+    """Writes a transformers model to the folder `model` of a run's results.
 
-    Where the model cannot be written so, the folder of an earlier run's model goes.
+    If it cannot be written, a folder of an earlier run is removed.
 
     Args:
         mg: the graph of the model that is saved.
-        results: the folder that is put in place as one, see `chop.base.files.staged_files`.
-        reason: answer of `write_processor`, which comes first.
+        results: staged folder of results, see `chop.base.files.staged_files`.
+        reason: result of `write_processor`, which runs first.
     Returns: reason why no folder is written. None if one is.
     """
     made = results / MADE
@@ -72,7 +72,7 @@ def write_model_folder(mg: MaseGraph, results: Path, reason: str | None) -> str 
 
 
 def _write(mg: MaseGraph, folder: Path) -> str | None:
-    """Writes the model into the folder; or says why not."""
+    """Writes the model into the folder; returns the reason for a failure."""
     try:
         write_folder(mg, None, folder)
     except WriteError:
@@ -85,20 +85,20 @@ def _write(mg: MaseGraph, folder: Path) -> str | None:
 def write_folder(
     mg: MaseGraph, config: WorkloadConfig | None, folder: Path, max_shard_size: str = "5GB"
 ) -> None:
-    """Writes a model of transformers and the tokenizer or processor that came with it.
+    """Writes a transformers model with its tokenizer or processor.
 
     Args:
         mg: the graph of the model.
-        config: names the model. None: no tokenizer or processor is written.
-        folder: where to.
-        max_shard_size: of a file of weights, each of which is in memory while it is written.
+        config: settings that name the model. None: no tokenizer or processor is written.
+        folder: destination.
+        max_shard_size: maximum size of a weight file, which is in memory while it is written.
     """
     processor = None if config is None else _processor(config)
     mg.save_pretrained(folder, processor, max_shard_size)
 
 
 def _processor(config: WorkloadConfig) -> Any:
-    """The tokenizer or processor that came with the model; None where none did."""
+    """Returns the model's tokenizer or processor; None if it has none."""
     if builtin_model(config.model) or is_own(config.model):
         return None
     if config.tokenizer is None:
@@ -107,5 +107,5 @@ def _processor(config: WorkloadConfig) -> Any:
         return None
     try:
         return get_tokenizer(config.tokenizer)
-    except UnavailableError:  # a folder with a model alone
+    except UnavailableError:  # a folder with only a model
         return None

@@ -1,4 +1,4 @@
-"""Judging a model: by the metric of its task or a function of the user's; its loss likewise."""
+"""Evaluation and training objective: the task's metric and loss, or functions of the user."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def build_judge(
     metric: str | Metric | Callable[..., float] | None,
     lower_is_better: bool,
 ) -> Judge | None:
-    """The judge that a function, or the text `file.py:fn`, is; None of none.
+    """Builds a judge from a function or `file.py:fn`; None if there is none.
 
     Args:
         evaluate: the function.
         metric: name of its number. Default: the function's.
-        lower_is_better: lower numbers are better.
+        lower_is_better: True if smaller numbers are better.
     Raises:
-        ConfigError: it is no function of a model, or the metric is more than a name.
+        ConfigError: if it is not a function of a model, or the metric is more than a name.
     """
     if evaluate is None or isinstance(evaluate, Judge):
         if lower_is_better:
-            raise ConfigError("lower_is_better: is about the number of evaluate=, a function.")
+            raise ConfigError("lower_is_better: applies only with evaluate=, a function.")
         return evaluate
     if metric is not None and not isinstance(metric, str):
         raise ConfigError("metric: with evaluate it names the number; expected a text.")
@@ -46,29 +46,29 @@ def build_judge(
     return Judge.of(function, metric, lower_is_better=lower_is_better, code=code)
 
 
-def task_with(
-    asked: Task | None,
+def build_task(
+    requested: Task | None,
     rows: Rows,
     metric: str | Metric | Callable[..., float] | None,
     judge: Judge | None,
     loss: Callable[[Any, Tensor], Tensor] | str | None,
 ) -> Task:
-    """The task with what judges a model and what it is trained by.
+    """Returns the task with the given metric, judge and loss.
 
     Args:
-        asked: None takes what the labels are, unless a function judges, which may need none.
-        rows: have the labels.
+        requested: the task. None infers it from the labels; with a judge, rows may have none.
+        rows: rows with labels.
         metric: metric of the task. Default: its own.
-        judge: a function of the user's; its metric wins.
-        loss: likewise, or the text `file.py:fn`; None leaves the task's.
+        judge: user's evaluation; its metric takes precedence.
+        loss: loss function or `file.py:fn`; None uses the task's.
     """
     if judge is None:
-        found = task_for(asked, rows)
-        if asked is None and found.inferred_note:
-            assume(found.inferred_note)
-        task = found.with_metric(metric)
+        inferred = task_for(requested, rows)
+        if requested is None and inferred.inferred_note:
+            assume(inferred.inferred_note)
+        task = inferred.with_metric(metric)
     else:
-        task = replace(asked or UNTOLD_TASK, metric=judge.metric)
+        task = replace(requested or UNTOLD_TASK, metric=judge.metric)
     if loss is None:
         return task
     code = loss if isinstance(loss, str) else ""

@@ -1,4 +1,4 @@
-"""Loading of workloads: the models and the rows that the settings of a job name."""
+"""Workload loader: model and rows from the settings of a job."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from chop.train.feed import bound_task
 from chop.train.tasks import check_metric_name
 from chop.workloads.checkpoint import load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
-from chop.workloads.judging import build_judge, task_with
+from chop.workloads.judging import build_judge, build_task
 from chop.workloads.pictures import SETTINGS
-from chop.workloads.probe import check_forward, check_weights, note_scaled_answers
+from chop.workloads.probe import assume_scaled_logits, check_forward, check_weights
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
 from chop.workloads.standard_labels import with_standard_labels
 from chop.workloads.workload import CHECKPOINT_EPOCHS, CHECKPOINT_LR, Training, Workload
@@ -47,41 +47,41 @@ if TYPE_CHECKING:
 
 BUILTIN_LR, BUILTIN_EPOCHS = 3e-3, 15
 FINE_TUNED = "fine-tuned-{}.safetensors"
-"""File of a model that was fine-tuned before a job, by a digest of all that it depends on."""
-OF_CHECKPOINTS = (
+"""File of a model that was fine-tuned before a job, named by a digest of its inputs."""
+CHECKPOINT_SETTINGS = (
     *("stride", "tokenizer", "text_column", "label_column", "weights", "task"),
     *("label_mean", "label_std"),
     *SETTINGS,
 )
-"""Settings of models that are not built in."""
+"""Settings that apply to models which are not built in."""
 
 
 def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
-    """The given workload, judged as `config` says; what `config` names where there is none.
+    """Returns the given workload with the evaluation of `config`, or loads the one in `config`.
 
     Raises:
-        ConfigError: settings, model and data set do not go together.
-        UnavailableError: model or data set are not there.
-        WriteError: `config.out` cannot be written to.
+        ConfigError: if settings, model and data set do not fit together.
+        UnavailableError: if model or data set are missing.
+        WriteError: if `config.out` cannot be written to.
     """
     if workload is None:
-        found = load_workload(config)
+        loaded = load_workload(config)
     else:
         make_folder(config.out)
-        found = workload
-        if found.judge is not None and not isinstance(config, JudgedConfig):
+        loaded = workload
+        if loaded.judge is not None and not isinstance(config, JudgedConfig):
             raise ConfigError(
-                f"{found.judge.title}: this job judges answers to rows by the metric of a task; "
+                f"{loaded.judge.title}: this job judges answers to rows by the metric of a task; "
                 "chop compress, chop evaluate, chop sweep, chop search precision and nas take one."
             )
-        if found.judge is None:
-            found = replace(workload, task=workload.task.with_metric(config.metric))
-    check_weights(found.model)
-    return found
+        if loaded.judge is None:
+            loaded = replace(workload, task=workload.task.with_metric(config.metric))
+    check_weights(loaded.model)
+    return loaded
 
 
-def settings_with(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
-    """The settings of a job for its manifest; the model is the workload's."""
+def merge_settings(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
+    """Returns the settings of a job for its manifest, with the model of the workload."""
     is_same = workload.name == plain_name(config.model)
     return {**vars(config), "model": config.model if is_same else workload.name}
 
@@ -89,13 +89,13 @@ def settings_with(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
 def load_workload(config: WorkloadConfig) -> Workload:
     """Loads, or trains, a model and its data.
 
-    A model that had to be fine-tuned is kept in `config.out`, so that the same job run again
-    does not train it again.
+    A model that was fine-tuned is saved in `config.out`, so that a repeated job does not train it
+    again.
 
     Raises:
-        ConfigError: model and data set do not go together.
-        UnavailableError: model or data set are not there.
-        WriteError: `config.out` cannot be written to.
+        ConfigError: if model and data set do not fit together.
+        UnavailableError: if model or data set are missing.
+        WriteError: if `config.out` cannot be written to.
     """
     place = usable_device(config.torch_device)
     own = config.own_functions
@@ -108,14 +108,14 @@ def load_workload(config: WorkloadConfig) -> Workload:
     title = config.model if name is None else f"{name}{MARK}"
     get_console().print(f"loading {title} and its rows", highlight=False, markup=False)
     with collected_assumptions() as assumed:
-        found = _load(config, place, name)
-        if found.judge is not None:  # its numbers are of rows of its own
+        loaded = _load(config, place, name)
+        if loaded.judge is not None:  # it uses its own rows
             forget_assumptions(SPLIT_OFF)
-    return replace(found, assumptions=assumed)
+    return replace(loaded, assumptions=assumed)
 
 
 def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Workload:
-    """The workload of the settings; `name` is that of a built-in model, else None."""
+    """Loads the workload of the settings; `name` is that of a built-in model, else None."""
     tell_which(config.model, BUILTIN_MODELS, "model", name)
     functions = config.own_functions
     if name is not None:
@@ -147,7 +147,7 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         if (own_data := builtin_dataset(config.dataset)) is not None:
             assume(f"Data: {own_data}{MARK}.")
     judge = build_judge(functions.evaluate, config.metric, functions.lower_is_better)
-    note_scaled_answers(task, model, rows["train"])
+    assume_scaled_logits(task, model, rows["train"])
     return Workload(
         model.to(place).eval(),
         name or config.model,
@@ -160,16 +160,16 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         validation=rows["validation"],
         has_seen_validation=has_seen,
         task=bound_task(
-            task_with(task, rows["train"], None, judge, functions.loss), model, rows["train"]
+            build_task(task, rows["train"], None, judge, functions.loss), model, rows["train"]
         ),
         judge=judge,
     )
 
 
 def get_rows(data: DatasetDict, task: Task) -> dict[str, Rows]:
-    """The splits by name; validation rows are a share of the training rows where there are none.
+    """Returns the splits by name; by default, validation rows are taken from the training rows.
 
-    The same rows whatever the seed of the training, and the first of them are a random draw.
+    The rows do not depend on the training seed, and the first of them are a random sample.
     """
     rows = {name: read_rows(split, task) for name, split in data.items()}
     if "validation" not in rows:
@@ -178,7 +178,7 @@ def get_rows(data: DatasetDict, task: Task) -> dict[str, Rows]:
 
 
 def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:
-    """So many rows of each split, drawn by a fixed seed."""
+    """Limits each split to `limit` rows, drawn with a fixed seed."""
     drawn = {}
     for name, split in rows.items():
         order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
@@ -187,9 +187,9 @@ def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:
 
 
 def _check_is_of_builtin(config: WorkloadConfig, model: str) -> None:
-    """Raises ConfigError where settings are given that say how to read a model of one's own."""
+    """Raises ConfigError for settings that do not apply to a built-in model."""
     own = {None, BUILTIN_MODELS[model].task}
-    for name in OF_CHECKPOINTS:
+    for name in CHECKPOINT_SETTINGS:
         if getattr(config, name) not in (own if name == "task" else {None}):
             raise ConfigError(
                 f"{name}: built-in model '{model}' has data, weights and a task of its "

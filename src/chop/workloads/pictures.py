@@ -1,4 +1,4 @@
-"""Pictures for a model of the user's own: the size and the scale of pixels that it was trained on.
+"""Image preprocessing for a user's model: size and pixel scaling as in its training.
 
 Shapes: C channels, H rows, W columns.
 """
@@ -27,12 +27,12 @@ _PREPROCESSOR = "preprocessor_config.json"
 
 @dataclass(frozen=True)
 class Pictures:
-    """How a model wants pictures.
+    """Image preprocessing of a model.
 
     Attributes:
-        info: the data set, with the mean and the deviation of pixels that the model wants.
-        size: (C, H, W); None takes that of the data set.
-        source: where mean and deviation come from.
+        info: the data set, with pixel mean and standard deviation for the model.
+        size: (C, H, W); None uses that of the data set.
+        source: origin of mean and standard deviation.
     """
 
     info: DatasetInfo
@@ -41,38 +41,42 @@ class Pictures:
 
     def __str__(self) -> str:
         size = self.size or self.info.image_size
-        shown = "" if size is None else f" of {' x '.join(map(str, size))}"
-        mean, std = (_shown(values) for values in (self.info.pixel_mean, self.info.pixel_std))
-        return f"pictures{shown}, pixels from 0 to 1 as (x - {mean}) / {std}: {self.source}"
+        size_text = "" if size is None else f" of {' x '.join(map(str, size))}"
+        mean, std = (
+            _format_values(values) for values in (self.info.pixel_mean, self.info.pixel_std)
+        )
+        return f"pictures{size_text}, pixels from 0 to 1 as (x - {mean}) / {std}: {self.source}"
 
 
-def pictures_for(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) -> Pictures:
-    """How a model wants pictures: as the settings say, or else as its files or its class say.
+def get_preprocessing(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) -> Pictures:
+    """Returns the preprocessing from the settings, the model's files or its class.
 
-    Hugging Face's have `preprocessor_config.json`. Others may have `default_cfg`, a mapping with
-    `input_size`, `mean` and `std` as timm's models have it. Of data sets by name the pixels are
-    known; of others they are taken to be from -1 to 1, which is said.
+    Hugging Face models have `preprocessor_config.json`. Others may have `default_cfg`, a mapping
+    with `input_size`, `mean` and `std` as in timm. The pixel statistics of built-in data sets are
+    known. Otherwise pixels are scaled to -1 to 1, which the report mentions.
 
     Raises:
-        ConfigError: settings that do not go together, or the model has a mean without a deviation
-            or a deviation without a mean, and the settings do not have the other.
+        ConfigError: if settings conflict, or the model has only one of mean and standard deviation
+            and the settings lack the other.
     """
-    found = _of_model(config, model, info)
-    size = _asked_size(config, found.size or info.image_size)
-    asked = {name: getattr(config, name) for name in ("pixel_mean", "pixel_std")}
-    scale = {name: _per_channel(name, values, found, size) for name, values in asked.items()}
-    given = [f"--{name.replace('_', '-')}" for name, values in asked.items() if values is not None]
-    rest = f"; the other is {found.source}" if len(given) == 1 else ""
-    source = f"as asked by {' and '.join(given)}{rest}" if given else found.source
-    wanted = size if size != info.image_size else found.size
+    defaults = _model_pictures(config, model, info)
+    size = _asked_size(config, defaults.size or info.image_size)
+    requested = {name: getattr(config, name) for name in ("pixel_mean", "pixel_std")}
+    scale = {name: _per_channel(name, values, defaults, size) for name, values in requested.items()}
+    given = [
+        f"--{name.replace('_', '-')}" for name, values in requested.items() if values is not None
+    ]
+    rest = f"; the other is {defaults.source}" if len(given) == 1 else ""
+    source = f"as set by {' and '.join(given)}{rest}" if given else defaults.source
+    wanted = size if size != info.image_size else defaults.size
     mean, std = scale["pixel_mean"], scale["pixel_std"]
     return Pictures(dataclasses.replace(info, pixel_mean=mean, pixel_std=std), wanted, source)
 
 
 def reduces_labels(name: str, model: nn.Module) -> bool:
-    """Returns true if a model of transformers counts the classes of masks from 1, and 0 is void.
+    """Returns whether a model counts the classes of masks from 1, with 0 as void.
 
-    `do_reduce_labels` of its processor says so, as for ADE20K.
+    `do_reduce_labels` of its processor tells, as for ADE20K.
     """
     given = {} if getattr(model, "config", None) is None else _preprocessor(name)
     return bool(given.get("do_reduce_labels", given.get("reduce_labels", False)))
@@ -80,23 +84,23 @@ def reduces_labels(name: str, model: nn.Module) -> bool:
 
 def _per_channel(
     name: str,
-    asked: tuple[float, ...] | None,
-    found: Pictures,
+    requested: tuple[float, ...] | None,
+    defaults: Pictures,
     size: tuple[int, int, int] | None,
 ) -> tuple[float, ...]:
-    """What is asked for, or else found: one number, or one for each channel."""
-    values = asked or _gray(getattr(found.info, name))
+    """Returns the requested or detected scaling: one number, or one per channel."""
+    values = requested or _gray(getattr(defaults.info, name))
     if size is None or len(values) in (1, size[0]):
         return values
-    source = "" if asked else f", {found.source}"
+    source = "" if requested else f", {defaults.source}"
     raise ConfigError(
         f"{name}: expected one number, or one for each of {size[0]} channels, got "
-        f"{len(values)}{source}; --channels changes the pictures."
+        f"{len(values)}{source}; --channels changes the images."
     )
 
 
 def _gray(values: tuple[float, ...]) -> tuple[float, ...]:
-    """One number where all channels have the same, which holds for any number of channels."""
+    """Returns one number if all channels agree, which fits any number of channels."""
     return values[:1] if len({*values}) == 1 else values
 
 
@@ -106,20 +110,20 @@ def _asked_size(
     if config.image_size is None and config.channels is None:
         return size
     if config.image_size is None and size is None:
-        raise ConfigError("channels: the size of the pictures is not known; give --image-size too.")
+        raise ConfigError("channels: the image size is unknown; give --image-size too.")
     channels, *sides = size or (3,)
     height, width = (*config.image_size, *config.image_size)[:2] if config.image_size else sides
     return config.channels or channels, height, width
 
 
-def _of_model(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) -> Pictures:
-    found, where, size = _own_scale(config.model, model)
-    asked = {name: getattr(config, f"pixel_{name}") for name in found}
-    if any(found.values()):
-        found = {name: found[name] or asked[name] for name in found}
-        if not any(asked.values()):
-            _check_whole(found, where)
-    mean, std = found["mean"], found["std"]
+def _model_pictures(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) -> Pictures:
+    scale, where, size = _own_scale(config.model, model)
+    requested = {name: getattr(config, f"pixel_{name}") for name in scale}
+    if any(scale.values()):
+        scale = {name: scale[name] or requested[name] for name in scale}
+        if not any(requested.values()):
+            _check_whole(scale, where)
+    mean, std = scale["mean"], scale["std"]
     if mean and std:
         info = dataclasses.replace(info, pixel_mean=mean, pixel_std=std)
         source = f"as {where} says"
@@ -127,8 +131,8 @@ def _of_model(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) -> Pi
         source = f"as is usual for {info.name}"
     else:
         source = (
-            "an assumption, since neither the model nor its files tell; --pixel-mean and "
-            "--pixel-std do"
+            "an assumption, since neither the model nor its files have it; set --pixel-mean "
+            "and --pixel-std"
         )
     return Pictures(info, size, source)
 
@@ -138,10 +142,10 @@ Scale = dict[str, tuple[float, ...] | None]
 
 
 def _own_scale(name: str, model: nn.Module) -> tuple[Scale, str, tuple[int, int, int] | None]:
-    """Mean and deviation of the pixels as a model has them, where it says so, and its (C, H, W).
+    """Returns pixel mean and standard deviation of a model, if known, and its (C, H, W).
 
     Raises:
-        ConfigError: a value that is none.
+        ConfigError: if a value is invalid.
     """
     config = getattr(model, "config", None)
     if config is not None:
@@ -164,14 +168,14 @@ def _own_scale(name: str, model: nn.Module) -> tuple[Scale, str, tuple[int, int,
 
 def _numbers(value: Any, where: str) -> tuple[float, ...] | None:
     listed = value.tolist() if isinstance(value, torch.Tensor) else value
-    found = convert(listed, float | tuple[float, ...] | None, where)
-    return (found,) if isinstance(found, float) else found or None
+    numbers = convert(listed, float | tuple[float, ...] | None, where)
+    return (numbers,) if isinstance(numbers, float) else numbers or None
 
 
-def _check_whole(found: Scale, where: str) -> None:
-    """Raises ConfigError where a model has a mean alone, or a deviation alone."""
-    has, lacks = sorted(found, key=lambda name: not found[name])
-    if found[has] and not found[lacks]:
+def _check_whole(scale: Scale, where: str) -> None:
+    """Raises ConfigError if a model has only one of mean and standard deviation."""
+    has, lacks = sorted(scale, key=lambda name: not scale[name])
+    if scale[has] and not scale[lacks]:
         raise ConfigError(
             f"{where} has the {has} of pixels but no {lacks}: give it both, or pass "
             f"--pixel-{lacks}."
@@ -209,5 +213,5 @@ def _read_json(path: str) -> dict[str, Any]:
     return settings
 
 
-def _shown(values: Any) -> str:
+def _format_values(values: Any) -> str:
     return ", ".join(f"{value:g}" for value in values)

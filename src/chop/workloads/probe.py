@@ -1,4 +1,4 @@
-"""Probe: weights of a model, and one call on its rows, before it is trained or captured."""
+"""Probe of a model before training or capture: its weights, and one call on its rows."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from chop.train.calibration import example_inputs
 from chop.train.model_io import read_output
 from chop.train.segmentation import SEGMENTATION
 
-SHOWN_WEIGHTS = 5
-"""Parameters and buffers that a message names."""
+MAX_NAMED = 5
+"""Number of parameters and buffers that a message names."""
 
 
 def check_weights(model: nn.Module) -> None:
-    """Checks that no parameter and no buffer has NaN; those without data are not looked at.
+    """Checks that no parameter or buffer has NaN; skips those without data.
 
     Raises:
-        ConfigError: some have; the message names them.
+        ConfigError: names the parameters with NaN.
     """
-    found = []
+    with_nan = []
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor) or is_lazy(value) or value.is_meta:
             continue
         if value.is_floating_point() or value.is_complex():
             wide = value.float() if value.element_size() == 1 else value  # 8-bit floats
             count = int(wide.isnan().count_nonzero())  # a sum widens every boolean
-            found += [f"{name} ({count} of {value.numel()} numbers)"] if count else []
-    if found:
+            with_nan += [f"{name} ({count} of {value.numel()} numbers)"] if count else []
+    if with_nan:
         raise ConfigError(
-            f"the weights of the float model have NaN: {enumerate_names(found, SHOWN_WEIGHTS)}. A "
-            "training that diverged leaves them: train with a lower rate, or take other weights."
+            f"the weights of the float model have NaN: {enumerate_names(with_nan, MAX_NAMED)}. A "
+            "diverged training causes this: train with a lower rate, or take other weights."
         )
 
 
 def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None:
-    """Calls a model on three rows, without gradients; random numbers that it draws do not count.
+    """Calls a model on three rows without gradients; restores the random state.
 
     Raises:
-        ConfigError: its forward raises; the message has the line, and what the rows are.
+        ConfigError: if its forward fails. The message has the line and describes the rows.
     """
     inputs = example_inputs(model, rows)
     was_training = model.training
@@ -60,23 +60,23 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
         file = re.match(r".+\.py(?=:)", name)
         plain = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
         reason = reason_of_user_code(error, Path(file[0])) if file else plain
-        pictures = "; --image-size and --channels change pictures"
+        pictures = "; --image-size and --channels change images"
         raise ConfigError(
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
-            f"The model is called with these columns alone, in these shapes and types"
+            f"The model is called with only these columns, in these shapes and types"
             f"{pictures if 'pixel_values' in rows.columns else ''}."
         ) from error
     finally:
         model.train(was_training)
 
 
-def note_scaled_answers(task: Task, model: nn.Module, rows: Rows) -> None:
-    """Notes it as an assumption where logits of pictures are scaled to the size of their masks.
+def assume_scaled_logits(task: Task, model: nn.Module, rows: Rows) -> None:
+    """Records an assumption if logits of images are resized to their masks.
 
     Args:
-        task: of the rows.
-        model: on its device, in evaluation mode.
-        rows: with labels.
+        task: task of the rows.
+        model: model on its device, in evaluation mode.
+        rows: rows with labels.
     """
     if task.name != SEGMENTATION:
         return

@@ -1,4 +1,4 @@
-"""Settings of a workload: the model, its data, and where a job runs."""
+"""Settings of a workload: model, data and device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from chop.errors import ConfigError
 
 
 def short_name(name: str) -> str:
-    """The last component of a path, for titles; a built-in or hub name as it is.
+    """Returns the last component of a path, for titles; built-in and hub names are unchanged.
 
     >>> short_name("/home/me/net.py:Net"), short_name("runs/../my-bert/"), short_name("org/bert")
     ('net.py:Net', 'my-bert', 'org/bert')
     """
-    # Imports torch, which help of commands does without.
+    # Imports torch, which the help of commands avoids.
     from chop.data.builtin_names import plain_name
 
     name = plain_name(name)
@@ -29,17 +29,17 @@ def short_name(name: str) -> str:
 
 
 IN_FILES = ("model", "dataset", "weights", "tokenizer", "evaluate", "loss")
-"""Settings that may be paths, where `~` is the home folder: shells replace unquoted ones only."""
+"""Settings with paths in which `~` is expanded, since shells expand only unquoted ones."""
 
 
 @dataclass(frozen=True)
 class _OwnFunctions:
-    """Functions of the user's, as commands name them: `file.py:fn`.
+    """Functions of the user as commands name them: `file.py:fn`.
 
     Attributes:
-        evaluate: judges a model; None leaves that to the task's metric.
-        lower_is_better: true if smaller numbers are better.
-        loss: trains a model; None leaves that to the task.
+        evaluate: judges a model; None uses the task's metric.
+        lower_is_better: True if smaller numbers are better.
+        loss: trains a model; None uses the task's loss.
     """
 
     evaluate: str | None = None
@@ -51,49 +51,50 @@ class _OwnFunctions:
 class WorkloadConfig:
     """Model, data and device.
 
-    The settings of every job begin with these.
+    Every job has these settings first.
 
     Attributes:
-        model: built-in name, folder, hub name, or file.py:Net. A folder is one of Hugging Face. The
-            file of `file.py:Net`, a class or function, is executed. `timm:NAME` is a model of timm.
+        model: built-in name, folder, hub name, or file.py:Net. A folder is a Hugging Face model.
+            The file of `file.py:Net`, a class or function, is executed. `timm:NAME` is a timm
+            model.
         dataset: built-in name, local file or folder, or hub name. A local one is a table, a folder
-            of pictures per class, or images/ with masks/. Default: the built-in model's own.
+            of images per class, or images/ with masks/. Default: the built-in model's own.
         out: folder for all results.
-        train_epochs: epochs that fine-tune a model that is not built in before the job.
-        limit: number of rows to use of each split. Default: all.
+        train_epochs: epochs of fine-tuning before the job, for models that are not built in.
+        limit: number of rows to use from each split. Default: all.
         max_length: number of tokens to truncate texts to. Default: the model's limit, at most 512.
         stride: number of tokens by which windows of `max_length` move over running text: lines of
             .txt files, or with this setting the texts of a table joined; each token is scored once,
             with the tokens before it as context. Default: half of `max_length`.
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
-        label_mean: mean that labels were standardized by. It is subtracted from those of a
-            regression whose model was trained on such labels. Default: 0.
+        label_mean: mean that labels were standardized by. It is subtracted from regression
+            labels if the model was trained on standardized ones. Default: 0.
         label_std: standard deviation that labels were divided by. Default: 1.
         text_column: column with the texts. Default: `text`, `sentence` and the like.
         label_column: column with the labels, or several columns of numbers with commas between
             them. Default: `labels` or `label`.
         pixel_mean: mean to subtract from pixels of 0 to 1. One number, or one per channel.
-            Default: as the model's processor config, its `default_cfg` or the data set says, else
+            Default: from the model's processor config, its `default_cfg` or the data set, else
             0.5.
         pixel_std: standard deviation to divide pixels by. Default: as for pixel_mean.
-        image_size: height and width of pictures, or one number for both. Default: as the model
-            says, else as the data set has them.
-        channels: channels of pictures: 1 is gray, 3 is RGB. Default: as for image_size.
-        weights: state dict of file.py:Net or timm:NAME. A file .safetensors or .pt. Default: those
-            that the function made or timm downloads.
-        task: task type, as classification or regression. Several outputs have one each, by their
-            columns of labels: `kind=classification,age=regression`. Default: inferred from the
+        image_size: height and width of images, or one number for both. Default: that of the
+            model, else that of the data set.
+        channels: channels of images: 1 is gray, 3 is RGB. Default: as for image_size.
+        weights: state dict of file.py:Net or timm:NAME. A file .safetensors or .pt. Default: the
+            weights that the function creates or timm downloads.
+        task: task type, as classification or regression. Several outputs have one each, by
+            label column: `kind=classification,age=regression`. Default: inferred from the
             labels, never binary or multilabel.
         metric: evaluation metric, such as accuracy or f1. Default: the task's own.
-        force: go on with a float model that is no better than a constant answer, such as the
-            commonest class.
+        force: continue with a float model that is no better than a constant answer, such as the
+            most common class.
         batch_size: rows of a training step.
         seed: random seed of training and sampling.
         device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
             CPU.
         matmul_precision: precision of float32 products. As in `torch.set_float32_matmul_precision`:
             medium lets packed layers round to bfloat16 where that is faster. Accuracy, perplexity
-            and KL are measured in the highest. Default: as torch is set, highest.
+            and KL are measured in the highest. Default: torch's setting, highest.
     """
 
     model: str = "vit"
@@ -127,7 +128,7 @@ class WorkloadConfig:
 
     @property
     def torch_device(self) -> str | None:
-        """Where the model runs: `device`, unless that is the device of a circuit."""
+        """Device of the model: `device`, unless that is the device of a circuit."""
         return self.device
 
     def __post_init__(self) -> None:
@@ -145,8 +146,8 @@ class WorkloadConfig:
         self._check_labels()
         if self.text_column is not None and self.text_column == self.label_column:
             raise ConfigError(
-                f"text_column: '{self.text_column}' is the label_column too; name one for texts "
-                "and one for labels."
+                f"text_column: '{self.text_column}' is also the label_column; name one column for "
+                "texts and one for labels."
             )
         if self.task is not None:
             from chop.train import find_task
@@ -156,7 +157,7 @@ class WorkloadConfig:
 
     @property
     def own_functions(self) -> _OwnFunctions:
-        """Functions of the user's that judge and train; of most jobs there are none."""
+        """Functions of the user that judge and train; most jobs have none."""
         return _OwnFunctions()
 
     def _check_labels(self) -> None:
@@ -164,7 +165,7 @@ class WorkloadConfig:
             if value is not None and not math.isfinite(value):
                 raise ConfigError(f"{name}: got {value}, expected a number.")
             if value is not None and self.task not in (None, "regression"):
-                raise ConfigError(f"{name}: is of a regression, and the task is '{self.task}'.")
+                raise ConfigError(f"{name}: applies to regression, and the task is '{self.task}'.")
 
     def _check_pictures(self) -> None:
         if self.channels not in (None, 1, 3):
@@ -181,12 +182,12 @@ class JudgedConfig:
     """Functions of your own.
 
     Attributes:
-        evaluate: `file.py:fn`, a function that judges the model. It takes the model and gives a
-            number; or numbers, one for each row, whose mean counts. The file is executed. `metric`
+        evaluate: `file.py:fn`, a function that evaluates the model. It takes the model and returns
+            a number; or numbers, one per row, whose mean counts. The file is executed. `metric`
             names the number. Default: the metric of the task.
-        lower_is_better: lower numbers of `evaluate` are better.
-        loss: `file.py:fn`, a function that training minimizes. It takes what the model returns and
-            the labels of a batch, and gives their mean loss. The file is executed. Default: that of
+        lower_is_better: smaller numbers of `evaluate` are better.
+        loss: `file.py:fn`, a function that training minimizes. It takes the model's output and the
+            labels of a batch, and returns their mean loss. The file is executed. Default: that of
             the task.
     """
 
@@ -201,12 +202,12 @@ class JudgedConfig:
 
     @property
     def own_functions(self) -> _OwnFunctions:
-        """These functions."""
+        """Functions of the user from these settings."""
         return _OwnFunctions(self.evaluate, self.lower_is_better, self.loss)
 
     @property
     def judged_name(self) -> str | None:
-        """The name of the number of `evaluate`; None where the task's metric judges."""
+        """Name of the number of `evaluate`; None if the task's metric judges."""
         if self.evaluate is None:
             return None
         metric: str | None = getattr(self, "metric", None)
@@ -215,7 +216,7 @@ class JudgedConfig:
 
 @dataclass(frozen=True)
 class JudgedWorkloadConfig(JudgedConfig, WorkloadConfig):
-    """Settings of a workload that a function of your own may judge.
+    """Settings of a workload that a user's function may judge.
 
-    The settings are those of `JudgedConfig` and `WorkloadConfig`.
+    Combines the settings of `JudgedConfig` and `WorkloadConfig`.
     """

@@ -1,4 +1,4 @@
-"""Labels of a regression in the scale that its model was trained in."""
+"""Standardization of regression labels to the scale of the model's training."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def with_standard_labels(
     Args:
         rows: rows by split.
         task: task of the rows.
-        mean: mean to subtract; None of both leaves the labels as they are.
+        mean: mean to subtract; labels are unchanged if both are None.
         std: standard deviation to divide by.
     Raises:
-        ConfigError: the task is no regression.
+        ConfigError: if the task is not a regression.
     """
     if mean is None and std is None:
         return dict(rows)
     if task.name != "regression":
         raise ConfigError(
-            f"label_mean and label_std: are of numbers, and the task is '{task.name}'; --task "
-            "regression takes labels as numbers."
+            f"label_mean and label_std: they apply to numbers, and the task is '{task.name}'; "
+            "--task regression takes labels as numbers."
         )
-    found = {}
+    standardized = {}
     for name, split in rows.items():
         labels = torch.as_tensor(split.labels)
         numbers = labels if labels.is_floating_point() else labels.float()
-        found[name] = replace(split, labels=(numbers - (mean or 0.0)) / (std or 1.0))
-    return found
+        standardized[name] = replace(split, labels=(numbers - (mean or 0.0)) / (std or 1.0))
+    return standardized

@@ -1,4 +1,4 @@
-"""Workload: a trained model and its rows for training, calibration and test."""
+"""Workload: a trained model with rows for training, calibration and test."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from chop.train.metrics import accuracy
 from chop.train.tasks import CLASSIFICATION, UNTOLD_TASK
 from chop.train.text_labels import with_numbered_texts
 from chop.train.train_loop import Progress
-from chop.workloads.judging import build_judge, task_with
-from chop.workloads.probe import check_forward, note_scaled_answers
+from chop.workloads.judging import build_judge, build_task
+from chop.workloads.probe import assume_scaled_logits, check_forward
 from chop.workloads.settings import WorkloadConfig, short_name
 
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
@@ -52,11 +52,11 @@ COLUMNS = (
     *("loss", "kl", "parameters", "size_bytes", "graph", "seconds", "start", "varied", "part"),
     *("outputs", "integer_bits", "ranges", "method", "weights", "inputs", "table"),
 )
-"""What else the jobs' tables, results and pictures have, so that no metric can be called it."""
+"""Reserved names of columns, results and figures, which a metric cannot have."""
 
 
 class Training(TypedDict):
-    """Arguments of `chop.train.fit` for training a model further; records keep them as JSON."""
+    """Arguments of `chop.train.fit` for further training, stored as JSON in records."""
 
     epochs: int
     lr: float
@@ -66,22 +66,22 @@ class Training(TypedDict):
 
 @dataclass(frozen=True)
 class Workload:
-    """A trained model with its data.
+    """Trained model with its data.
 
     Attributes:
         model: in eval mode, on `device`.
-        name: what it is called.
+        name: name of the model.
         dataset: name of the data set.
-        train: rows to train and calibrate on.
-        test: rows to measure on; nothing is chosen by them.
-        device: where everything runs.
-        tuning_epochs: passes over the training rows that win back what rounding or pruning took.
-        tuning_lr: the largest learning rate of so many epochs.
-        validation: rows to choose by, which are not among `train`; None where none were kept.
-        has_seen_validation: the model may have been trained on them, elsewhere.
-        task: what the model is asked to do.
-        judge: a function of the user's that judges models instead of the task's metric on rows:
-            then the rows are inputs to calibrate, train and time with.
+        train: rows for training and calibration.
+        test: rows for reporting, never used for choices.
+        device: device of all computation.
+        tuning_epochs: training epochs that recover the loss from rounding or pruning.
+        tuning_lr: maximum learning rate for that number of epochs.
+        validation: rows for choices, disjoint from `train`; None if there are none.
+        has_seen_validation: True if the model may have been trained on them elsewhere.
+        task: task of the model.
+        judge: user's function that evaluates models instead of the task's metric; the rows are then
+            inputs for calibration, training and timing.
         assumptions: assumptions of the job, for its report.
     """
 
@@ -100,7 +100,7 @@ class Workload:
     assumptions: Sequence[Assumption] = ()
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where the metric's name can be that of no column and file."""
+        """Raises ConfigError if the metric's name is not valid for columns and files."""
         name = self.task.metric.name
         give = "chop.train.Metric(name, score)" if self.judge is None else "metric=NAME"
         if not re.fullmatch(r"[\w-]+", name):
@@ -110,13 +110,13 @@ class Workload:
             )
         if name in COLUMNS:
             raise ConfigError(
-                f"metric '{name}': tables and files have something else by that name; give {give} "
+                f"metric '{name}': tables and files use that name already; give {give} "
                 "with another."
             )
 
     @property
     def title(self) -> str:
-        """`MODEL on DATA`, above tables and figures."""
+        """`MODEL on DATA`, for tables and figures."""
         return f"{short_name(self.name)} on {short_name(self.dataset)}"
 
     @classmethod
@@ -136,43 +136,43 @@ class Workload:
         lower_is_better: bool = False,
         loss: Callable[[Any, Tensor], Tensor] | str | None = None,
     ) -> Workload:
-        """A trained model of your own with its data, for every job that takes a `workload`.
+        """Builds a workload from your own trained model and data, for any job with a `workload`.
 
         Args:
-            model: stays as it is; the workload has a copy.
-            train: rows to calibrate and train on, as `chop.train.read_rows` takes them: `(X, y)`,
-                a TensorDataset, a DataLoader, a data set.
-            test: rows to report on. Default: a fifth of `train`, which reports say first, as the
+            model: the model; the workload has a copy.
+            train: rows for calibration and training, as for `chop.train.read_rows`: `(X, y)`, a
+                TensorDataset, a DataLoader, or a data set.
+            test: rows for reporting. Default: a fifth of `train`, which reports mention, as the
                 model may have been trained on them; with `evaluate`, those of `train`.
-            validation: rows to choose by; default, a share of `train` where a job needs some.
-            task: a name of `chop.train.TASKS` or a `Task`; default, what the labels are.
-            metric: what the model is judged by; default, the task's own. Its name is that of
-                columns and files: letters, digits, `_` and `-`.
-            name: of the model in tables; default, its class.
+            validation: rows for choices; by default a share of `train` if a job needs some.
+            task: a name in `chop.train.TASKS` or a `Task`; by default inferred from the labels.
+            metric: evaluation metric; by default the task's own. Its name is used for columns and
+                files: letters, digits, `_` and `-`.
+            name: name of the model in tables; its class by default.
             dataset: name of the data in tables.
-            device: default, a GPU where there is one.
-            evaluate: a function that judges the model, of whatever task: it takes the model, in
-                evaluation mode, and gives a number, or one for each row, whose mean counts. No rows
-                need labels then. `metric`, a name, is what the number is called.
-            lower_is_better: lower numbers of `evaluate` are better.
-            loss: a function that training minimizes: it takes what the model returns and the labels
-                of a batch, and gives their mean loss; default, that of the task.
+            device: a GPU by default, if there is one.
+            evaluate: function that evaluates a model of any task: it takes the model in evaluation
+                mode, and returns a number, or one per row, whose mean counts. Rows then need no
+                labels, and `metric` is the name of the number.
+            lower_is_better: True if smaller numbers of `evaluate` are better.
+            loss: function that training minimizes: it takes the model's output and the labels of a
+                batch, and returns their mean loss; by default that of the task.
         Raises:
-            ConfigError: rows that cannot be read or that the model cannot take, an unknown task or
-                metric, or one with a name that no column and file can have.
+            ConfigError: if rows cannot be read or do not fit the model, the task or metric is
+                unknown, or the metric's name is not valid for columns and files.
         """
         check_is_module(model, "model")
         check_is_unwrapped(model, "model")
-        asked = None if task is None else find_task(task)
+        requested = None if task is None else find_task(task)
         judge = build_judge(evaluate, metric, lower_is_better)
-        reads = UNTOLD_TASK if judge is not None and asked is None else asked
+        reads = UNTOLD_TASK if judge is not None and requested is None else requested
         given = train, test, validation
         with collected_assumptions() as assumed:
-            found = cls._of(model, given, reads, judge is None, (name, dataset), device)
-            task = task_with(asked, found.train, metric, judge, loss)
-            task = bound_task(task, found.model, found.train)
-            note_scaled_answers(task, found.model, found.train)
-        return replace(found, task=task, judge=judge, assumptions=assumed)
+            workload = cls._of(model, given, reads, judge is None, (name, dataset), device)
+            task = build_task(requested, workload.train, metric, judge, loss)
+            task = bound_task(task, workload.model, workload.train)
+            assume_scaled_logits(task, workload.model, workload.train)
+        return replace(workload, task=task, judge=judge, assumptions=assumed)
 
     @classmethod
     def _of(
@@ -184,7 +184,7 @@ class Workload:
         names: tuple[str | None, str],
         device: str | None,
     ) -> Workload:
-        """The rows as `reads` says, with test rows split off where none are given, or train's."""
+        """Builds the workload; test rows default to a split of `train`, or to all of it."""
         name, dataset = names
         splits = dict(zip(("train", "test", "validation"), rows_by_split, strict=True))
         given = {k: split for k, split in splits.items() if split is not None}
@@ -212,7 +212,7 @@ class Workload:
         )
 
     def with_validation(self) -> Workload:
-        """The same with rows to choose by: where there are none, a share of the training rows."""
+        """Returns a workload with validation rows, by default a share of the training rows."""
         if self.validation is not None or self.judge is not None:
             return self
         train, validation = split_rows(self.train)
@@ -220,16 +220,16 @@ class Workload:
 
     @property
     def chooses_by_rows(self) -> bool:
-        """True if validation rows choose, not the numbers of a function that are reported."""
+        """True if validation rows are used for choices, not a function's reported numbers."""
         return self.validation is not None and self.judge is None
 
     @property
     def has_seen_test(self) -> bool:
-        """True if no test rows were given: the model may have been trained on those of `test`."""
+        """True if no test rows were given, so that the model may have been trained on them."""
         return any(each.about == SPLIT_OFF for each in self.assumptions)
 
     def get_name(self, rows: str) -> str:
-        """What rows are called: those of `test` are no test rows where `has_seen_test`.
+        """Returns the name of rows; those of `test` are not called test rows if `has_seen_test`.
 
         Args:
             rows: `test`, `validation` ...
@@ -237,28 +237,28 @@ class Workload:
         return "split-off" if rows == "test" and self.has_seen_test else rows
 
     def count_test(self, count: int | None = None) -> str:
-        """So many test rows, all by default, with what they are: `246 test rows`.
+        """Returns the number and name of test rows, all by default: `246 test rows`.
 
-        Those of a function that judges are just rows.
+        Rows of a judging function are just rows.
         """
         kind = "" if self.judge is not None else f"{self.get_name('test')} "
         return f"{len(self.test) if count is None else count} {kind}rows"
 
     @property
     def about_test(self) -> str:
-        """How many rows numbers are of, and what their intervals are, for a line below a table."""
+        """Describes the rows and intervals of reported numbers, for a table's footnote."""
         if self.judge is not None:
             return f"Judged by {self.judge.title}: formats are chosen by the numbers reported."
         return f"{self.count_test()}. {interval_note(self.task.metric)}"
 
     @property
     def judged_on(self) -> str:
-        """The rows of reported numbers, ` on 360 test rows`; "" where a user's function judges."""
+        """The rows of reported numbers, ` on 360 test rows`; "" if a user's function judges."""
         return "" if self.judge is not None else f" on {self.count_test()}"
 
     @property
     def chance(self) -> float | None:
-        """Accuracy of always answering the commonest class of the test rows; None of others."""
+        """Accuracy of always answering the most common test class; None for other tasks."""
         if self.task.metric.score is not accuracy:
             return None
         labels = counted(self.test.labels)
@@ -266,18 +266,18 @@ class Workload:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """What is drawn as a line beside the float model."""
+        """Reference lines in figures besides the float model."""
         return {} if self.chance is None else {"chance": self.chance}
 
     def tuning(self, epochs: int | None, lr: float | None, config: WorkloadConfig) -> Training:
-        """Arguments of `chop.train.fit` for training the model further.
+        """Returns arguments of `chop.train.fit` for further training.
 
-        Where no rate is given it is `tuning_lr`, and for fewer epochs than `tuning_epochs` that
-        times sqrt(epochs / tuning_epochs): a model that is shaken hard needs time to settle. Where
-        no loss is known to train by, there are no epochs.
+        The default learning rate is `tuning_lr`, scaled by sqrt(epochs / tuning_epochs) for fewer
+        epochs, because a large rate needs time to settle. Without a loss, the number of epochs is
+        0.
 
         Raises:
-            ConfigError: epochs were asked for, and no loss is known.
+            ConfigError: if epochs are requested without a loss.
         """
         if epochs and not self.task.can_train:
             raise ConfigError(
@@ -296,13 +296,13 @@ class Workload:
         fit(model, self.train, **training, **where)  # type: ignore[arg-type]
 
     def evaluate(self, model: nn.Module, rows: Rows, progress: Progress = None) -> float:
-        """The task's metric of a model on some rows; what a function of the user's gives for it."""
+        """Returns the task's metric of a model on some rows, or the number of a user's function."""
         if self.judge is not None:
             return self.judge.score(model).value
         return evaluate(model, rows, device=self.device, task=self.task, progress=progress)
 
     def score(self, model: nn.Module, rows: Rows, progress: Progress = None) -> Score:
-        """The same with its interval, and that of a constant answer."""
+        """Returns the metric with its interval and that of a constant answer."""
         if self.judge is not None:
             return self.judge.score(model)
         _, predictions, labels = predict(
@@ -311,7 +311,7 @@ class Workload:
         return self.compute_score(predictions, labels, len(rows))
 
     def compute_score(self, predictions: Tensor, labels: Tensor, rows: int) -> Score:
-        """The score of what the metric takes, (K, ...) each, of so many rows."""
+        """Returns the score of a metric's (K, ...) inputs for some number of rows."""
         metric, layout = self.task.metric, self.task.layout
         parts = {} if metric.parts is None else metric.parts(predictions, labels)
         constants = {} if layout is None or not parts else layout.constants(labels)
@@ -326,26 +326,26 @@ class Workload:
         )
 
     def _frequencies(self, labels: Tensor) -> Tensor:
-        """How often each class is a label of the training rows, those of `labels` among them."""
+        """Returns the frequency of each class in the training rows; covers all of `labels`."""
         vocabulary = getattr(getattr(self.model, "config", None), "vocab_size", 0)
         size = max(vocabulary or 0, int(labels.max()) + 1)
         return torch.bincount(counted(self.train.labels).long(), minlength=size)
 
     def example(self) -> dict[str, Tensor]:
-        """A few rows as the model takes them, without labels."""
+        """Returns a few rows as model inputs, without labels."""
         return example_inputs(self.model, self.train)
 
 
 OWN_TEST = "Give test=(X, y)."
-"""Advice on giving test rows with own rows."""
+"""Advice on giving test rows."""
 
 
 def raise_to_graph(workload: Workload, *, with_cache: bool = True) -> MaseGraph:
-    """The workload's model as a graph with metadata.
+    """Captures the workload's model as a graph with metadata.
 
     Args:
         workload: the model, and rows for an example.
-        with_cache: a decoder's graph takes keys and values of tokens before, too.
+        with_cache: a decoder's graph takes a key-value cache as well.
     """
     example = workload.example()
     names = None if with_cache else [*example]
@@ -356,10 +356,10 @@ def raise_to_graph(workload: Workload, *, with_cache: bool = True) -> MaseGraph:
 
 
 def raise_for_integers(workload: Workload) -> MaseGraph:
-    """The workload's model as a graph of operators that have integer forms, where it can be one.
+    """Captures the workload's model with operators that have integer forms, as far as possible.
 
-    It takes no cache, batch norms are folded, and RMSNorms that are written out are a module each;
-    one that is not is told with the reason.
+    The graph takes no cache, batch norms are folded, and written-out RMSNorms become modules. Warns
+    with the reason if one does not.
     """
     mg, _ = passes.conv_bn_fusion_transform_pass(raise_to_graph(workload, with_cache=False))
     mg, info = passes.fuse_rms_norm_transform_pass(mg)

@@ -110,13 +110,13 @@ def test_a_model_that_knows_nothing_is_refused_and_one_that_knows_is_not(kind, m
         check_float_model(none, config)
     capsys.readouterr()
     check_float_model(none, LowerConfig(force=True))
-    assert "Going on, because of --force." in " ".join(capsys.readouterr().out.split())
+    assert "Continuing because of --force." in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_was_assumed_of_the_inputs_is_the_first_suspicion():
     workload = workload_of("classification", scale=0.0)
     assumed = [Assumption("column 'city' is not used"), Assumption("split off", SPLIT_OFF)]
-    with pytest.raises(ConfigError, match=r"goes on. Assumed: column 'city' is not used.$"):
+    with pytest.raises(ConfigError, match=r"continues. Assumed: column 'city' is not used.$"):
         check_float_model(replace(workload, assumptions=assumed), LowerConfig())
 
 
@@ -136,7 +136,7 @@ def test_the_sentence_has_the_numbers():
     [
         ("classification", 1, "--max-drop 1 allows 100.00%: a constant answer"),
         ("classification", 0.6, "--max-drop 0.6 allows 60.00%"),
-        ("regression", 1, "keeps within it of float's 0.9"),
+        ("regression", 1, "is within that of float's 0.9"),
         ("causal-lm", 50, "--max-drop 0.01 allows 1.00%"),
         ("classification", 0.1, ""),
         ("regression", 0.5, ""),
@@ -164,10 +164,10 @@ def test_better_by_luck_is_not_better():
 def test_rows_of_one_class_and_few_rows_are_told(capsys):
     model, (x, labels) = GOOD["classification"]
     one = Workload.of(model, (x, labels), (x[labels == 1], labels[labels == 1]))
-    with pytest.raises(ConfigError, match=r"all labels of the \d+ test rows are one class"):
+    with pytest.raises(ConfigError, match=r"all labels of the \d+ test rows have one class"):
         check_float_model(one, LowerConfig())
     check_float_model(Workload.of(model, (x, labels), (x[:60], labels[:60])), LowerConfig())
-    assert "Few rows: 60 test rows; at least 100" in " ".join(capsys.readouterr().out.split())
+    assert "Few rows: 60 test rows; use at least 100" in " ".join(capsys.readouterr().out.split())
 
 
 def test_metrics_of_ones_own(capsys):
@@ -221,4 +221,4 @@ def test_a_model_that_is_forced_through_is_told_in_the_report(tmp_path):
     settings = {"formats": ("8.auto",), "bench_seconds": 0, "qat_epochs": 0, "keep_best": True}
     found = chop.compress(model, (x, y), out=tmp_path, force=True, **settings)
     assert any("no better than" in text for text in found.result["assumptions"])
-    assert "Going on, because of --force." in (tmp_path / "table.md").read_text()
+    assert "Continuing because of --force." in (tmp_path / "table.md").read_text()

@@ -21,7 +21,7 @@ from chop.actions.compress.whole import WholeModel
 from chop.actions.job import Job, Output, run_job
 from chop.report.report import Note, Report, say, show
 from chop.train import Metric
-from chop.workloads.load import settings_with
+from chop.workloads.load import merge_settings
 from chop.workloads.workload import Workload
 
 
@@ -96,7 +96,7 @@ def _job_for(kind: type[Subject]) -> Job[CompressConfig, Subject, dict[str, Any]
         _compress,
         kind.load,
         kind.kept,
-        lambda config, subject: settings_with(config, subject.workload),
+        lambda config, subject: merge_settings(config, subject.workload),
     )
 
 

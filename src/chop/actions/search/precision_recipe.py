@@ -18,7 +18,7 @@ from chop.errors import ConfigError
 from chop.formats import format_string
 from chop.formats.recipe import Recipe
 from chop.formats.recipe_of_layers import recipe_of_layers
-from chop.ir.ops import of_called
+from chop.ir.ops import get_called_row
 from chop.problems.mixed_precision.candidates import WITH_BIAS
 from chop.problems.mixed_precision.layers import Formats
 from chop.problems.mixed_precision.problem import PrecisionProblem
@@ -97,7 +97,7 @@ def get_recipe(problem: PrecisionProblem, config: Config) -> _WeightRecipe | Non
     if _rounds_others(chosen) or not any(texts.values()):
         return None
     layers = problem.layers.by_name
-    operators = sorted({of_called(layers[name].operator).name for name in texts})
+    operators = sorted({get_called_row(layers[name].operator).name for name in texts})
     usual, recipe = recipe_of_layers(texts)
     return _WeightRecipe(usual, tuple(operators), recipe)
 

@@ -33,7 +33,7 @@ def count_flops(
     values = inputs
     if not isinstance(values, Mapping):
         values = dict(zip(node.all_input_nodes, values, strict=False))
-    return (counts or FlopCounts()).of_node(mg.model, node, values, results)
+    return (counts or FlopCounts()).count_node(mg.model, node, values, results)
 
 
 def moves_memory(inputs: Iterable[Tensor], results: Iterable[Tensor]) -> bool:

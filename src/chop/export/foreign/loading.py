@@ -27,7 +27,7 @@ from chop.ir.huggingface.config_file import CONFIG, check_config, without_fetche
 from chop.ir.huggingface.generation_file import read_generation_config
 from chop.ir.huggingface.misfits import other_shape
 from chop.ir.huggingface.unread import Unread
-from chop.ir.ops import of_layer
+from chop.ir.ops import get_module_row
 from chop.private.transformers_api import without_load_report
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def _fitted(content: Read, model: nn.Module, where: str) -> Read:
     fitted = _tied(join_experts(replace(content, tensors=tensors), model, where), model)
     for path, module in model.named_modules(remove_duplicate=False):
         shape = fitted.packed[path].shape if path in fitted.packed else None
-        weight = of_layer(module).weight
+        weight = get_module_row(module).weight
         is_known = weight is not None and not weight.is_transposed
         if shape is not None and is_known and module.weight.shape != shape:
             raise other_shape(f"{path}.weight", shape, module.weight.shape, where)

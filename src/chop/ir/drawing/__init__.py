@@ -1,3 +1,3 @@
-"""Drawing of graphs: boxes and lines as an SVG file."""
+"""Graph drawing: boxes and lines in an SVG file."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Two graphs as one, and what became of each node from the first to the second."""
+"""Merge of two graphs into one picture, with the change of each node."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from chop.ir.difference import Difference, difference
 
 NEW, GONE, CHANGED, SAME = "new", "gone", "changed", "the same"
 MARKS = {NEW: "+ ", GONE: "- ", CHANGED: "~ ", SAME: ""}
-"""Ahead of a node's name, for those who see no colors."""
+"""Text before a node's name, which shows the change without colors."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of one graph, or of two in one order.
+    """Nodes of one graph, or of two merged graphs.
 
     Attributes:
-        nodes: in order; one that both graphs have is there once.
-        models: whose each of them is.
-        uses: by place, the places of the nodes that read its result in either graph.
-        changes: what became of each: "new", "gone", "changed" or "the same"; () for one graph.
+        nodes: in order; a node of both graphs appears once.
+        models: the model that each node belongs to.
+        uses: position -> positions of the nodes that read its result in either graph.
+        changes: "new", "gone", "changed" or "the same" for each node; () for one graph.
     """
 
     nodes: list[fx.Node]
@@ -33,29 +33,29 @@ class Nodes:
 
 
 def list_nodes(model: CapturedModule) -> Nodes:
-    """Those of one graph."""
+    """Returns the nodes of one graph."""
     nodes = list(model.graph.nodes)
     place = {node: n for n, node in enumerate(nodes)}
     return Nodes(nodes, [model] * len(nodes), _uses(place), [])
 
 
 def merge(model: CapturedModule, other: CapturedModule) -> Nodes:
-    """Those of two graphs; a changed node is the second's."""
-    found = difference(model, other)
-    twins = {twin: node for node, twin in (found.same | found.changed).items()}
+    """Merges the nodes of two graphs; changed nodes are taken from the second."""
+    diff = difference(model, other)
+    twins = {twin: node for node, twin in (diff.same | diff.changed).items()}
     nodes = list(_in_order(model, other, twins))
     place = {node: n for n, node in enumerate(nodes)}
     uses = _uses(place | {twin: place[node] for twin, node in twins.items()})
-    changes = [_change(node, found) for node in nodes]
-    shown = [found.changed.get(node, node) for node in nodes]
-    seconds = {*found.new, *found.changed.values()}
-    return Nodes(shown, [other if n in seconds else model for n in shown], uses, changes)
+    changes = [_change(node, diff) for node in nodes]
+    merged = [diff.changed.get(node, node) for node in nodes]
+    seconds = {*diff.new, *diff.changed.values()}
+    return Nodes(merged, [other if n in seconds else model for n in merged], uses, changes)
 
 
 def _in_order(
     model: CapturedModule, other: CapturedModule, twins: dict[fx.Node, fx.Node]
 ) -> Iterator[fx.Node]:
-    """The first graph's nodes; new ones behind the node that they follow in the second graph."""
+    """Orders the first graph's nodes and puts new nodes after their predecessor in the second."""
     behind: dict[fx.Node | None, list[fx.Node]] = {}
     ahead: fx.Node | None = None
     for node in other.graph.nodes:
@@ -70,16 +70,16 @@ def _in_order(
 
 
 def _uses(place: dict[fx.Node, int]) -> dict[int, list[int]]:
-    """Of either graph; what a moved node would read from below is left out."""
-    found: dict[int, set[int]] = {n: set() for n in place.values()}
+    """Returns the readers of each node in either graph, without edges that point upwards."""
+    readers: dict[int, set[int]] = {n: set() for n in place.values()}
     for node, n in place.items():
-        found[n] |= {place[user] for user in node.users if place[user] > n}
-    return {n: sorted(users) for n, users in found.items()}
+        readers[n] |= {place[user] for user in node.users if place[user] > n}
+    return {n: sorted(users) for n, users in readers.items()}
 
 
-def _change(node: fx.Node, found: Difference) -> str:
-    if node in found.same:
+def _change(node: fx.Node, diff: Difference) -> str:
+    if node in diff.same:
         return SAME
-    if node in found.changed:
+    if node in diff.changed:
         return CHANGED
-    return GONE if node in found.gone else NEW
+    return GONE if node in diff.removed else NEW

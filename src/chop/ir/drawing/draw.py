@@ -1,8 +1,8 @@
-"""Draws a graph as an SVG file that any browser or picture viewer shows.
+"""Graph drawing as an SVG file for browsers and picture viewers.
 
-Modules are frames, nodes are boxes, colored by what they compute; data flows from top to bottom.
-Sizes and other plain numbers are left out, and large graphs are folded, so that what remains can
-be read. Point at a box to see the node's full name and the line of the model that made it.
+Modules are frames and nodes are boxes, colored by kind of operator; data flow from top to bottom.
+Nodes that compute sizes are omitted, and large graphs are folded to stay readable. The tooltip of
+a box has the node's full name and the line of the model's code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ HEADER = 44.0
 ARROW = "M-3.5,-6 L0,0 L3.5,-6 Z"
 
 LegendRow = list[tuple[str, str, float]]
-"""Kind, text and distance from the left."""
+"""Kind, text and distance from the left of each legend entry."""
 
 
 def draw(
@@ -62,18 +62,18 @@ def draw(
     depth: int | None = None,
     compare: CapturedModule | None = None,
 ) -> Picture:
-    """Writes the picture, which a notebook shows; missing folders are made.
+    """Draws a graph as an SVG file, which notebooks display; creates missing folders.
 
     Args:
         model: the captured model.
-        file: where to; the suffix is `.svg`, and is added if it is missing.
-        depth: levels of modules to unfold; None unfolds what stays readable.
-        compare: a second model, drawn over the first: new, gone and changed nodes have colors.
+        file: path of the picture; the suffix `.svg` is added if it is missing.
+        depth: levels of modules to unfold; None unfolds as much as stays readable.
+        compare: second model; new, removed and changed nodes are colored.
     Returns: the path of the file.
 
     Raises:
-        ConfigError: `depth` is no positive number, or the suffix names another kind of picture.
-        WriteError: the disk is full or read-only.
+        ConfigError: if `depth` is not positive, or the suffix is that of another picture format.
+        WriteError: if the disk is full or read-only.
     """
     path = Path(file).expanduser()
     if path.suffix.lower() in OTHER_PICTURES:
@@ -91,7 +91,7 @@ def draw(
 def to_svg(
     model: CapturedModule, depth: int | None = None, compare: CapturedModule | None = None
 ) -> str:
-    """The picture as text; the same graph gives the same text."""
+    """Returns the SVG text of a graph; equal graphs give equal texts."""
     plan = build_view_model(model, depth, compare)
     inputs = [n for n, node in enumerate(plan.nodes) if node.op == "placeholder"]
     title = f"{model.record.class_name}: {len(model.graph.nodes)} nodes"
@@ -105,15 +105,15 @@ DARK_STYLE = """<style>@media screen and (prefers-color-scheme: dark) {
 .chop-graph [stroke="#ffffff"] { stroke: #14181d }
 .chop-graph > text { fill: #e8ebee } .chop-graph [fill="#41566e"] { fill: #a9b3be }
 }</style>"""
-"""On a dark screen; boxes stay pale, and their texts dark."""
+"""Style for dark screens; boxes stay pale with dark texts."""
 
 
 def picture(plan: ViewModel, title: str, inputs: Sequence[int] = ()) -> str:
-    """The picture of boxes and frames as SVG.
+    """Returns boxes and frames as SVG.
 
     Args:
-        plan: what is drawn.
-        title: above it.
+        plan: boxes, frames and lines to draw.
+        title: text above the picture.
         inputs: nodes of the plan that stay at the top.
     """
     block = lay_out(plan.root, plan.uses, inputs)
@@ -143,7 +143,7 @@ def picture(plan: ViewModel, title: str, inputs: Sequence[int] = ()) -> str:
 
 
 def _legend(plan: ViewModel) -> Iterator[tuple[str, str]]:
-    """(kind, text) in the order of the colors; then notes, whose kind is ""."""
+    """Returns (kind, text) of the legend in the order of the colors, then notes of kind ""."""
     boxes = [box for box in plan.words.values() if box.color in COLORS]
     counts = Counter(box.color for box in boxes)
     for kind in COLORS:
@@ -228,7 +228,7 @@ def _draw_frame(placed: Placed, box: Box) -> Iterator[str]:
 
 
 def _draw_label(placed: Placed, box: Box) -> Iterator[str]:
-    """After the lines, on a light ground: a line may cross the place of a label."""
+    """Draws the label of a frame on a light ground, after the lines that may cross it."""
     yield (
         f'<text x="{placed.x + 8:.1f}" y="{placed.y + 14:.1f}" fill="#41566e" '
         'stroke="#ffffff" stroke-width="3" stroke-linejoin="round" paint-order="stroke">'

@@ -1,4 +1,4 @@
-"""Geometry of a picture: placed boxes and frames, lines, and blocks of these, in pixels."""
+"""Geometry of a drawing in pixels: placed boxes and frames, lines and blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Point = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """A box or a frame at its place: left, top, width and height in pixels."""
+    """Box or frame with its left, top, width and height in pixels."""
 
     item: Item
     x: float
@@ -22,14 +22,14 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Part of the way of one node's result: straight down from `start`, then over to `end`.
+    """Line segment of a node's result: straight down from `start`, then over to `end`.
 
     Attributes:
-        source: the node whose result flows.
+        source: node that computes the result.
         start: bottom of a box, or a port.
-        turn: straight below `start`, where the layer ends.
+        turn: point straight below `start` at the end of the layer.
         end: top of the next layer.
-        arrow: whether it ends at a box, and not at a port.
+        arrow: True if the line ends at a box, False at a port.
     """
 
     source: int
@@ -39,7 +39,7 @@ class Line:
     arrow: bool
 
     def moved(self, dx: float, dy: float, mirror_width: float | None = None) -> Line:
-        """The line somewhere else, swapped left to right first if a width is given."""
+        """Returns the line shifted, and mirrored within `mirror_width` first if that is given."""
         start, turn, end = (
             ((x if mirror_width is None else mirror_width - x) + dx, y + dy)
             for x, y in (self.start, self.turn, self.end)
@@ -49,14 +49,14 @@ class Line:
 
 @dataclasses.dataclass
 class Block:
-    """A laid-out item; coordinates are relative to its top left corner.
+    """Item after layout; coordinates are relative to its top left corner.
 
     Attributes:
-        item: what is laid out.
+        item: the box or frame.
         width: in pixels.
         height: in pixels.
-        entries: where on the top border each node's result enters.
-        exits: where on the bottom border each node's result leaves.
+        entries: position on the top border at which each node's result enters.
+        exits: position on the bottom border at which each node's result leaves.
         placed: the boxes and frames inside, outer ones first.
         lines: the lines inside.
     """

@@ -1,4 +1,4 @@
-"""Boxes within frames, and the rule that they have an order from top to bottom."""
+"""Hierarchy of boxes and frames that can be ordered from top to bottom."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 Uses = Mapping[int, Sequence[int]]
-"""For each node, by its position in the graph, the nodes that read its result."""
+"""Node -> nodes that read its result, all by position in the graph."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """A box, or a frame with items in it. Sizes are in pixels.
+    """Box, or frame that contains items. Sizes are in pixels.
 
     Attributes:
         key: unique among its siblings.
-        leaves: the nodes inside by their position in the graph, in order.
-        children: what a frame holds; () for a box.
-        width: of a box; a frame is at least that wide.
+        leaves: positions of the nodes inside, in order.
+        children: items of a frame; () for a box.
+        width: of a box; the minimum for a frame.
         height: of a box.
     """
 
@@ -29,7 +29,7 @@ class Item:
 
 
 def flow_between(items: Sequence[Item], uses: Uses) -> dict[str, set[str]]:
-    """For each item the items that read something computed in it."""
+    """Returns the items that read a result of each item."""
     home = {leaf: item.key for item in items for leaf in item.leaves}
     flow: dict[str, set[str]] = {item.key: set() for item in items}
     for leaf, key in home.items():
@@ -38,13 +38,14 @@ def flow_between(items: Sequence[Item], uses: Uses) -> dict[str, set[str]]:
 
 
 def in_order(items: Sequence[Item], uses: Uses) -> list[Item]:
-    """The items, each after those that it reads from; those in or behind a cycle are left out."""
+    """Sorts items topologically, without those in a cycle or behind one."""
     flow = flow_between(items, uses)
     waiting = dict.fromkeys(flow, 0)
     for targets in flow.values():
         for target in targets:
             waiting[target] += 1
     by_key = {item.key: item for item in items}
+    # Kahn's algorithm; ties follow the order in the graph.
     ready = [key for key, count in waiting.items() if count == 0]
     done = []
     while ready:
@@ -57,7 +58,7 @@ def in_order(items: Sequence[Item], uses: Uses) -> list[Item]:
 
 
 def without_cycles(items: Sequence[Item], uses: Uses) -> list[Item]:
-    """The items in order, cut where lumping their nodes together would make a cycle.
+    """Returns the items in order, split if merging their nodes would create a cycle.
 
     A module that is called twice, with other nodes in between, becomes one item per call.
     """
@@ -70,7 +71,7 @@ def without_cycles(items: Sequence[Item], uses: Uses) -> list[Item]:
 
 
 def _cut(item: Item, order: Mapping[int, int]) -> list[Item]:
-    """The item, cut wherever another node runs between two of its own."""
+    """Splits an item wherever another node runs between two of its own."""
     runs: list[list[int]] = []
     for leaf in item.leaves:
         if runs and order[leaf] == order[runs[-1][-1]] + 1:
@@ -83,10 +84,10 @@ def _cut(item: Item, order: Mapping[int, int]) -> list[Item]:
 
 
 def _only(item: Item, leaves: Iterable[int], key: str) -> Item:
-    kept = set(leaves)
+    selected = set(leaves)
     children = tuple(
-        _only(child, kept & {*child.leaves}, child.key)
+        _only(child, selected & {*child.leaves}, child.key)
         for child in item.children
-        if kept & {*child.leaves}
+        if selected & {*child.leaves}
     )
-    return dataclasses.replace(item, key=key, leaves=tuple(sorted(kept)), children=children)
+    return dataclasses.replace(item, key=key, leaves=tuple(sorted(selected)), children=children)

@@ -1,4 +1,4 @@
-"""Frame layout of a drawing: the order in each layer, and positions from the left."""
+"""Layer layout of a drawing: order within each layer, and horizontal positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chop.ir.drawing.geometry import Block
 
 COLUMN_GAP = 16.0
 SWEEPS = 8
-# How much it matters that a line is straight, by how many of its ends are lines passing by.
+# Weight of a straight line, by the number of its ends that pass through a layer.
 STRAIGHTNESS = (1.0, 0.2, 6.0)
 
 Wish = tuple[float, float]
@@ -19,7 +19,7 @@ Wish = tuple[float, float]
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A place in a layer: a block, a port of the frame, or a line passing by."""
+    """Element of a layer: a block, a port of the frame, or a line that passes through."""
 
     layer: int
     width: float
@@ -31,7 +31,7 @@ class Slot:
     below: list[Join] = dataclasses.field(default_factory=list)
 
     def mirror(self) -> None:
-        """Swaps left and right within the block."""
+        """Mirrors the block horizontally."""
         self.is_mirrored = not self.is_mirrored
         for join in self.above:
             join.lower_offset = self.width - join.lower_offset
@@ -41,7 +41,7 @@ class Slot:
 
 @dataclasses.dataclass(eq=False)
 class Join:
-    """A line between two neighboring layers; offsets are from the left of each slot."""
+    """Line between two adjacent layers; offsets are from the left edge of each slot."""
 
     source: int
     upper: Slot
@@ -51,7 +51,7 @@ class Join:
 
 
 def in_layers(slots: Sequence[Slot]) -> list[list[Slot]]:
-    """The slots by layer, in the order in which they come."""
+    """Groups the slots by layer and preserves their order."""
     layers: list[list[Slot]] = [[] for _ in range(max(slot.layer for slot in slots) + 1)]
     for slot in slots:
         layers[slot.layer].append(slot)
@@ -62,7 +62,8 @@ def in_layers(slots: Sequence[Slot]) -> list[list[Slot]]:
 
 
 def order(layers: list[list[Slot]]) -> None:
-    """Sweeps down and up by barycenters, and keeps the order with the fewest crossings."""
+    """Reorders the layers by barycenter sweeps and keeps the order with the fewest crossings."""
+    # A sweep may add crossings, so that the best order is restored at the end.
     best, fewest = _snapshot(layers), _crossings(layers)
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
@@ -73,9 +74,9 @@ def order(layers: list[list[Slot]]) -> None:
             best, fewest = _snapshot(layers), count
         if fewest == 0:
             break
-    for layer, kept in zip(layers, best, strict=True):
-        layer[:] = [slot for slot, _ in kept]
-        for slot, is_mirrored in kept:
+    for layer, ordered in zip(layers, best, strict=True):
+        layer[:] = [slot for slot, _ in ordered]
+        for slot, is_mirrored in ordered:
             if slot.is_mirrored != is_mirrored:
                 slot.mirror()
 
@@ -98,7 +99,7 @@ def _sort_by_neighbors(layer: list[Slot], neighbors: list[Slot], down: bool) -> 
 
 
 def _positions(layer: list[Slot]) -> Callable[[Slot, Join | None], float]:
-    """Where a line ends in a layer: the number of the slot, and how far right within it."""
+    """Returns the end of each line in a layer: slot number and position within the slot."""
     number = {id(slot): float(n) for n, slot in enumerate(layer)}
 
     def position(slot: Slot, join: Join | None) -> float:
@@ -111,7 +112,7 @@ def _positions(layer: list[Slot]) -> Callable[[Slot, Join | None], float]:
 
 
 def _mirror_blocks(layer: list[Slot], neighbors: list[Slot]) -> None:
-    """Turns blocks whose lines arrive in the opposite order."""
+    """Mirrors blocks whose lines arrive in reverse order."""
     position = _positions(neighbors)
     for slot in layer:
         if slot.block is None or len(slot.above) < 2 or slot.above[0].upper not in neighbors:
@@ -133,6 +134,7 @@ def _crossings_below(upper: list[Slot], lower: list[Slot]) -> int:
     for slot in upper:
         lines = sorted((join.upper_offset, position(join.lower, join)) for join in slot.below)
         for _, end in lines:
+            # Earlier lines that end further right cross this one.
             count += len(ends) - bisect_right(ends, end)
             insort(ends, end)
     return count
@@ -142,7 +144,7 @@ def _crossings_below(upper: list[Slot], lower: list[Slot]) -> int:
 
 
 def place_columns(layers: list[list[Slot]]) -> None:
-    """Moves slots towards their neighbors while they keep their order and distance."""
+    """Moves slots towards their neighbors without changing their order or minimum distance."""
     for layer in layers:
         total = sum(slot.width + COLUMN_GAP for slot in layer)
         x = -total / 2
@@ -158,11 +160,11 @@ def place_columns(layers: list[list[Slot]]) -> None:
 
 
 def _wish(join: Join, slot: Slot) -> Wish:
-    """Where a line would run straight, and how much that matters."""
+    """Returns the position that makes a line straight, and its weight."""
     ends = (join.upper.block is None) + (join.lower.block is None)
     shift = join.upper_offset - join.lower_offset
     if ends == 0:
-        # Below each other: if frames followed their ports, a stack of them would drift sideways.
+        # Stacked frames align by their centers; following the ports would make them drift.
         shift = (join.upper.width - join.lower.width) / 2
     x = join.upper.x + shift if slot is join.lower else join.lower.x - shift
     return x, STRAIGHTNESS[ends]
@@ -177,29 +179,31 @@ def _wishes_below(slot: Slot) -> list[Wish]:
 
 
 def _in_line(slot: Slot) -> list[Wish]:
-    """Below the neighbor when nothing else connects the two, so that chains end up straight."""
+    """Aligns a slot with its neighbor if they have no other lines, so that chains are straight."""
     is_chain = len(slot.above) == 1 and len(slot.above[0].upper.below) == 1
     return _wishes_above(slot) if is_chain else []
 
 
 def _align(
-    layer: list[Slot], wishes_of: Callable[[Slot], list[Wish]], settled: bool = False
+    layer: list[Slot], get_wishes: Callable[[Slot], list[Wish]], settled: bool = False
 ) -> None:
-    """Least squares under the order: pools of touching slots share the mean of their wishes.
+    """Least-squares placement in a fixed order; touching slots share the mean of their wishes.
 
     Args:
-        layer: what is moved.
-        wishes_of: where each slot wants to be: in the middle of these.
-        settled: whether slots without wishes hold on to where they are.
+        layer: slots to move.
+        get_wishes: preferred positions of the center of a slot, with weights.
+        settled: True if slots without wishes hold their position.
     """
     pools: list[tuple[float, float, int]] = []
     shift = 0.0
     shifts = []
     for slot in layer:
-        wishes = wishes_of(slot) or [(slot.x, 1.0 if settled else 0.01)]
+        wishes = get_wishes(slot) or [(slot.x, 1.0 if settled else 0.01)]
         weight = sum(weight for _, weight in wishes)
         x = sum(x * weight for x, weight in wishes) / weight
+        # Without the widths of its predecessors, the minimum distance is a mere order.
         pools.append((x - shift, weight, 1))
+        # Isotonic regression: pools that violate the order are merged into their mean.
         while len(pools) > 1 and pools[-2][0] >= pools[-1][0]:
             (a, a_weight, a_count), (b, b_weight, b_count) = pools[-2:]
             both = a_weight + b_weight

@@ -1,10 +1,10 @@
 """Layout of a drawing: layers from top to bottom, nested frames, routed lines.
 
-Each frame is laid out on its own and is then one box for the frame around it. Lines cross the
-border of a frame at ports, so that no line runs through a box that it does not belong to.
+Each frame is laid out separately and is then a single box in its parent. Lines cross the border
+of a frame at ports, so that they never run through unrelated boxes.
 
-Source of the method: Sugiyama, Tagawa, Toda 1981, "Methods for visual understanding of
-hierarchical system structures" (layers, dummies for long edges, barycenters).
+Source: Sugiyama, Tagawa, Toda 1981, "Methods for visual understanding of hierarchical system
+structures" (layers, dummies for long edges, barycenters).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LABEL_HEIGHT = 12.0
 
 
 def lay_out(root: Item, uses: Uses, top: Iterable[int] = ()) -> Block:
-    """Places everything in `root`.
+    """Lays out everything in `root`.
 
     Args:
-        root: the whole picture as a frame, without a border.
-        uses: the nodes that read each node's result.
+        root: frame of the whole picture, without a border.
+        uses: readers of each node's result.
         top: nodes that stay in the first layer.
     """
     return _lay_out(root, uses, frozenset(top))
@@ -50,7 +50,7 @@ def _box(item: Item, uses: Uses) -> Block:
 
 
 def _crossing(item: Item, uses: Uses) -> tuple[list[int], list[int]]:
-    """The nodes whose results enter an item, and those whose results leave it."""
+    """Returns the nodes whose results enter an item, and those whose results leave it."""
     inside = set(item.leaves)
     entries = [s for s, users in uses.items() if s not in inside and not inside.isdisjoint(users)]
     exits = [s for s in item.leaves if not inside.issuperset(uses.get(s, ()))]
@@ -58,7 +58,7 @@ def _crossing(item: Item, uses: Uses) -> tuple[list[int], list[int]]:
 
 
 class _Level:
-    """One frame: its blocks in layers, the lines between them, and ports on its border."""
+    """Layout of one frame: blocks in layers, lines between them, and ports on the border."""
 
     def __init__(
         self, item: Item, blocks: Sequence[Block], uses: Uses, top: frozenset[int]
@@ -88,7 +88,7 @@ class _Level:
                 self._draw(source, start, targets)
 
     def _draw(self, source: int, start: Slot, targets: list[Slot]) -> None:
-        """One trunk from layer to layer, from which the lines to the targets branch off."""
+        """Draws one trunk through the layers, from which the lines to the targets branch off."""
         trunk, offset = start, _exit_offset(start, source)
         for layer in range(start.layer + 1, max(slot.layer for slot in targets) + 1):
             for slot in targets:
@@ -107,12 +107,12 @@ class _Level:
         self.joins.append(join)
 
     def block(self) -> Block:
-        """The frame with everything at its place."""
+        """Returns the frame with all positions."""
         order(self.layers)
         place_columns(self.layers)
-        left = min(slot.x for slot in self.slots) - PADDING
+        origin = min(slot.x for slot in self.slots) - PADDING
         for slot in self.slots:
-            slot.x -= left
+            slot.x -= origin
         width = max(slot.x + slot.width for slot in self.slots) + PADDING
         if width < self.item.width:
             for slot in self.slots:
@@ -128,7 +128,7 @@ class _Level:
         )
         ys = {id(slot): tops[slot.layer] for slot in self.slots}
         for slot in self.blocks.values():
-            if not slot.above:  # nothing leads to it, so it may sit next to what it leads to
+            if not slot.above:  # without inputs, it can sit next to its reader
                 ys[id(slot)] = bottoms[slot.layer] - slot.height
             _insert(block, slot, ys[id(slot)])
         for join in self.joins:
@@ -141,7 +141,7 @@ class _Level:
         return block
 
     def _heights(self) -> tuple[list[float], list[float]]:
-        """Top and bottom of every layer."""
+        """Returns top and bottom of every layer."""
         y = 0.0 if self.entries else PADDING + LABEL_HEIGHT
         tops, bottoms = [], []
         for number, layer in enumerate(self.layers):
@@ -178,8 +178,8 @@ def _insert(block: Block, slot: Slot, y: float) -> None:
     assert inner is not None
     block.placed.append(Placed(inner.item, slot.x, y, inner.width, inner.height))
     for placed in inner.placed:
-        left = inner.width - placed.x - placed.width if slot.is_mirrored else placed.x
-        block.placed.append(dataclasses.replace(placed, x=left + slot.x, y=placed.y + y))
+        offset = inner.width - placed.x - placed.width if slot.is_mirrored else placed.x
+        block.placed.append(dataclasses.replace(placed, x=offset + slot.x, y=placed.y + y))
     for line in inner.lines:
         block.lines.append(line.moved(slot.x, y, inner.width if slot.is_mirrored else None))
 
@@ -190,7 +190,7 @@ def _insert(block: Block, slot: Slot, y: float) -> None:
 def _layers(
     blocks: Sequence[Block], uses: Uses, top: frozenset[int], has_entries: bool
 ) -> dict[str, int]:
-    """The layer of each block: as high as its inputs let it, constants next to their readers."""
+    """Returns the layer of each block: as high as its inputs allow, constants near readers."""
     items = [block.item for block in blocks]
     flow = flow_between(items, uses)
     layers = dict.fromkeys(flow, 0)
@@ -207,7 +207,7 @@ def _layers(
 
 
 def _constant(blocks: Sequence[Block], flow: dict[str, set[str]], top: frozenset[int]) -> set[str]:
-    """The items that depend on nothing that flows in."""
+    """Returns the keys of items that do not depend on any input of the frame."""
     inside = {leaf for block in blocks for leaf in block.item.leaves}
     constant: set[str] = set()
     for block in blocks:

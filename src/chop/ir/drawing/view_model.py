@@ -1,4 +1,4 @@
-"""View model of a drawing: the boxes, frames and texts of a graph's nodes."""
+"""View model of a drawing: boxes, frames and texts of a graph's nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chop.errors import ConfigError
 from chop.ir.drawing.comparison import CHANGED, MARKS, SAME, Nodes, list_nodes, merge
 from chop.ir.drawing.hierarchy import Item
 from chop.ir.metadata import MaseMetadata
-from chop.ir.ops import Kind, module_of_node, of_node
+from chop.ir.ops import Kind, get_node_row, module_of_node
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.sparsity import PruneActivation, get_sparsity
 from chop.private.modules import class_label
@@ -36,16 +36,16 @@ COLLAPSED = "module, folded"
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """The words of a box or a frame.
+    """Text of a box or a frame.
 
     Attributes:
         title: a short name.
-        kind: what its color says.
+        kind: kind of operator, which determines the color.
         lines: further lines: class, shape, formats, sparsity.
-        tooltip: everything, for those who point at it.
-        is_quantized: something in it computes in a number format.
-        stays_float: it has a quantized twin and others are quantized, but it is not.
-        change: what became of it from one graph to the other; "" in a picture of one graph.
+        tooltip: the complete description.
+        is_quantized: True if a node inside computes in a number format.
+        stays_float: True if it could be quantized and is not, in a graph with quantized nodes.
+        change: change between two graphs; "" in a picture of one graph.
     """
 
     title: str
@@ -58,23 +58,23 @@ class Box:
 
     @property
     def color(self) -> str:
-        """What its color says: the change where two graphs are compared, else the kind."""
+        """Color key: the change in a comparison, otherwise the kind."""
         return self.change or self.kind
 
 
 @dataclasses.dataclass(frozen=True)
 class ViewModel:
-    """A graph as boxes and frames, before anything has a place.
+    """Graph as boxes and frames before layout.
 
     Attributes:
-        nodes: what is drawn; `Item.leaves` and `uses` count these from 0.
-        uses: for each node the nodes that read its result.
-        words: by the key of the item.
+        nodes: nodes to draw; `Item.leaves` and `uses` are positions in this list.
+        uses: readers of each node's result.
+        words: text by key of the item.
         root: boxes within frames.
-        hidden: how many nodes of size arithmetic are left out.
-        letters: what the letters in shapes stand for.
-        quantized: the nodes that compute in a number format.
-        paths: where each node belongs in the module tree, outermost module first.
+        hidden: number of omitted nodes that compute sizes.
+        letters: meaning of the letters in shapes.
+        quantized: nodes that compute in a number format.
+        paths: location of each node in the module tree, outermost module first.
     """
 
     nodes: list[fx.Node]
@@ -87,7 +87,7 @@ class ViewModel:
     paths: Sequence[tuple[str, ...]] = ()
 
     def box(self, item: Item) -> Box:
-        """The words of an item, also of one that the layout has cut into several calls."""
+        """Returns the text of an item, including items that the layout split into several calls."""
         if item.key in self.words:
             return self.words[item.key]
         whole = self.words[item.key.partition("#")[0]]
@@ -98,7 +98,7 @@ class ViewModel:
 
 
 def box_item(key: str, leaves: Sequence[int], box: Box) -> Item:
-    """A box as large as its words."""
+    """Returns a box of the size of its text."""
     widths = [len(box.title) * TITLE_WIDTH, *map(_text_width, box.lines)]
     height = LINE_HEIGHT * (1 + len(box.lines)) + MARGIN
     return Item(key, tuple(leaves), (), max(widths) + 2 * MARGIN, height)
@@ -107,41 +107,43 @@ def box_item(key: str, leaves: Sequence[int], box: Box) -> Item:
 def build_view_model(
     model: CapturedModule, depth: int | None = None, other: CapturedModule | None = None
 ) -> ViewModel:
-    """Decides what to draw.
+    """Builds the boxes and frames of a picture.
 
     Args:
         model: the captured model.
-        depth: modules with a path longer than this are folded into a box; None unfolds as much as
-            fits into about 120 boxes.
-        other: a second one, drawn over the first; None draws the first alone.
+        depth: levels of modules to unfold; deeper ones become one box. None unfolds up to about
+            120 boxes.
+        other: second model to compare with; None draws the first only.
 
     Raises:
-        ConfigError: `depth` is no positive number.
+        ConfigError: if `depth` is not a positive number.
     """
     if depth is not None and (not isinstance(depth, int) or depth < 1):
         raise ConfigError(f"draw: depth is {depth!r}, expected 1 or more levels of modules.")
     all_nodes = list_nodes(model) if other is None else merge(model, other)
     hidden = _size_arithmetic(model) | (set() if other is None else _size_arithmetic(other))
-    shown = _without(all_nodes, hidden)
-    paths = [_path(node) for node in shown.nodes]
-    writer = _Writer(shown, paths, depth or _fitting_depth(paths))
-    count = len(shown.nodes)
+    visible = _without(all_nodes, hidden)
+    paths = [_path(node) for node in visible.nodes]
+    writer = _Writer(visible, paths, depth or _fitting_depth(paths))
+    count = len(visible.nodes)
     root = Item("", tuple(range(count)), writer.items(range(count), ()))
-    left_out = len(all_nodes.nodes) - count
-    parts = (writer.words, root, left_out, writer.letters, writer.quantized, paths)
-    return ViewModel(shown.nodes, shown.uses, *parts)
+    hidden_count = len(all_nodes.nodes) - count
+    parts = (writer.words, root, hidden_count, writer.letters, writer.quantized, paths)
+    return ViewModel(visible.nodes, visible.uses, *parts)
 
 
-def _without(found: Nodes, hidden: set[fx.Node]) -> Nodes:
-    kept = [n for n, node in enumerate(found.nodes) if node not in hidden]
-    number = {n: place for place, n in enumerate(kept)}
-    uses = {number[n]: [number[u] for u in found.uses[n] if u in number] for n in kept}
-    changes = [found.changes[n] for n in kept] if found.changes else []
-    return Nodes([found.nodes[n] for n in kept], [found.models[n] for n in kept], uses, changes)
+def _without(nodes: Nodes, hidden: set[fx.Node]) -> Nodes:
+    visible = [n for n, node in enumerate(nodes.nodes) if node not in hidden]
+    number = {n: place for place, n in enumerate(visible)}
+    uses = {number[n]: [number[u] for u in nodes.uses[n] if u in number] for n in visible}
+    changes = [nodes.changes[n] for n in visible] if nodes.changes else []
+    return Nodes(
+        [nodes.nodes[n] for n in visible], [nodes.models[n] for n in visible], uses, changes
+    )
 
 
 def _path(node: fx.Node) -> tuple[str, ...]:
-    """Where a node belongs in the module tree: at its module's path, or below its caller."""
+    """Returns the location of a node in the module tree: its module's path, or its caller's."""
     if node.op in ("call_module", "get_attr"):
         return tuple(str(node.target).split("."))
     stack = list(node.meta.get("nn_module_stack") or ())
@@ -160,12 +162,12 @@ def _fitting_depth(paths: Sequence[tuple[str, ...]]) -> int:
 
 
 def _size_arithmetic(model: CapturedModule) -> set[fx.Node]:
-    """Nodes that compute sizes, devices and constants of the mode, and no tensor."""
-    found: set[fx.Node] = set()
+    """Returns the nodes that compute sizes, devices or constants of the mode instead of tensors."""
+    sizes: set[fx.Node] = set()
     for node in model.graph.nodes:
-        if _is_size(model, node) or (_is_python(node) and found.issuperset(node.all_input_nodes)):
-            found.add(node)
-    return found
+        if _is_size(model, node) or (_is_python(node) and sizes.issuperset(node.all_input_nodes)):
+            sizes.add(node)
+    return sizes
 
 
 def _is_size(model: CapturedModule, node: fx.Node) -> bool:
@@ -189,10 +191,10 @@ def _is_python(node: fx.Node) -> bool:
 
 
 class _Writer:
-    """Makes the items of a picture and the words on them."""
+    """Builder of the items of a picture and their texts."""
 
-    def __init__(self, shown: Nodes, paths: list[tuple[str, ...]], depth: int) -> None:
-        self.nodes, self.models, self.changes = shown.nodes, shown.models, shown.changes
+    def __init__(self, nodes: Nodes, paths: list[tuple[str, ...]], depth: int) -> None:
+        self.nodes, self.models, self.changes = nodes.nodes, nodes.models, nodes.changes
         self.paths, self.depth = paths, depth
         self.words: dict[str, Box] = {}
         self.letters: dict[str, str] = {}
@@ -201,56 +203,56 @@ class _Writer:
         self.quantized = frozenset(n for n, module in modules if _is_quantized(module))
 
     def items(
-        self, leaves: Sequence[int], prefix: tuple[str, ...], shown: int | None = None
+        self, leaves: Sequence[int], prefix: tuple[str, ...], labeled: int | None = None
     ) -> tuple[Item, ...]:
-        """The items for nodes whose paths all start with `prefix`.
+        """Returns the items for nodes whose paths all start with `prefix`.
 
         Args:
             leaves: the nodes.
-            prefix: the path of the frame.
-            shown: how much of the path the frame around says already.
+            prefix: path of the frame.
+            labeled: number of path components that the parent frame displays.
         """
-        level, said = len(prefix), len(prefix) if shown is None else shown
+        level, labeled = len(prefix), len(prefix) if labeled is None else labeled
         groups: dict[str, list[int]] = {}
         for leaf in leaves:
             path = self.paths[leaf]
             groups.setdefault(path[level] if len(path) > level + 1 else f"#{leaf}", []).append(leaf)
         if len(groups) == 1 and level and not next(iter(groups)).startswith("#"):
-            said = min(said, level - 1)
+            labeled = min(labeled, level - 1)
         items = []
         for name, members in groups.items():
             path = (*prefix, name)
             if name.startswith("#"):
-                items.append(self._node(members[0], said))
+                items.append(self._node(members[0], labeled))
             elif len(path) >= self.depth or self._is_the_same(members):
-                items.append(self._folded(path, members, said))
+                items.append(self._folded(path, members, labeled))
             else:
-                items.append(self._frame(path, members, said))
+                items.append(self._frame(path, members, labeled))
         return tuple(items)
 
     def _is_the_same(self, leaves: Sequence[int]) -> bool:
-        """Whether two graphs are compared, and no node of a module differs: it need not unfold."""
+        """Returns True if these nodes are equal in a comparison, so that they stay folded."""
         if not self.changes or len(leaves) == 1:
             return False
         return all(self.changes[leaf] == SAME for leaf in leaves)
 
-    def _frame(self, path: tuple[str, ...], leaves: list[int], said: int) -> Item:
+    def _frame(self, path: tuple[str, ...], leaves: list[int], labeled: int) -> Item:
         if self._children(leaves, len(path)) == 1:
-            return self.items(leaves, path, said)[0]
+            return self.items(leaves, path, labeled)[0]
         key, class_name = ".".join(path), self._class_name(path, leaves[0])
-        title = shorten(".".join(path[said:]))
+        title = shorten(".".join(path[labeled:]))
         self.words[key] = Box(title, class_name, tooltip=f"{key} ({class_name})")
         width = _text_width(f"{title} {class_name}") + 2 * MARGIN
         return Item(key, tuple(leaves), self.items(leaves, path), width)
 
     def _children(self, leaves: Sequence[int], level: int) -> int:
-        """How many items a frame would have; a module called twice counts twice."""
+        """Counts the items of a frame; a module called twice counts twice."""
         paths = {leaf: self.paths[leaf] for leaf in leaves}
         return len({p[: level + 1] if len(p) > level + 1 else leaf for leaf, p in paths.items()})
 
-    def _folded(self, path: tuple[str, ...], leaves: list[int], said: int) -> Item:
+    def _folded(self, path: tuple[str, ...], leaves: list[int], labeled: int) -> Item:
         key = ".".join(path)
-        title = shorten(".".join(path[said:]))
+        title = shorten(".".join(path[labeled:]))
         class_name = shorten(self._class_name(path, leaves[0]))
         calls = ", ".join(self.nodes[leaf].name for leaf in leaves)
         lines = (class_name, *_count(leaves, self.quantized))
@@ -258,10 +260,10 @@ class _Writer:
         box = Box(title, COLLAPSED, lines, f"{key}: {calls}", is_quantized)
         return self._item(key, leaves, box)
 
-    def _node(self, leaf: int, said: int) -> Item:
+    def _node(self, leaf: int, labeled: int) -> Item:
         node = self.nodes[leaf]
         model = self.models[leaf]
-        row, module = of_node(node, model), module_of_node(node, model)
+        row, module = get_node_row(node, model), module_of_node(node, model)
         is_quantized = _is_quantized(module)
         lines = [] if module is None else [type(module).__name__]
         shape = self.result_shape(node)
@@ -270,7 +272,7 @@ class _Writer:
         lines += _sparsity(module)
         could = row.is_quantizable and node.op.startswith("call_") and row.kind != Kind.OTHER
         box = Box(
-            shorten(".".join(self.paths[leaf][said:])),
+            shorten(".".join(self.paths[leaf][labeled:])),
             row.kind,
             tuple(map(shorten, lines)),
             _tooltip(node, lines),
@@ -284,7 +286,7 @@ class _Writer:
         return box_item(key, leaves, box)
 
     def _compared(self, leaves: Sequence[int], box: Box) -> Box:
-        """With what became of its nodes, where two graphs are compared."""
+        """Adds the change of the nodes to a box in a comparison."""
         if not self.changes:
             return box
         counts = Counter(self.changes[leaf] for leaf in leaves)
@@ -301,7 +303,7 @@ class _Writer:
         return class_label(module)
 
     def result_shape(self, node: fx.Node) -> str:
-        """The shape of a node's result, sizes of inputs as letters."""
+        """Returns the shape of a node's result, with letters for the sizes of inputs."""
         spec = node.meta.get("spec")
         if isinstance(spec, TensorSpec):
             return self._shape(spec.shape)
@@ -337,12 +339,12 @@ SIZE = re.compile(r"\w+(\[[^]]*\])?\.shape\[\d+\]")
 
 
 def _text_width(text: str) -> float:
-    """Width in pixels of a line in the small type, a little generous."""
+    """Estimates the width in pixels of a line in the small type."""
     return len(text) * TEXT_WIDTH
 
 
 def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
-    """The text with its middle left out if it is too long for a box.
+    """Shortens a text in the middle to fit into a box.
 
     >>> shorten("a_very_long_name_of_a_module", 13)
     'a_very…module'
@@ -354,7 +356,7 @@ def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def list_formats(module: QuantizedOperator) -> list[str]:
-    """One line per number format: its label and the operands that have it."""
+    """Returns one line per number format: its label and its operands."""
     operands: dict[str, list[str]] = {}
     for operand, number_format in module.spec.items():
         if not number_format.is_identity:
@@ -363,19 +365,19 @@ def list_formats(module: QuantizedOperator) -> list[str]:
 
 
 def _is_quantized(module: nn.Module | None) -> bool:
-    """False for a float layer that is pruned: its class is there to carry the mask."""
+    """Returns whether a module rounds anything; a pruned float layer does not."""
     return isinstance(module, QuantizedOperator) and not module.spec.is_float
 
 
 def _sparsity(module: nn.Module | None) -> list[str]:
-    """The share of its weight, or of what flows through it, that a module leaves out."""
+    """Returns the share of masked elements of a module's weight or activations."""
     share = module.sparsity if isinstance(module, PruneActivation) else get_sparsity(module)
     return [] if share is None else [f"{share:.0%} pruned"]
 
 
 def _tooltip(node: fx.Node, lines: Sequence[str]) -> str:
     called = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    # A picture is passed on, and where a library is installed says nothing elsewhere.
+    # Pictures are shared, and installation paths mean nothing on other machines.
     source = str(node.meta.get("source", "")).rpartition("/site-packages/")[2]
     parts = [node.name, f"{node.op} {called}", *lines, source]
     return "\n".join(part for part in parts if part)

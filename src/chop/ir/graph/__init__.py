@@ -1,4 +1,4 @@
-"""MaseGraph, the captured model as passes see it."""
+"""MaseGraph, the captured model that passes work on."""
 
 from chop.capture import dummy_inputs
 from chop.ir.graph.mase_graph import MaseGraph

@@ -1,4 +1,4 @@
-"""Graphs of inputs that nobody gave: they stand until an example says otherwise."""
+"""Provisional graphs from guessed inputs, which an example input may replace."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from chop.private.modules import HOOKS
 
 @dataclass
 class ProvisionalCapture:
-    """A model that was raised without example inputs, and how to raise it from some.
+    """Capture of a model without example inputs, repeated when an example is available.
 
     Args:
         model: the model.
-        names: the inputs that the user chose; None leaves the choice to the example.
+        names: inputs chosen by the user; None leaves the choice to the example.
         leaves: see `chop.capture.tracer.capture`.
         fixed: arguments fixed at capture.
-        strict: see there.
+        strict: see `chop.capture.tracer.capture`.
     """
 
     model: nn.Module
@@ -41,19 +41,19 @@ class ProvisionalCapture:
     _made: tuple[Any, ...] = ()
 
     def capture(self) -> CapturedModule | None:
-        """The graph of guessed inputs; None if the model itself fails on them, see `failure`.
+        """Captures the graph from guessed inputs; None if the model fails on them, see `failure`.
 
         Raises:
-            CaptureError: the model runs on the guessed inputs and cannot be written down.
+            CaptureError: if the model runs on the guessed inputs but cannot be captured.
         """
         try:
             return self._capture(None)
         except CaptureError as error:
-            reason = self._why_guess_failed()
+            reason = self._explain_failure()
             if reason is None:
                 raise
             self.failure = CaptureError(
-                f"{reason}; pass example inputs before the graph is needed: "
+                f"{reason}; pass example inputs: "
                 "MaseGraph(model, dummy_in={...}), or add_common_metadata_analysis_pass(mg, "
                 '{"dummy_in": {...}})'
             )
@@ -61,17 +61,17 @@ class ProvisionalCapture:
         return None
 
     def recapture(self, dummy_in: Mapping[str, Any], made: CapturedModule | None) -> CapturedModule:
-        """The graph of an example: `made` where that fits, and otherwise a new one.
+        """Returns a graph for an example: `made` if it fits, otherwise a new one.
 
         Args:
             dummy_in: the example, by name.
-            made: what `capture` returned, with what passes did to it since.
+            made: result of `capture`, including later changes by passes.
 
         Raises:
-            GraphError: a new one is needed, and passes have changed the old one.
+            GraphError: if a new graph is needed and passes have changed the old one.
         """
         given = {name: value for name, value in dummy_in.items() if name not in self.fixed}
-        reason = None if made is None else self._why_unfit(made, given)
+        reason = None if made is None else self._explain_mismatch(made, given)
         if made is not None and reason is None:
             return made
         if made is not None and self._made != _state(made):
@@ -99,11 +99,11 @@ class ProvisionalCapture:
         self._made = _state(captured)
         return captured
 
-    def _why_guess_failed(self) -> str | None:
-        """How the guess is at fault for a failed capture; None if the model runs on it."""
-        asked = asks_for_cache(self.model, self.names or ())
+    def _explain_failure(self) -> str | None:
+        """Explains a failed capture by the guess; None if the model runs on the guessed inputs."""
+        has_cache = asks_for_cache(self.model, self.names or ())
         try:
-            inputs = dummy_inputs(self.model, plain_names(self.names) if asked else self.names)
+            inputs = dummy_inputs(self.model, plain_names(self.names) if has_cache else self.names)
         except CaptureError as error:
             return str(error)
         try:
@@ -117,7 +117,7 @@ class ProvisionalCapture:
             )
         return None
 
-    def _why_unfit(self, made: CapturedModule, given: Mapping[str, Any]) -> str | None:
+    def _explain_mismatch(self, made: CapturedModule, given: Mapping[str, Any]) -> str | None:
         names = list(made.record.example_inputs)
         known = {*names, *made.record.ignored_inputs}
         for name in given:
@@ -127,16 +127,16 @@ class ProvisionalCapture:
             return f"it has {', '.join(given)}, the graph takes {', '.join(names)}"
         for name in names:
             expected = getattr(made.record.example_inputs[name], "dtype", None)
-            came = getattr(given.get(name), "dtype", None)
-            if name in given and expected != came:
-                return f"{name} has {came}, the graph was captured for {expected}"
-        return why_unfit(made, given)
+            actual = getattr(given.get(name), "dtype", None)
+            if name in given and expected != actual:
+                return f"{name} has {actual}, the graph was captured for {expected}"
+        return explain_mismatch(made, given)
 
 
-def why_unfit(model: CapturedModule, given: Mapping[str, Any]) -> str | None:
-    """Why a graph does not hold for an example: its form or its sizes; None if it does.
+def explain_mismatch(model: CapturedModule, given: Mapping[str, Any]) -> str | None:
+    """Explains the mismatch of a graph and an example in form or sizes; None if it fits.
 
-    Inputs that are missing or not known are left to `bind_inputs`, which names them.
+    `bind_inputs` reports missing and unknown inputs.
     """
     known = {name: given[name] for name in model.record.example_inputs if name in given}
     if len(known) < len(model.record.example_inputs):
@@ -149,7 +149,7 @@ def why_unfit(model: CapturedModule, given: Mapping[str, Any]) -> str | None:
 
 
 def _state(model: CapturedModule) -> tuple[Any, ...]:
-    """Changes with the nodes of a graph, with its modules and with their hooks."""
+    """Returns a value that changes with the nodes, modules or hooks of a graph."""
     modules = [
         (path, module, sum(len(vars(module)[name]) for name in HOOKS))
         for path, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""`MaseGraph`: a captured model, and the few ways to look at it and change it."""
+"""`MaseGraph`: a captured model with methods to inspect, edit, draw and save it."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ from chop.captured.wrappers import check_has_python, check_is_module, unwrapped
 from chop.config import convert
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.difference import difference_lines
-from chop.ir.graph.guess import ProvisionalCapture, why_unfit
+from chop.ir.graph.guess import ProvisionalCapture, explain_mismatch
 from chop.ir.metadata import Provenance, attach
 from chop.ir.nodes import get_node_by_name
-from chop.ir.ops import OPS, Operator, module_of_node, of_node
+from chop.ir.ops import OPS, Operator, get_node_row, module_of_node
 from chop.nn.quantized import QuantizedOperator
 from chop.private.graph_edits import last_edit
 from chop.private.modules import own_children
 
 
 class MaseGraph:
-    """A model as a graph of module-level nodes; the model itself stays usable and trainable.
+    """Model as a graph of module-level nodes; the model stays usable and trainable.
 
     Args:
         model: any `nn.Module` or Hugging Face `PreTrainedModel`. Its parameters are shared, not
             copied.
         cf_args: arguments of `forward` to fix at capture, by name.
-        custom_ops: modules to keep whole: classes or dotted paths, or MASE's
-            `{"modules": {class: ...}}`. Those of registered operators are kept whole in any case.
-        hf_input_names: which arguments of `forward` become inputs of the graph; by default those
-            that the model's main task needs. With `labels` the loss is part of the graph. A
-            decoder's graph takes a key-value cache too, where this is None or has `cache`
-            (`past_key_values` before transformers 5.24); `mg.model.generate` needs that.
-        dummy_in: example inputs by argument name. None: a Hugging Face model's are made from its
-            configuration, others are guessed from the first layer, and the graph is captured again
-            from the `dummy_in` of `add_common_metadata_analysis_pass` where it does not hold for
-            that. Where the guess fails, what needs the graph before asks for `dummy_in`.
-        strict: raise for what cannot be written down, instead of keeping its module whole.
+        custom_ops: modules to capture as single nodes: classes, dotted paths, or MASE's
+            `{"modules": {class: ...}}`. Modules of registered operators always are.
+        hf_input_names: arguments of `forward` that become inputs of the graph; by default those
+            of the model's main task. `labels` makes the loss part of the graph. A decoder's graph
+            also takes a key-value cache if this is None or contains `cache` (`past_key_values`
+            before transformers 5.24); `mg.model.generate` needs it.
+        dummy_in: example inputs by argument name. By default, inputs of a Hugging Face model are
+            made from its configuration, and those of other models are guessed from the first
+            layer. A guessed graph is captured again if it does not fit the `dummy_in` of
+            `add_common_metadata_analysis_pass`. If the guess fails, operations on the graph ask
+            for `dummy_in`.
+        strict: raise an error if part of the model cannot be captured, instead of keeping that
+            module as a single node.
 
     Raises:
-        CaptureError: the model cannot be written down; the message has the line and a way out.
+        CaptureError: if the model cannot be captured. The message has the line of code and a fix.
 
     Example:
         >>> from torch import nn, ones
@@ -99,25 +101,25 @@ class MaseGraph:
 
     @property
     def is_captured(self) -> bool:
-        """Whether there is a graph yet: inputs that were guessed may not fit the model."""
+        """True if a graph exists; guessed inputs may not fit the model."""
         return self._captured is not None
 
     def fit(self, dummy_in: Mapping[str, Any]) -> bool:
-        """Makes the graph hold for an example.
+        """Adapts the graph to an example.
 
-        A graph from guessed inputs that does not hold for the example is captured again from it.
+        A graph from guessed inputs that does not fit the example is captured again.
 
         Args:
             dummy_in: example inputs by argument name.
-        Returns: whether the graph is a new one, without metadata.
+        Returns: True if the graph is new and has no metadata.
 
         Raises:
-            GraphError: the graph does not hold for the example, and was not made of guessed
-                inputs or has been changed since.
+            GraphError: if the graph does not fit the example and cannot be captured again, because
+                its inputs were not guessed or it has been changed since.
         """
         given = {name: value for name, value in dummy_in.items() if value is not None}
         if self._guess is None:
-            reason = why_unfit(self._model, given)
+            reason = explain_mismatch(self._model, given)
             if reason is not None:
                 guessed = " from guessed inputs" if self._model.record.guessed else ""
                 raise GraphError(f"dummy_in does not fit the graph, captured{guessed}: {reason}.")
@@ -136,7 +138,7 @@ class MaseGraph:
         custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None = None,
         hf_input_names: Sequence[str] | None = None,
     ) -> MaseGraph:
-        """The same as the constructor; MASE's other name."""
+        """Constructs a graph; MASE's name for the constructor."""
         return cls(model, cf_args, custom_ops, hf_input_names)
 
     @property
@@ -161,7 +163,7 @@ class MaseGraph:
 
     @property
     def fx_graph(self) -> fx.Graph:
-        """The `torch.fx.Graph`; edit it freely."""
+        """The `torch.fx.Graph`, which you can edit freely."""
         return self._model.graph
 
     @fx_graph.setter
@@ -171,39 +173,39 @@ class MaseGraph:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """The nodes in the order in which they run."""
+        """The nodes in execution order."""
         return list(self._model.graph.nodes)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """Every module by its dotted path."""
+        """All modules by dotted path."""
         return dict(self._model.named_modules())
 
     def node(self, name: str) -> fx.Node:
-        """The node of that name.
+        """Returns the node with a name.
 
         Raises:
-            GraphError: there is none.
+            GraphError: if there is no such node.
         """
         return get_node_by_name(self, name)
 
     def get_module(self, node: fx.Node) -> nn.Module | None:
-        """The module that a `call_module` node calls; None for other nodes."""
+        """Returns the module of a `call_module` node; None for other nodes."""
         return module_of_node(node, self._model)
 
     def operator(self, node: fx.Node) -> Operator:
-        """The row of the operator table that describes a node."""
-        return of_node(node, self._model)
+        """Returns the row of the operator table that describes a node."""
+        return get_node_row(node, self._model)
 
     def copy(self) -> MaseGraph:
-        """An independent graph: nodes, metadata, parameters and buffers are copied."""
+        """Returns an independent copy of nodes, metadata, parameters and buffers."""
         return copy.deepcopy(self)
 
     def sharing_copy(self) -> MaseGraph:
-        """A graph with nodes and modules of its own and this graph's parameters and buffers.
+        """Returns a copy with its own nodes and modules that shares parameters and buffers.
 
-        For passes that put modules in the places of others, and write into no tensor: the copy
-        takes no memory for weights. To train one of the two, `copy()` it.
+        Use it for passes that replace modules and do not write into tensors: the copy takes no
+        memory for weights. Use `copy()` to train one of the two.
 
         Example:
             >>> from torch import nn
@@ -233,7 +235,7 @@ class MaseGraph:
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        # The captured module pickles what the capture knows of its nodes, not what passes noted.
+        # The captured module pickles the capture's own metadata of nodes, not those of passes.
         metadata = [node.meta.get("mase") for node in self.nodes]
         return {"model": self.model, "provenance": self.provenance, "metadata": metadata}
 
@@ -249,13 +251,12 @@ class MaseGraph:
     def replace(self, node: fx.Node, module: nn.Module) -> None:
         """Makes a node call `module` instead.
 
-        A `call_module` node keeps its path, so `state_dict` keys stay; a module that is at several
-        paths is replaced at each. A function or method call becomes a `call_module` node with the
-        same arguments, beside the module that called it. The new module takes over the training
-        mode of what it replaces.
+        A `call_module` node keeps its path, so `state_dict` keys stay; a module at several paths is
+        replaced at each. A function or method call becomes a `call_module` node with the same
+        arguments, next to the module that called it. The new module takes over the training mode.
 
         Raises:
-            GraphError: `module` is no module.
+            GraphError: if `module` is not a module.
         """
         if not isinstance(module, nn.Module):
             raise GraphError(f"mg.replace: expected an nn.Module, got {type(module).__name__}.")
@@ -275,10 +276,10 @@ class MaseGraph:
                         own_children(parent)[name] = module
 
     def erase(self, node: fx.Node) -> None:
-        """Removes a node; its users take its first input instead.
+        """Removes a node; its users read its first input instead.
 
         Raises:
-            GraphError: the node has users and no input to hand on.
+            GraphError: if the node has users and no input.
         """
         if node.users:
             if not node.all_input_nodes:
@@ -287,7 +288,7 @@ class MaseGraph:
         self._model.graph.erase_node(node)
 
     def keep_evaluation(self, reason: str) -> None:
-        """Erases the nodes that only `train()` runs, for programs that run in `eval()`.
+        """Erases the nodes that run only in `train()`, for programs that run in `eval()`.
 
         Args:
             reason: reason in the error of a call in `train()`.
@@ -298,7 +299,7 @@ class MaseGraph:
             self._model.record.training_guards = []
 
     def diff(self, other: MaseGraph) -> list[str]:
-        """What differs in `other`: one line per node that is gone, new or calls something else."""
+        """Returns one line per node that is removed, new or different in `other`."""
         return list(difference_lines(self.model, other.model))
 
     def draw(
@@ -307,40 +308,41 @@ class MaseGraph:
         depth: int | None = None,
         compare: MaseGraph | None = None,
     ) -> Picture:
-        """Draws the graph as an SVG file, which a notebook shows; see `chop.ir.drawing.draw`.
+        """Draws the graph as an SVG file, which notebooks display; see `chop.ir.drawing.draw`.
 
         Args:
-            file: where to, with the suffix `.svg` or none; parent folders are made.
-            depth: levels of modules to unfold; None unfolds what stays readable.
-            compare: a graph to draw over this one: what is new in it, gone from it or changed has
-                a color of its own, as in `diff`; the rest is grey, its modules folded.
+            file: path of the picture; the suffix `.svg` is added if it is missing. Parent folders
+                are created.
+            depth: levels of modules to unfold; None unfolds as much as stays readable.
+            compare: second graph; its new, removed and changed nodes are colored as in `diff`, and
+                the others are grey in folded modules.
 
         Raises:
-            GraphError: `compare` is no graph.
+            GraphError: if `compare` is not a graph.
         """
         from chop.ir.drawing.draw import draw
 
         if compare is None:
             return draw(self.model, file, depth)
         if not isinstance(compare, MaseGraph):
-            found = type(compare).__name__
-            raise GraphError(f"draw: compare is a {found}, expected a MaseGraph.")
+            kind = type(compare).__name__
+            raise GraphError(f"draw: compare is a {kind}, expected a MaseGraph.")
         return draw(self.model, file, depth, compare.model)
 
     def to_module(self, like: nn.Module | None = None) -> nn.Module:
-        """The original model, with the operators that the graph has in the places of its own.
+        """Returns a model of the original class with the graph's operators.
 
-        The graph and the model that was captured stay as they were; tensors are shared with the
-        graph, not copied. Its `forward`, `generate` and all else are those of the model's class.
-        Quantized attention products go through transformers' attention functions.
+        The graph and the captured model are not changed; tensors are shared with the graph. The
+        result has `forward`, `generate` and all other methods of its class. Quantized attention
+        products go through transformers' attention functions.
 
         Args:
-            like: a model of the original class and settings, whose weights are not read. A graph
-                of a checkpoint needs one unless the class is one of transformers.
+            like: model of the original class and settings, whose weights are not read. The graph of
+                a checkpoint needs one, except for classes of transformers.
         Returns: a model of the original class, in the graph's mode.
 
         Raises:
-            GraphError: the class is not known, or its `forward` cannot make a change of the graph.
+            GraphError: if the class is unknown, or its `forward` cannot make a change of the graph.
 
         Example:
             >>> from torch import nn
@@ -354,19 +356,19 @@ class MaseGraph:
     def save_pretrained(
         self, folder: str | Path, tokenizer: Any = None, max_shard_size: str = "5GB"
     ) -> None:
-        """Writes a folder that transformers' `from_pretrained` reads; packed layers stay packed.
+        """Writes a folder for transformers' `from_pretrained`; packed layers stay packed.
 
-        Where chop is installed, `import chop` is all that it needs; see
-        `chop.ir.huggingface.folder`.
+        Loading it needs chop installed and `import chop`; see `chop.ir.huggingface.folder`.
 
         Args:
-            folder: where to; missing folders are made.
-            tokenizer: or processor, whose files go along; None: none.
-            max_shard_size: of a file of weights; more are split.
+            folder: destination; missing folders are created.
+            tokenizer: tokenizer or processor whose files are saved as well; None saves none.
+            max_shard_size: maximum size of a weight file; larger ones are split.
 
         Raises:
-            GraphError: the model cannot be given back, see `to_module`.
-            ConfigError: it is no model of transformers, or a layer is more than formats can tell.
+            GraphError: if the model cannot be reconstructed, see `to_module`.
+            ConfigError: if it is not a model of transformers, or a layer cannot be described by
+                formats.
         """
         from chop.ir.huggingface.folder import save_folder
 
@@ -377,7 +379,7 @@ class MaseGraph:
         fname: str | Path = "masegraph",
         save_format: Literal["full_model", "state_dict"] = "full_model",
     ) -> None:
-        """Writes `fname.pt` and `fname.mz`; see `chop.ir.storage.checkpoint`."""
+        """Writes a checkpoint, `fname.pt` and `fname.mz`; see `chop.ir.storage.checkpoint`."""
         from chop.ir.storage.checkpoint import export
 
         export(self.model, self.provenance, fname, save_format)
@@ -390,19 +392,19 @@ class MaseGraph:
         allow: Iterable[Any] = (),
         meta: bool = False,
     ) -> MaseGraph:
-        """Reads what `export` wrote; see `chop.ir.storage.checkpoint`.
+        """Reads a checkpoint of `export`; see `chop.ir.storage.checkpoint`.
 
-        No code in the files is run, nor the graph.
+        Neither code of the files nor the graph is run.
 
         Args:
             checkpoint: the name given to `export`, with or without a suffix.
-            propagate_missing_metadata: recomputes shapes and dtypes where the file lacks them.
+            propagate_missing_metadata: recompute shapes and dtypes that the file lacks.
             allow: module classes and functions of your own that the checkpoint may contain.
-            meta: leaves parameters and buffers on the meta device, and reads none of their data.
+            meta: create parameters and buffers on the meta device without reading their data.
 
         Raises:
-            CheckpointError: files are missing, broken, or name a class that is not allowed.
-            ConfigError: `checkpoint` is no path.
+            CheckpointError: if files are missing, broken, or name a class that is not allowed.
+            ConfigError: if `checkpoint` is not a path.
         """
         from chop.ir.storage.checkpoint import read_checkpoint
 
@@ -413,7 +415,7 @@ class MaseGraph:
         return mg
 
     def _repr_svg_(self) -> str:
-        """The picture of the graph, for notebooks."""
+        """Picture of the graph, for notebooks."""
         from chop.ir.drawing.draw import to_svg
 
         return to_svg(self.model)

@@ -1,4 +1,4 @@
-"""Pattern rewriting: each match in a graph is transformed, or has a reason not to be."""
+"""Pattern rewriting: transforms each match in a graph, or records the reason for leaving it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class NotRewritableError(Exception):
-    """Why a pattern that is there stays as it is.
+    """Raised if a matched pattern cannot be rewritten.
 
     Args:
         reason: a clause.
-        name: of the place in the result; None is the name of the node.
+        name: name of the match in the result; None uses the name of the node.
     """
 
     def __init__(self, reason: str, name: str | None = None) -> None:
@@ -28,15 +28,15 @@ class NotRewritableError(Exception):
 
 @dataclass(frozen=True)
 class Match(Generic[T]):
-    """A pattern that was found.
+    """Match of a pattern.
 
     Attributes:
-        name: of the place in the result.
-        found: what the transform needs.
+        name: name of the match in the result.
+        pattern: input of the transform.
     """
 
     name: str
-    found: T
+    pattern: T
 
 
 def rewrite(
@@ -44,17 +44,17 @@ def rewrite(
     match: Callable[[fx.Node], Match[T] | None],
     transform: Callable[[T], None],
 ) -> tuple[list[str], dict[str, str]]:
-    """Transforms each match of a pattern; the graph is changed.
+    """Transforms each match of a pattern; changes the graph.
 
-    Nodes are visited in the order in which they run. Each is matched when those before it have
-    been transformed, and may be the result of a transform's change.
+    Nodes are visited in execution order. Each is matched after the matches before it have been
+    transformed, so it may be a product of such a transform.
 
     Args:
         mg: the graph.
-        match: a node -> the pattern that it ends, or None where there is none. Raises
-            NotRewritableError where it is there and has to stay.
+        match: node -> pattern that ends at it, or None. Raises NotRewritableError for a pattern
+            that has to stay.
         transform: changes the graph at a match; it may erase nodes.
-    Returns: the names of the matches, and by name the reason for each that stays.
+    Returns: names of the transformed matches, and name -> reason for those that stay.
     """
     names: list[str] = []
     reasons: dict[str, str] = {}
@@ -63,12 +63,12 @@ def rewrite(
         if node not in present:
             continue
         try:
-            found = match(node)
+            result = match(node)
         except NotRewritableError as error:
             reasons[error.name or node.name] = str(error)
             continue
-        if found is not None:
-            names.append(found.name)
-            transform(found.found)
+        if result is not None:
+            names.append(result.name)
+            transform(result.pattern)
             present = set(mg.nodes)
     return names, reasons

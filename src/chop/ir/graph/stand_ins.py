@@ -1,4 +1,4 @@
-"""Modules of the operator table in the places of other libraries' modules that compute the same."""
+"""Replacement of other libraries' modules by equivalent modules of the operator table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from chop.private.modules import own_children, own_parameters
 
 
 def put_stand_ins(captured: CapturedModule) -> None:
-    """Replaces leaves of other libraries that a row of the table has a stand-in for.
+    """Replaces leaf modules of other libraries that a row of the table has a stand-in for.
 
     Args:
-        captured: it is changed; a leaf whose parameters a node reads by itself, or a hook of torch
-            computes, is left.
+        captured: changed in place. Leaves stay if a node reads their parameters directly, or if a
+            hook of torch computes these.
     """
     read = {str(node.target) for node in captured.graph.nodes if node.op == "get_attr"}
     made: dict[int, nn.Module] = {}

@@ -1,4 +1,4 @@
-"""Conversion to a module: a graph's operators in a model of the original class."""
+"""Conversion of a graph to a module: its operators in a model of the original class."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ from chop.ir.huggingface.folder import note_formats
 from chop.ir.huggingface.tying import pack_uncalled, settle_ties
 from chop.ir.metadata import Provenance
 from chop.ir.ops import dimensions as d
-from chop.ir.ops import module_of_node, of_node
+from chop.ir.ops import get_node_row, module_of_node
 from chop.ir.propagate import example_inputs
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.private.modules import own_parameters
 
 HEAD_COUNTS = ("num_attention_heads", "num_key_value_heads", "head_dim")
-"""What a configuration says of heads, and pruning of whole heads changes."""
+"""Configuration fields with head counts, which pruning of whole heads changes."""
 
 
 def to_module(
     captured: CapturedModule, provenance: Sequence[Provenance], like: nn.Module | None = None
 ) -> nn.Module:
-    """The original model with the operators that the graph has in the places of its own.
+    """Returns a model of the original class with the graph's operators.
 
     Args:
         captured: the graph; it is not changed.
-        provenance: the passes that it went through, for messages.
-        like: a model of the original class and settings, where the graph does not know it.
-    Returns: a model of the original class. Its tensors are those of the graph; where the graph
-        quantizes a weight that the model's code hands to a function itself, a rounded copy. Packed
-        layers hand gradients on, to adapters around them.
+        provenance: passes applied to it, for messages.
+        like: model of the original class and settings, if the graph does not know it.
+    Returns: a model of the original class that shares the graph's tensors. A weight that the
+        model's code passes to a quantized function is a rounded copy. Packed layers pass gradients
+        on to adapters around them.
 
     Raises:
-        GraphError: the original class is not known, or the graph has a change that the class's own
-            `forward` would not make; the message names the node.
+        GraphError: if the original class is unknown, or the class's `forward` cannot make a change
+            of the graph. The message names the node.
     """
     original = _original(captured, like)
     quantized, resized = _quantized_calls(captured, provenance)
-    found = _divided(captured, quantized, original)
-    for node, reason in found.refused.items():
+    calls = _divided(captured, quantized, original)
+    for node, reason in calls.refused.items():
         raise GraphError(
-            f"to_module: node '{node.name}' quantizes a function that {reason}; quantize it not, "
+            f"to_module: node '{node.name}' quantizes a function that {reason}; leave it float, "
             "or run mg.model."
         )
     model = original.restore(captured)
-    for path, nodes in found.products.items():
+    for path, nodes in calls.products.items():
         quantize_attention(model, path, _products(captured, path, nodes))
-    for module in model.modules() if found.rounded else ():
+    for module in model.modules() if calls.rounded else ():
         for name, parameter in own_parameters(module).items():
-            own_parameters(module)[name] = found.rounded.get(id(parameter), parameter)
+            own_parameters(module)[name] = calls.rounded.get(id(parameter), parameter)
     for module in model.modules():
         if isinstance(module, PackedOperator):
             module.packed_trainable = ()
@@ -86,29 +86,29 @@ def to_module(
     return model
 
 
-def calls_of_forwards(
+def list_unconvertible_calls(
     captured: CapturedModule, provenance: Sequence[Provenance]
 ) -> dict[fx.Node, str]:
-    """The quantized calls that `to_module` cannot give back, each with the reason.
+    """Returns the quantized calls that `to_module` cannot convert, each with the reason.
 
     Args:
         captured: the graph; it is not changed.
-        provenance: the passes that it went through.
+        provenance: passes applied to it.
 
     Raises:
-        GraphError: nothing of the graph can be given back, see `to_module`.
+        GraphError: if the graph cannot be converted at all, see `to_module`.
     """
     quantized, _ = _quantized_calls(captured, provenance)
     return _divided(captured, quantized, _original(captured, None)).refused if quantized else {}
 
 
 class _Divided(NamedTuple):
-    """Quantized calls by what becomes of them.
+    """Quantized calls, grouped by how they are converted.
 
     Attributes:
-        products: of attention, by the path of the module that calls them.
-        rounded: parameters that are rounded once instead, by the id of each.
-        refused: those that the code of a module cannot make, with the reason.
+        products: attention products, by the path of the module that calls them.
+        rounded: id of a parameter -> parameter rounded once.
+        refused: calls that the module's code cannot make -> reason.
     """
 
     products: dict[str, list[fx.Node]]
@@ -119,21 +119,24 @@ class _Divided(NamedTuple):
 def _divided(
     captured: CapturedModule, quantized: Mapping[str, list[fx.Node]], original: Original
 ) -> _Divided:
-    found = _Divided({}, {}, {})
+    calls = _Divided({}, {}, {})
     for path, nodes in quantized.items():
         weights = [_rounded_weights(captured, node) for node in nodes]
         for each in weights:
-            found.rounded.update(each)
-        kept = [node for node, each in zip(nodes, weights, strict=True) if not each]
+            calls.rounded.update(each)
+        # The other calls must be attention products, which transformers looks up by name.
+        products = [node for node, each in zip(nodes, weights, strict=True) if not each]
         cls = original.get_class(path)
-        reason = why_not_attention(cls, [*_products(captured, path, kept)]) if kept else None
+        reason = (
+            why_not_attention(cls, [*_products(captured, path, products)]) if products else None
+        )
         if reason is not None:
             where = f"module '{path}' ({cls.__name__ if cls else 'a part of the graph'})"
             text = f"the forward of {where} calls itself, and {reason}"
-            found.refused.update(dict.fromkeys(kept, text))
-        elif kept:
-            found.products[path] = kept
-    return found
+            calls.refused.update(dict.fromkeys(products, text))
+        elif products:
+            calls.products[path] = products
+    return calls
 
 
 def _check_on_examples(
@@ -142,8 +145,8 @@ def _check_on_examples(
     model: nn.Module,
     resized: Sequence[str],
 ) -> None:
-    """Runs both where pruning has changed sizes, and where the model's code may ask for classes."""
-    is_of_library = type(model).__module__.startswith("transformers.")  # it asks for none
+    """Compares both on examples if pruning changed sizes or the model's code may check classes."""
+    is_of_library = type(model).__module__.startswith("transformers.")  # its code checks no classes
     if is_of_library and not resized:
         return
     is_same = _same_on_examples(captured, model)
@@ -151,24 +154,23 @@ def _check_on_examples(
         raise _not_followed(captured, provenance, resized[0])
     if is_same is False:
         warn_each_time(
-            f"to_module: on the example inputs the {type(model).__name__} computes something else "
-            "than its graph: its own forward runs again, which may ask for the class of a layer; "
-            "run mg.model.",
+            f"to_module: on the example inputs the {type(model).__name__} and its graph differ. "
+            "Its forward may check the class of a layer; run mg.model.",
             CaptureWarning,
         )
 
 
 def _same_on_examples(captured: CapturedModule, model: nn.Module) -> bool | None:
-    """Whether the model computes what the graph does; None where the graph does not run."""
+    """Returns whether model and graph agree on the examples; None if the graph does not run."""
     if any(x.is_meta for x in captured.parameters()):
         return None
     expected = _outputs(captured, captured)
     if expected is None:
         return None
-    found = _outputs(captured, model)  # None where the forward has the sizes of before
-    if found is None:
+    outputs = _outputs(captured, model)  # None if the forward uses the old sizes
+    if outputs is None:
         return False
-    pairs = list(zip(found, expected, strict=False))  # caches may be among those of one
+    pairs = list(zip(outputs, expected, strict=False))  # only one of them may return caches
     if any(x.shape != y.shape for x, y in pairs):
         return False
     return all(torch.allclose(x, y, rtol=1e-4, atol=1e-5, equal_nan=True) for x, y in pairs)
@@ -176,7 +178,7 @@ def _same_on_examples(captured: CapturedModule, model: nn.Module) -> bool | None
 
 @torch.no_grad()
 def _outputs(captured: CapturedModule, model: nn.Module) -> list[torch.Tensor] | None:
-    """What a model returns for the graph's example inputs in evaluation; None where it fails."""
+    """Returns a model's outputs for the graph's example inputs in eval mode; None if it fails."""
     with preserve_state(model):
         torch.manual_seed(0)
         try:
@@ -190,17 +192,17 @@ def _not_followed(
 ) -> GraphError:
     passes = ", ".join(step.name for step in provenance) or "no pass"
     return GraphError(
-        f"to_module: the graph {change}, which the forward of {captured.record.class_name} would "
+        f"to_module: the graph {change}, which the forward of {captured.record.class_name} does "
         f"not follow (it went through: {passes}). Run mg.model, or apply the passes that change "
         "more than modules after to_module."
     )
 
 
 def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
-    found: Original | None = vars(captured).get(KEY)
+    original: Original | None = vars(captured).get(KEY)
     if not captured.record.node_digests:
         raise GraphError(
-            "to_module: the graph does not know what was captured, because its file is of an "
+            "to_module: the graph has no record of the captured model, because its file is of an "
             "earlier version; capture the model again."
         )
     name = captured.record.class_name
@@ -208,15 +210,15 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
         if type(like).__name__ != name:
             raise GraphError(f"to_module: expected a {name} as like, got a {type(like).__name__}.")
         return _get_original(like, captured)
-    if found is not None:
-        return found
+    if original is not None:
+        return original
     from chop.ir.huggingface.skeleton import empty_model
 
     made: Any = empty_model(name, captured.record.config)
     if made is None:
         raise GraphError(
-            f"to_module: a checkpoint has no code, and {name} is no class of transformers; give a "
-            f"model of that class, mg.to_module(like={name}(...)). Its weights are not read."
+            f"to_module: a checkpoint has no code, and {name} is not a class of transformers; give "
+            f"a model of that class, mg.to_module(like={name}(...)). Its weights are not read."
         )
     if captured.record.generation_config is not None:
         made.generation_config = build_generation_config(captured.record)
@@ -224,7 +226,7 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
 
 
 def _get_original(model: nn.Module, captured: CapturedModule) -> Original:
-    """What `Original` knows of a model with what was recorded in the places of torch's layers."""
+    """Returns the `Original` of a model, including records for replaced layers of torch."""
     with single_operators(model, lambda _, path: not is_scope(captured, path)) as recorded:
         return Original(recorded, captured)
 
@@ -232,18 +234,18 @@ def _get_original(model: nn.Module, captured: CapturedModule) -> Original:
 def _quantized_calls(
     captured: CapturedModule, provenance: Iterable[Provenance]
 ) -> tuple[Mapping[str, list[fx.Node]], list[str]]:
-    """The functions that the graph quantizes, by the path of the module that calls them.
+    """Returns the functions that the graph quantizes, by path of the calling module.
 
-    Also the changes of sizes that pruning has made, which the model's own code may make too.
+    Also returns the changes of sizes by pruning, which the model's own code may make as well.
 
     Raises:
-        GraphError: a node is new, gone or calls something else.
+        GraphError: if a node is new, removed or calls something else.
     """
     before, now = captured.record.node_digests, node_digests(captured.graph)
     calls: defaultdict[str, list[fx.Node]] = defaultdict(list)
     resized: list[str] = []
     is_pruned = any(step.name == "prune_transform_pass" for step in provenance)
-    changed = [f"has no node '{name}' any more" for name in before if name not in now]
+    changed = [f"lost node '{name}'" for name in before if name not in now]
     for node in captured.graph.nodes:
         if node.name not in before:
             changed.append(f"has a new node '{node.name}'")
@@ -253,9 +255,12 @@ def _quantized_calls(
             is_call = isinstance(module, QuantizedOperator) and module.function is not None
             if not (is_call and same_arguments):
                 same_function = before[node.name][:8] == now[node.name][:8]
-                is_size = same_function and of_node(node, captured).follow in (d.viewed, d.expanded)
+                is_size = same_function and get_node_row(node, captured).follow in (
+                    d.viewed,
+                    d.expanded,
+                )
                 changes = resized if is_pruned and is_size else changed
-                changes.append(f"calls something else, or with other arguments, at '{node.name}'")
+                changes.append(f"changed the call or the arguments of '{node.name}'")
             elif not module.spec.is_float:  # type: ignore[union-attr]
                 calls[str(node.target).rpartition(".")[0]].append(node)
     if changed:
@@ -264,9 +269,10 @@ def _quantized_calls(
 
 
 def _rounded_weights(captured: CapturedModule, node: fx.Node) -> dict[int, nn.Parameter]:
-    """The rounded parameters, by the id of each, of a call that quantizes parameters alone.
+    """Returns id -> rounded parameter for a call that only quantizes parameters.
 
-    Empty where it quantizes anything else, or a parameter that others read in another format.
+    The result is empty if it quantizes other operands, or if others read the parameter in another
+    format.
     """
     module: Any = module_of_node(node, captured)
     if not isinstance(module, QuantCall):
@@ -292,26 +298,26 @@ def _rounded_weights(captured: CapturedModule, node: fx.Node) -> dict[int, nn.Pa
 def _all_round(
     captured: CapturedModule, parameter: nn.Parameter, fmt: Quantizer, besides: Sequence[nn.Module]
 ) -> bool:
-    """Whether every other module that has a parameter rounds it to a format."""
+    """Returns whether every other module with a parameter rounds it to the same format."""
     if fmt.cache_key is None:
         return False
     called = {node.target for node in captured.graph.nodes if node.op == "call_module"}
     others = [
         getattr(module.spec, name, None) if isinstance(module, QuantizedOperator) else None
         for path, module in captured.named_modules()
-        if path in called  # what only holds a tied weight reads none
+        if path in called  # a module that only holds a tied weight does not read it
         for name, x in own_parameters(module).items()
         if x is parameter and module not in besides
     ]
     others += _formats_of_readers(captured, parameter, besides)
-    # A layer knows its weight from the start, and a call waits for it.
+    # A layer has its weight from the start; a call gets it at run time.
     return all(x is not None and (x == fmt or _is_alike(x, fmt, parameter)) for x in others)
 
 
 def _formats_of_readers(
     captured: CapturedModule, parameter: nn.Parameter, besides: Sequence[nn.Module]
 ) -> Iterator[Quantizer | None]:
-    """The formats in which calls of functions read a parameter; None where one reads it whole."""
+    """Returns the formats in which function calls read a parameter; None for a float reader."""
     for node in captured.graph.nodes:
         if node.op != "get_attr" or member_at(captured, str(node.target)) is not parameter:
             continue
@@ -328,7 +334,7 @@ def _formats_of_readers(
 
 
 def _is_alike(one: Quantizer, other: Quantizer, parameter: nn.Parameter) -> bool:
-    """Whether two formats are one once they know what they round."""
+    """Returns whether two formats are equal after resolving them for a parameter."""
     values = parameter.detach()
     return not values.is_meta and one.fitted(values) == other.fitted(values)
 
@@ -336,18 +342,18 @@ def _is_alike(one: Quantizer, other: Quantizer, parameter: nn.Parameter) -> bool
 def _products(
     captured: CapturedModule, path: str, quantized: Sequence[fx.Node]
 ) -> dict[str, list[nn.Module | None]]:
-    """What a module's forward calls of the operators that some of its nodes quantize, in order.
+    """Returns the calls of a module's forward to the operators that some of its nodes quantize.
 
-    Returns: by operator, the quantized call or None for each call.
+    Returns: operator -> quantized call, or None, for each call in order.
     """
-    names = {of_node(node, captured).name for node in quantized}
-    found: dict[str, list[nn.Module | None]] = {name: [] for name in sorted(names)}
+    names = {get_node_row(node, captured).name for node in quantized}
+    calls: dict[str, list[nn.Module | None]] = {name: [] for name in sorted(names)}
     for node in captured.graph.nodes:
-        name = of_node(node, captured).name
+        name = get_node_row(node, captured).name
         if name in names and _owner(node) == path:
             module: Any = module_of_node(node, captured)
-            found[name].append(module if isinstance(module, QuantizedOperator) else None)
-    return found
+            calls[name].append(module if isinstance(module, QuantizedOperator) else None)
+    return calls
 
 
 def _owner(node: fx.Node) -> str:

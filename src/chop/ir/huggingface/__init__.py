@@ -1,3 +1,3 @@
-"""Hugging Face's side of a graph: its models' attention, and folders that it loads."""
+"""Hugging Face integration: attention of its models, and model folders."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Finds the model class of transformers for a configuration."""
+"""Lookup of the transformers model class for a configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chop.private.transformers_api import is_model_class
 
 
 def check_architectures(config: Any, where: str) -> None:
-    """Raises ConfigError where `architectures` of a configuration are no names.
+    """Raises ConfigError unless `architectures` of a configuration is a list of names.
 
     Args:
         config: configuration of transformers.
@@ -19,19 +19,17 @@ def check_architectures(config: Any, where: str) -> None:
     if names is None:
         return
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"{where}: expected names of classes in 'architectures', got {names!r:.80}."
-        )
+        raise ConfigError(f"{where}: expected class names in 'architectures', got {names!r:.80}.")
 
 
 def named_class(config: Any, where: str) -> Any:
-    """The class of models that a configuration names; None: it names none of transformers.
+    """Returns the model class that a configuration names; None if it is not of transformers.
 
     Args:
         config: configuration of transformers.
         where: the folder or file, for messages.
     Raises:
-        ConfigError: the name is that of something else, which is not called.
+        ConfigError: if the name belongs to something other than a model class.
     """
     import transformers
 
@@ -42,6 +40,6 @@ def named_class(config: Any, where: str) -> Any:
         return None
     if not is_model_class(model_class):
         raise ConfigError(
-            f"{where}: its architecture is '{name:.80}', which is no model of transformers."
+            f"{where}: its architecture is '{name:.80}', which is not a model of transformers."
         )
     return model_class

@@ -1,9 +1,8 @@
 """Quantized attention in models of transformers, through its registry of attention functions.
 
-An attention module of transformers calls the function that its configuration names. Under the name
-`chop_sdpa` that is transformers' own for `sdpa`, inside which the products are the quantized ones
-that the module holds as children; masks are made as for `sdpa`. `chop_eager` is the same for the
-eager function of the model's file.
+An attention module of transformers calls the function that its configuration names. `chop_sdpa` is
+transformers' `sdpa` function with the products replaced by the quantized children of the module;
+masks are made as for `sdpa`. `chop_eager` does the same for the eager function of the model's file.
 """
 
 from __future__ import annotations
@@ -21,56 +20,56 @@ from torch.overrides import TorchFunctionMode
 
 from chop.captured.layers.attention import PRODUCTS, ProjectedAttention, attend
 from chop.errors import GraphError
-from chop.ir.ops import of_function
+from chop.ir.ops import get_function_row
 from chop.private.modules import own_children
 from chop.private.transformers_api import attention_name, set_attention_name
 
 PREFIX = "chop_"
 CALLS = "quantized_calls"
-"""The attribute of an attention module with its quantized calls; see `quantize_attention`."""
+"""Attribute of an attention module with its quantized calls; see `quantize_attention`."""
 _CALLED: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "sdpa": (F.scaled_dot_product_attention,),
     "eager": (torch.matmul, torch.softmax, torch.matmul),
 }
-"""What the attention functions call."""
+"""Product functions that each attention implementation calls."""
 
 _IN_TORCH = ("scaled_dot_product_attention", "matmul", "softmax", "mul")
-"""Calls of `chop.captured.layers.attention.attend` to operators that have formats."""
+"""Operators with formats that `chop.captured.layers.attention.attend` calls."""
 
 Products = Mapping[str, Sequence[nn.Module | None]]
-"""By operator, the quantized call or None for each call of the forward, in order."""
+"""Operator -> quantized call, or None, for each call of the forward in order."""
 
 
 def why_not_attention(cls: type[nn.Module] | None, operators: Sequence[str]) -> str | None:
-    """Returns why a module's quantized products cannot go through the registry; None: they can."""
+    """Returns why a module's quantized products cannot use the registry; None if they can."""
     if cls is not None and issubclass(cls, ProjectedAttention):
         known: tuple[str, ...] = _IN_TORCH
     elif cls is None or not cls.__module__.startswith("transformers."):
-        return "it is no attention of transformers or of torch"
+        return "it is not an attention of transformers or torch"
     else:
         code = getattr(inspect.unwrap(cls.forward), "__code__", None)
         if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
-            return "it does not go through transformers' attention functions"
+            return "it does not use transformers' attention functions"
         known = tuple(name for base in _CALLED for name in _counts(base))
     unknown = [name for name in operators if name not in known]
-    return f"'{unknown[0]}' is no product of its attention" if unknown else None
+    return f"'{unknown[0]}' is not a product of its attention" if unknown else None
 
 
 def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
-    """Makes an attention module of transformers or of torch compute with quantized products.
+    """Makes an attention module of transformers or torch compute with quantized products.
 
     Args:
-        model: the model; it is changed.
-        path: of the attention module.
-        products: what it calls.
+        model: the model, changed in place.
+        path: path of the attention module.
+        products: its quantized calls.
 
     Raises:
-        GraphError: the configuration names another attention function, or the forward calls these
-            operators outside of it.
+        GraphError: if the configuration names another attention function, or the forward calls
+            these operators outside of it.
     """
     module: Any = model.get_submodule(path)
     if isinstance(module, ProjectedAttention):
-        own_children(module)[PRODUCTS] = _hold(QuantizedProducts(), products)
+        own_children(module)[PRODUCTS] = _add_children(QuantizedProducts(), products)
         return
     base = attention_name(module.config).removeprefix(PREFIX)
     expected = _counts(base)
@@ -80,13 +79,13 @@ def quantize_attention(model: nn.Module, path: str, products: Products) -> None:
             f"to_module: module '{path}' has {counts}, which attention '{base}' does not have; "
             "expected those of 'sdpa' or 'eager'."
         )
-    _hold(module, products)
+    _add_children(module, products)
     register()
     set_attention_name(module.config, PREFIX + base)
 
 
-def _hold(module: nn.Module, products: Products) -> nn.Module:
-    """Gives a module quantized calls as children; see `CALLS`."""
+def _add_children(module: nn.Module, products: Products) -> nn.Module:
+    """Adds quantized calls to a module as children; see `CALLS`."""
     names: dict[str, tuple[str | None, ...]] = {}
     for operator, calls in products.items():
         keys = [f"{operator}_{n}" if len(calls) > 1 else operator for n in range(len(calls))]
@@ -101,20 +100,20 @@ def _hold(module: nn.Module, products: Products) -> nn.Module:
 
 
 class QuantizedProducts(nn.Module):
-    """The products of a `ProjectedAttention` with quantized calls, which it holds as children."""
+    """Attention products of a `ProjectedAttention` with quantized calls as children."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Same arguments and results as `chop.captured.layers.attention.attend`."""
+        """Computes attention like `chop.captured.layers.attention.attend`."""
         return _quantized(self, lambda _, *given, **named: attend(*given, **named), args, kwargs)
 
 
 def _counts(base: str) -> Counter[str]:
-    """How often an attention function calls each operator."""
-    return Counter(of_function(function).name for function in _CALLED.get(base, ()))
+    """Returns the number of calls of each operator in an attention function."""
+    return Counter(get_function_row(function).name for function in _CALLED.get(base, ()))
 
 
 def register() -> None:
-    """Registers the attention functions, and their masks, with transformers."""
+    """Registers the attention functions and their masks with transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -124,14 +123,14 @@ def register() -> None:
 
 
 def _sdpa_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Transformers' `sdpa` attention with the quantized products of `module`."""
+    """Computes transformers' `sdpa` attention with the quantized products of `module`."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     return _quantized(module, sdpa_attention_forward, args, kwargs)
 
 
 def _eager_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The eager attention of the file of `module` with its quantized products."""
+    """Computes the eager attention of the file of `module` with its quantized products."""
     home = sys.modules[type(module).__module__]
     return _quantized(module, home.eager_attention_forward, args, kwargs)
 
@@ -143,7 +142,7 @@ def _quantized(
     module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
 ) -> Any:
     names: Mapping[str, Sequence[str | None]] = vars(module).get(CALLS, {})
-    if not names:  # an attention whose products stay float, beside others
+    if not names:  # an attention with float products, in a model with others
         return function(module, *args, **kwargs)
     calls = {
         operator: iter([None if key is None else own_children(module)[key] for key in keys])
@@ -154,7 +153,7 @@ def _quantized(
 
 
 class _Redirected(TorchFunctionMode):
-    """Inside, calls of operators go to modules, in order; None leaves a call alone."""
+    """Context that redirects calls of operators to modules, in order; None keeps a call."""
 
     def __init__(self, calls: Mapping[str, Iterator[nn.Module | None]]) -> None:
         super().__init__()
@@ -163,6 +162,6 @@ class _Redirected(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        operator = of_function(func).name
-        found = next(self._calls[operator], None) if operator in self._calls else None
-        return (func if found is None else found)(*args, **(kwargs or {}))
+        operator = get_function_row(func).name
+        module = next(self._calls[operator], None) if operator in self._calls else None
+        return (func if module is None else module)(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Model card: README.md of a folder, which says how to load it."""
+"""Model card: the README.md of a saved folder with loading instructions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 FILE = "README.md"
 MARK = "tags: [chop, quantized]"
-"""Of a card that chop wrote."""
+"""Tag of cards written by chop."""
 CARD = """---
 library_name: transformers
 {mark}
@@ -31,7 +31,7 @@ warning. `chop export FOLDER --to TARGET` writes the model for engines that do n
 
 
 def model_card(model: nn.Module) -> str:
-    """The card of a model with quantized layers."""
+    """Returns the card of a model with quantized layers."""
     from chop.ir.huggingface.stored import quantized_leaves
     from chop.nn.hadamard import Rotated
 
@@ -40,5 +40,5 @@ def model_card(model: nn.Module) -> str:
     formats = ", ".join(f"{label} in {count} modules" for label, count in counts)
     rotated = sum(isinstance(module, Rotated) for module in model.modules())
     contents = [f"Weights are codes of number formats: {formats}."] if counts else []
-    contents += [f"Hadamard matrices rotate what {rotated} layers read."] if rotated else []
+    contents += [f"Hadamard matrices rotate the inputs of {rotated} layers."] if rotated else []
     return CARD.format(mark=MARK, name=type(model).__name__, contents=" ".join(contents))

@@ -1,4 +1,4 @@
-"""Layers of a model of transformers that become packed, each with its format."""
+"""Selection of the layers of a transformers model to pack, with their formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError
 from chop.formats.recipe import Recipe
 from chop.ir.huggingface.stored import missing_module
-from chop.ir.ops import OPS, of_module, stand_in_for
+from chop.ir.ops import OPS, get_class_row, stand_in_for
 from chop.ir.unreached import UnreachedWarning, list_unreached_matrices, unreached_sentence
 
 WHERE = "quantization_config"
@@ -23,29 +23,29 @@ WHERE = "quantization_config"
 def layers_to_pack(
     model: Any, operators: Sequence[str] | None, recipe: Recipe
 ) -> dict[str, list[str]]:
-    """The layers whose weights become codes, each with those that are tied to it, itself first.
+    """Returns the layers to pack, each with the layers tied to it, itself first.
 
-    A layer that is tied to one that stays float stays float too. Of fused experts each matrix
-    counts as a layer.
+    Layers that are tied to a float layer stay float. Each matrix of fused experts counts as a
+    layer.
 
     Args:
         model: a model of transformers on the meta device.
-        operators: the names of their operators; None: all with a weight matrix or a table.
-        recipe: says what to leave.
+        operators: operator names; None selects all with a weight matrix or a table.
+        recipe: layers to skip.
 
     Raises:
-        ConfigError: nothing is left, a pattern of `skip` matches nothing, or what a layer computes
-            is not what its class says.
+        ConfigError: if no layer remains, a pattern of `skip` matches nothing, or a layer has a
+            replaced forward.
     """
-    modules, experts, left = (
+    modules, experts, skipped = (
         dict(model.named_modules()),
         _expert_layers(model),
-        _left(model, recipe),
+        _skipped(model, recipe),
     )
     names = {
         path
         for path, module in modules.items()
-        if path not in left and _is_chosen(module, operators)
+        if path not in skipped and _is_chosen(module, operators)
     }
     for path in names:
         reason = why_not_its_class(modules[path])
@@ -53,7 +53,7 @@ def layers_to_pack(
             raise ConfigError(
                 f"quantization_config: '{path}' cannot be quantized: {reason}, or name it in skip."
             )
-    names |= _chosen_experts(experts, operators, left)
+    names |= _chosen_experts(experts, operators, skipped)
     sources = {
         target.removesuffix(".weight"): source.removesuffix(".weight")
         for target, source in model.all_tied_weights_keys.items()
@@ -61,52 +61,52 @@ def layers_to_pack(
     groups: dict[str, list[str]] = {}
     for path in (*modules, *experts):
         groups.setdefault(str(sources.get(path, path)), []).append(path)
-    found = {
+    selected = {
         member: [member, *(other for other in group if other != member)]
         for group in groups.values()
         for member in group
         if names.issuperset(group)
     }
-    if not found:
-        raise ConfigError("quantization_config: no layer of the model is left to quantize.")
-    return found
+    if not selected:
+        raise ConfigError("quantization_config: every layer of the model is skipped; expected one.")
+    return selected
 
 
 def list_formats(
     groups: Mapping[str, Sequence[str]], format: str, recipe: Recipe
 ) -> dict[str, str]:
-    """The format of each layer that is packed; that of a layer holds for those tied to it.
+    """Returns the format of each packed layer, which its tied layers share.
 
     Args:
         groups: see `layers_to_pack`.
-        format: of layers that the recipe does not mean.
-        recipe: has the formats of others.
+        format: default format.
+        recipe: formats that override the default.
 
     Raises:
-        ConfigError: a pattern matches no layer, or two layers with one weight get two formats.
+        ConfigError: if a pattern matches no layer, or two layers with one weight get two formats.
     """
     own = recipe.choose({path: [path] for path in groups}, WHERE)
-    found = {}
+    formats = {}
     for path, group in groups.items():
         given = {other: own[other] for other in group if other in own}
         if len({*given.values()}) > 1:
             one, other = sorted(given)[:2]
             raise ConfigError(
-                f"{WHERE}.overrides: '{one}' and '{other}' have one weight, in {given[one]} and in "
+                f"{WHERE}.overrides: '{one}' and '{other}' share a weight, in {given[one]} and in "
                 f"{given[other]}; expected one format."
             )
-        found[path] = next(iter(given.values()), format)
-    return found
+        formats[path] = next(iter(given.values()), format)
+    return formats
 
 
-def _left(model: nn.Module, recipe: Recipe) -> set[str]:
-    """The paths of modules, and of layers of fused experts, that stay float."""
+def _skipped(model: nn.Module, recipe: Recipe) -> set[str]:
+    """Returns the paths of modules and fused-expert layers that stay float."""
     paths = [path for path, _ in model.named_modules()]
     return recipe.left([*paths, *_expert_layers(model)], lambda x: missing_module(model, x))
 
 
 def _expert_layers(model: nn.Module) -> dict[str, str]:
-    """By path of a layer that fused experts can be made of, the name of its weight."""
+    """Returns path -> weight name for the layers into which fused experts can be split."""
     return {
         f"{path}.{layer}": f"{path}.{name}"
         for path, module in model.named_modules()
@@ -117,11 +117,11 @@ def _expert_layers(model: nn.Module) -> dict[str, str]:
 def _chosen_experts(
     experts: Iterable[str], operators: Sequence[str] | None, skipped: set[str]
 ) -> set[str]:
-    if operators is not None and of_module(ExpertLinear).name not in operators:
+    if operators is not None and get_class_row(ExpertLinear).name not in operators:
         return set()
-    left = skipped.intersection(experts)
-    chosen = set(experts) - left
-    halves = {path.rpartition(".")[0] for path in chosen} & {p.rpartition(".")[0] for p in left}
+    floating = skipped.intersection(experts)
+    chosen = set(experts) - floating
+    halves = {path.rpartition(".")[0] for path in chosen} & {p.rpartition(".")[0] for p in floating}
     if halves:
         owner = min(halves)
         raise ConfigError(
@@ -132,7 +132,7 @@ def _chosen_experts(
 
 
 def get_weights(model: nn.Module, groups: Iterable[str]) -> dict[str, str]:
-    """By name of a parameter, the path of the layer that it is the weight of.
+    """Returns parameter name -> path of the layer that has it as its weight.
 
     Args:
         model: a model of transformers.
@@ -145,16 +145,16 @@ def get_weights(model: nn.Module, groups: Iterable[str]) -> dict[str, str]:
 def warn_about_unreached(
     model: nn.Module, groups: Mapping[str, Sequence[str]], recipe: Recipe
 ) -> None:
-    """Warns where more than a tenth of the weights are in no layer that becomes codes.
+    """Warns if more than a tenth of the weights are in no packed layer.
 
     Args:
         model: a model of transformers.
         groups: see `layers_to_pack`.
-        recipe: says what the user leaves.
+        recipe: layers that the user skips.
     """
     weights = {id(x): x for x in map(model.get_parameter, get_weights(model, groups))}
     reached = sum(x.numel() for x in weights.values())
-    unreached = list_unreached_matrices(model, _left(model, recipe).__contains__)
+    unreached = list_unreached_matrices(model, _skipped(model, recipe).__contains__)
     text = unreached_sentence(unreached, reached, f"ChopConfig of {type(model).__name__}")
     if text is not None:
         warn_each_time(text, UnreachedWarning)
@@ -165,7 +165,7 @@ def _is_chosen(module: nn.Module, operators: Sequence[str] | None) -> bool:
     if make is not None:
         row = next(row for row in OPS.values() if make in row.stand_ins.values())
     else:
-        row = of_module(type(module))
+        row = get_class_row(type(module))
     if row.weight is None or row.quantized is None:
         return False
     return operators is None or row.name in operators

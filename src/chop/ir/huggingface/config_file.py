@@ -1,7 +1,7 @@
-"""config.json of a folder, checked before a library makes a model of it.
+"""Validation of config.json before a library builds a model from it.
 
-Transformers makes a model, without data, before it looks at the weights. A hidden size of a billion
-then takes all of memory, as many layers or labels take for ever.
+transformers builds the model, without data, before it reads the weights. A hidden size of a billion
+would exhaust the memory, and as many layers or labels would take forever.
 """
 
 from __future__ import annotations
@@ -23,39 +23,46 @@ SIZES = re.compile(
     r"((hidden|intermediate|vocab|embedding|embed|ffn|inner|model|head|projection)_?(sizes?|dims?)"
     r"|n_embd|n_inner|d_model|d_ff|d_kv|dim)$"
 )
-"""Dimensions of weights, each of which takes at least a bit."""
+"""Fields with weight dimensions, each of which takes at least a bit."""
 COUNTS = {
     re.compile(r"(layers?|heads?|blocks?|depths?|groups?)$"): 2**14,
     re.compile(r"(num_labels|num_classes)$"): 2**20,
     re.compile(r"(image_size|patch_size|num_channels)$"): 2**14,
     re.compile(r"(position_embeddings|n_positions|n_ctx|max_length)$"): 2**27,
 }
-"""Most that other numbers may be."""
+"""Upper limits of other numbers."""
 LEAST_BITS, MOST_BITS = 2**23, 2**31
-"""Of weights: that a small file is taken for, and a folder without any."""
+"""Number of bits assumed for a small weight file, and for a folder without weights."""
 
 KERNELS = "kernels of the hub"
 KERNEL_METHODS = frozenset(
     {"eetq", "fbgemm_fp8", "fp8", "gguf", "metal", "mxfp4", "mxfp8", "nvfp4"}
 )
-"""Quantizers of transformers that run kernels of the hub, where `kernels` is installed."""
+"""Quantizers of transformers that run kernels from the hub if `kernels` is installed."""
 KERNEL_MODELS = frozenset({"mra", "rwkv", "sam3_video", "yoso"})
-"""Models of transformers that do so."""
+"""Models of transformers that run such kernels."""
 
 
 def config_errors() -> tuple[type[Exception], ...]:
-    """What classes of settings of transformers raise for values of a wrong type or size."""
+    """Returns the exceptions that settings classes of transformers raise for invalid values."""
     from huggingface_hub.errors import StrictDataclassError
 
-    of_values = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
-    return (OSError, ImportError, StrictDataclassError, *of_values)
+    value_errors = (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    )
+    return (OSError, ImportError, StrictDataclassError, *value_errors)
 
 
 def check_config(folder: Path) -> None:
-    """Compares what a config asks for with what the weights of a folder have.
+    """Compares the sizes in a config with those of the weights in the folder.
 
     Raises:
-        ConfigError: the config is broken, or asks for more.
+        ConfigError: if the config is broken, or larger than the weights.
         CheckpointError: see `check_folder_files`.
     """
     path = folder / CONFIG
@@ -77,13 +84,13 @@ def check_config(folder: Path) -> None:
 
 
 def without_fetched_code(config: Any, where: str) -> None:
-    """Leaves out implementations of attention and experts that transformers would fetch as code.
+    """Removes attention and expert implementations that transformers would download as code.
 
     Args:
-        config: configuration of transformers as it was read. It and inner ones are modified.
-        where: the folder or name it is from, for messages.
+        config: configuration of transformers as it was read. It and its nested ones are modified.
+        where: folder or name of its source, for messages.
     Raises:
-        ConfigError: its quantizer or its model runs code of the hub, and none is trusted.
+        ConfigError: if its quantizer or model runs code from the hub that is not trusted.
     """
     from transformers import PreTrainedConfig
 
@@ -120,16 +127,16 @@ def _check_kernels(config: Any, where: str) -> None:
     if not (is_method or kind in KERNEL_MODELS) or not is_kernels_available():
         return
     if not is_trusted(KERNELS):
-        asked = f"quant_method '{plain['quant_method']}'" if is_method else f"model_type '{kind}'"
+        setting = f"quant_method '{plain['quant_method']}'" if is_method else f"model_type '{kind}'"
         raise ConfigError(
-            f"{where}: config.json has the {asked}, for which transformers fetches {KERNELS} and "
+            f"{where}: config.json has the {setting}, for which transformers fetches {KERNELS} and "
             f"runs them: if you trust these, give {TRUST} (in Python: with "
             "chop.base.trust.trust_code():), else uninstall the package kernels."
         )
 
 
 def _numbers(document: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Every integer under its nearest key."""
+    """Yields every integer with its nearest key."""
     pending: list[tuple[str, Any]] = list(document.items())
     while pending:
         key, value = pending.pop()

@@ -1,4 +1,4 @@
-"""Weight conversions of transformers: how tensors of files are renamed or joined in a model."""
+"""Weight conversions of transformers: renaming and merging of tensors on loading."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from chop.private.transformers_api import (
 )
 
 EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
-"""Number of an expert in the name of a tensor of files."""
+"""Expert number in the name of a tensor in a file."""
 
 
 @dataclass(frozen=True)
 class ExpertMatrix:
-    """Place of the matrix of an expert within a parameter that has those of all experts.
+    """Position of an expert's matrix within the parameter of all experts.
 
     Attributes:
         parameter: name in the model; its shape is (experts, rows of all parts, columns).
         expert: number of the expert.
-        part: number of the matrix among those of an expert that the parameter has, in their order.
-        parts: number of matrices side by side.
+        part: number of the matrix among those of one expert, in order.
+        parts: number of matrices per expert.
     """
 
     parameter: str
@@ -35,10 +35,10 @@ class ExpertMatrix:
 
 
 class Conversions:
-    """Rules by which transformers reads the tensors of files into a model.
+    """Rules by which transformers maps tensors of files to a model.
 
     Args:
-        model: on the meta device.
+        model: model on the meta device.
     """
 
     def __init__(self, model: Any) -> None:
@@ -46,16 +46,16 @@ class Conversions:
         self._known, self._prefix = model.state_dict(), model.base_model_prefix
 
     def get_name(self, name: str) -> str:
-        """The name of the tensor that is made of one of files."""
+        """Returns the name in the model of a tensor in a file."""
         return self._renamed(name)[0]
 
     def is_converted(self, name: str) -> bool:
-        """Returns whether the model has a tensor that is made of it otherwise than by renaming."""
+        """Returns whether the model's tensor results from more than renaming."""
         own, pattern = self._renamed(name)
         return pattern is not None and own in self._known
 
     def expert_matrix(self, name: str) -> ExpertMatrix | None:
-        """The place of a tensor of one expert; None: it is none that is stacked as it is.
+        """Returns the position of an expert's tensor; None if it is not simply stacked.
 
         Args:
             name: name of a weight in files, such as `model.layers.0.mlp.experts.3.up_proj.weight`.
@@ -71,7 +71,7 @@ class Conversions:
         return ExpertMatrix(own, int(number[0]), sources.index(pattern), len(sources))
 
     def _renamed(self, name: str) -> tuple[str, str | None]:
-        """The name in the model, and the pattern of a conversion that the tensor goes through."""
+        """Returns the name in the model, and the pattern of the conversion that applies."""
         prefix, known = self._prefix, self._known
         own, pattern = renamed_source(name, self._rules, prefix, known)
         if own not in known and name in known:
@@ -80,6 +80,6 @@ class Conversions:
 
 
 def names_in(model: Any, names: Iterable[str]) -> dict[str, str]:
-    """By name of a tensor in files, the name of the tensor that transformers makes of it."""
+    """Returns name in a file -> name in the model."""
     conversions = Conversions(model)
     return {name: conversions.get_name(name) for name in names}

@@ -1,4 +1,4 @@
-"""Models of transformers with decoded weights in the places of packed ones."""
+"""Dequantization of transformers models: packed weights are replaced by decoded ones."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ MAX_NAMES = 4
 
 
 def decode_modules(model: Any, dtype: torch.dtype | None = None) -> None:
-    """Puts float modules of the model's own classes in the places of quantized ones.
+    """Replaces quantized modules by float modules of the model's original classes.
 
-    Weights are what the codes stand for; inputs and results are rounded no more. Layers that
-    share codes share a weight.
+    Weights get the values of the codes; inputs and results are no longer rounded. Layers that share
+    codes share a weight.
 
     Args:
-        model: a `PreTrainedModel`; it is changed.
-        dtype: of the weights; None: that in which each layer computes.
+        model: a `PreTrainedModel`, changed in place.
+        dtype: dtype of the weights; None uses the compute dtype of each layer.
 
     Raises:
-        ConfigError: modules are no layers of the model's own; nothing is changed.
+        ConfigError: if modules are not layers of the original model; nothing is changed.
     """
     layers = dict(quantized_leaves(model))
     plain = empty_model(type(model).__name__, model.config)
@@ -50,10 +50,10 @@ def decode_modules(model: Any, dtype: torch.dtype | None = None) -> None:
 
 
 def _check(model: nn.Module, layers: dict[str, QuantizedOperator], plain: nn.Module | None) -> None:
-    """Raises ConfigError for modules that a float one of the same path does not stand for."""
+    """Raises ConfigError for modules that cannot be replaced by the original float module."""
     if plain is None:
         raise ConfigError(
-            f"dequantize: {type(model).__name__} is no class of transformers; expected one."
+            f"dequantize: {type(model).__name__} is not a class of transformers; expected one."
         )
     owned = {
         path: "a mixture of experts, a joined attention, a rotation or an adapter"
@@ -82,7 +82,7 @@ def _decoded(
     dtype: torch.dtype | None,
     known: dict[tuple[int, ...], nn.Parameter],
 ) -> nn.Module:
-    """The module without data with the values of a layer."""
+    """Fills an empty module with the values of a layer."""
     parameters = own_parameters(module)
     for name in [name for name, x in parameters.items() if x is not None]:
         key = _identity(layer, name)
@@ -95,14 +95,14 @@ def _decoded(
 
 
 def _identity(layer: QuantizedOperator, name: str) -> tuple[int, ...]:
-    """What layers with one value have in common."""
+    """Returns a key that is equal for layers with the same stored value."""
     if isinstance(layer, PackedOperator) and name in layer.packed_shapes:
         return tuple(id(own_buffers(layer).get(buffer)) for buffer in BUFFER_NAMES[name])
     return (id(own_parameters(layer).get(name)),)
 
 
 def _value(layer: QuantizedOperator, name: str, dtype: torch.dtype | None) -> Tensor:
-    """A parameter as the layer computes with it, as the model's own class stores it."""
+    """Returns a parameter with its effective values, in the layout of the original class."""
     with torch.no_grad():
         value: Tensor = getattr(layer, name).detach()
         if not (isinstance(layer, PackedOperator) and name in layer.packed_shapes):

@@ -18,10 +18,10 @@ WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
 
 def note_formats(model: nn.Module) -> None:
-    """Makes `save_pretrained` of a model of transformers write the formats of its layers.
+    """Makes `save_pretrained` of a transformers model write the formats of its layers.
 
     Args:
-        model: any; one of another library, or without formats, stays as it is.
+        model: any model; models of other libraries or without formats are not changed.
     """
     from transformers import PreTrainedModel
 
@@ -32,7 +32,7 @@ def note_formats(model: nn.Module) -> None:
         return
     ChopQuantizer.attach(model)
     if any(isinstance(module, PackedOperator) for module in model.modules()):
-        # Transformers' trainer trains such a model with adapters alone.
+        # transformers' trainer accepts such a model only with adapters.
         vars(model).update(is_quantized=True, quantization_method=METHOD)
 
 
@@ -43,18 +43,18 @@ def save_folder(
     max_shard_size: str = "5GB",
     card: bool = True,
 ) -> None:
-    """Writes a model with quantized layers as `from_pretrained` reads it where chop is installed.
+    """Writes a model with quantized layers for `from_pretrained` with chop installed.
 
     Args:
-        model: of transformers; it is changed, so give one of `to_module`.
-        folder: where to; missing folders are made, other files in it stay.
-        tokenizer: or processor, whose files go along; None: none.
-        max_shard_size: of a file of weights, such as "5GB"; more are split.
-        card: writes a README.md that says how to load it, unless the folder has one.
+        model: a model of transformers, changed in place; use a result of `to_module`.
+        folder: destination; missing folders are created, and other files stay.
+        tokenizer: tokenizer or processor whose files are saved as well; None saves none.
+        max_shard_size: maximum size of a weight file, such as "5GB"; larger ones are split.
+        card: write a README.md with loading instructions, unless the folder has one.
 
     Raises:
-        ConfigError: the model is none of transformers, or a layer is more than formats can tell.
-        WriteError: the disk is full or read-only.
+        ConfigError: if the model is not of transformers, or a layer cannot be described by formats.
+        WriteError: if the disk is full or read-only.
     """
     from transformers import PreTrainedModel
 
@@ -82,7 +82,7 @@ def save_folder(
 
 
 def _has_card(folder: Path) -> bool:
-    """Whether a folder has a README.md that is not ours."""
+    """Returns whether a folder has a README.md written by someone else."""
     from chop.ir.huggingface.card import FILE
 
     file = folder / FILE
@@ -95,12 +95,12 @@ def _is_own(card: Path) -> bool:
 
     try:
         return MARK in read_text(card, "config", errors="replace")
-    except (OSError, ConfigError):  # a folder, a pipe, or far larger than ours
+    except (OSError, ConfigError):  # a folder, a pipe, or far larger than a card of chop
         return False
 
 
 def remove_older(folder: Path, written: Collection[str]) -> None:
-    """Removes the files of an older model of more or fewer files, and its card."""
+    """Removes weight files and the card of a previous model in the folder."""
     from chop.ir.huggingface.card import FILE
 
     for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Files of a Hugging Face folder, checked before a library opens them by their names."""
+"""Checks of the files in a Hugging Face folder before a library opens them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ KINDS = {
     "*.bin": "weights",
     "*.gguf": "gguf",
 }
-"""Files that transformers may open in a folder: pattern of a name -> kind in `BOUNDS`."""
+"""Files that transformers may open in a folder: name pattern -> kind in `BOUNDS`."""
 PICKLED = ".bin"
 
 
 def check_folder_files(folder: Path) -> None:
-    """Checks that what a library may open in a folder are regular files within their bounds.
+    """Checks that files which a library may open are regular and within their size limits.
 
     Raises:
-        CheckpointError: a pipe, a socket or a device has such a name; a file is larger than its
-            kind may be, or would unpack to more than its size; an index names files elsewhere.
+        CheckpointError: if such a file is a pipe, socket or device, is larger than its kind allows,
+            unpacks to more than its size, or is an index of files elsewhere.
     """
     for path in sorted(folder.iterdir()):
         kind = next((kind for name, kind in KINDS.items() if fnmatch(path.name, name)), None)
@@ -52,7 +52,7 @@ def check_folder_files(folder: Path) -> None:
 
 
 def _check_index(path: Path) -> None:
-    """Raises CheckpointError where an index leads to something else than files of its folder."""
+    """Raises CheckpointError if an index refers to anything but files of its folder."""
     with library_errors(path):
         document = read_json(path, "index")
     places = document.get("weight_map")
@@ -61,4 +61,6 @@ def _check_index(path: Path) -> None:
     for name in places.values():
         is_name = isinstance(name, str) and "\0" not in name and name not in ("", "..")
         if not is_name or Path(name).name != name:
-            raise CheckpointError(f"'{path}' names {name!r:.80}, which is no file of the folder.")
+            raise CheckpointError(
+                f"'{path}' names {name!r:.80}, which is not a file of the folder."
+            )

@@ -1,4 +1,4 @@
-"""generation_config.json of a folder: stop tokens and sampling of the model's `generate`."""
+"""generation_config.json: stop tokens and sampling settings of `generate`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FILE = "generation_config.json"
 
 
 def read_generation_config(model: Any, folder: str | Path) -> None:
-    """Gives a model what a folder says of `generate`, if it has such a file.
+    """Applies the generation settings of a folder to a model, if the file exists.
 
     Args:
-        model: model of transformers. It stays as it is if its class does not generate.
-        folder: local.
+        model: model of transformers; unchanged if its class does not generate.
+        folder: local folder.
 
     Raises:
-        CheckpointError: the file is broken. Transformers would take its own defaults.
+        CheckpointError: if the file is broken. transformers would use its defaults silently.
     """
     from transformers import GenerationConfig
 
@@ -35,10 +35,10 @@ def read_generation_config(model: Any, folder: str | Path) -> None:
 
 
 def check_generation_config(folder: str | Path) -> None:
-    """Raises CheckpointError where the file of a folder is no JSON object.
+    """Raises CheckpointError if the generation settings are not a JSON object.
 
     Args:
-        folder: local; the file may be missing.
+        folder: local folder; the file may be missing.
     """
     file = Path(folder) / FILE
     try:

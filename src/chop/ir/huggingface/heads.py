@@ -1,4 +1,4 @@
-"""Output layers of language models, as transformers knows them."""
+"""Output layers of language models in transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chop.ir.huggingface.skeleton import empty_model
 
 
 def output_layer_path(captured: CapturedModule) -> str | None:
-    """The path of what a Hugging Face model calls its output embeddings; None where it has none."""
+    """Returns the path of a Hugging Face model's output embeddings; None if it has none."""
     if captured.record.config is None:
         return None
     model: Any = _original_model(captured)
@@ -26,7 +26,7 @@ def output_layer_path(captured: CapturedModule) -> str | None:
 
 
 def _original_model(captured: CapturedModule) -> nn.Module | None:
-    """The model that was captured, or one with its modules' classes."""
+    """Returns the captured model, or one with the classes of its modules."""
     original: Original | None = vars(captured).get(KEY)
     if original is None or original.model is not None:
         return None if original is None else original.model

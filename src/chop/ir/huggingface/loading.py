@@ -1,4 +1,4 @@
-"""Packed layers in a model of transformers that is being loaded."""
+"""Installation of packed layers into a transformers model during loading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.captured.layers.expert_linear import ExpertLinear
 from chop.captured.layers.experts import LAYERS, FusedExperts, expert_layer, matrices_by_parameter
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
-from chop.ir.huggingface.misfits import lacking, other_shape
+from chop.ir.huggingface.misfits import describe_missing, other_shape
 from chop.ir.huggingface.stored import (
     StoredModule,
     missing_module,
@@ -24,8 +24,8 @@ from chop.ir.huggingface.stored import (
     resolve,
     rotated_module,
 )
-from chop.ir.huggingface.weights import StoredTensors, but
-from chop.ir.ops import of_layer, of_module, stand_in_for
+from chop.ir.huggingface.weights import StoredTensors, exclude_matching
+from chop.ir.ops import get_class_row, get_module_row, stand_in_for
 from chop.nn.packed import KnownCodes, PackedOperator
 from chop.nn.packed.state import BUFFER_NAMES
 from chop.private.modules import own_buffers, own_parameters
@@ -34,11 +34,11 @@ from chop.private.transformers_api import may_be_missing
 
 @dataclass(frozen=True)
 class Tied:
-    """A layer whose codes are another's, which is put in its place when these have been read.
+    """Layer that shares the codes of another one, installed after these have been read.
 
     Attributes:
-        path: of the layer.
-        source: the path of the other one.
+        path: path of the layer.
+        source: path of the layer that owns the codes.
         module: the layer.
     """
 
@@ -47,7 +47,7 @@ class Tied:
     module: PackedOperator
 
     def put(self, model: nn.Module) -> None:
-        """Shares the codes, and puts the layer in its place."""
+        """Shares the codes and installs the layer."""
         source = own_buffers(model.get_submodule(self.source))
         buffers = own_buffers(self.module)
         buffers.update({name: source[name] for name in BUFFER_NAMES["weight"] if name in source})
@@ -57,23 +57,23 @@ class Tied:
 def put_modules(
     model: Any, modules: Mapping[str, StoredModule], stored_in: StoredTensors | None
 ) -> list[Tied]:
-    """Puts quantized modules without data in the places that a folder says.
+    """Installs the quantized modules that a folder describes, without data.
 
     Args:
-        model: a model of transformers on the meta device; it is changed.
-        modules: by path in the model that was saved.
-        stored_in: the tensors of the folder, which have to fit; None: they are not known.
-    Returns: the layers that are to be put when the weights have been read. Until then nothing is
-        at their paths, because transformers ties parameters alone.
+        model: a model of transformers on the meta device, changed in place.
+        modules: modules by path in the saved model.
+        stored_in: tensors of the folder, checked against the modules; None skips the check.
+    Returns: the layers to install after the weights have been read. Until then their paths
+        are empty, because transformers ties only parameters.
 
     Raises:
-        ConfigError: the model has no such module, or the module no such form.
-        CheckpointError: codes are missing, or of another size.
+        ConfigError: if the model has no such module, or the module has no such form.
+        CheckpointError: if codes are missing or have another size.
     """
-    _take_apart(model, modules)
+    _split_modules(model, modules)
     whole = is_whole(model)
     packed: dict[str, PackedOperator] = {}
-    # A rotated module is made of a layer, and then has it in it.
+    # A rotated module wraps its layer.
     for saved, stored in sorted(modules.items(), key=lambda item: not item[1].rotation):
         path = resolve(model, saved, model.base_model_prefix)
         if path is None and whole:
@@ -99,8 +99,8 @@ def put_modules(
     return tied
 
 
-def _take_apart(model: nn.Module, modules: Iterable[str]) -> None:
-    """Makes layers of those attentions of torch, and of those experts, whose layers are named."""
+def _split_modules(model: nn.Module, modules: Iterable[str]) -> None:
+    """Splits torch attention modules and fused experts whose layers are named."""
     split = [path.rpartition(".") for path in modules]
     owners = {owner for owner, _, name in split if name in (*PROJECTIONS, *LAYERS)}
     for path, module in list(model.named_modules()):
@@ -113,10 +113,10 @@ def _take_apart(model: nn.Module, modules: Iterable[str]) -> None:
 
 
 def is_whole(model: Any) -> bool:
-    """Whether a model is of the class that a folder's config.json names, not its body or a sibling.
+    """Returns whether a model has the class that config.json names, not its body or a sibling.
 
     Raises:
-        ConfigError: it names a class that transformers does not have.
+        ConfigError: if transformers has no class of that name.
     """
     import transformers
 
@@ -124,7 +124,7 @@ def is_whole(model: Any) -> bool:
     for name in names:
         if name != type(model).__name__ and not hasattr(transformers, str(name)):
             raise ConfigError(
-                f"config.json: architectures: '{name}' is no class of transformers; expected "
+                f"config.json: architectures: '{name}' is not a class of transformers; expected "
                 f"'{type(model).__name__}' or a model with the same body."
             )
     return type(model).__name__ in names
@@ -145,14 +145,14 @@ def _tied(
             del model.all_tied_weights_keys[target]
         elif path in packed or source in packed:
             raise ConfigError(
-                f"quantization_config: '{path}' and '{source}' have one weight, and only one of "
+                f"quantization_config: '{path}' and '{source}' share a weight, and only one of "
                 "them is packed; expected both or neither."
             )
     return tied
 
 
 def _has_both(stored_in: StoredTensors | None, path: str, source: str) -> bool:
-    """Returns whether the files have a weight of each of two layers, as codes or as floats."""
+    """Returns whether the files have separate weights, codes or floats, for two layers."""
     ends = (BUFFER_NAMES["weight"][0], "weight")
     return stored_in is not None and all(
         any(stored_in.has(f"{place}.{end}") for end in ends) for place in (path, source)
@@ -163,7 +163,7 @@ def _check_alike(path: str, one: PackedOperator, source: str, other: PackedOpera
     formats = [module.spec.number_format("weight") for module in (one, other)]
     if formats[0].key != formats[1].key:
         raise ConfigError(
-            f"quantization_config: '{path}' and '{source}' have one weight, in {formats[0].label} "
+            f"quantization_config: '{path}' and '{source}' share a weight, in {formats[0].label} "
             f"and in {formats[1].label}; expected one format."
         )
 
@@ -174,7 +174,7 @@ def _put(model: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def check_untouched(model: nn.Module, group: Sequence[str], weight: Tensor) -> None:
-    """Raises ConfigError where tied layers have been packed with another weight."""
+    """Raises ConfigError if tied layers have been packed with another weight."""
     made = model.get_submodule(group[0])
     if isinstance(made, PackedOperator):
         stored = made.spec.number_format("weight")
@@ -197,34 +197,34 @@ def is_resized_head(model: Any, name: str, weight: Tensor) -> bool:
 
 
 def check_shape(model: Any, name: str, weight: Tensor) -> None:
-    """Raises CheckpointError where a weight is not of the size that the model has for it."""
+    """Raises CheckpointError if the size of a weight differs from that in the model."""
     expected = _expected_shape(model, name, weight)
     if weight.shape != expected:
         raise other_shape(name, weight.shape, expected, f"'{model.config.name_or_path}'")
 
 
 def _expected_shape(model: Any, name: str, weight: Tensor) -> torch.Size:
-    """The shape of a parameter in the model; its own, where it is shared out, or packed already."""
+    """Returns the shape of a parameter in the model; its own if it is sharded or packed already."""
     path, _, own = name.rpartition(".")
     parameter = own_parameters(model.get_submodule(path)).get(own)
     return weight.shape if parameter is None or isinstance(parameter, DTensor) else parameter.shape
 
 
 def settle_missing(model: Any, missing: Collection[str]) -> None:
-    """Sees to parameters of packed layers that no file has, which transformers leaves undefined.
+    """Handles parameters of packed layers that no file has; transformers leaves them undefined.
 
     Args:
         model: model after its weights have been read.
         missing: names of tensors that no file has.
 
     Raises:
-        CheckpointError: there are some that a folder has to have.
+        CheckpointError: if required tensors are missing.
     """
     packed = {x for x, module in model.named_modules() if isinstance(module, PackedOperator)}
     tied = {x for x, source in model.all_tied_weights_keys.items() if source not in missing}
     undefined = sorted(x for x in {*missing} - tied if x.rpartition(".")[0] in packed)
-    if needed := but(undefined, may_be_missing(model)):
-        raise lacking(model, needed, f"'{model.config.name_or_path}'")
+    if needed := exclude_matching(undefined, may_be_missing(model)):
+        raise describe_missing(model, needed, f"'{model.config.name_or_path}'")
     for name in undefined:  # a bias
         nn.init.zeros_(model.get_parameter(name))
 
@@ -235,15 +235,15 @@ def pack_layers(
     """Replaces tied layers by their packed twins.
 
     Args:
-        model: the model; it is changed.
-        group: the paths of the layers.
-        weight: the float weight of them all.
-        format: of the weight.
-        data_in: of the inputs of those that have some; None leaves them float.
+        model: the model, changed in place.
+        group: paths of the layers.
+        weight: their shared float weight.
+        format: format of the weight.
+        data_in: format of the inputs of layers that have some; None leaves them float.
     Returns: the twins.
 
     Raises:
-        ConfigError: the weight has values that are not finite.
+        ConfigError: if the weight has values that are not finite.
     """
     _check_finite(group[0], weight)
     known: KnownCodes = {}
@@ -254,7 +254,7 @@ def pack_layers(
         own_parameters(module)["weight"] = shared
         make = stand_in_for(module)
         module = module if make is None else make(module)
-        row = of_layer(module)
+        row = get_module_row(module)
         assert row.quantized is not None
         layer = row.quantized.from_float(module, spec)
         made.append(packed_module(layer, path, False, known))
@@ -277,32 +277,32 @@ def _spec(format: str, data_in: str | None) -> QuantSpec:
 def pack_experts(
     model: nn.Module, name: str, path: str, weight: Tensor, format: str, data_in: str | None
 ) -> PackedOperator:
-    """A packed layer of fused experts, which `put_experts` puts in its place.
+    """Packs a layer of fused experts, which `put_experts` installs.
 
     Args:
         model: the model.
-        name: of the parameter that the layer's weight is of.
-        path: of the layer.
-        weight: the values of the parameter.
-        format: of the weight.
-        data_in: of the inputs; None leaves them float.
+        name: name of the parameter with the layer's weight.
+        path: path of the layer.
+        weight: values of the parameter.
+        format: format of the weight.
+        data_in: format of the inputs; None leaves them float.
 
     Raises:
-        ConfigError: the weight has values that are not finite.
+        ConfigError: if the weight has values that are not finite.
     """
     _check_finite(path, weight)
     owner, _, own = name.rpartition(".")
     layer = expert_layer(model.get_submodule(owner), own, weight.detach(), {})
-    row = of_module(ExpertLinear)
+    row = get_class_row(ExpertLinear)
     assert row.quantized is not None
     return packed_module(row.quantized.from_float(layer, _spec(format, data_in)), path, False, {})
 
 
 def put_experts(model: nn.Module, made: Mapping[str, PackedOperator]) -> None:
-    """Puts layers in the places of fused experts whose other parameters have been read.
+    """Replaces fused experts by packed layers after their other parameters have been read.
 
     Args:
-        model: the model; it is changed.
+        model: the model, changed in place.
         made: packed layers by path, from `pack_experts`.
     """
     for owner in dict.fromkeys(path.rpartition(".")[0] for path in made):
@@ -311,6 +311,6 @@ def put_experts(model: nn.Module, made: Mapping[str, PackedOperator]) -> None:
         for name, layer in matrices_by_parameter(module).items():
             layers[layer] = made[f"{owner}.{layer}"]
             bias = own_parameters(module).get(f"{name}_bias")
-            if bias is not None:  # it was without data when the layer was packed
+            if bias is not None:  # it had no data when the layer was packed
                 own_parameters(layers[layer])["bias"] = bias
         _put(model, owner, FusedExperts.around(module, {}, layers))

@@ -1,4 +1,4 @@
-"""Error messages for tensors of files that do not fit a model."""
+"""Error messages for tensors in files that do not fit a model."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 from chop.errors import CheckpointError, enumerate_names
 
 NO_FLOATS = ("I", "U", "BOOL")
-"""Beginnings of safetensors' names of types."""
+"""Prefixes of safetensors type names that are not floats."""
 
 
 def other_shape(
     key: str, actual: Iterable[int], expected: Iterable[int], where: str
 ) -> CheckpointError:
-    """Describes a tensor of another size than the model's."""
+    """Describes a tensor whose shape differs from the model's."""
     return CheckpointError(
         f"{where}: the weights cannot be read: '{key}' has the shape {[*actual]}, by config.json "
         f"{[*expected]}."
     )
 
 
-def lacking(model: Any, needed: list[str], where: str) -> CheckpointError:
-    """Describes files that lack tensors which a model needs."""
+def describe_missing(model: Any, needed: list[str], where: str) -> CheckpointError:
+    """Describes tensors that a model needs and the files lack."""
     return CheckpointError(
-        f"{where}: the weights lack {name_first(needed)}, which the {type(model).__name__} of its "
-        "config.json needs."
+        f"{where}: the weights lack {format_first(needed)}, which the {type(model).__name__} of "
+        "its config.json needs."
     )
 
 
-def no_floats(name: str, kind: str, where: str) -> CheckpointError:
-    """Describes a tensor of integers, or of truth values, where a model has floats."""
+def describe_non_floats(name: str, kind: str, where: str) -> CheckpointError:
+    """Describes integer or boolean tensors for a model that expects floats."""
     actual = "truth values" if kind == "BOOL" else "integers"
     return CheckpointError(
         f"{where}: '{name}' holds {actual} ({kind}), and no scales say which numbers they stand "
@@ -38,6 +38,6 @@ def no_floats(name: str, kind: str, where: str) -> CheckpointError:
     )
 
 
-def name_first(names: list[str]) -> str:
-    """The first name, and how many others there are."""
+def format_first(names: list[str]) -> str:
+    """Returns the first name and the number of the others."""
     return enumerate_names([f"'{name}'" for name in names], 1)

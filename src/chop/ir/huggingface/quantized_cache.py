@@ -1,7 +1,7 @@
-"""Quantized KV cache: a `Cache` of transformers whose keys and values are in any number format.
+"""Quantized KV cache: a `Cache` of transformers with keys and values in any number format.
 
-transformers keeps keys after rotary positions (RoPE) are applied, and so does this cache; KIVI
-quantizes what the models of its time kept, which is the same.
+transformers stores keys after rotary positions (RoPE) have been applied, and so does this cache.
+KIVI quantizes what the models of its time cached, which is the same.
 """
 
 from __future__ import annotations
@@ -25,35 +25,34 @@ from chop.formats import NumberFormat, parse_format, parse_format_string
 from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, get_block
 
 Given = str | Mapping[str, Any] | NumberFormat
-"""A format as it is typed, as a mapping with `name`, or as itself."""
+"""Format as text, as a mapping with `name`, or as an instance."""
 PER = ("channel", "token")
 
 
 class QuantizedCache(Cache):  # type: ignore[misc]
-    """KV cache in few bits, for `model(..., cache=...)`, `generate(cache=...)` and graphs.
+    """Low-bit KV cache for `model(..., cache=...)`, `generate(cache=...)` and graphs.
 
-    The first `sink_length` tokens stay as they came, and so do the newest `residual_length`, up to
-    a block more; those between are codes and scales, rounded once, a block of whole groups at a
-    time. A call attends to the tokens before it as they are stored, and to its own as they are: a
-    prompt is read as with a float cache. The first token may be padding.
+    The first `sink_length` tokens and the newest `residual_length` tokens, plus up to one block,
+    stay unrounded. The tokens in between are codes and scales, rounded once, a block of whole
+    groups at a time. A call attends to earlier tokens as stored and to its own unrounded, so that a
+    prompt is processed as with a float cache. The first tokens may be padding.
 
     Args:
-        model: of transformers, a graph of one, or a configuration; nothing of it is changed.
-        keys: format of keys: a text ("group_affine:width=4", "mxint8"), a mapping or a format;
-            "float" leaves them as they are, bit for bit.
-        values: format of values; None for that of keys.
-        residual_length: newest tokens that stay float, 0 or more.
-        keys_per: `channel`: groups of the format are tokens of a channel; `token`: channels of a
-            token.
-        values_per: the same of values.
-        sink_length: first tokens that stay float, 0 or more; none of them in layers with a sliding
-            window, which forget them.
-        rotate_keys: whether keys are rounded after a Hadamard transform of each head, which spreads
-            channels that stand out; decoding transforms them back, so that queries need none.
+        model: a model of transformers, its graph, or a configuration; it is not changed.
+        keys: format of keys: text ("group_affine:width=4", "mxint8"), a mapping or a format;
+            "float" stores them unchanged.
+        values: format of values; None uses that of keys.
+        residual_length: number of newest tokens that stay float, 0 or more.
+        keys_per: `channel` groups the tokens of a channel; `token` groups the channels of a token.
+        values_per: grouping of values, as for keys.
+        sink_length: number of first tokens (attention sinks) that stay float, 0 or more; ignored by
+            layers with a sliding window, which drop them.
+        rotate_keys: round keys after a Hadamard transform of each head, which spreads outlier
+            channels. Decoding inverts the transform, so that queries need none.
 
     Raises:
-        ConfigError: a format is unknown or needs calibration, the model has layers whose state is
-            other than keys and values, or an encoder.
+        ConfigError: if a format is unknown or needs calibration, or the model has an encoder or
+            layers with other state than keys and values.
 
     Example:
         >>> import torch
@@ -87,28 +86,28 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         for name, length in lengths.items():
             if type(length) is not int or length < 0:
                 raise ConfigError(f"{name}: expected 0 or more, got {length!r}.")
-        of_keys = _rule("keys", keys, keys_per, **lengths, is_rotated=rotate_keys)
-        of_values = _rule("values", keys if values is None else values, values_per, **lengths)
+        key_rule = _rule("keys", keys, keys_per, **lengths, is_rotated=rotate_keys)
+        value_rule = _rule("values", keys if values is None else values, values_per, **lengths)
         windows = _windows(_config(model))
-        super().__init__(layers=[QuantizedLayer(of_keys, of_values, x) for x in windows])
+        super().__init__(layers=[QuantizedLayer(key_rule, value_rule, x) for x in windows])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Adds keys and values (B, H, T, D) of a layer, and gives all that it attends to."""
+        """Adds keys and values (B, H, T, D) of a layer, and returns all that it attends to."""
         if layer_idx >= len(self.layers):
             raise ConfigError(
-                f"this cache is of a model of {len(self.layers)} layers, got keys of layer "
+                f"this cache was made for a model of {len(self.layers)} layers, got keys of layer "
                 f"{layer_idx}: make one with QuantizedCache(model)."
             )
-        found: tuple[Tensor, Tensor] = super().update(
+        states: tuple[Tensor, Tensor] = super().update(
             key_states, value_states, layer_idx, *args, **kwargs
         )
-        return found
+        return states
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of codes and scales, and of the tokens that are float."""
+        """Bytes of codes, scales and float tokens."""
         return sum(store.size_bytes for layer in self.layers for store in layer.stores)
 
     @property
@@ -118,12 +117,12 @@ class QuantizedCache(Cache):  # type: ignore[misc]
 
 
 class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer.
+    """Cached keys and values of one layer.
 
     Args:
-        keys: how keys are stored.
-        values: how values are stored.
-        sliding_window: tokens that a query attends to, itself among them; None for all.
+        keys: storage rule of keys.
+        values: storage rule of values.
+        sliding_window: number of tokens that a query attends to, including itself; None for all.
     """
 
     is_compileable = False
@@ -133,7 +132,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(
         self, keys: StoreRule, values: StoreRule, sliding_window: int | None = None
     ) -> None:
-        # Not the base's, which sets attributes that are properties here.
+        # Skips the base's `__init__`, which sets attributes that are properties here.
         rules = (keys, values)
         is_forgetful = sliding_window is not None
         self.rules = tuple(replace(x, sink_length=0) for x in rules) if is_forgetful else rules
@@ -146,20 +145,20 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
     values = property(lambda self: self.stores[1].tokens(), doc="(B, H, T, D), decoded, or None.")
 
     def reset(self) -> None:
-        """Forgets all."""
+        """Clears the cache."""
         self.stores = tuple(map(TokenStore, self.rules))
         self.cumulative_length = 0
         self.is_initialized = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Notes where keys are."""
+        """Records the device and dtype of the keys."""
         self.device = key_states.device
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Adds keys and values (B, H, T, D), and gives all that their queries attend to."""
+        """Adds keys and values (B, H, T, D), and returns all that their queries attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[-2]
@@ -179,29 +178,32 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
                 store.keep_newest(self.sliding_window - 1)
 
     def get_seq_length(self) -> int:
-        """Tokens that were seen."""
+        """Returns the number of tokens seen."""
         return self.cumulative_length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of keys that new tokens attend to, and the position of the first."""
+        """Returns the number of keys that new tokens attend to, and the position of the first."""
         past = self.cumulative_length
         if self.sliding_window is not None:
             past = min(past, self.sliding_window - 1)
         return past + query_length, self.cumulative_length - past
 
     def get_max_length(self) -> int:
-        """The sliding window; -1 without one."""
+        """Returns the sliding window; -1 without one."""
         return -1 if self.sliding_window is None else self.sliding_window
 
     def activate_past_recording(self) -> None:
-        """Keeps what leaves the sliding window until `crop`, which may want it back."""
+        """Retains tokens that leave the sliding window until `crop`, which may restore them."""
         self.record_past = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the newest tokens: 0, or a negative number of them.
+        """Removes the newest tokens.
+
+        Args:
+            tokens_to_remove: 0, or a negative number of tokens.
 
         Raises:
-            ConfigError: the number is positive, or what has left the sliding window is needed.
+            ConfigError: if the number is positive, or needed tokens have left the sliding window.
         """
         if tokens_to_remove > 0:
             raise ConfigError(f"crop: expected a number of 0 or less, got {tokens_to_remove}.")
@@ -211,7 +213,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
             needed = min(self.cumulative_length - count, window - 1)
             if any(store.length - count < needed for store in self.stores):
                 raise ConfigError(
-                    f"crop: {count} tokens cannot be removed, as those before them have left the "
+                    f"crop: {count} tokens cannot be removed, because earlier ones have left the "
                     "sliding window; call activate_past_recording() first."
                 )
         for store in self.stores:
@@ -220,26 +222,26 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._forget_oldest()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """The texts of these beams."""
+        """Selects the texts of these beams."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each text that often, one after the other."""
+        """Repeats each text in place."""
         for store in self.stores:
             store.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """The texts at these positions."""
+        """Selects the texts at these positions."""
         for store in self.stores:
             store.map(lambda x: x[indices.to(x.device)])
 
     def offload(self) -> None:
-        """Moves all to the CPU."""
+        """Moves the cache to the CPU."""
         for store in self.stores:
             store.map(lambda x: x.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
-        """Moves all back to where keys come from."""
+        """Moves the cache back to the device of the keys."""
         for store in self.stores:
             store.map(lambda x: x.to(self.device, non_blocking=True))
 
@@ -253,9 +255,9 @@ def _rule(name: str, given: Given, per: Per, **settings: Any) -> StoreRule:
 
 
 def _config(model: Any) -> PreTrainedConfig:
-    captured = getattr(model, "model", model)  # of a graph; of a model, what is below its head
-    found = [model, *(getattr(x, "config", None) for x in (model, captured))]
-    config = next((x for x in found if isinstance(x, PreTrainedConfig)), None)
+    captured = getattr(model, "model", model)  # the graph's model; for a model, its body
+    candidates = [model, *(getattr(x, "config", None) for x in (model, captured))]
+    config = next((x for x in candidates if isinstance(x, PreTrainedConfig)), None)
     if config is None:
         raise ConfigError(
             "QuantizedCache: expected a model of transformers, a graph of one, or a configuration, "
@@ -263,16 +265,16 @@ def _config(model: Any) -> PreTrainedConfig:
         )
     if config.is_encoder_decoder:
         raise ConfigError(
-            f"QuantizedCache is of decoders alone, got {config.model_type}, which has an encoder."
+            f"QuantizedCache supports decoders, got {config.model_type}, which has an encoder."
         )
     return config
 
 
 def _windows(config: PreTrainedConfig) -> list[int | None]:
-    """The sliding window of each layer, or None.
+    """Returns the sliding window of each layer, or None.
 
     Raises:
-        ConfigError: a layer keeps other things than keys and values.
+        ConfigError: if a layer caches anything but keys and values.
     """
     layers = DynamicCache(config=config).layers
     known = (DynamicLayer, DynamicSlidingWindowLayer)

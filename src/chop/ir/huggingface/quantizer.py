@@ -1,9 +1,9 @@
-"""`quant_method: chop` in transformers: folders that load packed, and quantization at loading.
+"""`quant_method: chop` in transformers: loads packed folders, and quantizes float ones.
 
-Fence around private API of transformers 5: `ConversionOps`, how a quantizer's operation replaces
-modules, `all_tied_weights_keys`, and what is read in float32 whatever the model's dtype,
-`_keep_in_fp32_modules_strict` and `_get_dtype_plan`.
-`tests/ir/test_hf_folder.py` fails first when it changes.
+This module contains all uses of private API of transformers 5: `ConversionOps`, module replacement
+by a quantizer's operation, `all_tied_weights_keys`, and the tensors that are always read in
+float32, `_keep_in_fp32_modules_strict` and `_get_dtype_plan`. `tests/ir/test_hf_folder.py` fails
+first if it changes.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ KEYS = (*SETTINGS, "modules", "quant_method")
 
 @register_quantization_config(METHOD)
 class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """Quantization settings for `from_pretrained`, and what a folder says of its modules.
+    """Quantization settings for `from_pretrained`, and the module formats stored in a folder.
 
     Args:
-        format: of weights, as `chop.formats.parse_format_string` reads it, "mxint:width=4"; a
-            number behind the name is the width, "mxint4".
-        data_in: the format of inputs; None leaves them float.
-        operators: which operators, one or several; default, all with a weight matrix or a table.
-        overrides: other formats of weights, by pattern: a path, or the end of one ("down_proj"), of
-            a module, for all in it, or an expression behind "re:", as in compressed-tensors. Of
-            several that match the first holds.
-        skip: patterns of modules to leave float with all in them, one or several.
+        format: weight format, as `chop.formats.parse_format_string` reads it, "mxint:width=4"; a
+            number after the name is the width, "mxint4".
+        data_in: format of inputs; None leaves them float.
+        operators: one or several operators; all with a weight matrix or a table by default.
+        overrides: weight formats by pattern, the first match wins. A pattern is a module's path or
+            the end of one ("down_proj"), which includes its submodules, or a regular expression
+            after "re:", as in compressed-tensors.
+        skip: one or several patterns of modules that stay float with their submodules.
         skip_vision: leave a vision-language model's vision tower and projector float.
-        modules: of a folder, the formats of each module by path.
+        modules: formats of each module by path, in a saved folder.
         quant_method: "chop".
 
     Raises:
-        ConfigError: a key, a format or an operator is unknown.
+        ConfigError: if a key, a format or an operator is unknown.
 
     Example:
         >>> ChopConfig("mxint4", overrides={"re:.*down_proj": "mxint8"}, skip="lm_head").format
@@ -108,7 +108,7 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: the modules where they are known, else the settings."""
+        """Returns plain data: the modules if they are known, otherwise the settings."""
         if self.modules:
             plain = {path: stored.plain() for path, stored in self.modules.items()}
             return {"quant_method": METHOD, "modules": plain}
@@ -117,7 +117,7 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 def _with_width(text: str) -> str:
-    """A format's text with its fields named, and checked."""
+    """Parses and validates a format, and returns its text with named fields."""
     from chop.formats.format_strings import parse_format_string, with_width
 
     parse_format_string(text := with_width(str(text)))
@@ -140,11 +140,11 @@ def _operators(given: str | Sequence[str]) -> list[str]:
 
 @register_quantizer(METHOD)
 class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Puts packed layers into a model of transformers before or while its weights are read.
+    """Installs packed layers in a transformers model before or while its weights are read.
 
     Args:
         quantization_config: a `ChopConfig`.
-        kwargs: `pre_quantized`, whether a folder says what its modules are.
+        kwargs: `pre_quantized`: True for a folder with packed modules.
     """
 
     quantization_config: ChopConfig
@@ -154,40 +154,40 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         self.pre_quantized = bool(quantization_config.modules)
         self.tied: list[Tied] = []
         self.groups: dict[str, list[str]] = {}
-        """On loading float weights: by path of a layer, those that are tied to it, itself first."""
+        """For float weights: path of a layer -> layers tied to it, itself first."""
         self.formats: dict[str, str] = {}
-        """On loading float weights: by path of a layer, the format of its weight."""
+        """For float weights: path of a layer -> format of its weight."""
         self.names: dict[str, str] = {}
-        """On loading float weights: by name of a weight, the path of its layer."""
+        """For float weights: name of a weight -> path of its layer."""
         self.experts: dict[str, PackedOperator] = {}
-        """On loading float weights: by path, layers of experts that are packed already."""
+        """For float weights: path -> expert layer that is packed already."""
         self.dtypes: dict[str, torch.dtype] = {}
-        """On loading float weights: by path of a layer, the dtype that it computes in."""
+        """For float weights: path of a layer -> its compute dtype."""
         self.refused: list[ChopError] = []
-        """On loading float weights: what is wrong with them; transformers would not show it."""
+        """For float weights: errors, which transformers would not show."""
         self.missing: set[str] = set()
-        """On loading float weights: names of tensors that no file has."""
+        """For float weights: names of tensors that no file has."""
         self.unread: Unread | None = None
-        """On loading float weights: what transformers has read, and what it has not."""
-        self._kept: Any = None
+        """For float weights: tensors that transformers has read, and those that it has not."""
+        self._float32_names: Any = None
 
     def is_serializable(self) -> bool:
-        """A loaded model can be saved again."""
+        """Returns True: a loaded model can be saved again."""
         return True
 
     @classmethod
     def attach(cls, model: Any) -> None:
-        """Makes transformers write the formats of a model's layers when it writes the model."""
+        """Makes transformers write the formats of a model's layers when it saves the model."""
         config: Any = ChopConfig.__new__(ChopConfig)
         vars(config).update(quant_method=METHOD, modules={})
         vars(model)["hf_quantizer"] = cls(config)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[None, dict[str, str]]:
-        """Before a model is written: its configuration says what its layers are by now."""
+        """Updates the model's configuration with its present layers before it is written."""
         from chop.ir.huggingface.stored import stored_modules
         from chop.ir.huggingface.tying import settle_ties
 
-        if has_loaded_adapters(model):  # adapters alone are written
+        if has_loaded_adapters(model):  # only adapters are written
             return None, {}
         modules = stored_modules(model)
         settle_ties(model)
@@ -201,14 +201,14 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         return None, {}
 
     def dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        """The model with float weights, those that its codes stand for, and nothing rounded.
+        """Replaces quantized layers by float layers with the decoded weights.
 
         Args:
-            model: it is changed.
-            dtype: of these weights; None: that in which each layer computes.
+            model: the model, changed in place.
+            dtype: dtype of the weights; None uses the compute dtype of each layer.
 
         Raises:
-            ConfigError: modules are no layers of the model's own, such as experts.
+            ConfigError: if modules are not layers of the original model, such as experts.
         """
         from chop.ir.huggingface.dequantizing import decode_modules
 
@@ -219,15 +219,15 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Adapters around the layers, such as peft's, can be trained."""
+        """True: adapters around the layers, such as peft's, can be trained."""
         return True
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
-        """Whether a float tensor that is read becomes codes."""
+        """Returns whether a float tensor is packed on reading."""
         return param_name in self.names
 
     def get_quantize_ops(self) -> ConversionOps:
-        """What makes codes of a float tensor."""
+        """Returns the operation that packs a float tensor."""
         return _PackWeight(self)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
@@ -256,7 +256,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
             return
         stored = None if files is None else StoredTensors(model, files, names_in)
         self.tied = loading.put_modules(model, config.modules, stored)
-        # Saved in training: the formats have what they say.
+        # Saved during training: the formats contain the fitted values.
         ignore_unexpected(model, rf"\.({'|'.join(RANGE_NAMES.values())})$")
         if stored is not None:
             stored.check_complete(model, loading.is_whole(model))
@@ -267,14 +267,14 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         self.unread = Unread(info.missing_keys, info.unexpected_keys)
 
     def _read_in_float32(self, model: Any, dtype: torch.dtype) -> None:
-        """Weights that become codes: rounded to bfloat16 first, they would be rounded twice."""
+        """Reads weights to be packed in float32; rounding to bfloat16 first would round twice."""
         plan = dtype_plan(model, dtype)
         for name, path in self.names.items():
-            kept = (to for key, to in plan.items() if re.search(key.replace("*", ".*"), name))
-            self.dtypes[path] = next(kept, model.get_parameter(name).dtype)
-        self._kept = float32_patterns(model)
+            dtypes = (to for key, to in plan.items() if re.search(key.replace("*", ".*"), name))
+            self.dtypes[path] = next(dtypes, model.get_parameter(name).dtype)
+        self._float32_names = float32_patterns(model)
         pattern = f"^(?:{'|'.join(map(re.escape, self.names))})$"
-        set_float32_patterns(model, {*(self._kept or ()), pattern})
+        set_float32_patterns(model, {*(self._float32_names or ()), pattern})
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         from chop.ir.huggingface import loading
@@ -284,11 +284,11 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         from chop.nn.quantized.state import add_ranges
 
         if not self.pre_quantized:
-            set_float32_patterns(model, self._kept)
+            set_float32_patterns(model, self._float32_names)
             if self.refused:
                 raise self.refused[0]
             loading.settle_missing(model, self.missing)
-            if self.unread is not None:  # what may be left is in the report of transformers
+            if self.unread is not None:  # transformers reports tensors that may remain
                 self.unread.check(model, f"'{model.config.name_or_path}'")
         for layer in self.tied:
             layer.put(model)
@@ -309,7 +309,7 @@ class _PackWeight(ConversionOps):  # type: ignore[misc]
     """Replaces a layer by its packed twin when its weight has been read.
 
     Args:
-        quantizer: that asked for it.
+        quantizer: quantizer of the model.
     """
 
     def __init__(self, quantizer: ChopQuantizer) -> None:
@@ -326,16 +326,16 @@ class _PackWeight(ConversionOps):  # type: ignore[misc]
         missing_keys: set[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Packs the layer and those that are tied to it; nothing is left to be loaded.
+        """Packs the layer and the layers tied to it; nothing remains to be loaded.
 
         Args:
             input_dict: the weight, by name.
             source_patterns: names in the file.
             target_patterns: names in the model.
-            full_layer_name: its name in the model.
+            full_layer_name: name of the weight in the model.
             model: the model.
-            missing_keys: what is still to be loaded; it is changed.
-            kwargs: what transformers says besides.
+            missing_keys: names still to be loaded; modified.
+            kwargs: other arguments of transformers.
         """
         from chop.ir.huggingface import loading
 
@@ -348,7 +348,7 @@ class _PackWeight(ConversionOps):  # type: ignore[misc]
             return {full_layer_name: weight}
         try:
             self._pack(model, full_layer_name, weight, missing)
-        except ChopError as error:  # transformers would hide it behind a sentence of its own
+        except ChopError as error:  # transformers would replace it by its own message
             self.quantizer.refused.append(error)
             missing.discard(full_layer_name)
         return {}

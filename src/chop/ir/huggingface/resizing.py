@@ -1,8 +1,8 @@
-"""Vocabulary resizing: embedding tables and output layers stay quantized.
+"""Vocabulary resizing of quantized embedding tables and output layers.
 
-transformers makes an `nn.Linear` of any output layer. Tables keep their kind there, and it assigns
-rows to `weight.data`. What an operator has for each row, such as learned scales and masks, follows
-the rows here.
+transformers replaces any output layer by an `nn.Linear`, keeps the class of tables, and assigns
+rows to `weight.data`. The functions here also resize per-row state of operators, such as learned
+scales and masks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from chop.private.modules import own_buffers, own_parameters
 from chop.private.transformers_api import wrap_resized
 
 Make = Callable[[nn.Module], nn.Module]
-"""Makes a layer for the new vocabulary as transformers does: the same one, or a new `nn.Linear`."""
+"""Makes a layer for the new vocabulary as transformers does: the same one or a new `nn.Linear`."""
 
 
 def _resized(model: Any, layer: nn.Module, make: Make) -> nn.Module:
@@ -50,7 +50,7 @@ def _take(layer: QuantizedOperator, made: nn.Module) -> QuantizedOperator:
 
 
 def _resized_by_unpacking(model: Any, layer: PackedOperator, make: Make) -> nn.Module:
-    """A packed layer whose format has a scale for each row: rows and scales change together."""
+    """Resizes a packed layer with per-row scales by unpacking, so that rows and scales change."""
     unpacked: Any = layer.unpack()
     trainable, exact = layer.packed_trainable, layer.packed_exact
     table = model.get_input_embeddings()
@@ -63,7 +63,7 @@ def _resized_by_unpacking(model: Any, layer: PackedOperator, make: Make) -> nn.M
 
 
 def _is_tied(model: Any, head: PackedOperator, table: nn.Module) -> bool:
-    """Returns whether an output layer had the weight of a table that has its new rows already."""
+    """Returns whether an output layer shares the weight of a table that is already resized."""
     if not getattr(model, "all_tied_weights_keys", None) or not isinstance(table, PackedOperator):
         return False
     shared = min(len(head.weight), len(table.weight))
@@ -71,16 +71,16 @@ def _is_tied(model: Any, head: PackedOperator, table: nn.Module) -> bool:
 
 
 def take_rows(layer: QuantizedOperator, other: nn.Linear) -> QuantizedOperator:
-    """Gives a quantized linear layer the weight and the bias of one with more rows, or fewer.
+    """Copies weight and bias of a linear layer with more or fewer rows into a quantized layer.
 
-    Rows that are as before keep their codes.
+    Unchanged rows keep their codes.
 
     Args:
-        layer: is changed.
-        other: a linear layer of as many inputs.
+        layer: quantized layer, changed in place.
+        other: linear layer with the same number of inputs.
 
     Raises:
-        ConfigError: its formats do not fit other rows.
+        ConfigError: if its formats do not fit other rows.
     """
     for name, x in other.named_parameters():
         if isinstance(layer, PackedOperator) and name in layer.packed_shapes:
@@ -95,9 +95,9 @@ def take_rows(layer: QuantizedOperator, other: nn.Linear) -> QuantizedOperator:
 
 @torch.no_grad()
 def fit_rows(layer: QuantizedOperator) -> None:
-    """Gives a layer as many masks and scales as its weight and its bias have rows now.
+    """Resizes masks and scales of a layer to the present rows of its weight and bias.
 
-    New rows are not masked, and their scales start as those of a new layer.
+    New rows are not masked, and their scales start as in a new layer.
     """
     weight = own_parameters(layer)["weight"]
     assert weight is not None
@@ -120,7 +120,7 @@ def _fit_learned_scales(layer: QuantizedOperator, operand: str) -> None:
     start = initial_scales(layer.spec.number_format(operand), layer.effective(operand).detach())
     if start.numel() == learned.numel():
         return
-    if operand in layer.waiting:  # what waits stays as it is
+    if operand in layer.waiting:  # formats without calibration do not change
         start = learned.detach()[:1].expand(len(start)).clone()
     scales = _with_rows(start.to(learned.dtype), learned.detach())
     setattr(layer, name, nn.Parameter(scales, requires_grad=learned.requires_grad))
@@ -138,14 +138,14 @@ def _fit_given_scales(layer: QuantizedOperator, operand: str) -> None:
 
 
 def _given_scales(layer: QuantizedOperator, operand: str = "weight") -> Tensor | None:
-    """The scales of rows that a format brings along; None where it has none, or one for all."""
+    """Returns the fixed per-row scales of a format; None if it has none or one for all rows."""
     number_format = getattr(layer.spec, operand)
     given = number_format.scales if isinstance(number_format, LearnableFormat) else None
     return None if given is None or len(given) < 2 else torch.tensor(given)
 
 
 def _with_rows(whole: Tensor, rows: Tensor) -> Tensor:
-    """A tensor whose first rows are those of another, as far as it has them."""
+    """Returns a tensor with the leading rows of another, as far as it has them."""
     shared = min(len(whole), len(rows))
     whole[:shared] = rows[:shared]
     return whole

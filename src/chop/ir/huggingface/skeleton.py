@@ -1,4 +1,4 @@
-"""Models of transformers without weights, made from a configuration."""
+"""Models of transformers on the meta device, built from a configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def empty_model(class_name: str, config: Any) -> nn.Module | None:
-    """A model of a class of transformers on the meta device; None where there is no such class.
+    """Builds a transformers model on the meta device; None if there is no such class.
 
     Args:
         class_name: such as "LlamaForCausalLM".

@@ -1,4 +1,4 @@
-"""Stored modules: quantized modules as plain data, and back on a model without weights."""
+"""Conversion of quantized modules to plain data, and back on a model without weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import OPERANDS, NumberFormat, QuantSpec
 from chop.formats.base import parse_format, stored_settings
-from chop.ir.ops import of_layer, stand_in_for
+from chop.ir.ops import get_module_row, stand_in_for
 from chop.nn.hadamard import Hadamard, Rotated
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator
@@ -34,19 +34,19 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StoredModule:
-    """A quantized or rotated module in a folder: its formats, and whether it is packed.
+    """Quantized or rotated module in a folder: its formats, and whether it is packed.
 
     Attributes:
-        data_in: the format of its inputs, as a mapping with `name` and the fields that it has;
-            None leaves them float.
-        weight: of its weight.
-        bias: of its bias.
-        data_out: of its results.
-        packed: its parameters are stored as codes.
+        data_in: format of its inputs, as a mapping with `name` and its fields; None leaves them
+            float.
+        weight: format of its weight.
+        bias: format of its bias.
+        data_out: format of its results.
+        packed: True if its parameters are stored as codes.
         exact: see `chop.nn.packed.pack`.
-        rotation: the block in which a `Rotated` rotates its input; 0 of other modules.
-        gradient: how gradients pass, see `QuantSpec`; "" just lets them pass. Scales that are
-            learned ("lsq") are tensors of the folder.
+        rotation: block size by which a `Rotated` rotates its input; 0 for other modules.
+        gradient: gradient rule, see `QuantSpec`; "" for the straight-through estimator. Learned
+            scales ("lsq") are tensors of the folder.
     """
 
     data_in: Settings | None = None
@@ -60,10 +60,10 @@ class StoredModule:
 
     @classmethod
     def of(cls, module: QuantizedOperator, path: str) -> StoredModule:
-        """What a folder has to say of a module.
+        """Describes a module for a folder.
 
         Raises:
-            ConfigError: it is more than formats can tell.
+            ConfigError: if formats cannot describe it.
         """
         if isinstance(module, LoraLinear):
             raise ConfigError(
@@ -83,8 +83,8 @@ class StoredModule:
             )
         if stores_transposed(module) and not isinstance(module, PackedOperator):
             raise ConfigError(
-                f"save_pretrained: '{path}' is quantized and not packed, and its weight lies the "
-                "other way round in the model; run pack_transform_pass first."
+                f"save_pretrained: '{path}' is quantized and not packed, and its weight is "
+                "transposed in the model; run pack_transform_pass first."
             )
         learned = module.spec.lsq_operands
         formats = {
@@ -102,36 +102,36 @@ class StoredModule:
 
     @classmethod
     def read(cls, plain: Any, where: str) -> StoredModule:
-        """From a mapping of a file.
+        """Reads a mapping from a file.
 
         Raises:
-            ConfigError: a key or a format is unknown, or a value is of another type.
+            ConfigError: if a key or a format is unknown, or a value has another type.
         """
         if not isinstance(plain, Mapping):
             raise ConfigError(f"{where}: expected a mapping, got {plain!r}.")
-        found = parse(cls, dict(plain), where)
-        found.spec(where)
-        return found
+        stored = parse(cls, dict(plain), where)
+        stored.spec(where)
+        return stored
 
     def spec(self, where: str) -> QuantSpec:
-        """The formats.
+        """Returns the formats.
 
         Raises:
-            ConfigError: one is unknown, or its fields do not fit.
+            ConfigError: if one is unknown, or its fields do not fit.
         """
         given = {name: getattr(self, name) for name in OPERANDS}
-        found = {name: parse_format(x, f"{where}.{name}") for name, x in given.items() if x}
+        formats = {name: parse_format(x, f"{where}.{name}") for name, x in given.items() if x}
         for name in ("weight", "bias"):
-            if name in found and not found[name].is_fitted:
+            if name in formats and not formats[name].is_fitted:
                 raise ConfigError(
-                    f"{where}.{name}: {found[name].label} waits for data, which a folder does not "
-                    "have; expected numbers."
+                    f"{where}.{name}: {formats[name].label} needs calibration data, which a folder "
+                    "does not have; expected numbers."
                 )
-        fields: dict[str, Any] = {**found, "gradient": self.gradient or "identity"}
+        fields: dict[str, Any] = {**formats, "gradient": self.gradient or "identity"}
         return replace(QuantSpec(), **fields)
 
     def plain(self) -> dict[str, Any]:
-        """For a file: what is left out is float, not packed, not exact."""
+        """Returns plain data for a file; missing entries mean float, not packed and not exact."""
         return {name: x for name in self.__dataclass_fields__ if (x := getattr(self, name))}
 
 
@@ -144,12 +144,12 @@ def _plain(quantizer: Any, where: str) -> Settings | None:
 
 
 def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
-    """The rotated and quantized modules of a model, by path; tied ones at each of their paths.
+    """Returns the rotated and quantized modules of a model, by path; tied ones at each path.
 
-    A rotated one is ahead of the layer in it.
+    A rotated module precedes the layer in it.
 
     Raises:
-        ConfigError: a module is more than formats can tell.
+        ConfigError: if formats cannot describe a module.
     """
     for path, module in model.named_modules():
         _check_experts(module, path)
@@ -173,7 +173,7 @@ def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
 
 
 def _check_experts(module: nn.Module, path: str) -> None:
-    """Raises ConfigError where a folder would have one matrix of experts as codes, and one not."""
+    """Raises ConfigError if only one of the two matrices of experts would be stored as codes."""
     if not isinstance(module, FusedExperts):
         return
     layers = [x for x in module.children() if isinstance(x, ExpertLinear)]
@@ -185,7 +185,7 @@ def _check_experts(module: nn.Module, path: str) -> None:
 
 
 def has_formats(model: nn.Module) -> bool:
-    """Whether a model has quantized or rotated modules, or adapters: a folder has to tell them."""
+    """Returns whether a model has quantized or rotated modules or adapters to describe."""
     return any(
         isinstance(module, Rotated)
         or (isinstance(module, QuantizedOperator) and _has_formats(module))
@@ -198,16 +198,16 @@ def _has_formats(module: QuantizedOperator) -> bool:
 
 
 def quantized_leaves(model: nn.Module) -> Iterator[tuple[str, QuantizedOperator]]:
-    """The quantized operators of a model, by path."""
+    """Returns the quantized operators of a model, by path."""
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, QuantizedOperator):
             yield path, module
 
 
 def drop_masks(model: nn.Module) -> None:
-    """Takes the masks of pruned layers away: the weights that they hide are zero.
+    """Removes the masks of pruned layers and sets the masked weights to zero.
 
-    Formats that training has fitted become fixed, and ranges go away too.
+    Also fixes formats fitted by training, and removes observed ranges.
     """
     for module in leaf_operators(model).values():
         module.take_spec(module.spec.with_quantizers(**module.fits))
@@ -218,20 +218,20 @@ def drop_masks(model: nn.Module) -> None:
 def quantized_module(
     module: nn.Module, stored: StoredModule, path: str, known: KnownCodes
 ) -> QuantizedOperator:
-    """The module that a folder describes, of the float one that it stands for.
+    """Builds the quantized module that a folder describes from its float module.
 
     Args:
-        module: the model's own; on the meta device nothing is computed.
-        stored: what the folder says.
-        path: of the module, for messages.
-        known: codes of tied weights; takes and gives.
+        module: the model's own module; on the meta device nothing is computed.
+        stored: description in the folder.
+        path: path of the module, for messages.
+        known: codes of tied weights; read and extended.
 
     Raises:
-        ConfigError: the module has no such form.
+        ConfigError: if the module has no such form.
     """
     make = stand_in_for(module)
     module = module if make is None else make(module)
-    row, reason = of_layer(module), why_not_its_class(module)
+    row, reason = get_module_row(module), why_not_its_class(module)
     if reason is not None:
         raise ConfigError(f"quantization_config: '{path}' cannot be quantized: {reason}.")
     if row.quantized is None:
@@ -247,15 +247,15 @@ def quantized_module(
 
 
 def rotated_module(module: nn.Module, stored: StoredModule, path: str) -> Rotated:
-    """A layer of a model behind the rotation that a folder describes.
+    """Builds the rotated layer that a folder describes.
 
     Raises:
-        ConfigError: it is no linear layer, or has no such rotation.
+        ConfigError: if it is not a linear layer, or has no such rotation.
     """
     if not isinstance(module, nn.Linear) or stored != StoredModule(rotation=stored.rotation):
         raise ConfigError(
             f"quantization_config: '{path}' is a {type(module).__name__}, expected a linear layer, "
-            "with a rotation alone."
+            "with only a rotation."
         )
     try:
         rotation = Hadamard(module.in_features, stored.rotation)
@@ -267,10 +267,10 @@ def rotated_module(module: nn.Module, stored: StoredModule, path: str) -> Rotate
 def packed_module(
     layer: QuantizedOperator, path: str, exact: bool, known: KnownCodes
 ) -> PackedOperator:
-    """A layer as codes that nobody trains: adapters around it can be trained.
+    """Packs a layer without trainable codes; adapters around it can be trained.
 
     Raises:
-        ConfigError: it cannot be packed.
+        ConfigError: if it cannot be packed.
     """
     cls, weight = packed_class(layer), layer.spec.weight
     if cls is None or weight.is_identity or not weight.is_fitted:
@@ -280,18 +280,18 @@ def packed_module(
         )
     try:
         twin = cls.of(layer, known, exact)
-    except RuntimeError:  # the format looks at its values, and there are none yet
+    except RuntimeError:  # the format needs values, which do not exist yet
         if not layer.weight.is_meta:
             raise
-        twin = _of_zeros(cls, layer, exact)
+        twin = _pack_zeros(cls, layer, exact)
     twin.packed_trainable = ()
-    # Transformers would initialize the weight of a linear layer.
+    # transformers would initialize the weight of a linear layer.
     vars(twin)["_is_hf_initialized"] = True
     return twin
 
 
-def _of_zeros(cls: type[PackedOperator], layer: QuantizedOperator, exact: bool) -> PackedOperator:
-    """A packed layer on the meta device, by the codes of zeros."""
+def _pack_zeros(cls: type[PackedOperator], layer: QuantizedOperator, exact: bool) -> PackedOperator:
+    """Returns a packed layer on the meta device, with the layout of the codes of zeros."""
     parameters = {
         name: x if x is None else nn.Parameter(torch.zeros_like(x, device="cpu"))
         for name, x in own_parameters(layer).items()
@@ -301,13 +301,13 @@ def _of_zeros(cls: type[PackedOperator], layer: QuantizedOperator, exact: bool) 
 
 
 def resolve(model: nn.Module, path: str, prefix: str) -> str | None:
-    """The path of a module in a model that may be the body of the one that was saved, or around it.
+    """Returns the path of a saved module in a model that may be its body, or may contain it.
 
     Args:
         model: the model.
-        path: in the model that was saved.
-        prefix: what the body is called, `base_model_prefix`.
-    Returns: None where the model has no such module.
+        path: path in the saved model.
+        prefix: name of the body, `base_model_prefix`.
+    Returns: None if the model has no such module.
     """
     present = dict(model.named_modules(remove_duplicate=False))
     candidates = (path, path.removeprefix(f"{prefix}."), f"{prefix}.{path}")
@@ -315,7 +315,7 @@ def resolve(model: nn.Module, path: str, prefix: str) -> str | None:
 
 
 def missing_module(model: nn.Module, path: str) -> ConfigError:
-    """The error for a module that the model lacks."""
+    """Returns the error for a module that the model lacks."""
     near = did_you_mean(path, [name for name, _ in model.named_modules() if name])
     return ConfigError(
         f"quantization_config: {type(model).__name__} has no module '{path}': {near}"

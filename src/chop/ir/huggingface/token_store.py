@@ -1,6 +1,6 @@
-"""Token store: keys or values of a layer, older tokens in codes, the first and newest as they came.
+"""Token store of keys or values: older tokens as codes, the first and newest ones as floats.
 
-Shapes: B texts, H heads, T tokens, D numbers of a head; N blocks of G tokens each.
+Shapes: B texts, H heads, T tokens, D head dimension; N blocks of G tokens each.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from chop.kernels.hadamard import hadamard_transform
 from chop.nn.packed.encoding import encode_in_parts
 
 Per = Literal["channel", "token"]
-"""What the numbers of a group have in common: a group lies along the other one."""
+"""Scale granularity: a group spans the other dimension."""
 MIN_BLOCK = 32
-"""Tokens that are encoded at once, at least: a few cost as much time as these."""
+"""Minimum number of tokens encoded at once; encoding fewer takes as long."""
 
 
 class Codes(NamedTuple):
-    """Blocks of tokens as a format stores them; each block by itself.
+    """Encoded blocks of tokens, each independent of the others.
 
     Attributes:
         codes: uint8 (B, N, bytes).
@@ -42,36 +42,36 @@ class Codes(NamedTuple):
     tensor_scales: Tensor | None = None
 
     def map(self, function: Callable[..., Tensor], *others: Codes) -> Codes:
-        """The function of each tensor that is there."""
+        """Applies a function to each tensor."""
         together = zip(self, *others, strict=True)
         return Codes(*(None if x[0] is None else function(*x) for x in together))  # type: ignore[arg-type]
 
     @property
     def blocks(self) -> int:
-        """N."""
+        """Number of blocks N."""
         return self.codes.size(1)
 
     @property
     def size_bytes(self) -> int:
-        """Of all."""
+        """Bytes of all tensors."""
         return sum(x.nbytes for x in self if x is not None)
 
 
 @dataclass(frozen=True)
 class StoreRule:
-    """How tokens are stored.
+    """Storage rule of tokens.
 
     Attributes:
-        number_format: of older tokens; the identity format leaves all as they came.
-        per: `channel`: groups are tokens of one channel; `token`: channels of one token.
-        residual_length: so many of the newest tokens stay as they came, at least.
-        block: G, tokens that leave that window together.
-        sink_length: so many of the first tokens stay as they came.
-        is_rotated: whether the numbers of each head are rounded after a Hadamard transform, of the
-            largest power of two that divides them, and transformed back when they are decoded.
+        number_format: format of older tokens; the identity format stores all unchanged.
+        per: `channel` groups the tokens of a channel; `token` groups the channels of a token.
+        residual_length: minimum number of newest tokens stored unchanged.
+        block: G, number of tokens that leave that window together.
+        sink_length: number of first tokens stored unchanged.
+        is_rotated: round the numbers of each head after a Hadamard transform, of the largest power
+            of two that divides them. Decoding inverts it.
 
     Raises:
-        ConfigError: the format needs data to be complete.
+        ConfigError: if the format needs calibration.
     """
 
     number_format: NumberFormat
@@ -92,57 +92,57 @@ class StoreRule:
         scaling = None if layout is None else layout.scaling
         if isinstance(scaling, StaticScale) and scaling.spans_tensor:
             raise ConfigError(
-                f"cache format {label}: its scales are of a tensor of one size, and a cache grows; "
+                f"cache format {label}: its scales fit a tensor of one size, and a cache grows; "
                 "give one scale, or none."
             )
 
     def shape(self, heads: int, size: int) -> tuple[int, int, int]:
-        """Of a block, as it is encoded."""
+        """Returns the shape of a block in the layout for encoding."""
         return (heads, size, self.block) if self.per == "channel" else (heads, self.block, size)
 
-    def turned(self, blocks: Tensor) -> Tensor:
-        """Blocks (..., G, D) as they are encoded, and back."""
+    def swap_layout(self, blocks: Tensor) -> Tensor:
+        """Converts blocks (..., G, D) to the layout for encoding and back."""
         return blocks.transpose(-1, -2) if self.per == "channel" else blocks
 
     def encode(self, tokens: Tensor) -> Codes:
-        """The codes of tokens.
+        """Encodes tokens.
 
         Args:
-            tokens: (B, H, N G, D), floating; rounded as float32 numbers, or as float64 ones.
+            tokens: (B, H, N G, D), floating; rounded as float32 or float64 numbers.
         """
         texts, heads, count, size = tokens.shape
-        exact = self._rotated(tokens.to(_exact(tokens.dtype)))
+        exact = self._rotated(tokens.to(_rounding_dtype(tokens.dtype)))
         parts = exact.view(texts, heads, count // self.block, self.block, size).transpose(1, 2)
-        blocks = self.turned(parts).flatten(0, 1).contiguous()
-        found = (
+        blocks = self.swap_layout(parts).flatten(0, 1).contiguous()
+        encoded = (
             [encode_in_parts(self.number_format, blocks)]
             if _is_separable(self.number_format, tuple(blocks.shape))
             else [self.number_format.encode(block) for block in blocks]
         )
         lead = (texts, count // self.block)
-        stored = ([x.codes for x in found], [x.scales for x in found])
-        return Codes(*(_stacked(x, lead) for x in (*stored, [x.tensor_scale for x in found])))  # type: ignore[arg-type]
+        stored = ([x.codes for x in encoded], [x.scales for x in encoded])
+        return Codes(*(_stacked(x, lead) for x in (*stored, [x.tensor_scale for x in encoded])))  # type: ignore[arg-type]
 
     def decode(self, codes: Codes, heads: int, size: int, dtype: torch.dtype) -> Tensor:
-        """The tokens (B, H, N, G, D) of codes, in the dtype in which they were rounded.
+        """Decodes tokens (B, H, N, G, D) in the dtype in which they were rounded.
 
         Args:
-            codes: of `encode`.
+            codes: from `encode`.
             heads: H.
             size: D.
-            dtype: of the tokens that were encoded.
+            dtype: dtype of the tokens before encoding.
         """
         texts, count = codes.codes.shape[:2]
-        shape, key, exact = self.shape(heads, size), self.number_format.key, _exact(dtype)
+        shape, key, exact = self.shape(heads, size), self.number_format.key, _rounding_dtype(dtype)
         if _is_separable(self.number_format, (texts * count, *shape)):
             flat = codes.map(lambda x: x.reshape(-1))
             y = torch.ops.chop.decode(*flat, [texts * count, *shape], key, exact)
         else:
             y = torch.stack([self._decode(codes, i, shape, exact) for i in range(texts * count)])
-        return self._rotated(self.turned(y.view(texts, count, *shape)).transpose(1, 2))
+        return self._rotated(self.swap_layout(y.view(texts, count, *shape)).transpose(1, 2))
 
     def _rotated(self, tokens: Tensor) -> Tensor:
-        """Tokens (..., D) times a matrix that is its own inverse: Sylvester's is symmetric."""
+        """Multiplies tokens (..., D) by a Hadamard matrix that is its own inverse."""
         size = tokens.size(-1)
         return hadamard_transform(tokens, size & -size) if self.is_rotated else tokens
 
@@ -155,9 +155,9 @@ class StoreRule:
 
 @functools.lru_cache(maxsize=1024)
 def _is_separable(number_format: NumberFormat, shape: tuple[int, ...]) -> bool:
-    """Whether blocks along the first axis are encoded as each would be by itself.
+    """Returns whether blocks along the first axis are encoded independently.
 
-    It is asked for each layer and token, and the same for all layers.
+    The result is cached, since each layer and token asks for it.
     """
     layout = number_format.layout()
     if layout is None or isinstance(layout.element.threshold, Threshold):
@@ -166,13 +166,13 @@ def _is_separable(number_format: NumberFormat, shape: tuple[int, ...]) -> bool:
         return False
     if layout.scaling is None:
         return True
-    # Channels are heads of a block, and blocks of all blocks.
-    of_each = shape[0] * layout.groups.count(shape[1:])
-    return not layout.scaling.spans_tensor and layout.groups.count(shape) == of_each
+    # The first axis counts as channels: heads in one block, blocks in several.
+    separate_count = shape[0] * layout.groups.count(shape[1:])
+    return not layout.scaling.spans_tensor and layout.groups.count(shape) == separate_count
 
 
 def get_block(number_format: NumberFormat, per: Per) -> int:
-    """Tokens of whole groups, at least `MIN_BLOCK` of them; 1 where nothing is rounded."""
+    """Returns the block size: whole groups, at least `MIN_BLOCK` tokens; 1 without rounding."""
     if number_format.is_identity or not number_format.is_fitted:
         return 1
     layout = number_format.layout()
@@ -182,10 +182,10 @@ def get_block(number_format: NumberFormat, per: Per) -> int:
 
 
 class TokenStore:
-    """Keys, or values, of one layer: the first tokens, codes of those that follow, the newest.
+    """Keys or values of one layer: first tokens, codes, and newest tokens.
 
     Args:
-        rule: how they are stored.
+        rule: storage rule.
     """
 
     def __init__(self, rule: StoreRule) -> None:
@@ -196,71 +196,72 @@ class TokenStore:
 
     @property
     def length(self) -> int:
-        """Tokens that are held."""
-        return self._coded + sum(x.size(-2) for x in self._as_they_came)
+        """Number of stored tokens."""
+        return self._coded_length + sum(x.size(-2) for x in self._unrounded)
 
     @property
     def size_bytes(self) -> int:
-        """Of codes, scales, and the tokens that are as they came."""
-        of_codes = 0 if self.codes is None else self.codes.size_bytes
-        return of_codes + sum(x.nbytes for x in self._as_they_came)
+        """Bytes of codes, scales and unrounded tokens."""
+        code_bytes = 0 if self.codes is None else self.codes.size_bytes
+        return code_bytes + sum(x.nbytes for x in self._unrounded)
 
     @property
     def float_bytes(self) -> int:
-        """What all tokens would take as they came."""
+        """Bytes that all tokens would take as floats."""
         if self.window is None:
             return 0
         texts, heads, _, size = self.window.shape
         return texts * heads * self.length * size * self.window.itemsize
 
     def append(self, new: Tensor) -> Tensor:
-        """Stores new tokens, and gives the ones before, as they are stored, followed by the new.
+        """Stores new tokens; returns the earlier ones as stored, followed by the new ones.
 
         Args:
-            new: (B, H, new tokens, D). What is stored has no gradient.
+            new: (B, H, new tokens, D). Stored tokens have no gradient.
         Returns: (B, H, T, D).
         """
         if self.window is None or self.sinks is None:
             self.window = self.sinks = new[:, :, :0].detach().clone()
         newest = torch.cat((self.window, new), -2)
-        every, kept = self._joined(newest), newest.detach()
-        missing = min(self.rule.sink_length - self.sinks.size(-2), kept.size(-2))
+        every, stored = self._joined(newest), newest.detach()
+        missing = min(self.rule.sink_length - self.sinks.size(-2), stored.size(-2))
         if missing > 0:
-            self.sinks = torch.cat((self.sinks, kept[:, :, :missing]), -2)
-            kept = kept[:, :, missing:]
+            self.sinks = torch.cat((self.sinks, stored[:, :, :missing]), -2)
+            stored = stored[:, :, missing:]
         block, residual = self.rule.block, self.rule.residual_length
-        leaving = max(kept.size(-2) - residual, 0) // block * block
-        if self.rule.number_format.is_identity or not kept.numel():
+        # Only whole blocks beyond the residual window are encoded.
+        leaving = max(stored.size(-2) - residual, 0) // block * block
+        if self.rule.number_format.is_identity or not stored.numel():
             leaving = 0
         if leaving:
-            self._store(self.rule.encode(kept[:, :, :leaving]))
-        # Not a view, which would hold all tokens of the call.
-        self.window = kept[:, :, leaving:].clone() if leaving or missing > 0 else kept
+            self._store(self.rule.encode(stored[:, :, :leaving]))
+        # Not a view, which would retain all tokens of the call.
+        self.window = stored[:, :, leaving:].clone() if leaving or missing > 0 else stored
         return every
 
     def tokens(self) -> Tensor | None:
-        """All tokens (B, H, T, D) as they are stored; None before the first."""
+        """Returns all tokens (B, H, T, D) as they are stored; None if the store is empty."""
         return None if self.window is None else self._joined(self.window)
 
     def crop(self, count: int) -> None:
-        """Forgets the newest tokens. Those before them that leave a block get into the window."""
+        """Removes the newest tokens. Earlier tokens of a broken block move to the window."""
         if self.window is None or self.sinks is None or count <= 0:
             return
         beyond = count - self.window.size(-2)
         if beyond <= 0:
             self.window = self.window[:, :, :-count]
             return
-        first, left = self.sinks.size(-2), max(self._coded - beyond, 0)
-        whole, rest = left // self.rule.block, left % self.rule.block
-        every = self._joined(self.window)
-        self.window = every[:, :, first + left - rest : first + left].clone()
-        self.sinks = self.sinks[:, :, : max(first + self._coded - beyond, 0)]
+        first, remaining = self.sinks.size(-2), max(self._coded_length - beyond, 0)
+        whole, rest = remaining // self.rule.block, remaining % self.rule.block
+        every = self._joined(self.window)  # a partial block is decoded into the window
+        self.window = every[:, :, first + remaining - rest : first + remaining].clone()
+        self.sinks = self.sinks[:, :, : max(first + self._coded_length - beyond, 0)]
         self._keep(0, whole)
 
     def keep_newest(self, count: int) -> None:
-        """Forgets the oldest tokens: whole blocks of them, as long as `count` are left.
+        """Removes the oldest tokens, in whole blocks, and retains at least `count`.
 
-        The rule has no sinks.
+        The rule must not have sinks.
         """
         blocks = max(self.length - count, 0) // self.rule.block
         coded = 0 if self.codes is None else min(self.codes.blocks, blocks)
@@ -276,11 +277,11 @@ class TokenStore:
         self.window = None if self.window is None else function(self.window)
 
     @property
-    def _as_they_came(self) -> list[Tensor]:
+    def _unrounded(self) -> list[Tensor]:
         return [x for x in (self.sinks, self.window) if x is not None]
 
     @property
-    def _coded(self) -> int:
+    def _coded_length(self) -> int:
         return 0 if self.codes is None else self.codes.blocks * self.rule.block
 
     def _keep(self, first: int, end: int | None = None) -> None:
@@ -293,12 +294,12 @@ class TokenStore:
         self.codes = codes if old is None else old.map(lambda *x: torch.cat(x, 1), codes)
 
     def _joined(self, newest: Tensor) -> Tensor:
-        """All tokens (B, H, T, D), of which those after the codes are given."""
+        """Returns all tokens (B, H, T, D), given those after the codes."""
         assert self.sinks is not None
         if self.codes is None:
             return torch.cat((self.sinks, newest), -2)
         texts, heads, first, size = self.sinks.shape
-        end, dtype = first + self._coded, self.sinks.dtype
+        end, dtype = first + self._coded_length, self.sinks.dtype
         decoded = self.rule.decode(self.codes, heads, size, dtype)
         every = newest.new_empty((texts, heads, end + newest.size(-2), size))
         every[:, :, :first] = self.sinks
@@ -309,14 +310,14 @@ class TokenStore:
         return every
 
 
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which tokens are rounded: kernels decode float32."""
+def _rounding_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which tokens are rounded; kernels decode to float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _stacked(parts: Sequence[Tensor | None], lead: tuple[int, int]) -> Tensor | None:
-    found = [x.reshape(-1) for x in parts if x is not None]
-    if not found:
+    flat = [x.reshape(-1) for x in parts if x is not None]
+    if not flat:
         return None
-    joined = torch.cat(found)
+    joined = torch.cat(flat)
     return joined.view(*lead, joined.numel() // (lead[0] * lead[1]))

@@ -1,8 +1,8 @@
-"""Files of a tokenizer, checked before `tokenizers` reads them.
+"""Validation of tokenizer files before `tokenizers` reads them.
 
-That library allocates memory by a number in its tables of characters, and a failed allocation ends
-the process. Added tokens take it quadratic time. Replacements and templates can make a text longer
-by any factor.
+That library allocates memory by a number in its character tables, and a failed allocation ends the
+process. Added tokens take it quadratic time. Replacements and templates can lengthen a text by any
+factor.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from chop.errors import CheckpointError
 FILE, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 MOST_ADDED = 2**16
-"""Added tokens. The models of the hub have at most a few thousand."""
+"""Maximum number of added tokens; models of the hub have at most a few thousand."""
 MOST_GROWTH = 2**16
-"""Factor by which all replacements together may make a text longer."""
+"""Maximum factor by which all replacements together may lengthen a text."""
 MOST_PIECES = 2**10
-"""Parts of a template."""
+"""Maximum number of parts of a template."""
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Compares what files of a tokenizer ask for with bounds.
+    """Checks the sizes in tokenizer files against their limits.
 
     Args:
-        folder: local. A file that is not there is passed over.
+        folder: local folder; missing files are skipped.
     Raises:
-        CheckpointError: a file is no JSON, or asks for more.
+        CheckpointError: if a file is not JSON, or exceeds a limit.
     """
     document = _read(folder / FILE)
     _check_added(folder / FILE, document.get("added_tokens"))
@@ -62,7 +62,7 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def _is_whole_table(table: bytes) -> bool:
-    """Returns true if a SentencePiece table of characters has as many bytes as it says.
+    """Returns whether a SentencePiece character table has as many bytes as it declares.
 
     >>> _is_whole_table(bytes([4, 0, 0, 0, 1, 2, 3, 4])), _is_whole_table(bytes([255] * 4))
     (True, False)
@@ -86,7 +86,7 @@ def _check_added(path: Path, tokens: Any) -> None:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Nested objects of a document, which `read_json` has bounded in depth."""
+    """Yields nested objects of a document; `read_json` has limited its depth."""
     if isinstance(value, dict):
         yield value
         value = list(value.values())
@@ -109,7 +109,7 @@ def _longest(part: dict[str, Any]) -> int:
 
 
 def _growth(part: dict[str, Any]) -> float:
-    """Largest factor by which a replacement makes a text longer."""
+    """Returns the largest factor by which a replacement lengthens a text."""
     content, pattern = part.get("content"), part.get("pattern")
     if not isinstance(content, str) or not isinstance(pattern, dict):
         return 1

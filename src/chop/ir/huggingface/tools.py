@@ -1,4 +1,4 @@
-"""Identifies quantization tools by the names of their tensors."""
+"""Identification of quantization tools by the names of their tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CODES = {
     r"weight_(codes|scales|tensor_scale)": "chop",
     r"(weight\.)?(absmax|quant_map|quant_state\..*|SCB)": "bitsandbytes",
 }
-"""Tools by the ends of the names of their tensors."""
+"""Tools by suffixes of their tensor names."""
 
 
 def find_tool(name: str) -> str | None:
-    """The tool whose codes have a tensor of this name; None: none is known."""
+    """Returns the tool that writes a tensor of this name; None if unknown."""
     tools = (tool for ends, tool in CODES.items() if re.search(rf"\.({ends})$", name))
     return next(tools, None)

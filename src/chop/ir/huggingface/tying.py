@@ -1,4 +1,4 @@
-"""Tied weights of packed layers in models of transformers, which tie by name."""
+"""Tied weights of packed layers in transformers models, which tie by name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from chop.private.transformers_api import set_tied_keys, tied_keys
 
 
 def tie_codes(model: nn.Module) -> None:
-    """Makes transformers tie the codes of packed layers where it would tie their weights.
+    """Makes transformers tie the codes of packed layers instead of their weights.
 
     Args:
-        model: a `PreTrainedModel`; what it and its parts say of tied weights is changed.
+        model: a `PreTrainedModel`; its declarations of tied weights are changed.
     """
     parts = _parts(model)
     for part in parts:
@@ -31,13 +31,14 @@ def tie_codes(model: nn.Module) -> None:
 
 
 def settle_ties(model: nn.Module) -> None:
-    """Makes configurations say of tied weights what the tensors say, before they are written.
+    """Updates the tying settings of configurations to match the tensors, before saving.
 
-    What was trained or merged on one side of a tie is a weight of its own, and would be lost where
-    the folder says that the two are one; a tie that holds would be a weight that nobody wrote.
+    After training or merging one side of a tie, the two weights differ, and one would be lost if
+    the folder declared them equal. A valid tie that is not declared would leave a weight without
+    data.
 
     Args:
-        model: a `PreTrainedModel`; it and its configurations are changed.
+        model: a `PreTrainedModel`, changed in place with its configurations.
     """
     tie_codes(model)
     parts = _parts(model)
@@ -55,13 +56,13 @@ def settle_ties(model: nn.Module) -> None:
 
 
 def pack_uncalled(model: nn.Module, called: Collection[str]) -> None:
-    """Gives embeddings that only hold a tied weight the codes of the one that is looked up.
+    """Gives embeddings that only hold a tied weight the codes of the embedding in use.
 
-    T5 ties the embeddings of its encoder and decoder to a third one, which no forward calls.
+    T5 ties the embeddings of its encoder and decoder to a third one that no forward calls.
 
     Args:
-        model: a `PreTrainedModel`; it is changed.
-        called: paths of the modules that its forward calls; it may lack some of them.
+        model: a `PreTrainedModel`, changed in place.
+        called: paths of modules that its forward calls; may be incomplete.
     """
     if not any(isinstance(module, PackedOperator) for module in model.modules()):
         return
@@ -86,11 +87,11 @@ def _sharing_codes(layer: nn.Module) -> nn.Module:
 
 
 def drop_ties(model: Any, differ: Callable[[str, str], bool]) -> None:
-    """Unties what a folder has two weights for, as transformers does after it has read them.
+    """Unties weights of which a folder has two versions, as transformers does after loading.
 
     Args:
-        model: to be loaded; it and its configuration are changed.
-        differ: whether the folder has two tensors of these names that are not the same.
+        model: model to be loaded; it and its configuration are changed.
+        differ: returns whether the folder has two different tensors of these names.
     """
     ties = model.all_tied_weights_keys
     untied = [target for target, source in ties.items() if differ(target, source)]
@@ -107,27 +108,27 @@ def _parts(model: nn.Module) -> list[Any]:
 
 
 def _pairs(part: Any, config: Any) -> list[tuple[str, str]]:
-    """The names of the tensors that a part ties where its configuration says that it does."""
+    """Returns the pairs of tensor names that a part ties by its configuration."""
     if not isinstance(tied_keys(part), dict):
         return []
     missing = object()
-    was = getattr(config, "tie_word_embeddings", missing)
+    previous = getattr(config, "tie_word_embeddings", missing)
     config.tie_word_embeddings = True
     try:
         return list(part.get_expanded_tied_weights_keys(all_submodels=False).items())
     except ValueError:  # a pattern that fits no tensors
         return []
     finally:
-        if was is missing:
+        if previous is missing:
             del config.tie_word_embeddings
         else:
-            config.tie_word_embeddings = was
+            config.tie_word_embeddings = previous
 
 
 def _is_one(part: Any, target: str, source: str) -> bool:
     try:
         one, other = (part.get_parameter_or_buffer(name) for name in (target, source))
-    except AttributeError:  # codes on one side alone
+    except AttributeError:  # only one side has codes
         return False
     return one is other or (
         one.shape == other.shape and one.data_ptr() == other.data_ptr() and one.data_ptr() != 0
@@ -135,26 +136,26 @@ def _is_one(part: Any, target: str, source: str) -> bool:
 
 
 def _untie(part: nn.Module, name: str) -> None:
-    """Gives a tensor that is another one too a memory of its own."""
+    """Gives a shared tensor its own memory."""
     path, _, last = name.rpartition(".")
     module = part.get_submodule(path)
     for tensors in (own_parameters(module), own_buffers(module)):
-        found: Any = tensors.get(last)
-        if found is not None:
-            copied = found.detach().clone()
-            is_parameter = isinstance(found, nn.Parameter)
-            tensors[last] = nn.Parameter(copied, found.requires_grad) if is_parameter else copied
+        tensor: Any = tensors.get(last)
+        if tensor is not None:
+            copied = tensor.detach().clone()
+            is_parameter = isinstance(tensor, nn.Parameter)
+            tensors[last] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
 
 
 def _weight(name: str) -> str:
-    """The name of a weight, where one of its codes is given."""
+    """Returns the name of the weight for the name of one of its codes."""
     path, _, last = name.rpartition(".")
     owners = [operand for operand, buffers in BUFFER_NAMES.items() if last in buffers]
     return f"{path}.{owners[0]}" if owners else name
 
 
 def _tied(part: nn.Module, target: str, source: str) -> list[tuple[str, str]]:
-    """The pairs of names in the place of one: a pattern that names no packed layer stays."""
+    """Returns the code pairs for a pair of names; patterns without packed layers stay."""
     ours, _, name = target.rpartition(".")
     theirs = source.rpartition(".")[0]
     modules = dict(part.named_modules(remove_duplicate=False))

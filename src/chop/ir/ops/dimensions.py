@@ -1,8 +1,8 @@
-"""Dimension rules: which dimension of an operator's result follows which of an input.
+"""Dimension rules: mapping of input dimensions to dimensions of an operator's result.
 
-A dimension holds units, such as channels or heads, of some neighbors each. A rule says where they
-lie in the result, as long as every unit there comes from the same one in the input; what has no
-rule mixes them. What a pass takes out, or puts on several devices, is its own business.
+A dimension holds units, such as channels or heads, each as several adjacent elements. A rule gives
+their position in the result if every unit there comes from the same unit of the input. Operators
+without a rule mix units. Pruning and sharding use the same rules.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from chop.ir.ops.row import BlockedError, Call, RuleResult, UnitDim
 
 
 def unchanged(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Element by element, of one input."""
+    """Element-wise operator of one input: dimensions stay."""
     if call.node.all_input_nodes != [source]:
         raise call.mixing()
     return RuleResult(place)
 
 
 def arithmetic(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Arithmetic with a number leaves units alone; so does a tensor that is the same for all.
+    """Arithmetic: units stay if the other operand is a number or is constant along their dimension.
 
-    Where the other tensor is as long along their dimension, both have them.
+    If the other tensor has the same length along their dimension, both have units.
     """
     inputs = tuple(call.node.all_input_nodes)
     if inputs == (source,):
         return RuleResult(place)
+    # Broadcasting aligns dimensions from the right.
     behind = len(call.shapes[source]) - place.dim
     place = UnitDim(len(call.shapes[call.node]) - behind, place.run)
     lengths = {given: (1, *call.shapes[given])[-behind:][0] for given in inputs}
@@ -41,14 +42,14 @@ def arithmetic(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def pooled(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Trailing dimensions are pooled, the others stay."""
+    """Pooling over trailing dimensions; the others stay."""
     if place.dim >= len(call.shapes[source]) - call.row.spatial:
         raise call.mixing("pools them")
     return unchanged(call, source, place)
 
 
 def by_channel(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """A norm with statistics of each channel by itself."""
+    """Norm with statistics per channel."""
     if place.dim != 1:
         raise call.mixing("mixes them")
     names = ("weight", "bias", "running_mean", "running_var")
@@ -56,7 +57,7 @@ def by_channel(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def padded(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Trailing dimensions get longer, the others stay."""
+    """Padding of trailing dimensions; the others stay."""
     padding = getattr(call.module, "padding", None) if call.module else call.argument(1, "pad")
     if not isinstance(padding, tuple | list):
         raise call.mixing()
@@ -66,21 +67,21 @@ def padded(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def linear(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """The last dimension is summed over, the others stay."""
+    """Linear layer: sums over the last dimension; the others stay."""
     if place.dim < len(call.shapes[source]) - 1:
         return unchanged(call, source, place)
     return _summed(call)
 
 
 def mixed_last(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """The last dimension is mixed, the others stay."""
+    """Mixes the last dimension; the others stay."""
     if place.dim == len(call.shapes[source]) - 1:
         raise call.mixing("mixes them")
     return unchanged(call, source, place)
 
 
 def convolution(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Channels are summed over, or stay where each has a filter of its own."""
+    """Convolution: sums over channels, or keeps them if it is depthwise."""
     module: Any = call.module
     if module is None:
         raise BlockedError(f"'{call.node.name}' has its weight outside of a module")
@@ -88,6 +89,7 @@ def convolution(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
         raise call.mixing("sums over them")
     if module.groups == 1:
         return _summed(call)
+    # Depthwise: each output channel reads one input channel.
     if module.groups == module.in_channels == module.out_channels:
         sizes = ("groups", "in_channels", "out_channels")
         return RuleResult(place, {"weight": 0, "bias": 0}, sizes)
@@ -100,7 +102,7 @@ def _summed(call: Call) -> RuleResult:
 
 
 def reduced(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Some dimensions are summed over, and left out or kept with length 1."""
+    """Reduction over some dimensions, which are removed or have length 1."""
     rank = len(call.shapes[source])
     given = call.argument(1, "dim")
     listed = given if isinstance(given, tuple | list) else [given]
@@ -115,12 +117,12 @@ def reduced(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def permuted(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Dimensions in the order that the arguments give."""
+    """Permutation of the dimensions by the arguments."""
     return RuleResult(UnitDim(_dims(call, source).index(place.dim), place.run))
 
 
 def transposed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """The two dimensions that the arguments give change places."""
+    """Transposition of the two dimensions given by the arguments."""
     first, second = _dims(call, source)
     return RuleResult(UnitDim({first: second, second: first}.get(place.dim, place.dim), place.run))
 
@@ -133,7 +135,7 @@ def _dims(call: Call, source: fx.Node) -> list[int]:
 
 
 def viewed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """A reshape to sizes that the arguments give."""
+    """Reshape to sizes given by the arguments."""
     after = reshaped(call, source, place).place
     assert after is not None
     if call.node.kwargs or not isinstance(call.listed()[after.dim], int):
@@ -142,33 +144,34 @@ def viewed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def reshaped(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """The units are kept, split off from what they hold, or merged with it."""
+    """Reshape that splits the unit dimension or merges it with its neighbors."""
     before, after = call.shapes[source], call.shapes[call.node]
     size, ahead = before[place.dim], math.prod(before[: place.dim])
     behind = [
         math.prod(before[place.dim + 1 : end]) for end in range(place.dim + 1, len(before) + 1)
     ]
     for dim in range(len(after)):
+        # The dimension starts where as many elements precede it as before.
         if math.prod(after[:dim]) != ahead:
             continue
         if after[dim] == size:
             return RuleResult(UnitDim(dim, place.run))
         parts = after[dim : dim + 2]
-        if len(parts) == 2 and math.prod(parts) == size and place.run % parts[1] == 0:
+        if len(parts) == 2 and math.prod(parts) == size and place.run % parts[1] == 0:  # split
             return RuleResult(UnitDim(dim, place.run // parts[1]))
         for inner in behind:
-            if after[dim] == size * inner:
+            if after[dim] == size * inner:  # merged with dimensions behind
                 return RuleResult(UnitDim(dim, place.run * inner))
     raise call.mixing("mixes them")
 
 
 def indexed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Whole along their dimension; the others are cut, dropped or joined by new ones.
+    """Indexing: the unit dimension must be whole; others may be cut, dropped or added.
 
-    Of the keys and values that a cache gives, each has them.
+    Keys and values from a cache both have units.
     """
     given = call.node.args[1]
-    if call.shapes[source] == () and isinstance(given, int):
+    if call.shapes[source] == () and isinstance(given, int):  # keys or values in a tuple
         return RuleResult(place)
     index = list(given) if isinstance(given, tuple | list) else [given]
     known = all(x is None or x is Ellipsis or isinstance(x, int | slice) for x in index)
@@ -177,7 +180,7 @@ def indexed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     taken = sum(x is not None and x is not Ellipsis for x in index)
     rest = [slice(None)] * (len(call.shapes[source]) - taken)
     at = index.index(Ellipsis) if Ellipsis in index else len(index)
-    index[at : at + 1] = rest
+    index[at : at + 1] = rest  # one entry per dimension
     before = after = 0
     for x in index:
         if x is None:
@@ -192,7 +195,7 @@ def indexed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def joined(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Tensors one after another along another dimension: all have them."""
+    """Concatenation along another dimension; all inputs have units."""
     dim = call.argument(1, "dim")
     dim = 0 if dim is None else dim
     rank = len(call.shapes[source])
@@ -203,7 +206,7 @@ def joined(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def expanded(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Repeated along other dimensions; the sizes that the arguments give say theirs."""
+    """Expansion along other dimensions; the arguments may give the size of the unit dimension."""
     behind = len(call.shapes[source]) - place.dim
     dim = len(call.shapes[call.node]) - behind
     same = call.shapes[source][place.dim] == call.shapes[call.node][dim]
@@ -213,7 +216,7 @@ def expanded(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def unsqueezed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """A new dimension of length 1."""
+    """Insertion of a dimension of length 1."""
     dim = call.argument(1, "dim")
     if not isinstance(dim, int):
         raise call.mixing()
@@ -222,7 +225,7 @@ def unsqueezed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def normalized(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """A norm over trailing dimensions, of each unit by itself."""
+    """Norm over trailing dimensions, computed for each unit separately."""
     shape = getattr(call.module, "normalized_shape", None) or call.argument(1, "normalized_shape")
     rank = len(call.shapes[source])
     if not isinstance(shape, tuple | list) or place.dim >= rank - len(shape):
@@ -231,7 +234,7 @@ def normalized(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def cached(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Keys and values go into a cache, and come back with those before them."""
+    """Cache update: keys and values are appended and returned with the earlier ones."""
     _, keys, values, *_ = call.node.args
     if source not in (keys, values):
         raise call.mixing()
@@ -239,24 +242,24 @@ def cached(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
 
 
 def attention(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Heads stay apart: queries, keys and values have them.
+    """Attention: queries, keys and values have heads as units.
 
-    A unit may be several heads, of queries that share keys and values.
+    With grouped queries, a unit is the group of heads that share keys and values.
     """
     inputs = tuple(call.argument(n, name) for n, name in enumerate(("query", "key", "value")))
     mask = call.argument(3, "attn_mask")
     heads = call.shapes[source][-3:-2]
     if place.dim != len(call.shapes[source]) - 3:
         raise BlockedError(f"they reach '{call.node.name}' as something else than heads")
-    shared = call.shapes[inputs[0]][-3] // heads[0]
+    shared = call.shapes[inputs[0]][-3] // heads[0]  # query heads per head of the source
     place = UnitDim(place.dim, place.run * shared)
     if isinstance(mask, fx.Node) and call.shapes[mask][-3:-2] not in ((), (1,)):
         raise call.mixing("has a mask per head")
     return RuleResult(place, aligned=inputs)
 
 
-def asked_for_size(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
-    """Reads the length of one dimension, or of all."""
+def read_size(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
+    """Reads the length of one dimension or of all."""
     dim = call.argument(1, "dim")
     if not isinstance(dim, int) or dim % len(call.shapes[source]) == place.dim:
         raise call.mixing("reads their number")

@@ -1,7 +1,7 @@
-"""Rows of the operator table, and the types of their rules.
+"""Fields of the operator table, and the types of their rules.
 
-A dimension holds units, such as channels or heads, of some neighbors each. A dimension rule says
-where they lie in the result.
+A dimension holds units, such as channels or heads, each as several adjacent elements. A dimension
+rule gives their position in the result.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from chop.nn.quantized import QuantizedOperator
 
 Shape = tuple[int, ...]
 Flops = Callable[[Sequence[Shape], Shape], int]
-"""(shapes of the tensors that go in, the input first, then the weight; the result's) -> number."""
+"""(shapes of the input, the weight and other tensors; shape of the result) -> number."""
 Arguments = Mapping[str, str | None]
-"""A function's first parameters by name, in order, and the operand that each is (or None)."""
+"""First parameters of a function in order -> operand, or None."""
 
 
 class Kind(StrEnum):
-    """What an operator is to a reader of the graph."""
+    """Kind of operator, as drawings and reports group it."""
 
     PRODUCT = "matrix product"
     NORM = "normalization"
@@ -41,15 +41,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Weight:
-    """How the weight of a layer lies.
+    """Layout of a layer's weight.
 
     Attributes:
-        outputs: the axis along which outputs lie.
-        inputs: the axis along which inputs are summed; of a table, its columns.
-        sizes: the attributes of the module that give the numbers of outputs and of inputs.
-        is_table: its rows are looked up, not multiplied.
-        has_experts: it has the matrices of several experts one below the other, `num_experts` of
-            the module, and a row of the input is multiplied by one of them.
+        outputs: axis of the outputs.
+        inputs: axis of the inputs that are summed; the columns of a table.
+        sizes: module attributes with the numbers of outputs and inputs.
+        is_table: True if rows are looked up instead of multiplied.
+        has_experts: True if the matrices of `num_experts` experts are stacked along the rows, and
+            each input row is multiplied by one of them.
     """
 
     outputs: int = 0
@@ -60,19 +60,19 @@ class Weight:
 
     @property
     def is_transposed(self) -> bool:
-        """True when inputs lie ahead of outputs."""
+        """True if the input axis precedes the output axis."""
         return self.inputs < self.outputs
 
 
 @dataclass(frozen=True)
 class WeightArguments:
-    """Where a function that multiplies by a weight matrix takes it.
+    """Argument positions of a function that multiplies by a weight matrix.
 
     Attributes:
-        data_in: the position of the argument that is multiplied.
-        weight: of the weight.
-        bias: of the bias.
-        axes: of the weight.
+        data_in: position of the activation.
+        weight: position of the weight.
+        bias: position of the bias.
+        axes: layout of the weight.
     """
 
     data_in: int
@@ -82,12 +82,12 @@ class WeightArguments:
 
 
 class BlockedError(Exception):
-    """The units reach something that cannot tell them apart; the message says what."""
+    """Raised if units reach an operator that cannot separate them; the message names it."""
 
 
 @dataclass(frozen=True)
 class UnitDim:
-    """Dimension of a tensor that holds the units, each as `run` neighbors."""
+    """Dimension of a tensor with units of `run` adjacent elements each."""
 
     dim: int
     run: int = 1
@@ -95,13 +95,13 @@ class UnitDim:
 
 @dataclass(frozen=True)
 class Call:
-    """A node with what a rule reads of it.
+    """Node with the information that rules read.
 
     Attributes:
         node: the call.
-        row: of the operator table.
-        module: that it calls, if any.
-        shapes: of the results of all nodes.
+        row: row of the operator table.
+        module: the called module, if any.
+        shapes: result shapes of all nodes.
     """
 
     node: fx.Node
@@ -110,31 +110,31 @@ class Call:
     shapes: Mapping[fx.Node, Shape]
 
     def argument(self, position: int, name: str) -> Any:
-        """An argument given by position or by name; None if it is not given."""
+        """Returns an argument by position or name; None if it is not given."""
         given = self.node.args
         return given[position] if len(given) > position else self.node.kwargs.get(name)
 
     def listed(self) -> Any:
-        """The arguments after the first, given one by one or as one sequence."""
+        """Returns the arguments after the first, passed separately or as one sequence."""
         rest = self.node.args[1:]
         return rest[0] if rest and isinstance(rest[0], tuple | list) else rest
 
     def mixing(self, how: str = "") -> BlockedError:
-        """The error to raise; `how` is what it does with "them"."""
+        """Returns the error for mixed units; `how` is a verb phrase about "them"."""
         name = self.node.name
         return BlockedError(f"'{name}' {how}" if how else f"they reach '{name}'")
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Result of a dimension rule: where the units of one input go.
+    """Result of a dimension rule: the position of one input's units.
 
     Attributes:
-        place: in the result; None: they are summed over, or only their number is read.
-        parameters: the axis of each parameter or buffer of the module along which they lie.
-        sizes: the attributes of the module that say how many there are.
-        aligned: the inputs that must have them at the same place.
-        has_size: the call's arguments say the length of their dimension.
+        place: position in the result; None if they are summed over, or only counted.
+        parameters: axis of the units in each parameter or buffer of the module.
+        sizes: module attributes with the number of units.
+        aligned: inputs that must have units at the same position.
+        has_size: True if the arguments of the call give the length of the dimension.
     """
 
     place: UnitDim | None
@@ -145,49 +145,48 @@ class RuleResult:
 
 
 DimensionRule = Callable[[Call, fx.Node, UnitDim], RuleResult]
-"""(call, the input that has the units, where) -> where they go; raises BlockedError."""
+"""(call, input with units, their position) -> result; raises BlockedError."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One row of the table.
+    """Row of the operator table.
 
     Attributes:
-        name: MASE's name; configs select by it.
+        name: MASE's name, which configurations select by.
         mase_type: `module_related_func` (a function with a module twin), `module` (module only) or
             `builtin_func` (function only; modules of the row are `module`).
-        modules: the module classes; subclasses count.
-        functions: the functions, operators and in-place twins.
+        modules: module classes, including subclasses.
+        functions: functions, operators and in-place variants.
         methods: names of the `torch.Tensor` methods.
-        quantized: the class that replaces a module, or None.
-        arguments: the operands of the function form; none if it has no `QuantCall`.
-        twin: what replaces a call of the function form if it is not a `QuantCall`.
-        fallback: operands of that form that take another's format when a config leaves them out.
-        kind: what it is drawn as.
-        weight: the axes of its weight matrix; None without one.
-        weight_arguments: where the function form takes a weight matrix; None without one.
-        stand_ins: makes a module of the row of one of another library that computes the same; by
-            the qualified name of its class, since the library need not be there.
-        spatial: how many trailing dimensions of its input it slides over.
-        features: the dimension of the result along which `weight` and `bias` scale and shift, of
-            an operator that takes inputs of any rank; None elsewhere.
-        follow: which dimension of the result follows which of an input; None stops at it.
-        flops: floating-point operations of a call; None where it multiplies no matrices.
-        layout: computes no number: `view` keeps the order of the elements, `permuted` changes it,
-            `cast` changes their dtype, `copied` joins, parts or repeats tensors, `read` gives
-            sizes, attributes or parts.
-        is_affine: at inference, with running statistics, a scale and a shift per channel.
+        quantized: class that replaces a module, or None.
+        arguments: operands of the function form; empty if it has no `QuantCall`.
+        twin: replacement of a function call if it is not a `QuantCall`.
+        fallback: function operands that use another operand's format by default.
+        kind: kind in drawings.
+        weight: axes of its weight matrix, or None.
+        weight_arguments: position of the weight matrix in the function form, or None.
+        stand_ins: qualified class name of another library -> function that makes an equivalent
+            module of this row. Names are text, since the library may be missing.
+        spatial: number of trailing dimensions that a kernel slides over.
+        features: result dimension that `weight` and `bias` scale and shift, for operators with
+            inputs of any rank; otherwise None.
+        follow: dimension rule; None if units cannot pass.
+        flops: operation count of a call; None if it multiplies no matrices.
+        layout: data movement without arithmetic: `view` preserves the order of the elements,
+            `permuted` changes it, `cast` changes their dtype, `copied` joins, splits or repeats
+            tensors, `read` returns sizes, attributes or parts.
+        is_affine: a scale and a shift per channel at inference, with running statistics.
         is_homogeneous: f(x / s) = f(x) / s for s > 0, so that a factor can be moved through it.
         is_bilinear: f(x / s, y) = f(x, y / s) = f(x, y) / s for s per channel.
-        commutes: f(round(x)) = round(f(x)) for monotonic roundings that keep zero.
-        reads_scores: a softmax, the first step of one, or a gate: masked scores become 0 or -inf.
-        is_comparison: makes booleans of numbers, element by element.
-        makes_masks: its result may be masked scores although nothing that it reads is.
-        selector: the argument, a boolean, that takes numbers of an input or others.
-        is_opt_in: rules quantize it that name it; those of all operators leave it.
-        onnx: the ONNX operator of a layer that runtimes compute in integers; "" of other rows.
-        integer: the operator on integer codes, bit for bit what a circuit computes; None: it is
-            not lowered yet.
+        commutes: f(round(x)) = round(f(x)) for monotonic roundings that preserve zero.
+        reads_scores: a softmax, its first step, or a gate: masked scores become 0 or -inf.
+        is_comparison: element-wise comparison of numbers with a boolean result.
+        makes_masks: the result may be masked scores even if no input is.
+        selector: boolean argument that selects elements of an input or others.
+        is_opt_in: only rules that name it quantize it; rules for all operators do not.
+        onnx: ONNX operator of a layer that runtimes compute in integers; "" for other rows.
+        integer: operator on integer codes, bit-exact with a circuit; None if it has no such form.
     """
 
     name: str
@@ -222,31 +221,31 @@ class Operator:
 
     @property
     def is_quantizable(self) -> bool:
-        """True when rules of all operators quantize it: some form of it has a quantized twin."""
+        """True if rules for all operators quantize it, because some form has a quantized twin."""
         has_twin = self.quantized is not None or bool(self.arguments) or self.twin is not None
         return has_twin and not self.is_opt_in
 
     @property
     def is_product(self) -> bool:
-        """True when a weight matrix is multiplied: a linear layer or a convolution."""
+        """True if it multiplies by a weight matrix: a linear layer or a convolution."""
         return self.weight is not None and not self.weight.is_table
 
     @property
     def is_product_of_activations(self) -> bool:
-        """True when two activations are multiplied as matrices, each with a format of its own."""
+        """True if it multiplies two activations as matrices, each with its own format."""
         return self.kind is Kind.PRODUCT and bool(self.arguments) and self.weight is None
 
     @property
     def only_moves(self) -> bool:
-        """True when the result has the elements of the input, once each."""
+        """True if the result has each element of the input exactly once."""
         return self.layout in ("view", "permuted")
 
     def call_arguments(self, node: fx.Node) -> Arguments:
-        """The operands of the function form, in the order of a call: methods begin with theirs."""
+        """Returns the operands of a call in order; methods start with their own."""
         is_method = node.op == "call_method" and "input" in self.arguments
         return {"input": self.arguments["input"], **self.arguments} if is_method else self.arguments
 
     def joins(self, node: fx.Node) -> bool:
-        """Whether a node of this row joins several tensors into one."""
+        """Returns whether a node of this row joins several tensors into one."""
         given = node.args[0] if node.args else node.kwargs.get("tensors")
         return self.layout == "copied" and isinstance(given, tuple | list)

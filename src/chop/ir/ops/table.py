@@ -1,6 +1,7 @@
-"""Operator table: the only place that knows what "a linear" is.
+"""Operator table: the single definition of each operator that models and passes use.
 
-A row names one operator and all the ways in which models call it, and says what passes need of it.
+A row names an operator, lists the modules, functions and methods that call it, and has the
+properties that passes need.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ EMBEDDING: Arguments = {"input": None, "weight": "weight"}
 
 KERNEL = Weight(sizes=("out_channels", "in_channels"))
 TRANSPOSED = Weight(1, 0, ("out_channels", "in_channels"))
-OF_EXPERTS = Weight(has_experts=True)
+EXPERT_WEIGHT = Weight(has_experts=True)
 LOOKED_UP = Weight(sizes=("num_embeddings", "embedding_dim"), is_table=True)
 
 FROM_DATA_IN = {"weight": "data_in"}
@@ -62,10 +63,10 @@ def _row(
     others: tuple[Callable[..., Any], ...] = (),
     **traits: Any,
 ) -> Operator:
-    """A row with the functions of its name, and the class that quantizes its first module.
+    """Makes a row with the functions of its name and the quantized class of its first module.
 
-    `homes` is where what has that name is this operator, `Tensor` for the method: by default `F`
-    if there are modules, otherwise torch and Python. `others` are functions of other names.
+    `homes` are the namespaces that define the name, with `Tensor` for the method. The default is
+    `F` for rows with modules, otherwise torch and Python. `others` are functions of other names.
     """
     classes = modules if isinstance(modules, tuple) else (modules,)
     homes = homes or ((F,) if classes else (operator, torch, Tensor))
@@ -83,7 +84,7 @@ def _rows(names: str, **traits: Any) -> tuple[Operator, ...]:
 
 
 def _all(traits: dict[str, Any], *rows: Operator) -> tuple[Operator, ...]:
-    """Rows with what they have in common, which none of them has said otherwise."""
+    """Applies common traits to rows that do not set them."""
     blank = Operator("", "")
     assert all(getattr(row, name) == getattr(blank, name) for row in rows for name in traits)
     return tuple(replace(row, **traits) for row in rows)
@@ -111,7 +112,7 @@ TABLE: tuple[Operator, ...] = (
             _row("conv2d", nn.Conv2d, WEIGHTED, spatial=2, integer=i.IntegerConv2d),
         ),
         _row("conv3d", nn.Conv3d, weight=KERNEL, spatial=3),
-        _row("expert_linear", ExpertLinear, weight=OF_EXPERTS),
+        _row("expert_linear", ExpertLinear, weight=EXPERT_WEIGHT),
     ),
     *_all(
         {"kind": Kind.PRODUCT, "weight": TRANSPOSED, "flops": flops.by_weight_transposed},
@@ -237,7 +238,7 @@ TABLE: tuple[Operator, ...] = (
         {"kind": Kind.PRODUCT, "follow": d.attention, "flops": flops.attention},
         _row("scaled_dot_product_attention", homes=(F,), twin=q.QuantScaledDotProductAttention),
     ),
-    # the rest of what models call often
+    # other common functions
     *_all(
         {"kind": Kind.ARITHMETIC},
         _row("div", others=(operator.truediv,), follow=d.arithmetic),
@@ -272,7 +273,7 @@ TABLE: tuple[Operator, ...] = (
     _row("update_cache", others=(update_cache,), follow=d.cached),
     _row("getattr", homes=(builtins,), layout="read"),
     _row("getitem", layout="read", follow=d.indexed),
-    _row("size", layout="read", follow=d.asked_for_size),
+    _row("size", layout="read", follow=d.read_size),
     *_rows("view reshape", layout="view", follow=d.viewed),
     *_rows("contiguous", layout="view", follow=d.unchanged),
     *_rows("unsqueeze", layout="view", follow=d.unsqueezed),
@@ -287,15 +288,15 @@ TABLE: tuple[Operator, ...] = (
 )
 
 _BY_CALL: dict[Any, Operator] = {}
-"""Rows by module class, function and name of a method."""
+"""Rows by module class, function and method name."""
 
 
 def _indexed(name: str, row: Operator) -> Operator:
-    """Checks a row, and lists it under all that it calls."""
+    """Checks a row and indexes it by everything that it calls."""
     calls = (*row.modules, *row.functions, *row.methods)
     taken = [call for call in calls if call in _BY_CALL]
     if taken:
-        raise ConfigError(f"operator '{name}': {taken[0]} is in the table already.")
+        raise ConfigError(f"operator '{name}': {taken[0]} is already in the table.")
     for method in row.methods:
         if method != _plain(method):
             raise ConfigError(f"operator '{name}': write '{method}' as '{_plain(method)}'.")
@@ -305,7 +306,7 @@ def _indexed(name: str, row: Operator) -> Operator:
             raise ConfigError(f"operator '{name}': {text}")
         if "weight" in row.quantized.operands:
             packed_twin(row.quantized)
-    # MASE has some functions apart from the modules that compute the same.
+    # MASE has separate names for some functions of these modules.
     apart = row.mase_type == "builtin_func"
     _BY_CALL.update(dict.fromkeys(row.modules, replace(row, mase_type="module") if apart else row))
     _BY_CALL.update(dict.fromkeys((*row.functions, *row.methods), row))
@@ -313,47 +314,46 @@ def _indexed(name: str, row: Operator) -> Operator:
 
 
 def _plain(method: str) -> str:
-    """In-place methods end in an underscore and are the same operator."""
+    """Strips the underscore of in-place methods, which are the same operator."""
     return method if method.startswith("__") else method.removesuffix("_")
 
 
 OPS: Registry[Operator] = Registry(
     "operators", {row.name: _indexed(row.name, row) for row in TABLE}, Operator, _indexed
 )
-"""Rows by operator name: those of chop, and those of other packages."""
+"""Rows by operator name, of chop and of other packages."""
 
 
 def quantizable_operators(opt_in: bool = False) -> tuple[str, ...]:
-    """The names of the operators that can be quantized.
+    """Returns the names of the operators that can be quantized.
 
     Args:
-        opt_in: includes those that no rule of all operators quantizes.
+        opt_in: include operators that rules for all operators do not quantize.
     """
     rows = OPS.values()
     return tuple(x.name for x in rows if x.is_quantizable or (opt_in and x.is_opt_in))
 
 
 def register(row: Operator) -> None:
-    """Adds a row: from then on every pass knows the operator.
+    """Adds a row, so that every pass knows the operator.
 
-    Captures keep its modules whole; they see through a function of one's own, into what it calls,
-    so that an operator is better a module. A quantized operator with a weight that has no packed
-    twin yet gets one; see `packed_twin`. Pickles of packed layers are read where the row is
-    registered.
+    Captures keep its modules as single nodes. Prefer a module over a function, since captures trace
+    through Python functions. A quantized operator with a weight gets a packed twin if it has none;
+    see `packed_twin`. Unpickling packed layers requires the row to be registered.
 
     Raises:
-        ConfigError: the name, or something that the row calls, is in the table already; a method
-            is named with the underscore of its in-place twin; or there can be no packed twin. The
-            table then stays as it was.
+        ConfigError: if the name or one of its calls is in the table already, a method is named with
+            the underscore of its in-place variant, or no packed twin is possible. The table is then
+            not changed.
     """
     OPS[row.name] = row
 
 
 def unregister(name: str) -> None:
-    """Takes the row of that name out of the table, to put another in its place or none.
+    """Removes the row with a name, for instance to replace it.
 
     Raises:
-        ConfigError: there is no such row.
+        ConfigError: if there is no such row.
     """
     if name not in OPS:
         raise ConfigError(f"operator '{name}' is not in the table: {did_you_mean(name, OPS)}")
@@ -365,14 +365,14 @@ def unregister(name: str) -> None:
 
 
 def stand_in_for(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
-    """What makes a module of the table of another library's module; None for all others."""
+    """Returns the factory that replaces another library's module; None if there is none."""
     cls = type(module)
     name = f"{cls.__module__}.{cls.__qualname__}"
     return next((row.stand_ins[name] for row in OPS.values() if name in row.stand_ins), None)
 
 
-def of_module(cls: type[nn.Module]) -> Operator:
-    """The row of a module class or of its nearest listed ancestor; a generic row otherwise.
+def get_class_row(cls: type[nn.Module]) -> Operator:
+    """Returns the row of a module class or its nearest listed ancestor; otherwise a generic row.
 
     A class that computes something else than its ancestor is another operator.
     """
@@ -391,9 +391,9 @@ def of_module(cls: type[nn.Module]) -> Operator:
 def declaring_package(cls: type[nn.Module]) -> str | None:
     """Returns the package, with its version, that declares a class as an operator.
 
-    None: the class is of chop, of the running program, or of no row.
+    Returns None for classes of chop, of the running program, or without a row.
     """
-    row = of_module(cls)
+    row = get_class_row(cls)
     if OPS.get(row.name) is not row:
         return None
     package = OPS.package(row.name)
@@ -404,59 +404,59 @@ def _method(cls: Any, name: str) -> Any:
     return getattr(cls, name, None)
 
 
-def of_layer(module: nn.Module) -> Operator:
-    """The row of a module; one whose forward was replaced is another operator than its class."""
-    if isinstance(module, torch.jit.ScriptModule):  # a copy of one is of another class
+def get_module_row(module: nn.Module) -> Operator:
+    """Returns the row of a module. A module with a replaced forward is another operator."""
+    if isinstance(module, torch.jit.ScriptModule):  # copies have another class
         return Operator("script_module", "module", (torch.jit.ScriptModule,))
     cls = type(module)
     if why_not_its_class(module) is not None:
         return Operator(f"replaced_{cls.__name__.lower()}", "module", (cls,))
-    return of_module(cls)
+    return get_class_row(cls)
 
 
-def of_called(module: nn.Module) -> Operator:
-    """The row of a module; a quantized call keeps the row of the function it replaces."""
+def get_called_row(module: nn.Module) -> Operator:
+    """Returns the row of a module; a quantized call has the row of its function."""
     if isinstance(module, q.QuantizedOperator) and module.function is not None:
-        return of_function(module.function)
-    return of_layer(module)
+        return get_function_row(module.function)
+    return get_module_row(module)
 
 
-def of_node(node: fx.Node, root: nn.Module) -> Operator:
-    """The row of what a node calls. Unknown calls get a generic row under their own name.
+def get_node_row(node: fx.Node, root: nn.Module) -> Operator:
+    """Returns the row of a node's call. Unknown calls get a generic row with their own name.
 
-    Placeholders, attributes and the output have the name and type that FX gives them.
+    Placeholders, attributes and the output have the name and type of FX.
     """
     module = module_of_node(node, root)
     if module is not None:
-        return of_called(module)
+        return get_called_row(module)
     if node.op == "call_function":
-        return of_function(node.target)
+        return get_function_row(node.target)
     if node.op == "call_method":
-        return _of_method(str(node.target))
+        return _get_method_row(str(node.target))
     return Operator(node.op, node.op, kind=FX_KINDS[node.op])
 
 
 def module_of_node(node: fx.Node, root: nn.Module) -> nn.Module | None:
-    """The module that a `call_module` node calls; None for other nodes."""
+    """Returns the module of a `call_module` node; None for other nodes."""
     return root.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def of_function(function: Any) -> Operator:
-    """The row of a function or of a method of `torch.Tensor`; a generic row otherwise."""
+def get_function_row(function: Any) -> Operator:
+    """Returns the row of a function or `torch.Tensor` method; otherwise a generic row."""
     if function not in _BY_CALL:
-        OPS.import_all()  # rows of packages are found by what they call, and not by name
+        OPS.import_all()  # packages' rows are looked up by call, not by name
     if function in _BY_CALL:
         return _BY_CALL[function]
     name = getattr(function, "__name__", type(function).__name__)
     if getattr(torch.Tensor, name, None) is function:
-        return _of_method(name)
+        return _get_method_row(name)
     if name != _plain(name) and getattr(torch, name, None) is function:
-        return _of_method(name)  # torch.relu_ and x.relu_ are one operator
+        return _get_method_row(name)  # torch.relu_ and x.relu_ are one operator
     from_torch = (getattr(function, "__module__", "") or "torch").split(".")[0]
     return Operator(name, "builtin_func" if from_torch in STANDARD_MODULES else "patched_func")
 
 
-def _of_method(name: str) -> Operator:
+def _get_method_row(name: str) -> Operator:
     return _BY_CALL.get(_plain(name)) or Operator(name, "builtin_func")
 
 

@@ -1,3 +1,3 @@
-"""Storage of graphs: files that are read without running code."""
+"""Graph storage in files that are read without running code."""
 
 __all__: list[str] = []

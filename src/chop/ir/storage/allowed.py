@@ -1,7 +1,7 @@
-"""Allowlist of checkpoints: the functions, methods and classes that a file may name.
+"""Allowlist of checkpoints: functions, methods and classes that a file may name.
 
-A file says `"torch:add"`; only what is listed here is looked up, so a file that somebody tampered
-with cannot reach `torch.load`, `os.system` or a module that runs code when it is imported.
+A file contains names such as `"torch:add"`. Only names on this list are resolved, so that a
+manipulated file cannot reach `torch.load`, `os.system` or a module that runs code on import.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# torch's own list of functions that take tensors leaves out those that make them.
+# torch's list of functions with tensor arguments lacks factory functions.
 FACTORIES = _words(
     "arange as_strided as_tensor asarray bartlett_window blackman_window broadcast_shapes complex "
     "empty empty_strided eye full hamming_window hann_window kaiser_window linspace logspace "
@@ -77,13 +77,13 @@ BUILTINS = _words(
 OPERATORS = frozenset(PYTHON_OPERATORS) | _words(
     "and_ or_ not_ truth contains index is_ is_not concat iconcat imatmul"
 )
-# Methods that call back into Python, hand out raw memory or leave torch.
+# Methods that call back into Python, expose raw memory or leave torch.
 REFUSED_METHODS = _words(
     "apply_ map_ map2_ module_load numpy register_hook register_post_accumulate_grad_hook set_ "
     "share_memory_ storage untyped_storage data_ptr"
 )
 REFUSED_OPERATORS = _words("from_file save set_data manual_seed warn")
-# Functions that call a function they are given: with these, reading an attribute could run code.
+# Functions that call an argument: with these, reading an attribute could run code.
 CALLING = _words("triplet_margin_with_distance_loss handle_torch_function boolean_dispatch")
 CALLING_CLASSES = _words("TripletMarginWithDistanceLoss")
 OPERATOR_METHODS = _words("__contains__ __rpow__ __rmod__ __rlshift__ __rrshift__ __rfloordiv__")
@@ -92,7 +92,7 @@ TORCH_HOMES = ("torch.nn.modules.", "torch.nn.utils.parametriz")
 TRANSFORMERS_HOMES = re.compile(
     r"transformers\.(activations|modeling_outputs|pytorch_utils|models\.\w+\.modeling_\w+)"
 )
-# Packages that models come from and that need not be installed; see `_is_installed`.
+# Optional packages with models; see `_is_installed`.
 LAYER_HOMES = re.compile(r"(timm\.(layers|models)|torchvision\.(models|ops))(\.\w+)*")
 CHOP_HOMES = re.compile(r"chop\.nn(\.\w+)*")
 CHOP_FUNCTION_HOMES = re.compile(r"chop\.nn\.quantized(\.\w+)*")
@@ -106,15 +106,15 @@ CAPTURED_FUNCTIONS = {
         *(*REGIONS, *NODE_FUNCTIONS),
     )
 }
-# Importing takes a while; no model is made of the layers of so many files.
+# Imports are slow, and no model has layers from so many files.
 MAX_IMPORTS = 64
 
 CAPTURED_HOMES = re.compile(r"chop\.(capture|captured|nested|base\.nested)(\.\w+)*")
-"""Homes, now and in earlier versions, of what runs in a captured graph."""
+"""Modules, in this and earlier versions, that define parts of captured graphs."""
 
 
 def get_reference(thing: Any) -> str:
-    """`module:qualname`, the name under which a file refers to a class or a function."""
+    """Returns `module:qualname`, the name of a class or function in a file."""
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
@@ -124,10 +124,10 @@ def _captured(reference: str, known: Mapping[str, Any]) -> Any | None:
 
 
 class AllowList:
-    """Looks up what a checkpoint names.
+    """Resolver of the names in a checkpoint.
 
     Args:
-        extra: classes and functions of the caller's own that the checkpoint may contain.
+        extra: the caller's own classes and functions that the checkpoint may contain.
     """
 
     def __init__(self, extra: Iterable[Any] = ()) -> None:
@@ -135,14 +135,14 @@ class AllowList:
         self._imports: set[str] = set()
 
     def own(self, reference: str) -> Any:
-        """What the caller passed under that name, or None."""
+        """Returns the caller's object of that name, or None."""
         return self._extra.get(reference)
 
     def function(self, reference: str) -> Callable[..., Any]:
-        """The function that a graph node or a module attribute names.
+        """Returns the function that a graph node or a module attribute names.
 
         Raises:
-            CheckpointError: it is not on the list.
+            CheckpointError: if it is not on the list.
         """
         if reference in self._extra:
             given: Callable[..., Any] = self._extra[reference]
@@ -150,38 +150,39 @@ class AllowList:
         owner = self._extra.get(reference.removesuffix(".apply"))
         if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return AutogradCall(owner)
-        found = _functions().get(reference) or _captured(reference, CAPTURED_FUNCTIONS)
-        if found is None:
-            found = _operator_overload(reference)
-        if found is None:
-            found = self.imported(CHOP_FUNCTION_HOMES, reference, inspect.isfunction)
-        if found is None:
-            found = self.imported(TRANSFORMERS_HOMES, reference, _is_output_class)
-        if found is None:
+        function = _functions().get(reference) or _captured(reference, CAPTURED_FUNCTIONS)
+        if function is None:
+            function = _operator_overload(reference)
+        if function is None:
+            function = self.imported(CHOP_FUNCTION_HOMES, reference, inspect.isfunction)
+        if function is None:
+            function = self.imported(TRANSFORMERS_HOMES, reference, _is_output_class)
+        if function is None:
             raise CheckpointError(
                 f"the checkpoint calls '{shorten(reference)}', which is not on the list of "
                 "functions that a checkpoint may call; if it is yours, pass "
                 f"allow=[{shorten(_last(reference))}]."
             )
-        return found
+        return function
 
     def function_value(self, reference: str) -> Callable[..., Any]:
-        """A function that is not called by a node but passed to a module or another function.
+        """Returns a function that is an argument of a module or another function.
 
-        Python's own are refused: what a node may do with `getattr` is checked at the node.
+        Python's own functions are rejected: uses such as `getattr` are checked at the node that
+        calls them.
 
         Raises:
-            CheckpointError: it is not on the list.
+            CheckpointError: if it is not on the list.
         """
         if reference.startswith("builtins:") and reference not in self._extra:
-            raise CheckpointError(f"the checkpoint hands on '{reference}', which is not allowed.")
+            raise CheckpointError(f"the checkpoint passes on '{reference}', which is not allowed.")
         return self.function(reference)
 
     def check_call(self, reference: str, args: Sequence[Any], kwargs: Iterable[str]) -> None:
-        """Checks the arguments of those functions that could be talked into more than they say.
+        """Checks the arguments of functions that could run more than the function itself.
 
         Raises:
-            CheckpointError: an attribute that is not allowed, or a function to be called.
+            CheckpointError: if an attribute is not allowed, or a function would be called.
         """
         if reference == "builtins:getattr":
             self.attribute(args[1] if len(args) > 1 else None)
@@ -189,10 +190,10 @@ class AllowList:
             raise CheckpointError(f"the checkpoint calls '{reference}' with a key function.")
 
     def method(self, name: str) -> str:
-        """`name` itself, when a tensor may be asked for that method.
+        """Returns `name` if a graph may call that method of a tensor.
 
         Raises:
-            CheckpointError: it is not on the list.
+            CheckpointError: if it is not on the list.
         """
         is_plain = not name.startswith("_") and callable(getattr(Tensor, name, None))
         if (is_plain or name in OPERATOR_METHODS) and name not in REFUSED_METHODS:
@@ -200,12 +201,12 @@ class AllowList:
         raise CheckpointError(f"the checkpoint calls the method '{name}', which is not allowed.")
 
     def attribute(self, name: Any) -> str:
-        """`name` itself, when a graph may read that attribute of a value with `getattr`.
+        """Returns `name` if a graph may read that attribute with `getattr`.
 
-        Methods are refused: a bound method in the hands of another call would run.
+        Methods are rejected, since another call could run a bound method.
 
         Raises:
-            CheckpointError: it is not on the list.
+            CheckpointError: if it is not on the list.
         """
         is_public = isinstance(name, str) and name.isidentifier() and not name.startswith("_")
         if is_public and not any(callable(getattr(owner, name, None)) for owner in _owners()):
@@ -213,21 +214,21 @@ class AllowList:
         raise CheckpointError(f"the checkpoint reads the attribute {name!r}, which is not allowed.")
 
     def module_class(self, reference: str, package: str | None = None) -> type[nn.Module]:
-        """The class of a module of the checkpoint.
+        """Returns the class of a module in the checkpoint.
 
         Args:
             reference: `module:name`.
-            package: package and version that declared it as an operator, as the file says.
+            package: package and version that declared it as an operator, according to the file.
 
         Raises:
-            CheckpointError: it is not on the list.
+            CheckpointError: if it is not on the list.
         """
-        found: Any = self._extra.get(reference) or _torch_classes().get(reference)
-        if found is None:
-            found = _captured(reference, CAPTURED_CLASSES) or _declared_class(reference)
+        candidate: Any = self._extra.get(reference) or _torch_classes().get(reference)
+        if candidate is None:
+            candidate = _captured(reference, CAPTURED_CLASSES) or _declared_class(reference)
         for homes in (CHOP_HOMES, TRANSFORMERS_HOMES, LAYER_HOMES):
-            found = found or self.imported(homes, reference, _is_module_class)
-        if not _is_module_class(found):
+            candidate = candidate or self.imported(homes, reference, _is_module_class)
+        if not _is_module_class(candidate):
             if package is not None:
                 why = missing(str(package))
                 raise CheckpointError(f"the checkpoint's operator '{_last(reference)}' {why}")
@@ -240,23 +241,23 @@ class AllowList:
                 f"the checkpoint contains a module of class '{reference}', which is not on the "
                 f"list of classes; {way}."
             )
-        module_class: type[nn.Module] = found
+        module_class: type[nn.Module] = candidate
         return module_class
 
     def imported(
         self, homes: re.Pattern[str], reference: str, fits: Callable[[Any], bool]
     ) -> Any | None:
-        """A thing that one of `homes` defines itself; what it merely imported does not count.
+        """Returns an object that one of `homes` defines itself; its own imports do not count.
 
         Args:
             homes: modules that may be imported.
             reference: `module:name`.
-            fits: what it has to be.
+            fits: predicate of the object.
 
-        Returns: None where there is no such thing, or its package is not installed.
+        Returns: None if there is no such object, or its package is not installed.
 
         Raises:
-            CheckpointError: the file has had too many modules imported.
+            CheckpointError: if the file has caused too many imports.
         """
         home, _, name = reference.partition(":")
         if not homes.fullmatch(home) or not name.isidentifier():
@@ -267,15 +268,15 @@ class AllowList:
             raise CheckpointError(f"the checkpoint names classes of over {MAX_IMPORTS} modules.")
         try:
             installed = homes is not LAYER_HOMES or _is_installed(home.partition(".")[0])
-            found = vars(importlib.import_module(home)).get(name) if installed else None
+            candidate = vars(importlib.import_module(home)).get(name) if installed else None
         except (ImportError, RuntimeError):
-            # torchvision raises the second where it does not fit torch.
+            # torchvision raises RuntimeError if it does not fit torch.
             return None
-        return found if fits(found) and found.__module__ == home else None
+        return candidate if fits(candidate) and candidate.__module__ == home else None
 
 
 def _owners() -> tuple[type, ...]:
-    """The classes of objects that can turn up in a graph."""
+    """Returns the classes of objects that can occur in a graph."""
     transformers = sys.modules.get("transformers.configuration_utils")
     configs = () if transformers is None else (transformers.PretrainedConfig,)
     plain = (dict, list, tuple, str, torch.Size, torch.dtype, torch.device, types.FunctionType)
@@ -304,7 +305,7 @@ def _last(reference: str) -> str:
 
 @cache
 def _functions() -> dict[str, Callable[..., Any]]:
-    """Functions by `home:name`, made once; nothing is imported for it."""
+    """Returns functions by `home:name`, cached; imports nothing."""
     overridable = {
         id(function)
         for functions in torch.overrides.get_overridable_functions().values()
@@ -382,10 +383,10 @@ def _is_output_class(value: Any) -> bool:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether a package is imported already, or lies where its distribution was installed.
+    """Returns whether a package is imported or installed as a distribution.
 
-    A folder of that name in the working directory, which may have come with the file, does not
-    count: importing it would run what is in it.
+    A folder of that name in the working directory does not count: it may have come with the file,
+    and importing it would run its code.
     """
     if package in sys.modules:
         return True

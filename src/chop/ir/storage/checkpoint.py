@@ -1,19 +1,19 @@
-"""Checkpoint: writes a graph to two files and reads it back, without pickle.
+"""Checkpoint: a graph in two files, without pickle.
 
-`name.pt` is a safetensors file: parameters, buffers and constants. `name.mz` is JSON that a person
-can read: the nodes, the module tree, number formats and conditions on inputs. Only what passes
-noted of the nodes is compressed: of a small model it would be most of the file. The JSON ends with
-its own SHA-256, and has that of the safetensors file.
+`name.pt` is a safetensors file with parameters, buffers and constants. `name.mz` is readable JSON
+with nodes, module tree, number formats and guards on inputs. Only node metadata are compressed,
+which would be most of the file for a small model. The JSON ends with its own SHA-256, and contains
+that of the safetensors file.
 
-Reading runs no code that a file brings: functions and classes are looked up by name in a closed
-list (`chop.ir.storage.allowed`), and modules are put together from their attributes. Nor does it
-compute what a file asks for: the graph is not run, and time and memory follow the size of the
-files. Only shapes that nodes lack are derived, on tensors without data (`chop.ir.storage.shapes`).
+Reading runs no code from the files: functions and classes are resolved by name in an allowlist
+(`chop.ir.storage.allowed`), and modules are assembled from their attributes. The graph is not run,
+so that time and memory are bounded by the size of the files. Missing shapes are derived on tensors
+without data (`chop.ir.storage.shapes`).
 
-There are two kinds. `full_model` stores every tensor once. `state_dict` keeps to the names and
-contents of `model.state_dict()`, so that the `.pt` alone loads into the original model:
-`model.load_state_dict(safetensors.torch.load_file("name.pt"))`; the few tensors that a state dict
-leaves out (not persistent buffers, constants, statistics) are in the `.mz`. Both can be read back.
+There are two kinds. `full_model` stores every tensor once. `state_dict` uses the names and contents
+of `model.state_dict()`, so that the `.pt` loads into the original model:
+`model.load_state_dict(safetensors.torch.load_file("name.pt"))`. The few tensors outside a state
+dict (non-persistent buffers, constants, statistics) are in the `.mz`. Both kinds can be read back.
 """
 
 from __future__ import annotations
@@ -68,19 +68,20 @@ def export(
     fname: str | Path,
     save_format: SaveFormat = "full_model",
 ) -> None:
-    """Writes `fname.pt` and `fname.mz`, both or none: killed or failed, it leaves older ones alone.
+    """Writes `fname.pt` and `fname.mz` atomically; after a failure, older files are unchanged.
 
-    Missing folders are made.
+    Missing folders are created.
 
     Args:
         model: the captured model; it is not changed.
-        provenance: the passes that the graph went through.
-        fname: any path. Of a suffix only `.pt` and `.mz` count, other dots are part of the name.
-        save_format: see the module's text.
+        provenance: passes applied to the graph.
+        fname: any path. Only the suffixes `.pt` and `.mz` are removed; other dots belong to the
+            name.
+        save_format: see the module docstring.
 
     Raises:
-        CheckpointError: something in the graph has no plain form; the message names it.
-        WriteError: the disk is full or read-only.
+        CheckpointError: if an object in the graph has no plain form; names it.
+        WriteError: if the disk is full or read-only.
     """
     if save_format not in get_args(SaveFormat):
         choice = did_you_mean(save_format, get_args(SaveFormat))
@@ -115,24 +116,25 @@ def read_checkpoint(
     allow: Iterable[Any] = (),
     meta: bool = False,
 ) -> tuple[CapturedModule, list[Provenance]]:
-    """Reads what `export` wrote.
+    """Reads a checkpoint of `export`.
 
-    The graph computes the same bits, in the same mode, and can be trained and exported again.
+    The graph computes bit-identical results in the same mode, and can be trained and exported
+    again.
 
     Args:
         checkpoint: the name given to `export`, with or without a suffix.
-        propagate_missing_metadata: where some nodes have metadata and others, put in later, have
-            none, notes operator, shapes and dtypes of those.
-        allow: module classes, functions and `autograd.Function`s of your own that the checkpoint
-            may contain.
-        meta: leaves the parameters and buffers on the meta device, and reads none of their data.
-            Real are only those whose data the `.mz` holds, or decoding needs. The digest of the
-            tensors is not compared, which would read them all.
-    Returns: the captured model, and the passes that its graph went through.
+        propagate_missing_metadata: add operator, shapes and dtypes to nodes without metadata if
+            other nodes have some.
+        allow: your own module classes, functions and `autograd.Function`s that the checkpoint may
+            contain.
+        meta: create parameters and buffers on the meta device without reading their data, except
+            for data in the `.mz` and data that decoding needs. The digest of the tensors is not
+            checked, since that would read them.
+    Returns: the captured model, and the passes applied to its graph.
 
     Raises:
-        CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version, or
-            names code that is not allowed.
+        CheckpointError: if a file is missing, truncated, corrupt, foreign or from a later version,
+            or names code that is not allowed.
     """
     with _reading_errors(checkpoint):
         document, stored, on_meta = _read(checkpoint, meta)
@@ -143,16 +145,16 @@ def read_checkpoint(
 
 
 def open_checkpoint(checkpoint: str | Path, verify: bool = True) -> tuple[Path, dict[str, Json]]:
-    """The files of a checkpoint, for those who read single tensors of it.
+    """Opens the files of a checkpoint to read single tensors.
 
     Args:
         checkpoint: the name given to `export`, with or without a suffix.
-        verify: compares the digest of all tensors, which reads them once; else their size alone.
+        verify: compare the digest of all tensors, which reads them once; otherwise only their size.
     Returns: the safetensors file, and the document that describes it: `tensors`, `inline` and
-        `modules` say where each parameter and buffer is.
+        `modules` locate each parameter and buffer.
 
     Raises:
-        CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version.
+        CheckpointError: if a file is missing, truncated, corrupt, foreign or from a later version.
     """
     with _reading_errors(checkpoint), shared_lock(_paths(checkpoint)[0].parent):
         return _open(checkpoint, verify)
@@ -160,21 +162,21 @@ def open_checkpoint(checkpoint: str | Path, verify: bool = True) -> tuple[Path, 
 
 @contextmanager
 def _reading_errors(checkpoint: str | Path) -> Iterator[None]:
-    """Inside, whatever a malformed file makes code raise is a CheckpointError of one sentence."""
+    """Converts any exception caused by a malformed file to a one-sentence CheckpointError."""
     try:
         yield
     except CheckpointError as error:
-        raise CheckpointError(_sentence(str(error))) from error.__cause__
+        raise CheckpointError(_sanitize(str(error))) from error.__cause__
     except (MemoryError, OSError):
         raise
     except Exception as error:
-        # Code that expects a well-formed document can raise anything when it meets another one.
+        # Code that expects a well-formed document may raise any exception for others.
         where = f"'{_paths(checkpoint)[1]}' is malformed"
-        raise CheckpointError(_sentence(f"{where} ({type(error).__name__}: {error}).")) from error
+        raise CheckpointError(_sanitize(f"{where} ({type(error).__name__}: {error}).")) from error
 
 
-def _sentence(text: str) -> str:
-    """A message that may quote a file: short, and without what a terminal would act upon."""
+def _sanitize(text: str) -> str:
+    """Sanitizes a message that may quote a file: shortens it and removes control characters."""
     text = LONG_WORD.sub(lambda word: f"{word[0][:60]}...{word[0][-20:]}", text)[:MAX_MESSAGE]
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
@@ -185,12 +187,12 @@ def _sentence(text: str) -> str:
 def _describe(
     model: CapturedModule, provenance: Sequence[Provenance], store: TensorStore
 ) -> dict[str, Json]:
-    """The graph as plain data; its tensors go into `store`."""
+    """Returns the graph as plain data; its tensors are added to `store`."""
     configs = ConfigWriter()
     names = itertools.count()
 
     def add(tensor: Tensor) -> Json:
-        # An empty step, so that no parameter of the model can have the name.
+        # The empty path component cannot clash with a parameter of the model.
         return {"$tensor": store.add(f"attribute..{next(names)}", tensor)}
 
     encode = Encoder({nn.Module: _refuse, Tensor: add, **configs.rules})
@@ -203,7 +205,7 @@ def _describe(
             for name in _root_attributes()
         },
         "provenance": [[step.name, step.config] for step in provenance],
-        **encode_graph(model.graph, encode, Encoder({Tensor: _where_plain(add)}, functions=False)),
+        **encode_graph(model.graph, encode, Encoder({Tensor: _optional(add)}, functions=False)),
         "modules": modules,
         "tensors": store.table,
         "configs": configs.plain,
@@ -214,8 +216,8 @@ def _refuse(module: nn.Module) -> Json:
     raise NotPlainError(f"a module ({type(module).__name__}) that is not registered as a child")
 
 
-def _where_plain(add: Callable[[Tensor], Json]) -> Callable[[Tensor], Json]:
-    """For tensors that may be left out: those without plain data are no error."""
+def _optional(add: Callable[[Tensor], Json]) -> Callable[[Tensor], Json]:
+    """Wraps `add` for optional tensors: those without plain data cause no error."""
 
     def try_to_add(tensor: Tensor) -> Json:
         try:
@@ -235,7 +237,7 @@ def _encode_attribute(name: str, value: Any, encode: Encoder) -> Json:
         return encode(value)
     except NotPlainError as error:
         if name == "config" and hasattr(value, "__dict__"):
-            # A model's own class of settings: the settings are plain, the class is code.
+            # A custom settings class: its attributes are plain data, the class is code.
             return {"$namespace": encode.leniently(vars(value))}
         raise CheckpointError(f"the model's '{name}' cannot be exported: it is {error}.") from None
 
@@ -257,10 +259,12 @@ def _rebuild(
         compile_guard(guard)
     model.graph = decode_graph(document, paths, allowed, decode)
     model.record.check()
-    noted = [*model.record.optional_inputs]
-    found = [str(x.target) for x in model.graph.nodes if x.op == "placeholder" and x.args]
-    if found != noted:
-        raise CheckpointError(f"of the graph's inputs {found} are optional, expected {noted}.")
+    recorded = [*model.record.optional_inputs]
+    optional = [str(x.target) for x in model.graph.nodes if x.op == "placeholder" and x.args]
+    if optional != recorded:
+        raise CheckpointError(
+            f"of the graph's inputs {optional} are optional, expected {recorded}."
+        )
     steps = [Provenance(str(name), str(config)) for name, config in document["provenance"]]
     return model, steps
 
@@ -279,17 +283,17 @@ def _paths(name: str | Path) -> tuple[Path, Path]:
 def _read(
     checkpoint: str | Path, meta: bool
 ) -> tuple[dict[str, Json], dict[str, Tensor], frozenset[str]]:
-    """The document, the tensors that were read, and the names of those that stay on meta."""
+    """Reads the document and the tensors; also returns the names of tensors on meta."""
     with shared_lock(_paths(checkpoint)[0].parent):
         tensor_path, document = _open(checkpoint, verify=not meta)
-        on_meta = _data_of_modules_alone(document) if meta else frozenset()
+        on_meta = _module_only_tensors(document) if meta else frozenset()
         return document, read_file(tensor_path, on_meta), on_meta
 
 
 def _open(checkpoint: str | Path, verify: bool) -> tuple[Path, dict[str, Json]]:
-    """The tensor file and the document of one export.
+    """Opens the tensor file and the document of one export.
 
-    Inside `shared_lock` another export cannot put its own in their places meanwhile.
+    Inside `shared_lock`, another export cannot replace the files meanwhile.
     """
     tensor_path, graph_path = map(latest, _paths(checkpoint))
     _require(tensor_path, graph_path)
@@ -299,8 +303,8 @@ def _open(checkpoint: str | Path, verify: bool) -> tuple[Path, dict[str, Json]]:
     return tensor_path, document
 
 
-def _data_of_modules_alone(document: Json) -> frozenset[str]:
-    """The stored tensors that are parameters and buffers, and that nothing else reads."""
+def _module_only_tensors(document: Json) -> frozenset[str]:
+    """Returns the stored tensors that are only parameters or buffers of modules."""
     alone: set[str] = set()
     needed = set(document.get("inline", ())) | _tensors_in(document)
     for record in document["modules"]:
@@ -309,13 +313,13 @@ def _data_of_modules_alone(document: Json) -> frozenset[str]:
         masks_on_load = has_unapplied_mask(record.get("buffers", {}))
         (needed if masks_on_load else alone).update(keys)
     table = document["tensors"]
-    # What shares memory with a tensor that is read comes from the one that was stored.
+    # A tensor that shares memory is read from the tensor that was stored.
     needed |= {table[key].get("storage_of", key) for key in needed}
     return frozenset(key for key in alone - needed if table[key].get("storage_of") not in needed)
 
 
 def _tensors_in(plain: Json) -> set[str]:
-    """The names of all tensors that values name, such as attributes of modules."""
+    """Returns the names of all tensors in values, such as attributes of modules."""
     if isinstance(plain, dict):
         if "$tensor" in plain:
             return {str(plain["$tensor"])}
@@ -361,7 +365,7 @@ def _digest(path: Path) -> str:
 
 
 def _state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """`model.state_dict()`; tied tensors get memory of their own, as safetensors asks for."""
+    """Returns `model.state_dict()`; tied tensors get their own memory, as safetensors requires."""
     tensors = {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
     for name, tensor in tensors.items():
         if as_stored(tensor).dtype != tensor.dtype:
@@ -373,7 +377,7 @@ def _state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _mark_transposed(model: nn.Module, table: dict[str, Json]) -> None:
-    """Notes which tensors a state dict has the other way round."""
+    """Records the tensors that a state dict stores transposed."""
     for path, module in model.named_modules():
         name = f"{path}.weight"
         if stores_transposed(module) and name in table:
@@ -384,11 +388,11 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     stored = {name: as_stored(tensor) for name, tensor in tensors.items()}
-    save_file(_apart(stored), path, metadata={"format": "pt"})
+    save_file(_copy_shared(stored), path, metadata={"format": "pt"})
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Views of one memory become tensors of their own; safetensors refuses to write them."""
+def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies tensors that share memory, which safetensors refuses to write."""
     owners: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
-"""Python values as JSON and back, without pickle: what a checkpoint writes besides tensors.
+"""Codec of Python values as JSON, without pickle.
 
-Numbers, text, booleans, None, lists and dicts with plain text keys are themselves. Everything else
-is an object with one key that starts with `$`: `{"$tuple": [1, 2]}`, `{"$dtype": "float32"}`,
+Numbers, text, booleans, None, lists and dicts with plain text keys are unchanged. Other values are
+objects with one key that starts with `$`: `{"$tuple": [1, 2]}`, `{"$dtype": "float32"}`,
 `{"$node": "linear"}`, `{"$function": "torch:add"}`.
 """
 
@@ -43,14 +43,14 @@ METADATA: Mapping[str, type[Record]] = _by_tag(TensorInfo, CommonMetadata, OpenR
 
 
 class NotPlainError(Exception):
-    """A value has no plain form; the caller knows where it was found."""
+    """Raised for a value without a plain form; the caller adds its location."""
 
 
 def _function_name(function: Any) -> str:
-    """The reference of a function, a method of `Tensor` or a class that a graph calls.
+    """Returns the reference of a function, `Tensor` method or class that a graph calls.
 
     Raises:
-        NotPlainError: no import could find it (a lambda, a partial, a bound method).
+        NotPlainError: if it cannot be imported (a lambda, a partial, a bound method).
     """
     name = getattr(function, "__name__", "")
     if name and getattr(Tensor, name, None) is function:
@@ -62,12 +62,11 @@ def _function_name(function: Any) -> str:
 
 
 class Encoder:
-    """Gives values their plain forms.
+    """Encoder of values as plain data.
 
     Args:
-        special: what to do with values that only the caller can write, tensors and configurations:
-            a class and the function that makes the plain form.
-        functions: whether functions have a plain form.
+        special: class -> function that encodes values such as tensors and configurations.
+        functions: True if functions have a plain form.
     """
 
     def __init__(
@@ -77,10 +76,11 @@ class Encoder:
         self._functions = functions
 
     def __call__(self, value: Any) -> Json:
-        """The plain form of a value.
+        """Returns the plain form of a value.
 
         Raises:
-            NotPlainError: there is none: an open file, a lambda, an object of some class.
+            NotPlainError: if it has none, such as an open file, a lambda or an object of some
+                class.
         """
         if value is None or type(value) in (bool, int, str):
             return value
@@ -97,14 +97,14 @@ class Encoder:
         return self._scalar(value)
 
     def leniently(self, entries: Mapping[str, Any]) -> Json:
-        """The plain forms of those entries that have one; metadata becomes its own kind."""
-        kept = {}
+        """Encodes the entries that have a plain form; metadata get their own tag."""
+        encoded = {}
         for key, value in entries.items():
             try:
-                kept[key] = self._metadata(value)
+                encoded[key] = self._metadata(value)
             except NotPlainError:
                 continue
-        return kept
+        return encoded
 
     def _metadata(self, value: Any) -> Json:
         for tag, kind in METADATA.items():
@@ -163,17 +163,17 @@ class Encoder:
 
 
 def _entries_to_keep(record: Record) -> dict[str, Any]:
-    """Not the examples of what flows through a graph: they are large, and made again by a run."""
+    """Returns the entries without example values, which are large and recomputed by a run."""
     is_example = isinstance(record, TensorInfo) and isinstance(record.value, Tensor)
     return {name: x for name, x in vars(record).items() if not (is_example and name == "value")}
 
 
 class Decoder:
-    """Turns plain forms back into values; every function comes from the allow-list.
+    """Decoder of plain data; functions are resolved by the allowlist.
 
     Args:
         allowed: the functions that may be named.
-        special: the inverse of the encoder's, by tag.
+        special: tag -> inverse of the encoder's function.
     """
 
     def __init__(self, allowed: AllowList, special: Rules | None = None) -> None:
@@ -194,10 +194,10 @@ class Decoder:
         }
 
     def __call__(self, plain: Json) -> Any:
-        """The value of a plain form.
+        """Returns the value of a plain form.
 
         Raises:
-            CheckpointError: it is malformed, or names what is not allowed.
+            CheckpointError: if it is malformed, or names something that is not allowed.
         """
         if isinstance(plain, list):
             return [self(item) for item in plain]
@@ -231,29 +231,29 @@ class Decoder:
             vars(record).update({name: self(item) for name, item in content.items()})
             return record
         if tag not in self._rules:
-            raise CheckpointError(f"the checkpoint has a value of unknown kind '{tag}'.")
+            raise CheckpointError(f"the checkpoint has a value of the unknown kind '{tag}'.")
         return self._rules[tag](content)
 
 
 def _get_settings(number_format: NumberFormat) -> Json:
-    """The format's name, and the fields that are not as by default."""
+    """Returns the format's name, and its fields that differ from the defaults."""
     settings = stored_settings(number_format)
     defaults = {field.name: field.default for field in dataclasses.fields(number_format)}  # type: ignore[arg-type]
     return {name: x for name, x in settings.items() if name not in defaults or x != defaults[name]}
 
 
 def _range(start: int, stop: int, step: int) -> range:
-    """A range that code which searches it, or goes through it, is soon done with."""
-    found = range(start, stop, step)
-    if len(found[: MAX_RANGE + 1]) > MAX_RANGE:
+    """Returns a range small enough for code that iterates over it."""
+    result = range(start, stop, step)
+    if len(result[: MAX_RANGE + 1]) > MAX_RANGE:
         raise CheckpointError(f"the checkpoint has a range of more than {MAX_RANGE} numbers.")
-    return found
+    return result
 
 
 def _namespace(items: Mapping[str, Any]) -> SimpleNamespace:
     for name in items:
         if not name.isidentifier():
-            raise CheckpointError(f"the checkpoint has a setting of the invalid name {name!r}.")
+            raise CheckpointError(f"the checkpoint has a setting with the invalid name {name!r}.")
     return SimpleNamespace(**items)
 
 
@@ -267,7 +267,7 @@ def _spec(content: Mapping[str, Any]) -> QuantSpec:
 
 
 def _torch_constant(kind: type, name: str) -> Any:
-    found = getattr(torch, name) if name.isidentifier() else None
-    if not isinstance(found, kind):
-        raise CheckpointError(f"the checkpoint names '{name}', which is no {kind.__name__}.")
-    return found
+    result = getattr(torch, name) if name.isidentifier() else None
+    if not isinstance(result, kind):
+        raise CheckpointError(f"the checkpoint names '{name}', which is not a {kind.__name__}.")
+    return result

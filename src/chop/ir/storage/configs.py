@@ -1,8 +1,7 @@
 """Hugging Face configurations as plain data: a class and its attributes.
 
-They come back with the attributes that they had. Nothing in `transformers` runs for it: its
-constructors refuse settings that a model was changed to, build lists as long as a setting says, and
-may fetch files.
+Attributes are restored without running code of `transformers`, whose constructors refuse some
+changed settings, build lists of any declared length, and may download files.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ HOMES = re.compile(
     r"transformers\.(models\.\w+\.configuration_\w+|(integrations\.heterogeneity\.)?"
     r"configuration_utils)"
 )
-# Settings that choose implementations, which transformers may fetch from elsewhere.
+# Settings of implementations, which transformers may download.
 IMPLEMENTATIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "attention": ("_attn_implementation", ("eager", "sdpa", "flex_attention", "flash_attention_2")),
     "experts": ("_experts_implementation", ("eager", "batched_mm", "grouped_mm")),
 }
 PACKAGES = {"flash_attention_2": "flash_attn"}
-"""Packages in whose place transformers fetches code where they are not installed."""
+"""Packages that transformers replaces by downloaded code if they are not installed."""
 
 
 def is_installed_implementation(key: str, value: Any) -> bool:
-    """True for None and for an implementation that this machine has, so that none is fetched.
+    """Returns whether an implementation is None or installed, so that none is downloaded.
 
     Args:
-        key: key in `IMPLEMENTATIONS`.
-        value: a file's.
+        key: a key of `IMPLEMENTATIONS`.
+        value: implementation named in a file.
 
     >>> is_installed_implementation("attention", "sdpa")
     True
@@ -51,18 +50,18 @@ def is_installed_implementation(key: str, value: Any) -> bool:
 
 
 class ConfigWriter:
-    """Writes each configuration once, however many modules hold it.
+    """Writer of configurations; each is written once, even if several modules share it.
 
     Attributes:
         plain: one entry per configuration.
-        rules: for `Encoder`.
+        rules: rules for `Encoder`.
     """
 
     def __init__(self) -> None:
         self.plain: list[Json] = []
         self._numbers: dict[int, int] = {}
         self.rules: Mapping[type, Callable[[Any], Json]] = {}
-        # A model with a configuration has imported this; other models do not pay for it.
+        # Imported already for a model with a configuration; other models avoid the cost.
         transformers = sys.modules.get("transformers.configuration_utils")
         if transformers is not None:
             self.rules = {transformers.PretrainedConfig: self._write}
@@ -95,10 +94,10 @@ class ConfigWriter:
 
 
 class ConfigReader:
-    """Makes the configurations again; modules that shared one share it again.
+    """Reader of configurations; sharing between modules is restored.
 
     Attributes:
-        rules: for `Decoder`.
+        rules: rules for `Decoder`.
     """
 
     def __init__(self, plain: list[Json], allowed: AllowList) -> None:
@@ -120,25 +119,25 @@ def _bare(entry: Json, allowed: AllowList) -> Any:
 def _get_class(reference: str, model_type: str | None, allowed: AllowList) -> type:
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
-    found = allowed.own(reference) or allowed.imported(HOMES, reference, _is_record_class)
-    if found is None and model_type is not None and model_type in CONFIG_MAPPING:
-        found = CONFIG_MAPPING[model_type]
-    if found is None:
+    candidate = allowed.own(reference) or allowed.imported(HOMES, reference, _is_record_class)
+    if candidate is None and model_type is not None and model_type in CONFIG_MAPPING:
+        candidate = CONFIG_MAPPING[model_type]
+    if candidate is None:
         warnings.warn(
-            f"the configuration class {reference[:200]!r} is not there; its settings are kept in a "
+            f"the configuration class {reference[:200]!r} is missing; its settings are in a "
             "plain PretrainedConfig.",
             stacklevel=6,
         )
         plain: type = PretrainedConfig
         return plain
-    if not _is_record_class(found):
-        raise CheckpointError(f"'{reference}' is no class of configurations.")
-    config_class: type = found
+    if not _is_record_class(candidate):
+        raise CheckpointError(f"'{reference}' is not a configuration class.")
+    config_class: type = candidate
     return config_class
 
 
 def _is_record_class(value: Any) -> bool:
-    """A configuration, or what some hold: a dataclass for the settings of single layers."""
+    """Returns whether a value is a configuration or a dataclass of layer settings."""
     return isinstance(value, type) and dataclasses.is_dataclass(value)
 
 
@@ -147,7 +146,7 @@ def _chooses_implementation(name: str) -> bool:
 
 
 def _fill(config: Any, attributes: Mapping[str, Any], implementations: Mapping[str, Any]) -> None:
-    # Not `vars`: a configuration of layers that differ asks one that may have no attributes yet.
+    # Not `vars`: configurations of heterogeneous layers compare ones without attributes.
     held = object.__getattribute__(config, "__dict__")
     for name, value in attributes.items():
         if not name.isidentifier() or name.startswith("__"):

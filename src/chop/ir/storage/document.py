@@ -1,4 +1,4 @@
-"""JSON document of a checkpoint: one line per node, module and tensor, and a digest at its end."""
+"""JSON document of a checkpoint: one line per node, module and tensor, with a final digest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chop.ir.storage.codec import Json
 FORMAT = "chop checkpoint"
 VERSION = 3
 DIGEST = "sha256"
-"""Key of the digest of all bytes before it. Earlier versions wrote none."""
+"""Key of the digest of all preceding bytes. Earlier versions wrote none."""
 BEFORE_DIGEST = f',\n"{DIGEST}": "'
 
 
@@ -46,7 +46,7 @@ def read_document(path: Path) -> dict[str, Json]:
     """Reads the document of a checkpoint.
 
     Raises:
-        CheckpointError: it is missing, cut off, corrupt, foreign or of another version.
+        CheckpointError: if it is missing, truncated, corrupt, foreign or of another version.
     """
     with library_errors(path):
         data = read_bytes(path, "checkpoint")
@@ -60,7 +60,7 @@ def read_document(path: Path) -> dict[str, Json]:
     except ConfigError as error:
         raise CheckpointError(f"'{path}' is cut off or corrupt: {error}.") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise CheckpointError(f"'{path}' is no chop checkpoint: it does not say '{FORMAT}'.")
+        raise CheckpointError(f"'{path}' is not a chop checkpoint: it does not contain '{FORMAT}'.")
     version = document.get("version")
     if version != VERSION:
         raise CheckpointError(

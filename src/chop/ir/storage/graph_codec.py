@@ -1,7 +1,7 @@
-"""Graph codec: a graph as plain data and back; a file is checked before torch.fx sees it.
+"""Graph codec: conversion to plain data and back, with checks before torch.fx sees a file.
 
-torch.fx generates Python code from a graph, so every name that could end up in that code is
-checked here: node names, inputs, paths, methods and keywords.
+torch.fx generates Python code from a graph. Every name that could appear in that code is checked:
+node names, inputs, paths, methods and keywords.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chop.errors import CheckpointError, ConfigError
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
 
-KEPT_METADATA = ("spec", "source", MODE)
+SAVED_METADATA = ("spec", "source", MODE)
 # Metadata may unpack to so many bytes, and to so many for each byte that is packed: a small file
 # cannot fill the memory. Real metadata packs 10 to 50 times.
 METADATA_FREE = 2**20
@@ -32,20 +32,20 @@ ARGUMENTS = (
     *("$node", "$function", "$tuple", "$size", "$set", "$frozenset", "$slice", "$range", "$dict"),
     *("$dtype", "$layout", "$memory_format", "$device", "$float", "$complex", "$ellipsis"),
 )
-"""Kinds of values that a node may be given."""
+"""Kinds of values that nodes may have as arguments."""
 INPUT = re.compile(r"\*{0,2}(?P<name>\w+)")
 
 
 def encode_graph(graph: fx.Graph, encode: Encoder, encode_metadata: Encoder) -> Json:
-    """`nodes`, one entry each, and `classes`, the class of every module that nodes came from.
+    """Returns `nodes`, one entry each, and `classes`, the class of every source module.
 
     Args:
         graph: the graph.
-        encode: for arguments of nodes.
-        encode_metadata: for metadata, which is written as far as it has a plain form.
+        encode: encoder of arguments.
+        encode_metadata: encoder of metadata; entries without a plain form are dropped.
 
     Raises:
-        CheckpointError: an argument has no plain form, or a function cannot be found by import.
+        CheckpointError: if an argument has no plain form, or a function cannot be imported.
     """
     try:
         records = graph_to_nodes(graph)
@@ -75,7 +75,7 @@ def _encode_node(
         ) from None
     if node.meta.get("nn_module_stack"):
         entry["inside"] = list(node.meta["nn_module_stack"])
-    meta = {name: node.meta[name] for name in KEPT_METADATA if name in node.meta}
+    meta = {name: node.meta[name] for name in SAVED_METADATA if name in node.meta}
     if "mase" in node.meta:
         meta["mase"] = node.meta["mase"]
     entry["meta"] = encode_metadata.leniently(meta)
@@ -83,13 +83,13 @@ def _encode_node(
 
 
 def fold_metadata(document: dict[str, Json]) -> dict[str, Json]:
-    """The document with the metadata of all nodes as one compressed entry, `metadata`.
+    """Compresses the metadata of all nodes into one entry, `metadata`.
 
-    What packs so well that no reader would unpack it stays with the nodes.
+    Metadata beyond the compression ratio that readers accept stay with the nodes.
     """
     nodes = [node for node in document["nodes"] if "mase" in node.get("meta", {})]
-    noted = {node["name"]: node["meta"]["mase"] for node in nodes}
-    text = json.dumps(noted, ensure_ascii=False, allow_nan=False).encode()
+    metadata = {node["name"]: node["meta"]["mase"] for node in nodes}
+    text = json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode()
     packed = zlib.compress(text, 9)
     if len(text) > _room(packed):
         return document
@@ -103,10 +103,10 @@ def _room(packed: bytes) -> int:
 
 
 def unfold_metadata(document: dict[str, Json]) -> None:
-    """Puts the metadata back to the nodes.
+    """Moves the metadata back to the nodes.
 
     Raises:
-        CheckpointError: it cannot be unpacked.
+        CheckpointError: if it cannot be unpacked.
     """
     packed = base64.b64decode(document.get("metadata", ""), validate=True)
     if not packed:
@@ -119,29 +119,29 @@ def unfold_metadata(document: dict[str, Json]) -> None:
                 f"the checkpoint's metadata unpacks to more than {len(text)} bytes, too much for "
                 "its size."
             )
-        noted = parse_json(text)
+        metadata = parse_json(text)
     except ConfigError as error:
         raise CheckpointError(f"the checkpoint's metadata is malformed: {error}.") from None
     except zlib.error as error:
         raise CheckpointError(f"the checkpoint's metadata cannot be unpacked: {error}.") from None
     for node in document["nodes"]:
-        if node["name"] in noted:
-            node.setdefault("meta", {})["mase"] = noted[node["name"]]
+        if node["name"] in metadata:
+            node.setdefault("meta", {})["mase"] = metadata[node["name"]]
 
 
 def decode_graph(
     plain: Json, paths: Mapping[str, set[str]], allowed: AllowList, decode: Decoder
 ) -> fx.Graph:
-    """The graph that `encode_graph` wrote.
+    """Decodes a graph of `encode_graph`.
 
     Args:
         plain: the nodes and classes.
-        paths: every module by path, with the names that `get_attr` may read of it.
-        allowed: the functions and methods that nodes may call.
-        decode: for arguments and metadata.
+        paths: module path -> names that `get_attr` may read.
+        allowed: functions and methods that nodes may call.
+        decode: decoder of arguments and metadata.
 
     Raises:
-        CheckpointError: a node is malformed, or names what is not there or not allowed.
+        CheckpointError: if a node is malformed, or names something missing or not allowed.
     """
     records = [_decode_node(entry, decode) for entry in plain["nodes"]]
     known: set[str] = set()
@@ -149,7 +149,7 @@ def decode_graph(
         _check_node(record, paths, allowed)
         known.add(record.name)
     if len(known) != len(records):
-        raise CheckpointError("the checkpoint has two nodes of the same name.")
+        raise CheckpointError("the checkpoint has two nodes with the same name.")
     graph = nodes_to_graph(records, allowed.function)
     for entry, node in zip(plain["nodes"], graph.nodes, strict=True):
         node.meta.update({name: decode(value) for name, value in entry.get("meta", {}).items()})
@@ -160,9 +160,9 @@ def decode_graph(
 
 
 def _check_argument(plain: Json) -> None:
-    """Raises CheckpointError for a value whose text would be no Python in the generated code.
+    """Raises CheckpointError for a value whose text is not valid in generated code.
 
-    torch.fx writes the text of whatever an argument is, and takes as long as that takes.
+    torch.fx writes the text of every argument, however long that takes.
     """
     if isinstance(plain, list):
         for item in plain:
@@ -186,28 +186,28 @@ def _check_node(record: NodeRecord, paths: Mapping[str, set[str]], allowed: Allo
     for name in (record.name, *record.kwargs):
         if not _is_name(name):
             raise CheckpointError(
-                f"the checkpoint has a node or keyword of the invalid name {name!r}."
+                f"the checkpoint has a node or keyword with the invalid name {name!r}."
             )
     op, target = record.op, record.target
     if op == "placeholder":
         fits = INPUT.fullmatch(target)
         if not fits or not _is_name(fits["name"]):
-            raise CheckpointError(f"the checkpoint has an input of the invalid name {target!r}.")
+            raise CheckpointError(f"the checkpoint has an input with the invalid name {target!r}.")
     elif op == "call_method":
         allowed.method(target)
         if "key" in record.kwargs:
             raise CheckpointError(f"node '{record.name}' calls '{target}' with a key function.")
     elif op == "call_module":
         if not target or target not in paths:
-            raise CheckpointError(f"node '{record.name}' calls the module '{target}': not there.")
+            raise CheckpointError(f"node '{record.name}' calls the missing module '{target}'.")
     elif op == "get_attr":
         owner, _, name = target.rpartition(".")
         if name not in paths.get(owner, ()):
-            raise CheckpointError(f"node '{record.name}' reads '{target}', which is not there.")
+            raise CheckpointError(f"node '{record.name}' reads '{target}', which is missing.")
     elif op == "call_function":
         allowed.check_call(target, record.args, record.kwargs)
     elif op != "output":
-        raise CheckpointError(f"node '{record.name}' is of unknown kind '{op}'.")
+        raise CheckpointError(f"node '{record.name}' has the unknown kind '{op}'.")
 
 
 def _is_name(name: Any) -> bool:

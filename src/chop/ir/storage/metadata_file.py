@@ -1,4 +1,4 @@
-"""Metadata file: the metadata of a graph's nodes as JSON, for the same graph elsewhere."""
+"""Metadata file: node metadata as JSON, for the same graph in another process."""
 
 from __future__ import annotations
 
@@ -21,55 +21,56 @@ VERSION = 1
 
 
 def write_metadata(nodes: Iterable[fx.Node], provenance: Sequence[Provenance], path: Path) -> int:
-    """Writes what is noted on every node; tensors among it are left out.
+    """Writes the metadata of every node without tensors.
 
     Args:
         nodes: the nodes of a graph.
-        provenance: the passes that the graph went through.
+        provenance: passes applied to the graph.
         path: the file.
     Returns: the number of nodes with metadata.
     """
-    noted = {node.name: node.meta["mase"] for node in nodes if "mase" in node.meta}
+    metadata = {node.name: node.meta["mase"] for node in nodes if "mase" in node.meta}
     document = {
         "format": FORMAT,
         "version": VERSION,
         "passes": [step.name for step in provenance if step.name.endswith("_analysis_pass")],
-        "nodes": Encoder(functions=False).leniently(noted),
+        "nodes": Encoder(functions=False).leniently(metadata),
     }
     write_text(path, json.dumps(document, indent=1))
-    return len(noted)
+    return len(metadata)
 
 
 def read_metadata(nodes: Iterable[fx.Node], provenance: list[Provenance], path: Path) -> int:
-    """Notes what was written on the nodes of the same names, in place of what they had.
+    """Reads metadata and replaces those of the nodes with the same names.
 
     Args:
         nodes: the nodes of the graph.
-        provenance: the passes that the graph went through; those of the file are added.
+        provenance: passes applied to the graph; those of the file are added.
         path: the file.
     Returns: the number of nodes with metadata.
 
     Raises:
-        CheckpointError: the file is missing, broken or of another kind.
-        GraphError: it is of another graph.
+        CheckpointError: if the file is missing, broken or of another kind.
+        GraphError: if it belongs to another graph.
     """
     document = _parse(path)
     decode = Decoder(AllowList(()))
-    found = {name: decode(plain) for name, plain in document["nodes"].items()}
+    decoded = {name: decode(plain) for name, plain in document["nodes"].items()}
     by_name = {node.name: node for node in nodes}
-    for name, metadata in found.items():
+    for name, metadata in decoded.items():
         if name not in by_name:
             raise GraphError(
-                f"'{path}' is of another graph: no node '{name}': {did_you_mean(name, by_name)}"
+                f"'{path}' belongs to another graph: no node '{name}': "
+                f"{did_you_mean(name, by_name)}"
             )
         if not isinstance(metadata, MaseMetadata):
             raise CheckpointError(f"'{path}' is malformed: node '{name}' has no metadata.")
-    for name, metadata in found.items():
+    for name, metadata in decoded.items():
         by_name[name].meta["mase"] = metadata
     attach(by_name.values())
     done = {step.name for step in provenance}
     provenance += [Provenance(n, f"read from {path}") for n in document["passes"] if n not in done]
-    return len(found)
+    return len(decoded)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -78,11 +79,11 @@ def _parse(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise CheckpointError(f"'{path}' is no metadata of chop's: {error}.") from None
+        raise CheckpointError(f"'{path}' is not a metadata file of chop: {error}.") from None
     is_ours = document.get("format") == FORMAT
     if not is_ours or document.get("version") != VERSION:
         raise CheckpointError(
-            f"'{path}' is no metadata of chop's, version {VERSION}; "
+            f"'{path}' is not a metadata file of chop, version {VERSION}; "
             "write it with save_node_meta_param_interface_pass."
         )
     if not isinstance(document.get("nodes"), dict) or not _are_names(document.get("passes")):

@@ -1,7 +1,7 @@
-"""Module codec: a module tree as plain data and back, without running any `__init__`.
+"""Module codec: conversion of a module tree to plain data and back, without `__init__`.
 
-A module is its class, its plain attributes, parameters, buffers and children, and that is what is
-written down: one record per path. Code is never part of it.
+A record contains a module's class, plain attributes, parameters, buffers and children. Code is
+never stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chop.captured.layers.expert_linear import stack_in_state_dicts, stacks_tran
 from chop.captured.overrides import has_hooks, why_not_its_class
 from chop.errors import CheckpointError
 from chop.formats import QuantSpec
-from chop.ir.ops import declaring_package, of_module
+from chop.ir.ops import declaring_package, get_class_row
 from chop.ir.storage.allowed import AllowList, get_reference
 from chop.ir.storage.codec import Decoder, Encoder, NotPlainError
 from chop.ir.storage.tensor_store import TensorStore
@@ -47,7 +47,7 @@ from chop.private.modules import (
 )
 
 BOOKKEEPING = frozenset(vars(nn.Module()))
-# What layers derive from their tensors.
+# Attributes that layers derive from their tensors.
 DERIVED = frozenset({"_flat_weights", "_flat_weight_refs", *COPIES})
 Record = dict[str, Any]
 MAX_DEPTH = 128
@@ -56,13 +56,13 @@ PATHS_PER_RECORD = 16
 
 
 def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Record]:
-    """One record per path, parents first; the record of `root` has no class and no attributes.
+    """Returns one record per path, parents first; that of `root` has no class or attributes.
 
-    Tensors go into `store`. Hooks are code and stay behind, with a warning; what those of torch
-    compute a weight of becomes that weight.
+    Tensors are added to `store`. Hooks are code and are dropped with a warning; weights computed by
+    hooks of torch are stored as plain weights.
 
     Raises:
-        CheckpointError: an attribute has no plain form; the message names it.
+        CheckpointError: if an attribute has no plain form; names it.
     """
     records: list[Record] = []
     seen: dict[int, str] = {}
@@ -86,18 +86,18 @@ def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Re
     warn_about_plain_weights("export", computed)
     if hooked:
         warnings.warn(
-            f"hooks are code and are not exported; there are some on: {', '.join(hooked)}.",
+            f"hooks are code and are not exported; modules with hooks: {', '.join(hooked)}.",
             stacklevel=4,
         )
     return records
 
 
 def _with_own_weights(module: nn.Module, reason: str | None) -> nn.Module:
-    """The module without torch's hooks that compute its weight; a mask goes to an operator."""
+    """Returns a module without torch's weight hooks; a pruning mask becomes an operator's mask."""
     twin = module if reason is None else with_plain_weights(module)
     if twin is module or MASK not in own_buffers(twin):
         return twin
-    row = of_module(type(twin))
+    row = get_class_row(type(twin))
     if row.quantized is not None:
         return row.quantized.from_float(twin, QuantSpec())
     for name in MASK_BUFFERS:
@@ -108,7 +108,7 @@ def _with_own_weights(module: nn.Module, reason: str | None) -> nn.Module:
 def _paths(
     module: nn.Module | None, path: str, seen: set[int]
 ) -> Iterator[tuple[str, nn.Module | None]]:
-    """Every path of the tree, shared modules at each of theirs; what lies below them once."""
+    """Returns every path of the tree. Shared modules appear at each path, their children once."""
     yield path, module
     if module is None or id(module) in seen:
         return
@@ -143,7 +143,7 @@ def _class_and_attributes(path: str, module: nn.Module, encode: Encoder) -> Reco
     if reason is not None:
         raise CheckpointError(f"module '{path}' cannot be exported: {reason}.")
     if parametrize.is_parametrized(module):
-        # torch makes a class on the fly, with a property per parametrized tensor.
+        # torch creates a class at run time with a property per parametrized tensor.
         cls, record["parametrized"] = cls.__mro__[1], True
     attributes = {}
     for name, value in vars(module).items():
@@ -170,12 +170,12 @@ def decode_tree(
     allowed: AllowList,
     decode: Decoder,
 ) -> dict[str, set[str]]:
-    """Fills `root` with the tree that `encode_tree` wrote.
+    """Fills `root` with the tree of `encode_tree`.
 
-    Returns: per path of a module the names of its parameters and buffers.
+    Returns: module path -> names of its parameters and buffers.
 
     Raises:
-        CheckpointError: a class is not on the list, or a path or tensor does not fit together.
+        CheckpointError: if a class is not on the list, or paths and tensors are inconsistent.
     """
     made: dict[str, nn.Module | None] = {"": root}
     for record in records:
@@ -204,10 +204,9 @@ def decode_tree(
 
 
 def _check_tree(root: nn.Module, records: int) -> None:
-    """Raises CheckpointError for a tree that goes in circles, is deep, or has countless paths.
+    """Raises CheckpointError for a tree with cycles, great depth or too many paths.
 
-    Modules that share modules that share modules have a path for every way through them, and
-    `train` and `state_dict` take every way.
+    Nested sharing multiplies the number of paths, and `train` and `state_dict` visit each path.
     """
     paths: dict[int, int] = {}
     above: set[int] = set()
@@ -222,11 +221,11 @@ def _check_tree(root: nn.Module, records: int) -> None:
             above.add(id(module))
             children = (child for child in own_children(module).values() if child is not None)
             paths[id(module)] = 1 + sum(map(count, children))
-            above.remove(id(module))
+            above.remove(id(module))  # `above` has only the ancestors, to detect cycles
         return paths[id(module)]
 
     if count(root) > FREE_PATHS + PATHS_PER_RECORD * records:
-        raise CheckpointError("the checkpoint's modules share modules in too many ways.")
+        raise CheckpointError("the checkpoint's modules share modules by too many paths.")
 
 
 def _decode_module(
@@ -241,7 +240,7 @@ def _decode_module(
     nn.Module.__init__(module)
     for name, plain in record["attributes"].items():
         value = decode(plain)
-        # A function in the place of a method would be called in its stead.
+        # A function attribute with a method's name would be called instead of the method.
         is_method = callable(value) and callable(getattr(nn.Module, name, None))
         is_invalid = not name.isidentifier() or name in BOOKKEEPING or name.startswith("__")
         if is_invalid or is_method:
@@ -275,7 +274,7 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
     for kind, home in homes:
         for name, key in record.get(kind, {}).items():
             if not _is_path_step(name) or (key is not None and key not in tensors):
-                raise CheckpointError(f"module '{record['path']}': there is no tensor '{key}'.")
+                raise CheckpointError(f"module '{record['path']}': tensor '{key}' is missing.")
             home[name] = None if key is None else tensors[key]
     set_members(module, not_persistent=set(record.get("not_persistent", ())))
     if isinstance(module, QuantizedOperator):
@@ -286,7 +285,7 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
 
 def _collect_weights(module: Any) -> None:
     if parametrize.is_parametrized(module):
-        # The weights would have to be computed. The next run sees that they are gone, and does it.
+        # The next run computes the missing weights.
         forget_flat_weights(module)
     else:
         collect_flat_weights(module)
@@ -300,5 +299,5 @@ def _parametrize_again(module: Any) -> None:
 
 
 def _is_path_step(name: str) -> bool:
-    """Whether a name is safe in a dotted path: torch.fx writes paths into the code it generates."""
+    """Returns whether a name is safe in a dotted path, which torch.fx puts into generated code."""
     return bool(name) and name.isprintable() and not set(name) & set('"\\.')

@@ -1,8 +1,8 @@
-"""Shapes of nodes that a file does not describe, derived without computing what it asks for.
+"""Shape derivation for nodes that a file does not describe, at bounded cost.
 
-Only operators with one cost for any data are run, on tensors without data: those of the operator
-table, those that work element by element, and arithmetic of sizes. Loops and results are counted.
-What is left is described by what the file notes, or stays without a shape.
+Only operators with data-independent cost run, on tensors without data: those of the operator table,
+element-wise ones, and size arithmetic. Loops and results are counted. Other nodes get the shapes
+recorded in the file, or none.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from chop.captured.runtime import ByMode
 from chop.captured.specs import TensorSpec
 from chop.captured.state.preserve_state import preserve_state
 from chop.ir.metadata import MaseMetadata, TensorInfo, node_metadata
-from chop.ir.ops import OPS, module_of_node, of_node
+from chop.ir.ops import OPS, get_node_row, module_of_node
 from chop.private.modules import own_buffers, own_parameters
 from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, TorchDispatchMode, get_schema
 
 MAX_PARTS = 4096
-"""Of a tensor that is split or unbound; also items of a sequence."""
+"""Maximum number of parts of a split or unbound tensor, and of items in a sequence."""
 CALLS_PER_NODE = 200
 MODULE_HOMES = ("torch.nn.modules.", "chop.nn.")
 OPERANDS = (Tensor, int, float)
-# Operators beside those of the table that cost one step for any data.
+# Operators outside the table with data-independent cost.
 PLAIN = (
     *("amax", "amin", "argmax", "argmin", "clone", "cumsum", "detach", "dim", "gather"),
     *("expand_as", "index_select", "logsumexp", "max", "min", "narrow", "norm", "select"),
@@ -48,13 +48,13 @@ PLAIN = (
 
 
 class _Unknown:
-    """The value of a node that is not run."""
+    """Value of a node that is not run."""
 
 
 UNKNOWN = _Unknown()
 
 
-def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         if not all(isinstance(x, int | float) for x in args):
             raise TypeError("expected numbers")
@@ -67,17 +67,17 @@ def _add(a: Any, b: Any) -> Any:
     are_sequences = isinstance(a, tuple | list) and isinstance(b, tuple | list)
     if are_sequences and len(a) + len(b) <= MAX_PARTS:
         return a + b
-    return _of_numbers(operator.add)(a, b)
+    return _on_numbers(operator.add)(a, b)
 
 
 SIZE_CALLS: Mapping[Any, Callable[..., Any]] = {
     operator.add: _add,
-    operator.mul: _of_numbers(product),
-    operator.pow: _of_numbers(power),
+    operator.mul: _on_numbers(product),
+    operator.pow: _on_numbers(power),
     operator.getitem: operator.getitem,
     **{make: make for make in (torch.arange, torch.empty, torch.full, torch.ones, torch.zeros)},
     **{
-        function: _of_numbers(function)
+        function: _on_numbers(function)
         for function in (
             *(operator.sub, operator.floordiv, operator.truediv, operator.mod, operator.neg),
             *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
@@ -86,13 +86,13 @@ SIZE_CALLS: Mapping[Any, Callable[..., Any]] = {
         )
     },
 }
-"""How each size operator is computed, with operands that are bounded."""
+"""Size operators with bounded operands."""
 
 
 def describe_missing(model: CapturedModule) -> None:
-    """Describes the nodes that were put in after the others had been described.
+    """Adds metadata to nodes that were inserted after the others had been described.
 
-    Nodes whose shapes would take running more than the module's text says are named in a warning.
+    Warns of nodes whose shapes would need operators beyond the module docstring.
     """
     described = {
         n for n in model.graph.nodes if "mase" in n.meta and node_metadata(n).common.mase_op
@@ -104,7 +104,7 @@ def describe_missing(model: CapturedModule) -> None:
     values = _evaluate(model, missing)
     for node in missing:
         node.meta["mase"] = MaseMetadata(node)
-        common, row = node_metadata(node).common, of_node(node, model)
+        common, row = node_metadata(node).common, get_node_row(node, model)
         common.mase_op, common.mase_type = row.name, row.mase_type
         inputs = [values[n] for n in node.all_input_nodes]
         tensors = [TensorInfo.of(x) for x in inputs if isinstance(x, Tensor)]
@@ -115,17 +115,17 @@ def describe_missing(model: CapturedModule) -> None:
     if unknown:
         warnings.warn(
             f"the shapes of {len(unknown)} nodes ({', '.join(unknown)[:200]}) are not in the file, "
-            "and reading it runs nothing; add_common_metadata_analysis_pass(mg) finds them.",
+            "and reading it runs no graph; add_common_metadata_analysis_pass(mg) adds them.",
             stacklevel=4,
         )
 
 
 def _evaluate(model: CapturedModule, wanted: list[fx.Node]) -> dict[fx.Node, Any]:
-    """Fake values of `wanted`, and of all nodes that lead to them."""
-    noted = {node: _noted(node) for node in model.graph.nodes}
-    needed = set(wanted)
+    """Returns fake values of `wanted` and of all nodes that they depend on."""
+    recorded = {node: _recorded(node) for node in model.graph.nodes}
+    needed = set(wanted)  # recorded nodes end the search for inputs
     for node in reversed(model.graph.nodes):
-        if node in needed and noted[node] is None:
+        if node in needed and recorded[node] is None:
             needed.update(node.all_input_nodes)
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     runner = _Runner(model, mode)
@@ -137,13 +137,13 @@ def _evaluate(model: CapturedModule, wanted: list[fx.Node]) -> dict[fx.Node, Any
         model.eval()
         for node in model.graph.nodes:
             if node in needed:
-                info = noted[node]
+                info = recorded[node]
                 values[node] = runner.run(node, values) if info is None else _empty(info)
     return values
 
 
-def _noted(node: fx.Node) -> TensorInfo | None:
-    """What the file notes of the one tensor that a node returns; None where it does not say."""
+def _recorded(node: fx.Node) -> TensorInfo | None:
+    """Returns the recorded tensor that a node returns; None if it is not recorded."""
     infos = list(node_metadata(node).common.results.values()) if "mase" in node.meta else []
     may_be_sequence = any(user.target is operator.getitem for user in node.users)
     is_tensor = len(infos) == 1 and infos[0].torch_dtype is not None
@@ -158,29 +158,29 @@ def _empty(info: TensorInfo) -> Any:
 
 
 class _CountedTensor(TorchDispatchMode):
-    """Stops after a number of operators, and before one that returns countless tensors."""
+    """Counter that stops after too many operators or before a huge number of results."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._left = limit
+        self._remaining = limit
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self._left -= 1
+        self._remaining -= 1
         makes_list = any(result.type.kind() == "ListType" for result in get_schema(func).returns)
         is_long = makes_list and max(getattr(args[0], "shape", ()), default=0) > MAX_PARTS
-        if self._left < 0 or is_long:
+        if self._remaining < 0 or is_long:
             raise OverflowError("more operators or tensors than a file may ask for")
         return func(*args, **(kwargs or {}))
 
 
 class _Runner:
-    """Gives the fake value of one node after the other.
+    """Evaluator of fake values, one node at a time.
 
     Args:
         model: the captured model.
-        mode: makes tensors without data.
+        mode: mode of tensors without data.
     """
 
     def __init__(self, model: CapturedModule, mode: FakeTensorMode) -> None:
@@ -188,11 +188,11 @@ class _Runner:
         self._mode = mode
 
     def run(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-        """The value of a node; `UNKNOWN` where it may not be run, or fails."""
+        """Returns the value of a node; `UNKNOWN` if it may not run, or fails."""
         try:
             return self._run(node, values)
         except Exception:
-            # Each operator refuses arguments in its own way.
+            # Operators raise various errors for invalid arguments.
             return UNKNOWN
 
     def _run(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
@@ -210,7 +210,7 @@ class _Runner:
         if node.op == "output":
             return args[0]
         if isinstance(node.target, type) and issubclass(node.target, dict):
-            return kwargs  # a class that holds the model's outputs
+            return kwargs  # a class for the model's outputs
         call: Any = node.target
         if call in NODE_FUNCTIONS:
             return call(*args, **kwargs)
@@ -219,8 +219,8 @@ class _Runner:
         return UNKNOWN if call is None else call(*args, **kwargs)
 
     def _tensor_call(self, node: fx.Node, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-        """What to call with tensors; None if that is not known to cost the same for any data."""
-        name = of_node(node, self._model).name
+        """Returns the call on tensors; None if its cost may depend on the data."""
+        name = get_node_row(node, self._model).name
         if node.op == "call_module":
             module = module_of_node(node, self._model)
             return _with_memory(module) if module and name in OPS and _is_plain(module) else None
@@ -235,7 +235,7 @@ class _Runner:
         return call if name in OPS or name in PLAIN or _is_elementwise(name) else None
 
     def _size_call(self, node: fx.Node) -> Callable[..., Any] | None:
-        """The same without tensors: arithmetic, looking into shapes, and tensors of a size."""
+        """Returns a call without tensor inputs: size arithmetic, shapes, tensors of a size."""
         module = module_of_node(node, self._model)
         return module if isinstance(module, ByMode) else SIZE_CALLS.get(node.target)
 
@@ -250,7 +250,7 @@ class _Runner:
 
 
 def _tensor(model: nn.Module, target: str) -> Any:
-    """A parameter or buffer as it is stored: what is parametrized is not computed."""
+    """Returns a parameter or buffer as stored, without evaluating parametrizations."""
     path, _, name = target.rpartition(".")
     owner = model.get_submodule(path)
     return (
@@ -259,7 +259,7 @@ def _tensor(model: nn.Module, target: str) -> Any:
 
 
 def _with_memory(module: nn.Module) -> Callable[..., Any]:
-    """The module, with fake tensors beside its inputs in place of those on the meta device."""
+    """Returns the module with fake tensors on the device of its inputs instead of meta."""
     tensors = itertools.chain(module.named_parameters(), module.named_buffers())
     fakes = {name: _on_cpu(x) for name, x in tensors if x.is_meta}
     if not fakes:
@@ -268,7 +268,7 @@ def _with_memory(module: nn.Module) -> Callable[..., Any]:
 
 
 def _on_cpu(tensor: Any) -> Any:
-    """Where tensors are fake: a tensor that inputs can meet, for one on the meta device."""
+    """Returns a fake CPU tensor, compatible with inputs, for a tensor on the meta device."""
     return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
 
 
@@ -280,7 +280,7 @@ def _is_elementwise(name: str) -> bool:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a module is torch's or ours throughout; others may loop as their settings say."""
+    """Returns whether a module is entirely of torch or chop; others may loop by their settings."""
     return all(
         type(part).__module__.startswith(MODULE_HOMES) and not parametrize.is_parametrized(part)
         for part in module.modules()

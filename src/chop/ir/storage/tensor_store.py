@@ -1,4 +1,4 @@
-"""Tensor store of a checkpoint: each tensor once, tied again on load, in safetensors."""
+"""Tensor store of a checkpoint in safetensors: each tensor once, ties restored on loading."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chop.errors import CheckpointError
 from chop.private.torch_api import fills_its_memory
 
 PLAIN_CLASSES = (Tensor, nn.Parameter, nn.Buffer)
-# What the safetensors format knows; tensors of other types are stored as their bytes.
+# Types of the safetensors format; tensors of other types are stored as bytes.
 STORABLE = frozenset(
     {
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool),
@@ -30,18 +30,18 @@ STORABLE = frozenset(
 )
 
 MAX_DIMENSIONS = 64
-_PROBLEM = "is no readable safetensors file"
+_PROBLEM = "is not a readable safetensors file"
 INLINE_FREE, INLINE_RATIO = 2**27, 64
-"""Bytes that tensors in the text unpack to, and how many times their own size besides."""
+"""Bytes that inline tensors may unpack to, and the maximum compression ratio beyond that."""
 
 
 class TensorStore:
-    """Collects tensors under names, and describes each in a table of plain data.
+    """Collection of named tensors with a table of their properties.
 
     Attributes:
-        table: per name `shape`, `dtype`, `requires_grad`, `parameter`, and where it matters
-            `strides` and `storage_of`, the name of an earlier tensor that shares its memory.
-        tensors: what has to be written, by name; memory that is shared is there once.
+        table: name -> `shape`, `dtype`, `requires_grad`, `parameter`, and if needed `strides` and
+            `storage_of`, the name of an earlier tensor that shares its memory.
+        tensors: tensors to write by name; shared memory appears once.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class TensorStore:
         self._memory: dict[tuple[Any, ...], str] = {}
 
     def add(self, name: str, tensor: Tensor) -> str:
-        """Notes a tensor; returns the name under which the same tensor was noted first.
+        """Adds a tensor; returns the name under which the same tensor was added first.
 
         Raises:
-            CheckpointError: it has no data of its own (meta), is sparse, or of a subclass.
+            CheckpointError: if it has no data of its own (meta), is sparse, or has a subclass.
         """
         if id(tensor) in self._names:
             return self._names[id(tensor)]
@@ -100,7 +100,7 @@ def _check_storable(name: str, tensor: Tensor) -> None:
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """The contiguous CPU tensor that a file holds: bytes where safetensors lacks the type."""
+    """Returns the contiguous CPU tensor for a file, as bytes if safetensors lacks the type."""
     flat = tensor.detach().cpu().contiguous()
     if flat.dtype in STORABLE:
         return flat
@@ -108,16 +108,16 @@ def as_stored(tensor: Tensor) -> Tensor:
 
 
 class _Room:
-    """Bytes that compressed tensors may unpack to: a multiple of theirs, and `INLINE_FREE` in all.
+    """Limit on unpacked bytes: a multiple of the compressed size, and `INLINE_FREE` in all.
 
-    Masks compress a thousandfold. So a file of a few kB could ask for all of memory.
+    Masks compress a thousandfold, so that a file of a few kB could exhaust the memory.
     """
 
     def __init__(self) -> None:
         self.free = INLINE_FREE
 
     def take(self, size: int, packed: bytes) -> bool:
-        """Whether `size` bytes may come of the packed ones; where they may, they are counted."""
+        """Returns whether `size` bytes may be unpacked, and counts them if so."""
         beyond = max(size - INLINE_RATIO * len(packed), 0)
         if beyond > self.free:
             return False
@@ -126,30 +126,30 @@ class _Room:
 
 
 def pack_inline(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Small tensors as text, by name; those for which `_Room` is left are compressed."""
-    room, found = _Room(), {}
+    """Returns small tensors as text by name, compressed as long as `_Room` allows."""
+    room, texts = _Room(), {}
     for name, tensor in tensors.items():
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         data = flat.numpy().tobytes()
         packed = zlib.compress(data)
         if not room.take(len(data), packed):
             packed = zlib.compress(data, level=0)
-        found[name] = base64.b64encode(packed).decode()
-    return found
+        texts[name] = base64.b64encode(packed).decode()
+    return texts
 
 
 def unpack_inline(
     texts: Mapping[str, str], table: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Tensor]:
-    """The bytes of tensors that `pack_inline` wrote, one-dimensional.
+    """Returns the bytes of tensors from `pack_inline`, one-dimensional.
 
     Args:
         texts: by name.
         table: see `TensorStore.table`.
     Raises:
-        CheckpointError: a text is not that, or they ask for more memory than `_Room` has.
+        CheckpointError: if a text is malformed, or the tensors exceed the limit of `_Room`.
     """
-    room, found = _Room(), {}
+    room, unpacked = _Room(), {}
     for name, text in texts.items():
         size = math.prod(_shape(table[name])) * _dtype(table[name]["dtype"]).itemsize
         try:
@@ -158,21 +158,23 @@ def unpack_inline(
                 raise CheckpointError(
                     f"tensor '{name}' unpacks to {size} bytes, too much for the file's size."
                 )
-            # The bound keeps a tampered file from unpacking into more than the table says.
+            # The limit stops a manipulated file from unpacking to more than the table says.
             data = zlib.decompressobj().decompress(packed, max_length=max(size, 1))
         except CheckpointError:
             raise
         except (zlib.error, ValueError) as error:
             raise CheckpointError(f"tensor '{name}' cannot be unpacked: {error}.") from None
-        found[name] = torch.frombuffer(bytearray(data or bytes(1)), dtype=torch.uint8)[: len(data)]
-    return found
+        unpacked[name] = torch.frombuffer(bytearray(data or bytes(1)), dtype=torch.uint8)[
+            : len(data)
+        ]
+    return unpacked
 
 
 def read_file(path: Path, without: Collection[str] = ()) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """Reads the tensors of a safetensors file.
 
     Raises:
-        CheckpointError: it is none, or cut off.
+        CheckpointError: if it is another kind of file, or truncated.
     """
     with open_file(path) as file, library_errors(path, problem=_PROBLEM):
         return {name: file.get_tensor(name) for name in file.offset_keys() if name not in without}
@@ -180,10 +182,10 @@ def read_file(path: Path, without: Collection[str] = ()) -> dict[str, Tensor]:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Any]:
-    """A safetensors file, as `safetensors.safe_open` gives it; it is mapped until the block ends.
+    """Opens a safetensors file like `safetensors.safe_open`; it is mapped until the block ends.
 
     Raises:
-        CheckpointError: it is none, or cut off.
+        CheckpointError: if it is another kind of file, or truncated.
     """
     from safetensors import safe_open
 
@@ -198,15 +200,15 @@ def restore(
     stored: Mapping[str, Tensor],
     on_meta: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """The tensors that a table describes, tied as they were.
+    """Returns the tensors that a table describes, with their ties.
 
     Args:
         table: see `TensorStore.table`.
-        stored: what the file holds, by name.
-        on_meta: the names of those that are made on the meta device, whatever `stored` has.
+        stored: tensors in the file, by name.
+        on_meta: names of tensors to create on the meta device, regardless of `stored`.
 
     Raises:
-        CheckpointError: a tensor is missing or of another shape or type than the table says.
+        CheckpointError: if a tensor is missing, or its shape or type differs from the table.
     """
     restored: dict[str, Tensor] = {}
     for name, entry in table.items():
@@ -225,10 +227,10 @@ def restore(
 
 
 def restore_one(name: str, entry: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Tensor:
-    """One tensor of a table, in memory of its own; see `restore`.
+    """Returns one tensor of a table in its own memory; see `restore`.
 
     Raises:
-        CheckpointError: it is missing or of another shape or type than the table says.
+        CheckpointError: if it is missing, or its shape or type differs from the table.
     """
     if name not in stored:
         raise CheckpointError(f"the checkpoint lacks the data of tensor '{name}'.")
@@ -243,7 +245,7 @@ def restore_one(name: str, entry: Mapping[str, Any], stored: Mapping[str, Tensor
             f"tensor '{name}': expected {dtype} {shape}, the file has {data.dtype} "
             f"{tuple(data.shape)}."
         )
-    # Fresh memory: the file's own may be unaligned, and kernels may then sum in another order.
+    # Copies to new memory: unaligned memory may change the order of sums in kernels.
     return _empty(name, entry).copy_(data) if "strides" in entry else data.clone()
 
 
@@ -258,7 +260,7 @@ def _empty(name: str, entry: Mapping[str, Any], device: str = "cpu") -> Tensor:
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape that a table says: sizes of a tensor that memory can address."""
+    """Returns the shape in a table, checked to be addressable."""
     shape = tuple(entry["shape"])
     are_sizes = all(type(size) is int and 0 <= size < 2**63 for size in shape)
     if not are_sizes or len(shape) > MAX_DIMENSIONS or math.prod(shape) >= 2**60:
@@ -269,7 +271,7 @@ def _shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[Any, ...]) -> bool:
-    """Whether the strides are those of a permuted contiguous tensor: no gaps that take memory."""
+    """Returns whether strides are those of a permuted contiguous tensor, without gaps in memory."""
     if len(strides) != len(shape) or not all(type(stride) is int for stride in strides):
         return False
     expected = 1
@@ -281,7 +283,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[Any, ...]) -> bool:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, str(name), None)
-    if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"the checkpoint names '{name}', which is no dtype of torch.")
-    return found
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"the checkpoint names '{name}', which is not a dtype of torch.")
+    return dtype

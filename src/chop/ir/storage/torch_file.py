@@ -1,4 +1,4 @@
-"""Reads files of `torch.save` as tensors only, with a bound on memory."""
+"""Reader of `torch.save` files with tensors only and bounded memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from chop.errors import CheckpointError, first_line
 
 ZIP, ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 END_BYTES, LOCATOR_BYTES, ZIP64_BYTES = 22, 20, 56
-"""Sizes of the record that ends a zip archive without a comment, and of those before it."""
+"""Sizes of the end record of a zip archive without a comment, and of its preceding records."""
 IN_ZIP64 = 2**32 - 1
 LARGEST_DIRECTORY = 2**26
-"""Bytes of names and places of an archive's members: about a million of them."""
+"""Maximum bytes of an archive's directory: about a million members."""
 SIZED = (b"__builtin__\nbytearray\n", b"builtins\nbytearray\n")
-"""A class that `weights_only` allows, and that fills as much memory as a number asks for."""
+"""Class that `weights_only` allows and that allocates as much memory as a number says."""
 
 
 def read_torch_file(path: str | Path) -> Any:
-    """The content of a file of `torch.save`.
+    """Reads a `torch.save` file.
 
     Raises:
-        CheckpointError: the file would unpack to more than its size.
-        Exception: whatever torch raises for a file with something else than tensors.
+        CheckpointError: if the file would unpack to more than its size.
+        Exception: errors of torch for a file with other contents than tensors.
     """
     with open_regular(path, "weights") as file:
         _check_size(file, path)
@@ -38,22 +38,22 @@ def read_torch_file(path: str | Path) -> Any:
 
 
 def check_torch_file(path: str | Path) -> None:
-    """Compares what a file of `torch.save` unpacks to with its size.
+    """Compares the unpacked size of a `torch.save` file with its size.
 
     Args:
         path: regular file, which another library reads afterwards.
     Raises:
-        CheckpointError: it would unpack to more.
-        ValueError: it is a TorchScript program.
+        CheckpointError: if it would unpack to more.
+        ValueError: if it is a TorchScript program.
     """
     with open_regular(path, "weights") as file:
         _check_size(file, path)
 
 
 def _check_size(file: BinaryIO, path: str | Path) -> None:
-    """Compares what a file unpacks to with its size.
+    """Compares the unpacked size of a file with its size.
 
-    torch inflates members that are compressed, and reads one that is listed twice twice.
+    torch inflates compressed members, and reads a member twice if it is listed twice.
     """
     is_archive = file.read(len(ZIP)) == ZIP
     pickles: Iterable[Any] = _checked_pickles(file, path) if is_archive else _mapped(file)
@@ -62,7 +62,7 @@ def _check_size(file: BinaryIO, path: str | Path) -> None:
 
 
 def _checked_pickles(file: BinaryIO, path: str | Path) -> Iterator[bytes]:
-    """The pickles in an archive whose members are stored as they are, and not larger than it."""
+    """Yields the pickles of an archive whose members are uncompressed and within its size."""
     size = file.seek(0, os.SEEK_END)
     _check_directory(file, size, path)
     try:
@@ -91,9 +91,9 @@ def _check_members(members: Sequence[zipfile.ZipInfo], size: int, path: str | Pa
 
 
 def _check_directory(file: BinaryIO, size: int, path: str | Path) -> None:
-    """Raises CheckpointError where an archive does not end as torch ends it, or lists too much.
+    """Raises CheckpointError if an archive does not end like torch's, or lists too much.
 
-    Readers of zip differ in where they look for the end of an archive with a comment.
+    Zip readers differ in how they find the end of an archive with a comment.
     """
     file.seek(max(size - LOCATOR_BYTES - END_BYTES, 0))
     end = file.read()
@@ -101,7 +101,7 @@ def _check_directory(file: BinaryIO, size: int, path: str | Path) -> None:
     if not record.startswith(ZIP_END) or not record.endswith(b"\0\0"):
         raise CheckpointError(f"'{path}' is cut off: it does not end as torch.save ends it.")
     (listed,) = struct.unpack_from("<I", end, len(end) - END_BYTES + 12)
-    if listed == IN_ZIP64:  # then another record has the number, which the locator leads to
+    if listed == IN_ZIP64:  # the zip64 record has the number; the locator points to it
         (place,) = struct.unpack_from("<Q", end, len(end) - END_BYTES - LOCATOR_BYTES + 8)
         file.seek(min(place, size))
         large = file.read(ZIP64_BYTES)
@@ -112,6 +112,6 @@ def _check_directory(file: BinaryIO, size: int, path: str | Path) -> None:
 
 
 def _mapped(file: BinaryIO) -> list[mmap.mmap]:
-    """The content of a file; an empty file cannot be mapped."""
+    """Maps the content of a file; an empty file cannot be mapped."""
     has_content = file.seek(0, os.SEEK_END) > 0
     return [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)] if has_content else []

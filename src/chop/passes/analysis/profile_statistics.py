@@ -16,7 +16,7 @@ from chop.errors import ConfigError, enumerate_names
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import Record
-from chop.ir.profile import Found, Profile, make_statistics, nodes_named
+from chop.ir.profile import Profile, Statistics, make_statistics, nodes_named
 from chop.passes.base import graph_pass
 
 WHERE = "profile_statistics_analysis_pass"
@@ -107,7 +107,7 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
     return {"statistics": {node.name: statistics for node, statistics in found.items()}}
 
 
-def _not_finite(found: Mapping[fx.Node, Found]) -> Iterator[str]:
+def _not_finite(found: Mapping[fx.Node, Statistics]) -> Iterator[str]:
     """`node.parameter` of those with a statistic that is NaN or infinite; rows tell theirs."""
     for node, sections in found.items():
         for tensors in sections.values():
@@ -120,7 +120,7 @@ def _not_finite(found: Mapping[fx.Node, Found]) -> Iterator[str]:
                     yield f"{node.name}.{tensor}"
 
 
-def _note(node: fx.Node, found: Found) -> None:
+def _note(node: fx.Node, found: Statistics) -> None:
     software: Record = node_metadata(node).software
     for section, tensors in found.items():
         for tensor, statistics in tensors.items():
@@ -128,7 +128,7 @@ def _note(node: fx.Node, found: Found) -> None:
             entry.setdefault("stat", {}).update(statistics)
 
 
-def _rows(found: Mapping[fx.Node, Found]) -> Iterator[dict[str, Any]]:
+def _rows(found: Mapping[fx.Node, Statistics]) -> Iterator[dict[str, Any]]:
     """One row per node, tensor and statistic; what is no single number as its shape."""
     for node, sections in found.items():
         for tensors in sections.values():

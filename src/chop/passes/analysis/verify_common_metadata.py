@@ -12,7 +12,7 @@ from chop.errors import GraphError
 from chop.ir.annotate import common_metadata
 from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.metadata import CommonMetadata, TensorInfo
-from chop.ir.propagate import noted_inputs, propagate
+from chop.ir.propagate import propagate, recorded_inputs
 from chop.passes.base import graph_pass
 
 CHECKED = ("shape", "torch_dtype", "type", "precision")
@@ -51,7 +51,7 @@ def verify_common_metadata_analysis_pass(
         results[node] = result
         _compare(node, node_metadata(node).common, common_metadata(mg, node, results))
 
-    inputs = noted_inputs(mg.model) if config.dummy_in is None else config.dummy_in
+    inputs = recorded_inputs(mg.model) if config.dummy_in is None else config.dummy_in
     propagate(mg.model, inputs, compare)
     return {"checked": len(results)}
 

@@ -253,7 +253,7 @@ def _count(layers: Layers, batch: Mapping[str, Tensor]) -> None:
         path = paths[module]
         if module is parts[path] and given and given[0].is_floating_point():
             seen.setdefault(path, given[0].shape)
-        flops[path] += counts.of_module(module, args, kwargs, result)
+        flops[path] += counts.count_module(module, args, kwargs, result)
 
     hooks = [module.register_forward_hook(look, with_kwargs=True) for module in paths]
     try:

@@ -18,7 +18,7 @@ from chop.errors import ConfigError
 from chop.formats import Float
 from chop.ir.batches import Runs
 from chop.ir.graph import MaseGraph
-from chop.ir.ops import of_called
+from chop.ir.ops import get_called_row
 from chop.ir.ownership import Ownership
 from chop.ir.rows import Measured
 from chop.nn.packed.encoding import parts_of_rows
@@ -319,7 +319,7 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
 def get_columns(layer: Any, x: Tensor) -> Tensor:
     """What a batch multiplies the weight by, float32 (G, rows, D)."""
     x = layer.quantize("data_in", x).float()
-    is_image = of_called(layer).spatial == 2
+    is_image = get_called_row(layer).spatial == 2
     return _im2col(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
 
 
