@@ -192,8 +192,8 @@ def test_tutorial_7_searches_within_less_memory_and_runs(tmp_path):
     text = run("tutorial_7.py", "--quick", "--out", tmp_path)
     assert "Budgets" in text and "1000 MB/s" in text and "nothing" in text
     assert "no plan on a mesh of 2 fits into 140,000 bytes" in text
-    assert "66 nodes equal those of one process" in text
-    assert "collectives are those predicted" in text
+    assert "66 nodes agree with one process" in text
+    assert "collectives equal the prediction" in text
     assert (tmp_path / "plans.png").is_file()
 
 

@@ -59,10 +59,10 @@ def test_the_column_of_the_labels_of_each_kind_of_rows(house):
     ("given", "told"),
     [
         ({"label_column": "prize"}, "^label column 'prize': did you mean 'price'"),
-        ({"pixel_mean": (0.5,)}, "pixel_mean is for models and data that are read from files"),
+        ({"pixel_mean": (0.5,)}, "leave out pixel_mean, which applies to models and data"),
         ({"label": "price"}, "unknown key 'label': did you mean 'label_column'"),
-        ({"limit": 10}, "limit is for models and data that are read from files"),
-        ({"train_epochs": 1}, "train_epochs is for models and data that are read from files"),
+        ({"limit": 10}, "leave out limit, which applies to models and data"),
+        ({"train_epochs": 1}, "leave out train_epochs, which applies to models and data"),
         ({"label_column": "price", "device": "nonesuch"}, "device 'nonesuch'"),
         (
             {"label_column": "price", "label_mean": 1.0},
@@ -85,7 +85,7 @@ def test_rows_of_objects_that_are_numbers_are_read(house):
 
 
 def test_a_name_in_the_place_of_rows(house, tmp_path):
-    with pytest.raises(ConfigError, match=r"got the name 'a.csv': pandas.read_csv and the like"):
+    with pytest.raises(ConfigError, match=r"got the name 'a.csv': read it first"):
         chop.compress(house[0], "a.csv", label_column="price", out=tmp_path, **SETTINGS)
 
 

@@ -74,7 +74,7 @@ def test_a_job_that_ends_early_leaves_the_earlier_results(error, tmp_path):
     assert (tmp_path / "table.md").read_text() == before
     assert read_manifest(tmp_path).state in ("failed", "interrupted")
     notes = getattr(found.value, "__notes__", [])
-    kept = f"no results were written to {tmp_path}/; the same command starts again."
+    kept = f"no results were saved in {tmp_path}/. Run the same command to start again."
     assert notes == ([kept] if isinstance(error, KeyboardInterrupt) else [])
 
 

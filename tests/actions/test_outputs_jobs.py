@@ -81,7 +81,7 @@ def test_a_search_without_goals_minimizes_the_loss(trained):
     settings = f"--task {TASK} --trials 4 --widths 2,8 --sampler random --out runs/p".split()
     ended = CliRunner().invoke(app, [*command.split(), *settings])
     assert ended.exit_code == 0, ended.output
-    assert "Goal: loss, as kl needs classes" in ended.output
+    assert "The goal is loss: kl needs classes" in ended.output
     best = json.loads(Path("runs/p/precision/best.json").read_text())
     assert best["values"]["bits"] <= 4 and "loss" in best["values"]
 

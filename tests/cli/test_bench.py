@@ -11,7 +11,7 @@ from chop import passes
 from chop.actions.bench import ways
 from chop.actions.bench.job import BenchModelConfig, bench_model
 from chop.actions.bench.latency import describe_fastest, describe_speed, find_fastest
-from chop.actions.bench.ways import make_ways
+from chop.actions.bench.ways import build_backends
 from chop.actions.compress.job import CompressConfig, compress
 from chop.errors import CheckpointError, ConfigError
 from chop.ir.graph import MaseGraph
@@ -140,8 +140,8 @@ def test_the_fastest_way_and_its_command_are_told():
         "Fastest: compressed, 0.50 (0.49 to 0.51) at batch 1, 0.90 (0.88 to 0.92) at batch 16 "
         "times as fast as float in PyTorch: MaseGraph.from_checkpoint('runs/one/model'). On this "
         "machine it is not faster than float, because rounding the inputs costs more time than "
-        "small layers save; larger layers and batches gain more, and chop bench model runs/one "
-        "--batch 64 measures one."
+        "small layers save; larger layers and batches gain more; try chop bench model runs/one "
+        "--batch 64."
     )
     rows += timed(compiled=(1.5, 1.2))
     rows += [{**row, "largest_difference": 0.5} for row in timed(openvino=(9, 9))]  # it saturates
@@ -158,9 +158,9 @@ def test_what_the_engine_gains_is_not_the_compressions():
     rows = timed(float=(1, 1), compressed=(0.5, 0.9), onnxruntime=(4.0, 2.0, 1.0, 0.9))
     text = describe_fastest(rows, FOLDER, True, {})
     assert "; no difference shown (0.98 to 1.02) at batch 1, 0.90 (0.88 to 0.92) at batch" in text
-    assert "as float in onnxruntime: the engine gains the speed, fewer bits the size: " in text
+    assert "as float in onnxruntime: the speed comes from the engine, " in text
     rows = timed(compressed=(0.5, 0.9), onnxruntime=(4.0, 2.0, 1.5, 0.9))
-    assert "the engine gains" not in describe_fastest(rows, FOLDER, True, {})
+    assert "comes from the engine" not in describe_fastest(rows, FOLDER, True, {})
     assert find_fastest(rows).in_short() == (
         "4.00x as fast at batch 1 and 2.00x at batch 16 as float in PyTorch (1.50x and 0.90x as "
         "float in onnxruntime)"
@@ -175,9 +175,9 @@ def test_a_way_that_is_faster_somewhere_comes_before_one_that_never_is():
 @pytest.mark.parametrize(
     "missing, says",
     [
-        ({"onnxruntime": "ONNX has no form in integers of mxint."}, "such as 8.auto, lets"),
+        ({"onnxruntime": "ONNX has no integer form of mxint."}, "such as 8.auto, lets"),
         ({"onnxruntime": "No module named 'x'"}, "onnxruntime was not measured (No module named"),
-        ({"openvino": "is not installed"}, "chop bench model runs/one --batch 64 measures one"),
+        ({"openvino": "is not installed"}, "try chop bench model runs/one --batch 64"),
     ],
 )
 def test_where_nothing_is_faster_a_sentence_says_why_and_the_way_out(missing, says):
@@ -198,11 +198,11 @@ def packed():
 
 
 def test_a_way_that_cannot_be_taken_says_why(packed):
-    made, missing = make_ways(packed, ["frozen", "onnxruntime"], "cuda:0", ROWS, 1)
+    made, missing = build_backends(packed, ["frozen", "onnxruntime"], "cuda:0", ROWS, 1)
     assert [*made] == ["frozen"]
     assert missing == {"onnxruntime": "it runs on the CPU, not on cuda:0."}
     floats = MaseGraph(nn.Sequential(nn.Linear(4, 2)).eval(), dummy_in={"input": torch.ones(1, 4)})
-    made, missing = make_ways(floats, ["frozen"], "cpu", ROWS, 1)
+    made, missing = build_backends(floats, ["frozen"], "cpu", ROWS, 1)
     assert not made and "has no quantized layer with a weight" in missing["frozen"]
 
 
@@ -213,8 +213,8 @@ def test_formats_that_an_engine_lacks_are_named_once():
     rule = {"config": {"name": "mxint", "width": 4}}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
     mg, _ = passes.pack_transform_pass(mg, {"silent": True})
-    _, missing = make_ways(mg, ["onnxruntime"], "cpu", rows, 1)
-    told = "ONNX has no form in integers of mxint(width=4)"
+    _, missing = build_backends(mg, ["onnxruntime"], "cpu", rows, 1)
+    told = "ONNX has no integer form of mxint(width=4)"
     assert missing == {"onnxruntime": told}
 
 
@@ -238,10 +238,12 @@ def test_what_fails_when_it_runs_is_missing_and_nothing_else_is(packed, monkeypa
         def forward(self, input):
             return torch.zeros(len(input), 3)
 
-    monkeypatch.setitem(ways.WAYS, "compiled", ways.Way(counted, ""))
-    monkeypatch.setitem(ways.WAYS, "openvino", ways.Way(lambda mg, file: Other(), ""))
+    monkeypatch.setitem(ways.BACKENDS, "compiled", ways.Backend(counted, ""))
+    monkeypatch.setitem(ways.BACKENDS, "openvino", ways.Backend(lambda mg, file: Other(), ""))
     before, steps = torch.get_num_threads(), len(packed.provenance)
-    made, missing = make_ways(packed, ["compiled", "openvino", "frozen"], "cpu", ROWS, before + 1)
+    made, missing = build_backends(
+        packed, ["compiled", "openvino", "frozen"], "cpu", ROWS, before + 1
+    )
     assert [*made] == ["frozen"] and missing["compiled"] == "no batch of 3"
     assert "returns tensors of shapes" in missing["openvino"]
     assert threads == [before + 1] and torch.get_num_threads() == before
@@ -250,7 +252,7 @@ def test_what_fails_when_it_runs_is_missing_and_nothing_else_is(packed, monkeypa
 
 def test_engines_answer_as_the_saved_model(packed):
     steps = len(packed.provenance)
-    made, missing = make_ways(packed, ENGINES, "cpu", ROWS, 1)
+    made, missing = build_backends(packed, ENGINES, "cpu", ROWS, 1)
     assert [*made] == ENGINES and missing == {} and len(packed.provenance) == steps
     x = torch.randn(5, 4)
     for engine in made.values():
@@ -298,14 +300,14 @@ def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
 def test_the_command_compresses_what_has_no_folder(tmp_path):
     arguments = ["--model", "mlp", "--format", "mxint", "--batch", "4", "--seconds", "0.02"]
     text = chop("bench", "model", *arguments, "--no-compile", "--out", tmp_path)
-    assert "mxint" in text and "in turns" in text
+    assert "mxint" in text and "interleaved" in text
     assert "Fastest: " in text and "onnxruntime: " in text  # has no mxint
     assert "| float graph | 4 |" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "times-batch-4.svg").is_file()
 
 
 def test_mistakes_are_named(compressed, tmp_path):
-    with pytest.raises(CheckpointError, match=r"no manifest\.json of a .*, and no result\.json"):
+    with pytest.raises(CheckpointError, match=r"no manifest\.json of a .*result\.json"):
         bench_model(BenchModelConfig(compressed=tmp_path))
     with pytest.raises(ConfigError, match="seconds: got 0, expected more than 0"):
         BenchModelConfig(seconds=0)

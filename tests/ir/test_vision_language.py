@@ -165,7 +165,7 @@ SETTINGS = {"formats": ("mxint:width=8",), "max_drop": 1.0, "bench_seconds": 0}
 def test_training_on_pictures_in_texts_is_refused_at_once(tmp_path):
     model, batch = _model_and_batch("smolvlm")
     rows = {**batch, "labels": batch["input_ids"]}
-    with pytest.raises(ConfigError, match="texts with pictures are not trained on"):
+    with pytest.raises(ConfigError, match="training on texts with pictures is not supported"):
         chop.compress(model, rows, rows, out=tmp_path / "out", task="causal-lm", **SETTINGS)
     assert not (tmp_path / "out" / "model.pt").exists()
 
@@ -212,5 +212,5 @@ def test_a_batch_of_texts_with_pictures_is_refused():
 
 def test_the_switch_without_a_format_is_refused():
     layers = {"fc": {"weight": "mxint"}}
-    with pytest.raises(ConfigError, match="skip_vision: expected formats"):
+    with pytest.raises(ConfigError, match="skip_vision .*: expected formats"):
         CompressConfig(formats=(), layers=layers, skip_vision=True)

@@ -160,7 +160,7 @@ def test_jobs_rotate_groups_of_the_format_or_all_channels(llama):
         assert ("q_proj" in found) == (rotation != "merged")
         error = (mg.model(**BATCH).logits - llama[1]).norm()
         assert error < 0.05 * llama[1].norm()
-    with pytest.raises(ConfigError, match="rotation: 'all' is a setting of method rotate"):
+    with pytest.raises(ConfigError, match="rotation: 'all' needs method rotate"):
         CompressConfig(rotation="all")
 
 

@@ -1,4 +1,4 @@
-"""Jobs of the commands, each composed of the subpackages below."""
+"""Jobs of the commands, built from the packages below."""
 
 from chop.actions.emit.simulate import simulate
 from chop.paths.not_built import test, train, transform

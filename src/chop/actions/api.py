@@ -1,4 +1,4 @@
-"""Python entry points `chop.quantize`, `chop.save` and `chop.compress`, on passes and the job."""
+"""Python entry points `chop.quantize`, `chop.save` and `chop.compress`, on top of the jobs."""
 
 from __future__ import annotations
 
@@ -53,30 +53,31 @@ def quantize(
     calibration_rows: int = 256,
     label_column: str | None = None,
 ) -> nn.Module:
-    """A quantized model of the same class; it computes in float on rounded values, and trains.
+    """Quantizes a model. The result has the same class, computes on rounded values, and can train.
 
-    It answers as the small model does, and is as large as before: weights are floats, so that they
-    can be trained. `save` packs them, and writes a file that is small.
+    The outputs are those of the compressed model. The size stays as before, because the weights
+    stay floats for training; `save` packs them and writes a small file.
 
     Args:
-        model: stays as it is; parameters are copied.
-        format: as `chop.formats.parse_format_string` reads it, "8.auto" or "mxint:width=4".
-        data: rows that show the model's inputs and calibrate scales: `(X, y)`, X alone, a frame of
-            pandas, a mapping of columns, a list of rows or batches with labels or without, a
+        model: model to quantize, unchanged; parameters are copied.
+        format: format string for `chop.formats.parse_format_string` such as "8.auto" or
+            "mxint:width=4", or a format.
+        data: rows that show the model's inputs and calibrate scales: `(X, y)`, X alone, a pandas
+            frame, a mapping of columns, a list of rows or batches with or without labels, a
             DataLoader or a data set. None: inputs are guessed from the model, and
-            scales that wait for data follow each batch.
-        operators: to quantize, by name: linear, conv2d ... Default: all with a weight, but calls of
-            functions that the model's code makes itself and no module can round for it, such as
-            routers of experts, which a warning names.
-        weights_only: leaves inputs and biases in float.
-        calibration_rows: rows of `data` that calibrate, 1 or more.
-        label_column: column of a frame, a mapping of columns or a data set that holds labels, which
-            the model does not take. Default: `labels` or `label`.
-    Returns: the model in its mode; printed, it begins with its formats, the share of its parameters
-        and bytes. `chop.MaseGraph` gives the graph, with packing and export.
+            scales that need calibration follow each batch.
+        operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight,
+            except function calls in the model's code that no module can round, such as expert
+            routers, which a warning lists.
+        weights_only: leave inputs and biases in float.
+        calibration_rows: number of rows of `data` that calibrate, 1 or more.
+        label_column: column with labels in a frame, a mapping of columns or a data set; it is not
+            an input of the model. Default: `labels` or `label`.
+    Returns: the model in its mode. Its text begins with its formats, the packable share of its
+        parameters, and bytes. `chop.MaseGraph` gives the graph, with packing and export.
     Raises:
-        ConfigError: unknown format or operator, or rows that the model cannot be fed.
-        CaptureError: the model cannot be captured.
+        ConfigError: if a format or operator is unknown, or rows do not fit the model.
+        CaptureError: if the model cannot be captured.
 
     Example:
         >>> import torch
@@ -113,23 +114,23 @@ def quantize(
 
 
 def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]:
-    """Packs a quantized model and writes it: `PATH.pt` has its codes, `PATH.mz` its graph.
+    """Packs a quantized model and writes `PATH.pt` (its codes) and `PATH.mz` (its graph).
 
-    `chop.MaseGraph.from_checkpoint(path)` reads them; its `to_module(like=model)` gives a model of
-    the original class, packed.
+    `chop.MaseGraph.from_checkpoint(path)` reads them. `to_module(like=model)` of the result gives a
+    packed model of the original class.
 
     Args:
-        model: quantized model of `chop.quantize`, trained further or not. It stays as it is.
-        path: output path without a suffix. Missing folders are made.
-        data: rows that show the model's inputs, as `chop.quantize` takes them. None: those of its
-            own call, or guessed ones.
-    Returns: `files`; `packed_share` of the parameters, 0 to 1; `bytes` that the parameters take,
-        and `float_bytes`, those they took as floats.
+        model: quantized model from `chop.quantize`, also after further training. It is unchanged.
+        path: output path without a suffix. Missing folders are created.
+        data: rows that show the model's inputs, as for `chop.quantize`. None: those of its own
+            call, or guessed ones.
+    Returns: `files`; `packed_share` of the parameters, 0 to 1; `bytes` of the parameters, and
+        `float_bytes`, their size as floats.
 
     Raises:
-        ConfigError: nothing in the model is quantized.
-        CaptureError: the model cannot be captured.
-        WriteError: the disk is full or read-only.
+        ConfigError: if the model is not quantized.
+        CaptureError: if the model cannot be captured.
+        WriteError: if the disk is full or read-only.
 
     Example::
 
@@ -149,7 +150,7 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
 
 
 def _get_rows(model: nn.Module, data: Any) -> Rows | None:
-    """Rows for a model, in its dtype; None of none."""
+    """Returns rows for a model in its dtype, or None without data."""
     if data is None:
         return None
     check_is_unwrapped(model, "chop.quantize with data")
@@ -158,12 +159,12 @@ def _get_rows(model: nn.Module, data: Any) -> Rows | None:
 
 @dataclass(frozen=True)
 class Compressed:
-    """The outcome of `compress`.
+    """Result of `compress`.
 
     Attributes:
-        model: of the original class, its weights packed; None where no format was good enough.
-        folder: with the model's files, the table and the figures.
-        result: what is in `result.json`.
+        model: packed model of the original class; None if no format was within `max_drop`.
+        folder: folder of the model's files, the table and the figures.
+        result: content of `result.json`.
     """
 
     model: nn.Module | None
@@ -171,13 +172,13 @@ class Compressed:
     result: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        """The outcome, the table and the path of the page."""
+        """Returns the verdict, the table and the path of the page."""
         return repr(self.result)
 
     def _repr_html_(self) -> str:
-        """The report of the job, for notebooks."""
-        shown: Any = self.result
-        return str(shown._repr_html_())
+        """Returns the report of the job, for notebooks."""
+        result: Any = self.result
+        return str(result._repr_html_())
 
 
 def compress(
@@ -194,33 +195,33 @@ def compress(
     lower_is_better: bool = False,
     **settings: Any,
 ) -> Compressed:
-    """The smallest quantized model within `max_drop` of float: the job of `chop compress`.
+    """Finds the smallest quantized model within `max_drop` of float, as `chop compress` does.
 
     Args:
-        model: trained; it stays as it is.
-        data: labeled rows as `chop.train.read_rows` takes them, `(X, y)` for example, to calibrate,
-            choose and train on; or splits by name, "train", "test" and "validation".
-        test: labeled rows to report on. Default: a fifth of `data`, on which the model may have
-            been trained; the report says so first.
+        model: trained model, unchanged.
+        data: labeled rows for `chop.train.read_rows`, such as `(X, y)`, to calibrate, choose and
+            train on; or splits by name: "train", "test" and "validation".
+        test: labeled rows to report on. Default: a fifth of `data`. The model may have been trained
+            on them, which the report states first.
         max_drop: largest loss of the metric against float on validation rows.
-        out: folder of the results.
-        task: default, what the labels are.
-        metric: default, the task's own.
-        evaluate: a function that judges the model, of whatever task: it takes the model, of its own
-            class and in evaluation mode, and gives a number, or numbers, one for each row, whose
-            mean counts and has an interval. Formats are chosen by it; `data` need no labels and are
-            not split, and `max_drop` is a share of float's number. `metric="map"` names the number.
-            Or the text `file.py:fn`.
-        loss: a function that quantization-aware training minimizes: it takes what the model returns
-            and the labels of a batch, and gives their mean loss. Default: that of the task; with
-            `evaluate` and no `task` there is none, and nothing is trained.
-        lower_is_better: true if smaller numbers of `evaluate` are better.
-        settings: of `chop.actions.compress.settings.CompressConfig`, `formats=("8.auto",)`; with
-            `label_column` the labels are that column of a frame, a mapping of columns or a data
-            set. Settings that say how files are read, such as `pixel_mean`, are refused.
+        out: folder for the results.
+        task: task of the model. Default: determined by the labels.
+        metric: metric of the model. Default: the task's own.
+        evaluate: scoring function for any task. It takes the model, in its own class and evaluation
+            mode, and returns a number, or one number per row, whose mean counts and has an
+            interval. Formats are chosen by it, `data` need no labels and are not split, and
+            `max_drop` is a share of float's number. `metric="map"` names the number. A text
+            `file.py:fn` works too.
+        loss: loss function of quantization-aware training. It takes the model's output and the
+            labels of a batch, and returns their mean loss. Default: that of the task; with
+            `evaluate` and without `task` there is none, and nothing is trained.
+        lower_is_better: True if smaller numbers of `evaluate` are better.
+        settings: settings of `chop.actions.compress.settings.CompressConfig`, such as
+            `formats=("8.auto",)`; `label_column` names the labels in a frame, a mapping of columns
+            or a data set. Settings for reading files, such as `pixel_mean`, are refused.
     Raises:
-        ConfigError: rows or settings that cannot be used.
-        CaptureError: the model cannot be captured.
+        ConfigError: if rows or settings cannot be used.
+        CaptureError: if the model cannot be captured.
     """
     check_is_module(model, "chop.compress")
     _check_has_layers(model, "chop.compress")
@@ -257,7 +258,7 @@ def compress(
 
 @contextmanager
 def _options_as_keywords() -> Iterator[None]:
-    """Context whose errors name keyword arguments, where commands have options: `max_drop`."""
+    """Renames options in errors to keyword arguments: `--max-drop` becomes `max_drop`."""
     try:
         yield
     except ChopError as error:
@@ -271,7 +272,7 @@ def _keyword(option: re.Match[str]) -> str:
 
 
 def _check_has_layers(model: nn.Module, who: str) -> None:
-    """Raises ConfigError for a single layer, whose class would have to become another one."""
+    """Raises ConfigError for a single layer, whose class would have to change."""
     if type(model).__module__.startswith("torch.nn") and not any(model.children()):
         raise ConfigError(
             f"{who}: expected a model with layers, got a single {type(model).__name__}: "

@@ -21,7 +21,7 @@ from chop.runs import Manifest, read_manifest
 
 REPORT = "report.json"
 WITH_MODEL = ("chop evaluate {run}", "chop bench model {run}", "chop export {run} --to onnx")
-"""Commands that go on from a saved model."""
+"""Commands that continue from a saved model."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class _DescribedRun:
         kind: command that wrote it.
         state: state of the last run: running, finished, failed or interrupted.
         settings: model and data, by name.
-        verdict: the outcome in one sentence; "" where the run has none.
+        verdict: the outcome in one sentence, or "".
         files: files of the last finished run, with their sizes in bytes.
-        next: commands that go on from the folder, for a shell.
+        next: shell commands that continue from the folder.
     """
 
     kind: str
@@ -46,12 +46,12 @@ class _DescribedRun:
 
 
 def describe_run(folder: str | Path) -> _DescribedRun:
-    """Prints what the output folder of a command holds.
+    """Prints the contents of a command's output folder.
 
     Args:
         folder: output folder of a run, which may still be running or have failed.
     Raises:
-        CheckpointError: it is of no run, or cannot be read.
+        CheckpointError: if it is not the folder of a run, or cannot be read.
     """
     folder = Path(folder).expanduser()
     manifest = read_manifest(folder)

@@ -1,4 +1,4 @@
-"""Requirements of `chop`: which are installed, and how to get the others."""
+"""Check of the installation: installed requirements, and how to get missing ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ EXTRAS = {
     "postgres": "searches by workers on several machines",
     "triton": "kernels for NVIDIA GPUs",
     "timm": "models of timm and torchvision",
-    "dashboard": "looking at searches in a browser",
+    "dashboard": "browsing searches in Optuna's dashboard",
 }
-"""Uses of the optional parts, beside those of export targets; tests need others."""
+"""Uses of optional parts, in addition to those of export targets."""
 CACHE, CLEANED = "cache folder", "removed"
 OK, MISSING, OPTIONAL, WRONG = "ok", "missing", "not installed (optional)", "wrong"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
         what: a package, a tool or a fact of the machine.
@@ -43,13 +43,13 @@ class Finding:
 
     @property
     def is_fatal(self) -> bool:
-        """True when `chop` does not work until it is mended."""
+        """True if `chop` does not work without a fix."""
         return self.state in (MISSING, WRONG)
 
 
 def examine() -> list[Finding]:
-    """Everything that matters, the fatal things first."""
-    accelerator = _accelerator()  # imports torch, which then says of what build it is
+    """Returns the results of all checks."""
+    accelerator = _accelerator()  # imports torch, so that later checks can see its build
     return [
         Finding("python", OK, platform.python_version()),
         _import_name(),
@@ -64,7 +64,7 @@ def examine() -> list[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    """Extensions of other packages; those that cannot be used stop only what needs them."""
+    """Yields extensions of other packages; a broken one affects only what uses it."""
     for group, noun in GROUPS.items():
         for name, entries in entry_points(group).items():
             what = f"{noun} {name}"
@@ -81,12 +81,12 @@ def _plugins() -> Iterator[Finding]:
 
 
 def clean() -> Finding:
-    """Removes compiled code and trained weights from the cache folder, which are made again.
+    """Removes compiled code and trained weights from the cache folder.
 
-    Data sets stay, and so does what was used within ten minutes, which may be in use.
+    Data sets stay, and so do files used within the last ten minutes.
 
     Raises:
-        WriteError: there is no cache folder, and none can be made.
+        WriteError: if there is no cache folder, and none can be created.
     """
     from chop.base.hub import cache_folder
     from chop.base.native import remove_unused
@@ -110,23 +110,23 @@ def _cache() -> Finding:
 
 
 def _import_name() -> Finding:
-    """Another distribution may own the import name `chop` too; then either may win."""
+    """Checks for another distribution with the import name `chop`, which might win."""
     owners = importlib.metadata.packages_distributions().get("chop", [])
     others = sorted(set(owners) - {DISTRIBUTION})
     here = Path(__file__).parents[1]
     if others:
         message = f"also installed by {', '.join(others)}: pip uninstall {others[0]}"
         return Finding("import chop", WRONG, message)
-    # Not importlib.util.find_spec: it answers with the package that is loaded already.
+    # Not importlib.util.find_spec, which returns the package that is already loaded.
     spec = importlib.machinery.PathFinder.find_spec("chop")
-    found = Path(spec.origin).parent if spec and spec.origin else here
-    if found != here:
-        return Finding("import chop", WRONG, f"{found} shadows {here}: leave that folder")
+    imported = Path(spec.origin).parent if spec and spec.origin else here
+    if imported != here:
+        return Finding("import chop", WRONG, f"{imported} shadows {here}: leave that folder")
     return Finding("import chop", OK, str(here))
 
 
 def _packages() -> list[Finding]:
-    """The packages that are needed, then the optional parts; each once."""
+    """Returns the required packages, then the optional parts."""
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -140,7 +140,7 @@ def _packages() -> list[Finding]:
 
 
 def _optional_parts() -> dict[str, str]:
-    """Returns what each optional part is for."""
+    """Returns the use of each optional part."""
     from chop.export.targets import TARGETS
 
     targets = TARGETS.own_rows().values()
@@ -148,27 +148,27 @@ def _optional_parts() -> dict[str, str]:
 
 
 def _extra(requirement: str) -> str | None:
-    found = re.search(r"""extra == ['"]([\w-]+)""", requirement)
-    return found[1] if found else None
+    match = re.search(r"""extra == ['"]([\w-]+)""", requirement)
+    return match[1] if match else None
 
 
 def _package(requirement: str) -> Finding:
-    name, found, wanted = _name(requirement), _version(requirement), misfit(requirement)
-    if found is None:
+    name, current, wanted = _name(requirement), _version(requirement), misfit(requirement)
+    if current is None:
         return Finding(name, MISSING, f"pip install '{requirement.split(';')[0].strip()}'")
     if wanted is not None:
-        return Finding(name, WRONG, f"{found}, needed {wanted}: pip install '{name}{wanted}'")
-    return Finding(name, OK, found)
+        return Finding(name, WRONG, f"{current}, needed {wanted}: pip install '{name}{wanted}'")
+    return Finding(name, OK, current)
 
 
 def _part(extra: str, use: str, requirements: list[str]) -> Finding:
     versions = {_name(text): _version(text) for text in requirements}
     misfits = {_name(text): wanted for text in requirements if (wanted := misfit(text)) is not None}
     if misfits:
-        found = [f"{name} {versions[name]}, needed {misfits[name]}" for name in misfits]
-        return Finding(extra, WRONG, f"{', '.join(found)}: {how_to_get(extra)}")
+        texts = [f"{name} {versions[name]}, needed {misfits[name]}" for name in misfits]
+        return Finding(extra, WRONG, f"{', '.join(texts)}: {how_to_get(extra)}")
     if versions and all(versions.values()):
-        return Finding(extra, OK, ", ".join(f"{name} {found}" for name, found in versions.items()))
+        return Finding(extra, OK, ", ".join(f"{name} {each}" for name, each in versions.items()))
     return Finding(extra, OPTIONAL, f"for {use}: {how_to_get(extra)}")
 
 
@@ -183,34 +183,32 @@ def _version(requirement: str) -> str | None:
 def _accelerator() -> Finding:
     import torch
 
-    found = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return _optional("GPU", found, f"none; {torch.get_num_threads()} CPU threads")
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return _optional("GPU", name, f"none; {torch.get_num_threads()} CPU threads")
 
 
 def _compiler() -> Finding:
     from chop.base.native import compiler
 
-    return _optional("C++ compiler", compiler(), "makes quantizing faster: apt-get install g++")
+    return _optional("C++ compiler", compiler(), "makes quantization faster: apt-get install g++")
 
 
 def _cpu_kernels() -> Finding:
-    """Compiles them if they never were, which takes seconds."""
+    """Checks the CPU kernels; compiles them first if needed, which takes seconds."""
     from chop.kernels.cpu.build import library
 
     build = library()
-    found = build.detail if build.library else None
+    detail = build.detail if build.library else None
     return _optional(
-        "CPU kernels", found, f"same results, slower, from PyTorch alone: {build.detail}"
+        "CPU kernels", detail, f"PyTorch gives the same results more slowly: {build.detail}"
     )
 
 
 def _hardware_tools() -> list[Finding]:
     from chop.hardware.tools import INSTALL, versions
 
-    return [
-        _optional(tool, found, f"for circuits: {INSTALL}") for tool, found in versions().items()
-    ]
+    return [_optional(tool, each, f"for circuits: {INSTALL}") for tool, each in versions().items()]
 
 
-def _optional(what: str, found: str | None, otherwise: str) -> Finding:
-    return Finding(what, OK, found) if found else Finding(what, OPTIONAL, otherwise)
+def _optional(what: str, detail: str | None, otherwise: str) -> Finding:
+    return Finding(what, OK, detail) if detail else Finding(what, OPTIONAL, otherwise)

@@ -1,4 +1,4 @@
-"""Rows that `chop.compress` is given: their splits, the column and the scale of their labels."""
+"""Rows given to `chop.compress`: their splits, and the column and scale of their labels."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from chop.workloads.standard_labels import with_standard_labels
 from chop.workloads.workload import Workload
 
 LABELS = "labels"
-OF_FILES = (
+FILE_SETTINGS = (
     *("model", "dataset", "weights", "tokenizer", "text_column", "max_length", "stride", "limit"),
     *("train_epochs", *SETTINGS),
 )
-"""Settings that say which model and rows are read, and how."""
+"""Settings that select a model and its rows, and how they are read."""
 
 
 def check_are_used(settings: Iterable[str]) -> None:
-    """Checks that no setting is given that says how files are read, or `label`.
+    """Refuses settings for reading files, and `label`.
 
     Raises:
-        ConfigError: there is one; the model and its rows are given as they are.
+        ConfigError: if there is one, since model and rows are used as given.
     """
     for name in settings:
         if name == "label":
             raise ConfigError("chop.compress: unknown key 'label': did you mean 'label_column'?")
-        if name in OF_FILES:
+        if name in FILE_SETTINGS:
             raise ConfigError(
-                f"chop.compress: {name} is for models and data that are read from files; here "
-                "model and data are used as given."
+                f"chop.compress: leave out {name}, which applies to models and data from files; "
+                "yours are used as given."
             )
 
 
 def with_label_column(data: Any, label: str | None) -> Any:
-    """Renames the column of the labels to `labels`; several columns of numbers become one.
+    """Renames the label column to `labels`; joins several columns of numbers to one.
 
     Args:
         data: frame, mapping of columns, or data set of `datasets`; or a mapping of these by split.
-        label: name of the column, or several with commas between them; None leaves all as it is.
+        label: name of the column, or several separated by commas; None changes nothing.
     Raises:
-        ConfigError: there is no such column, or the rows have no columns with names.
+        ConfigError: if there is no such column, or columns have no names.
     """
     if label is None or data is None:
         return data
     if isinstance(data, str | PathLike):
         raise ConfigError(
-            f"data: expected rows, got the name '{data}': pandas.read_csv and the like read it."
+            f"data: expected rows, got the name '{data}': read it first, as pandas.read_csv does."
         )
     if isinstance(data, Mapping) and "train" in data and label != "train":
         return {name: with_label_column(split, label) for name, split in data.items()}
@@ -75,40 +75,40 @@ def with_label_column(data: Any, label: str | None) -> Any:
     if is_frame(data):
         return data.drop(columns=others).rename(columns={label: LABELS})
     if isinstance(data, Mapping):
-        kept = {name: column for name, column in data.items() if name not in others}
-        return {LABELS if name == label else name: column for name, column in kept.items()}
+        columns = {name: column for name, column in data.items() if name not in others}
+        return {LABELS if name == label else name: column for name, column in columns.items()}
     data = data.remove_columns(others)
     return data if label == LABELS else data.rename_column(label, LABELS)
 
 
 def _with_joined_labels(data: Any, labels: Sequence[str], names: Sequence[str]) -> Any:
-    """The rows with several columns of numbers as one column of labels, (rows, columns)."""
+    """Joins several columns of numbers to one label column, (rows, columns)."""
     if not is_frame(data) and not isinstance(data, Mapping):
         return joined_labels(data, labels)
     for name in labels:
         check_known(name, list(map(str, names)), "label column")
         if labels.count(name) > 1:
             raise ConfigError(f"label column '{name}': was given twice; give it once.")
-    left_out = {*labels, "labels", "label"}
+    dropped = {*labels, "labels", "label"}
     if is_frame(data):
         joined = np.stack([to_array(data[name], name) for name in labels], 1)
-        return data.drop(columns=[name for name in names if name in left_out]), joined
-    kept = {name: column for name, column in data.items() if name not in left_out}
-    return {**kept, LABELS: np.stack([np.asarray(data[name]) for name in labels], 1)}
+        return data.drop(columns=[name for name in names if name in dropped]), joined
+    columns = {name: column for name, column in data.items() if name not in dropped}
+    return {**columns, LABELS: np.stack([np.asarray(data[name]) for name in labels], 1)}
 
 
 def with_scale(workload: Workload, config: WorkloadConfig) -> Workload:
-    """The workload with labels as `label_mean` and `label_std` say."""
+    """Returns the workload with labels standardized by `label_mean` and `label_std`."""
     rows = {"train": workload.train, "test": workload.test}
     if workload.validation is not None:
         rows["validation"] = workload.validation
-    found = with_standard_labels(rows, workload.task, config.label_mean, config.label_std)
-    train, test, validation = found["train"], found["test"], found.get("validation")
+    scaled = with_standard_labels(rows, workload.task, config.label_mean, config.label_std)
+    train, test, validation = scaled["train"], scaled["test"], scaled.get("validation")
     return replace(workload, train=train, test=test, validation=validation)
 
 
 def rows_by_split(data: Any, test: Any) -> dict[str, Any]:
-    """Rows by split, as `Workload.of` takes them."""
+    """Returns rows by split for `Workload.of`."""
     if isinstance(data, Mapping) and "train" in data:
         unknown = sorted(data.keys() - {"train", "test", "validation"})
         if unknown:
@@ -124,7 +124,7 @@ def rows_by_split(data: Any, test: Any) -> dict[str, Any]:
 
 
 def inputs_by_split(model: nn.Module, data: Any, test: Any, trains: Any) -> dict[str, Any]:
-    """Rows for a model that a function judges: labels are read where something trains by them."""
+    """Returns rows for a user-scored model; reads labels only if something trains."""
     if test is not None:
         raise ConfigError("test: evaluate uses its own rows; expected only data for calibration.")
     if isinstance(data, Mapping) and "train" in data:

@@ -1,7 +1,7 @@
-"""Job: settings, and `run(config, workload, output) -> Report`; `run_job` does the rest.
+"""Job: settings and `run(config, workload, output) -> Report`, executed by `run_job`.
 
-The rest is the same for all: precision of products, the sentence of an interruption, the workload,
-the manifest, and the report, which is printed and written.
+`run_job` handles what all jobs share: precision of products, the closing sentence after an
+interruption, loading of the workload, the manifest, and printing and writing the report.
 """
 
 from __future__ import annotations
@@ -29,48 +29,49 @@ from chop.workloads.load import merge_settings, workload_for
 from chop.workloads.workload import Workload
 
 OWN_VALIDATION = "give validation rows, as data={'train': (X, y), 'validation': (X2, y2)}"
-"""Advice for a program that gives rows without validation rows."""
+"""Advice for Python programs that give rows without validation rows."""
 NO_TEST_ROWS = "No test rows were given, so these numbers may be too good: "
-"""Before the outcome of a model on rows that it may have been trained on."""
+"""Prefix of an outcome on rows that the model may have been trained on."""
 C = TypeVar("C")
 W = TypeVar("W")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-def _nothing_is_kept(config: Any) -> str:
-    """Of a job that writes when it ends."""
-    return f"no results were written to {config.out}/; the same command starts again."
+def _nothing_saved_note(config: Any) -> str:
+    """Returns the closing sentence of an interrupted job that writes only at its end."""
+    return f"no results were saved in {config.out}/. Run the same command to start again."
 
 
 def get_out_folder(config: Any) -> Path:
-    """The output folder of most jobs."""
+    """Returns the output folder of most jobs."""
     out: Path = config.out
     return out
 
 
 def get_settings(config: Any, workload: Any) -> Any:
-    """Settings for the manifest; the model is the workload's, where there is one."""
+    """Returns settings for the manifest, with the name of the workload's model if there is one."""
     return merge_settings(config, workload) if isinstance(workload, Workload) else config
 
 
 @dataclass(frozen=True)
 class Job(Generic[C, W, R]):
-    """A job.
+    """Definition of a job.
 
     Attributes:
-        name: as on the command line; the manifest's kind.
-        run: settings, workload, output -> report.
-        load: settings, workload of the caller or None -> what the job works on.
-        kept: settings -> what an interrupted job says: what is kept, and how to go on.
-        settings: settings, workload -> those of the manifest.
-        folder: settings -> the output folder.
+        name: name on the command line, and kind in the manifest.
+        run: function from settings, workload and output to the report.
+        load: function from settings and the caller's workload or None to the subject of the job.
+        interruption_note: function from settings to the closing sentence of an interrupted job:
+            saved files, and how to resume.
+        settings: function from settings and workload to those of the manifest.
+        folder: function from settings to the output folder.
     """
 
     name: str
     run: Callable[[C, W, Output], Report[R]]
     load: Callable[[C, Workload | None], W]
-    kept: Callable[[C], str] = _nothing_is_kept
+    interruption_note: Callable[[C], str] = _nothing_saved_note
     settings: Callable[[C, W], Any] = get_settings
     folder: Callable[[C], Path] = get_out_folder
 
@@ -81,22 +82,22 @@ def run_job(
     """Runs a job: loads its workload, prints and writes its report with a manifest.
 
     Args:
-        job: what to run.
-        config: the settings.
-        workload: a trained model and rows of the caller; None loads what `config` names.
-        folder: in the place of the output folder, whose name it gets later.
-    Returns: the result of the report, printed in short; a notebook shows it as the report.
+        job: job to run.
+        config: settings of the job.
+        workload: a trained model and rows of the caller. Default: loaded from `config`.
+        folder: temporary folder for the output, which is renamed later.
+    Returns: the result of the report, printed in short; a notebook shows the report.
     Raises:
-        ChopError: settings, model and data do not go together, something is not there, or a name
-            is too long.
-        WriteError: the disk is full or read-only.
+        ChopError: if settings, model and data do not fit together, something is missing, or a
+            name is too long.
+        WriteError: if the disk is full or read-only.
     """
     settings: Any = config
     with (
         names_of_files(),
         trust_named(vars(config)),
         matmul_precision(getattr(config, "matmul_precision", None)),
-        with_interruption_note(lambda: job.kept(config)),
+        with_interruption_note(lambda: job.interruption_note(config)),
         collected_assumptions() as assumed,
     ):
         placed = config if folder is None else replace(settings, out=folder)
@@ -125,11 +126,11 @@ def run_job(
 
 
 def _with_assumptions(report: Report[R], assumed: Sequence[Assumption]) -> Report[R]:
-    """Adds assumptions to a report and its result. Rows that were split off come first.
+    """Adds assumptions to a report and its result, those about split-off rows first.
 
     Args:
         report: report of a job.
-        assumed: by the job and what it loaded.
+        assumed: assumptions of the job and its loaders, in the order of their notes.
     """
     is_split_off = any(each.about == SPLIT_OFF for each in assumed)
     texts = [each.text for each in sorted(assumed, key=lambda each: each.about != SPLIT_OFF)]
@@ -145,11 +146,11 @@ def _with_assumptions(report: Report[R], assumed: Sequence[Assumption]) -> Repor
 
 
 def load_checked(config: Any, workload: Workload | None) -> Workload:
-    """The workload, whose float model is better than a constant answer.
+    """Loads a workload, and checks that its float model beats a constant answer.
 
     Raises:
-        ConfigError: it is not, or settings, model and data set do not go together.
-        UnavailableError: model or data set are not there.
+        ConfigError: if it does not, or settings, model and data set do not fit together.
+        UnavailableError: if model or data set are missing.
     """
     workload = workload_for(config, workload)
     check_float_model(workload, config)
@@ -157,11 +158,11 @@ def load_checked(config: Any, workload: Workload | None) -> Workload:
 
 
 def load_with_validation(config: Any, workload: Workload | None) -> Workload:
-    """The workload with rows to choose by; a job that measures the float model checks it itself.
+    """Loads a workload with validation rows; the job checks its float model itself.
 
     Raises:
-        ConfigError: settings, model and data set do not go together.
-        UnavailableError: model or data set are not there.
+        ConfigError: if settings, model and data set do not fit together.
+        UnavailableError: if model or data set are missing.
     """
     loaded = workload_for(config, workload).with_validation()
     if loaded.has_seen_validation and loaded.validation is not None and loaded.judge is None:
@@ -178,11 +179,11 @@ def load_nothing(config: Any, workload: Workload | None) -> None:
 
 
 class Output:
-    """Where a running job writes.
+    """Output of a running job.
 
     Args:
         run: its manifest.
-        stack: ends when the report is written.
+        stack: closed after the report is written.
     """
 
     def __init__(self, run: runs.Run, stack: ExitStack) -> None:
@@ -190,12 +191,12 @@ class Output:
 
     @property
     def folder(self) -> Path:
-        """The output folder, for what goes there at once: journals, circuits."""
+        """Output folder, for files that are written at once: journals, circuits."""
         return self.run.folder
 
     @cached_property
     def results(self) -> Path:
-        """Folder whose files are put in place with those of the report, all or none."""
+        """Folder for files that are put in place together with those of the report."""
         return self._stack.enter_context(self.run.results())
 
     def enter(self, context: AbstractContextManager[T]) -> T:

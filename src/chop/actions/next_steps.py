@@ -17,7 +17,7 @@ from chop.workloads.settings import WorkloadConfig
 LOAD = "Load the model in PyTorch"
 KEEP = "--keep-best"
 OWN = ("out", "device", "seed")
-"""Settings that another job has of its own."""
+"""Settings that every job sets for itself."""
 
 
 def quoted(path: str | Path) -> str:
@@ -77,7 +77,7 @@ def _steps_without_model() -> list[Step]:
     again = command_line(sys.argv)
     if not again.startswith("chop "):
         return []
-    return [Step("No model was saved: save the nearest all the same", f"{again} {KEEP}")]
+    return [Step("No model was saved: save the best anyway", f"{again} {KEEP}")]
 
 
 def steps_after_blocks(out: Path, class_name: str) -> list[Step]:
@@ -95,17 +95,17 @@ def steps_after_search(folder: Path, model: Path | None, recipe: Path | None) ->
 
     Args:
         folder: results folder of the search.
-        model: stem of the best model's checkpoint; None where the search kept none.
-        recipe: settings of `chop compress` that build the best; None where there are none, and an
-            architecture has none at all.
+        model: the best model's checkpoint without suffix; None if the search saved none.
+        recipe: settings of `chop compress` that build the best; None if there are none, as for an
+            architecture.
     """
     steps = []
     if model is not None:
         steps.append(load_step(model, "Load the best model"))
     if recipe is not None:
         steps.append(Step("Build the best", f"chop compress --config {quoted(recipe)}"))
-    shown = f"chop search show {quoted(folder)}"
-    return [*steps, Step("See the best trials, and which choices matter", shown)]
+    command = f"chop search show {quoted(folder)}"
+    return [*steps, Step("See the best trials, and which choices matter", command)]
 
 
 def export_search_step(folder: Path) -> Step:
@@ -120,19 +120,19 @@ def steps_after_sweep(config: WorkloadConfig, name: str, number_format: str) -> 
 
     Args:
         config: settings of the sweep.
-        name: name of the model. One of a program's own has no command line.
-        number_format: the smallest that loses little; "" where there is none.
+        name: name of the model. A model of a Python program has no command line.
+        number_format: smallest format within the tolerated loss, or "".
     """
     if name != config.model or not number_format:
         return []
     code = f"chop compress {workload_options(config)} --formats {number_format}"
-    return [Step(f"Compress the model to {number_format}, the smallest that loses little", code)]
+    return [Step(f"Compress to {number_format}, the smallest format with little loss", code)]
 
 
 def steps_after_emit(out: Path) -> list[Step]:
     """Returns steps that locate the circuit and repeat its checks."""
     return [
-        Step("The circuit is in this folder, its top module is top", f"{out / 'rtl'}/"),
+        Step("The circuit is in this folder; its top module is called top", f"{out / 'rtl'}/"),
         Step("Repeat all its checks", f"chop emit --check-only --out {quoted(out)}"),
     ]
 

@@ -1,4 +1,4 @@
-"""Run that a job starts from: `start_from` names the folder of a run, or a checkpoint."""
+"""Run that a job starts from: `start_from` is the folder of a run, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
 C = TypeVar("C", bound=Any)
-OF_JOB = ("out", "device", "force", "batch_size", "matmul_precision")
-OF_MODEL = tuple(
-    each.name for each in dataclasses.fields(WorkloadConfig) if each.name not in OF_JOB
+JOB_SETTINGS = ("out", "device", "force", "batch_size", "matmul_precision")
+MODEL_SETTINGS = tuple(
+    each.name for each in dataclasses.fields(WorkloadConfig) if each.name not in JOB_SETTINGS
 )
-"""Settings of a run that say which model and rows it worked on."""
+"""Settings of a run that select its model and rows."""
 UNSET = {"limit": "all rows", "dataset": "the data set of its model"}
-"""Meaning of None for each of these settings."""
+"""Meaning of None for these settings."""
 SUFFIXES = (".mz", ".pt")
 RESULT, REPORT = "result.json", "report.json"
-"""Files of runs, by one of which a folder without a manifest is known as that of one."""
+"""Files by which a folder without a manifest is recognized as that of a run."""
 
 
 def config_of_run(config: C, workload: Workload | None, out: Path | None = None) -> C:
     """Returns the settings with model and data of the run named by `config.start_from`.
 
     Args:
-        config: the settings.
+        config: settings of the job.
         workload: replaces the model and data of the run, if given. The settings stay as they are.
-        out: folder of the job's files, in the place of `config.out`.
+        out: folder for the job's files instead of `config.out`.
     Raises:
-        ConfigError: a setting says something else than that of the run.
-        CheckpointError: the folder holds no model, its manifest is broken, or the run has not
+        ConfigError: if a setting contradicts that of the run.
+        CheckpointError: if the folder has no model, its manifest is broken, or the run has not
             finished.
     """
     manifest = read_start_manifest(config)
@@ -55,7 +55,7 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
         return config
     defaults = {each.name: each.default for each in dataclasses.fields(config)}
     taken: dict[str, Any] = {}
-    for name in OF_MODEL:
+    for name in MODEL_SETTINGS:
         own, given = manifest.settings.get(name), getattr(config, name)
         own = tuple(own) if isinstance(own, list) else own
         if given not in (defaults[name], own):
@@ -64,7 +64,7 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
             raise ConfigError(
                 f"{option} {given}: '{config.start_from}' used {used}; leave {option} out."
             )
-        if name in manifest.settings:  # versions before a setting have no entry
+        if name in manifest.settings:  # manifests of earlier versions lack newer settings
             taken[name] = own
     assert config.start_from is not None
     with trust_named(vars(config)):
@@ -75,7 +75,7 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
 
 
 def _bring_fine_tuned(folder: Path, out: Path) -> None:
-    """Copies the float model that a run fine-tuned, where it did; its name says what it is."""
+    """Copies the float model that a run fine-tuned, if any; its name identifies it."""
     for path in folder.glob(FINE_TUNED.format("*")):
         if not (out / path.name).exists():
             with atomic_file(make_folder(out) / path.name) as temporary:
@@ -91,7 +91,7 @@ def read_start_manifest(config: Any) -> Manifest | None:
         return None
     results = read_manifest(folder).results
     if results is None:
-        raise CheckpointError(f"'{folder}': its run has not finished; run the same command again.")
+        raise CheckpointError(f"'{folder}': its run has not finished. Run the same command again.")
     if results.kind == "compress":
         with shared_lock(folder):
             check_model_file(folder, results)
@@ -99,11 +99,11 @@ def read_start_manifest(config: Any) -> Manifest | None:
 
 
 def _check_is_of_no_run(folder: Path, checkpoint: Path) -> None:
-    """Raises CheckpointError where a run's folder lacks what says which model and data it used."""
+    """Raises CheckpointError if a run's folder lacks the manifest with its model and data."""
     if any((folder / name).exists() for name in (RESULT, REPORT)):
         raise CheckpointError(
-            f"'{folder}' is of a run, and has no {MANIFEST}, which says which model and data it "
-            f"used: give '{checkpoint}' in its place, with --model and --dataset."
+            f"'{folder}' lacks {MANIFEST}, which has the model and data of its run: give "
+            f"'{checkpoint}' instead, with --model and --dataset."
         )
 
 
@@ -113,7 +113,7 @@ def check_saved_model(start: Path | None) -> None:
     Args:
         start: value of `start_from`; None is the float model.
     Raises:
-        CheckpointError: the run saved no model, or is of a command that saves none.
+        CheckpointError: if the run saved no model, or its command saves none.
     """
     if start is None:
         return
@@ -122,7 +122,7 @@ def check_saved_model(start: Path | None) -> None:
     results = read_manifest(start).results if (start / MANIFEST).exists() else None
     if results is not None and results.kind != "compress":
         raise CheckpointError(
-            f"'{start}' is of chop {results.kind}: expected a folder of chop compress, or a "
+            f"'{start}' is from chop {results.kind}: expected a folder of chop compress, or a "
             f"checkpoint{'; chop emit --check-only checks it' * (results.kind == 'emit')}."
         )
     if results is not None and all(each.path != WEIGHTS for each in results.artifacts):
@@ -131,7 +131,7 @@ def check_saved_model(start: Path | None) -> None:
 
 
 def checkpoint_in(path: Path) -> Path:
-    """Returns the checkpoint for a path: its own name, or the only one in the folder."""
+    """Returns the checkpoint at a path: the path itself, or the only one in the folder."""
     stem = path.with_suffix("") if path.suffix in SUFFIXES else path
     if stem.with_name(stem.name + SUFFIXES[0]).is_file():
         return stem
@@ -146,22 +146,22 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def refuse_integers(mg: MaseGraph, checkpoint: str | Path) -> None:
-    """Raises CheckpointError if a graph is one of integers, whose weights are no floats."""
+    """Raises CheckpointError if a graph is an integer graph, without float weights."""
     if is_integer(mg):
         raise CheckpointError(
-            f"'{checkpoint}' is a graph of integers, of chop lower or chop emit: give the model "
-            "that it was made from; chop emit FOLDER --check-only checks a circuit again."
+            f"'{checkpoint}' is an integer graph of chop lower or chop emit: give its original "
+            "model. To check a circuit again, use chop emit FOLDER --check-only."
         )
 
 
 def read_graph(checkpoint: Path, workload: Workload) -> MaseGraph:
     """Loads the graph of a checkpoint to the workload's device, with weights as parameters.
 
-    Packed weights are values of their format: training changes nothing until it has moved them by
+    Unpacked weights are values of their format: training has no effect until it has moved them by
     half a step.
 
     Raises:
-        CheckpointError: it is a graph of integers.
+        CheckpointError: if it is an integer graph.
     """
     mg = MaseGraph.from_checkpoint(checkpoint)
     refuse_integers(mg, checkpoint)

@@ -1,4 +1,4 @@
-"""The `chop` command: one file per command group, no logic."""
+"""The `chop` command line: one file per command group, without logic of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = [
 
 
 def main() -> None:
-    """Entry point of `chop`: an error raised on purpose is one sentence, exit code 2."""
+    """Runs `chop`. Prints a deliberate error as one sentence and exits with code 2."""
     from chop.base.files.temporary import own_temporary_files
     from chop.base.installed import fitting_packages
     from chop.cli.app import app
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _fail(name: str, message: str) -> NoReturn:
-    """Prints one sentence, and ends the process."""
+    """Prints an error message and exits with code 2."""
     from rich.console import Console
     from rich.text import Text
 

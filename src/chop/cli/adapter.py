@@ -1,8 +1,8 @@
-"""Commands made from the settings of jobs: names, types, choices, defaults and help of options.
+"""Typer commands built from the settings of jobs.
 
 A command has one source: the frozen dataclass of a job's settings, or a function. Its fields or
-parameters give names, types, choices and defaults; their entries under `Attributes:` or `Args:` of
-the docstring give the help, where `Default: ...` at the end says what a default of None means.
+parameters give names, types, choices and defaults of options. The entries under `Attributes:` or
+`Args:` of its docstring give the help; `Default: ...` at the end explains a default of None.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ ALIASES = {
     "shapes": "shape",
     "start_from": "from",
 }
-"""Second names: of options that take several values, and one that Python has a word for."""
+"""Second names of options with several values, and of one whose name is a Python keyword."""
 DEFAULT = re.compile(r"\s*Default: (.*)\.$")
 POWER = re.compile(r"\b1(0{6,})\b")
-"""Powers of ten that help writes with an exponent."""
+"""Powers of ten, which help writes with an exponent."""
 
 
 def _path(text: str | Path) -> Path:
-    """A path; Typer's own parser takes an empty text, of a variable not set, for this folder."""
+    """Returns a path. Typer's own parser reads the empty text of an unset variable as "."."""
     if text == "":
-        raise typer.BadParameter("got an empty text (is a variable not set?).")
+        raise typer.BadParameter("got an empty text (is a variable unset?).")
     return Path(text)
 
 
 CONFIG = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file with the same names. Options override it.",
+        help="TOML file with the same names. Options take precedence.",
         show_default="no file",
         parser=_path,
         metavar="PATH",
@@ -67,7 +67,7 @@ CONFIG = Annotated[
 
 
 def _print_whole(ctx: typer.Context, asked: bool) -> None:
-    """Prints the page with every option, and ends the command."""
+    """Prints the page with every option and exits."""
     if asked and not ctx.resilient_parsing:
         typer.echo(_page(ctx.command, ctx, is_whole=True))
         raise typer.Exit
@@ -92,16 +92,16 @@ HELP_ALL = Annotated[
 ]
 NO_RUN: dict[str, Any] = {"show_default": "none"}
 TYPES = {int: "INTEGER", float: "FLOAT", Path: "PATH"}
-"""Names of types on a page; the others are TEXT."""
+"""Type names on a help page; all others are TEXT."""
 
 
 class _SingleCommand(TyperCommand):
-    """Command whose page `chop.cli.help` makes."""
+    """Command with a help page from `chop.cli.help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses a repeated text, which may be a list; of other options the last counts.
+        """Parses arguments, and refuses a text option that was given twice.
 
-        Help has the names that modules of `--import` add.
+        Of other options the last one counts. Modules of `--import` add their names to the help.
         """
         if not ctx.resilient_parsing:
             parsed: Any = self.make_parser(ctx).parse_args(args=[*args])
@@ -113,18 +113,18 @@ class _SingleCommand(TyperCommand):
                 is_text = option.type_descriptor.annotation is str
                 if order.count(option) > 1 and is_text:
                     ctx.fail(
-                        f"{option.opts[0]} was given twice: give it once, and several values with "
-                        "commas between them where it takes several."
+                        f"{option.opts[0]} was given twice: give it once. Separate several values "
+                        "with commas, if it takes several."
                     )
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the page with the options that most need."""
+        """Writes the help page with the most used options."""
         formatter.write(_page(self, ctx, is_whole=False))
 
 
 class CommandGroup(TyperGroup):
-    """Group of commands whose options are built when the command is asked for."""
+    """Group of commands that builds the options of a command on demand."""
 
     table: ClassVar[Mapping[str, Command]] = {}
 
@@ -135,31 +135,31 @@ class CommandGroup(TyperGroup):
         self.commands = {**names, **self.commands}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Prints the page where a command is missing."""
+        """Prints the help page if no command is given."""
         if not args and not ctx.resilient_parsing:
             typer.echo(self.get_help(ctx))
             raise typer.Exit(2)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the group's page."""
+        """Writes the help page of the group."""
         formatter.write(_page(self, ctx, is_whole=True))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name with its options, or None."""
+        """Returns the command of that name with its options, or None."""
         if cmd_name in self.table:
             return build_command(self.table[cmd_name], cmd_name)
         return super().get_command(ctx, cmd_name)
 
 
 def command_group(table: Mapping[str, Command], text: str) -> typer.Typer:
-    """A group of commands by name; `text` is its help."""
+    """Returns a group of commands by name; `text` is its help."""
     group = type("Group", (CommandGroup,), {"table": table})
     return typer.Typer(cls=group, rich_markup_mode="rich", help=flowing(text))
 
 
 def build_command(command: Command, name: str) -> Any:
-    """Typer's command: one option for each field, those of `COMMON`, `--config` and the like."""
+    """Returns the Typer command: one option per field, and the options that all commands have."""
     text = command.help or split_section(inspect.getdoc(command.source) or "", "Args")[0]
     return _built(command, name, flowing(with_lists(text)))
 
@@ -202,7 +202,7 @@ def _built(command: Command, name: str, text: str) -> Any:
 
 
 def flowing(text: str) -> str:
-    """Help whose paragraphs are one line each, for the terminal to wrap; examples stay as typed."""
+    """Returns a help text with one line per paragraph; indented examples stay as typed."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
     return "\n\n".join(p if p.startswith("  ") else " ".join(p.split()) for p in paragraphs)
 
@@ -217,8 +217,8 @@ def _options(command: Command) -> Iterator[inspect.Parameter]:
         default = command.defaults.get(name, parameter.default)
         text, meaning = _split_default(texts.get(name, ""))  # no texts under `python -OO`
         required = default is inspect.Parameter.empty
-        shown = True if _has_text(default) else meaning
-        settings: dict[str, Any] = {"help": text, "show_default": required or shown}
+        show_default = True if _has_text(default) else meaning
+        settings: dict[str, Any] = {"help": text, "show_default": required or show_default}
         hint, annotation = hints[name], _typer_type(hints[name])
         choices = _choices(hint)
         if members(hint) != [bool]:
@@ -244,30 +244,30 @@ def _options(command: Command) -> Iterator[inspect.Parameter]:
 
 
 def _split_default(text: str) -> tuple[str, str | bool]:
-    """Help that begins with a capital letter, and what `Default: ...` at its end says."""
-    found = DEFAULT.search(text)
-    meaning = found[1] if found else False
+    """Returns capitalized help, and the text after `Default:` at its end (False: none)."""
+    match = DEFAULT.search(text)
+    meaning = match[1] if match else False
     text = DEFAULT.sub("", text)
     return text[:1].upper() + text[1:], meaning
 
 
 def _has_text(default: Any) -> bool:
-    """False where the docstring says what the default is: None, nothing, or made by a function."""
+    """Returns False if the docstring describes the default: None, empty, or from a factory."""
     return isinstance(default, bool | int | float | str | Path) or (
         isinstance(default, tuple) and bool(default)
     )
 
 
 def _ranges(source: Callable[..., Any]) -> dict[str, str]:
-    """Ranges of numbers as pages have them: `1 to 1e9`."""
+    """Returns the ranges of numeric options as help shows them: `1 to 1e9`."""
     hints = typing.get_type_hints(source, include_extras=True)
-    found = {
+    ranges = {
         name: each
         for name, hint in hints.items()
         for each in getattr(hint, "__metadata__", ())
         if isinstance(each, Range)
     }
-    return {name: POWER.sub(lambda m: f"1e{len(m[1])}", str(each)) for name, each in found.items()}
+    return {name: POWER.sub(lambda m: f"1e{len(m[1])}", str(each)) for name, each in ranges.items()}
 
 
 def _typer_default(default: Any) -> Any:
@@ -277,7 +277,7 @@ def _typer_default(default: Any) -> Any:
 
 
 def _typer_type(hint: Any) -> Any:
-    """What Typer converts to; `chop.cli.values` reads lists and mappings from texts."""
+    """Returns the type that Typer converts to; `chop.cli.values` parses lists and mappings."""
     if is_list(hint) or is_mapping(hint):
         return list[str]
     kinds = members(hint)
@@ -285,7 +285,7 @@ def _typer_type(hint: Any) -> Any:
 
 
 def _choices(hint: Any) -> list[str]:
-    """The choices of a `Literal`, or of a list of them."""
+    """Returns the choices of a `Literal`, or of a list of them."""
     kinds = [_item(hint)] if is_list(hint) else members(hint)
     is_literal = [typing.get_origin(kind) for kind in kinds] == [Literal]
     return [str(choice) for choice in typing.get_args(kinds[0])] if is_literal else []
@@ -303,7 +303,7 @@ def _form(hint: Any, choices: list[str]) -> str:
 
 
 def _item(hint: Any) -> Any:
-    """The type of the items of a list."""
+    """Returns the item type of a list."""
     (kind,) = members(hint)
     return typing.get_args(kind)[0]
 
@@ -316,7 +316,7 @@ def _spellings(name: str, hint: Any) -> list[str]:
 
 
 def _panel(source: Callable[..., Any], name: str) -> str | None:
-    """The heading of an option: its field's, or the first line of the base class that has it."""
+    """Returns an option's heading: its field's, or the first docstring line of its base class."""
     if not isinstance(source, type):
         return None
     if _is_rare(source, name):
@@ -326,6 +326,6 @@ def _panel(source: Callable[..., Any], name: str) -> str | None:
 
 
 def _is_rare(source: Callable[..., Any], name: str) -> bool:
-    """True of options that few people need: help has them last, whichever class they are of."""
-    found: Mapping[str, Any] = getattr(source, "__dataclass_fields__", {})
-    return name in found and found[name].metadata.get("panel") == MORE["panel"]
+    """Returns True for rarely needed options, which help lists last."""
+    fields: Mapping[str, Any] = getattr(source, "__dataclass_fields__", {})
+    return name in fields and fields[name].metadata.get("panel") == MORE["panel"]

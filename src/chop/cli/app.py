@@ -1,4 +1,4 @@
-"""Command `chop`: its groups, exit codes and version."""
+"""`chop` command: subcommands, exit codes and version."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from chop.cli.ui import UI
 ELSEWHERE = {
     **dict.fromkeys(
         ("quantize", "quantise", "ptq", "qat"),
-        "chop compress quantizes a model, and chop sweep quantize draws accuracy against width.",
+        "chop compress quantizes a model; chop sweep quantize plots accuracy against bit width.",
     ),
-    "prune": "chop sweep prune measures sparsities; passes.prune_transform_pass prunes in Python.",
+    "prune": "chop sweep prune plots sparsity; passes.prune_transform_pass prunes in Python.",
     **dict.fromkeys(
         ("train", "finetune", "fine-tune"),
         "chop compress trains in a format (--qat-epochs); chop.train.fit trains in Python.",
@@ -37,15 +37,15 @@ ELSEWHERE = {
     ),
     "convert": "chop export RUN --to onnx writes a model for other engines.",
     "nas": "chop search nas searches architectures.",
-    "eval": "chop evaluate RUN judges a model.",
+    "eval": "chop evaluate RUN measures a model.",
 }
-"""Commands by names that people type for them."""
+"""Hints for command names that do not exist, by name."""
 INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes of a command that Ctrl-C stopped, and of one that SIGTERM did, as in shells."""
+"""Exit codes after Ctrl-C and after SIGTERM, as in shells."""
 
 
 class Commands(CommandGroup):
-    """Group of all commands. After Ctrl-C or SIGTERM a command names its saved results."""
+    """Group of all commands. After Ctrl-C or SIGTERM it prints the location of saved results."""
 
     table: ClassVar = {
         "compress": COMPRESS,
@@ -62,7 +62,7 @@ class Commands(CommandGroup):
     }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that arguments begin with; of an unknown name, says which one does that."""
+        """Resolves the command; for a known wrong name, the error suggests the right one."""
         if args[0] in ELSEWHERE:
             ctx.fail(f"No such command '{args[0]}'. {ELSEWHERE[args[0]]}")
         return super().resolve_command(ctx, args)
@@ -78,8 +78,8 @@ class Commands(CommandGroup):
             from chop.base.tables import printable
 
             notes: list[str] = getattr(error, "__notes__", [])
-            kept = notes[-1] if notes else "nothing was written."
-            typer.echo(f"\nInterrupted: {printable(kept)}", err=True)
+            note = notes[-1] if notes else "no results were saved."
+            typer.echo(f"\nInterrupted: {printable(note)}", err=True)
             is_terminated = isinstance(error, Terminated)
             raise typer.Exit(TERMINATED if is_terminated else INTERRUPTED) from None
 
@@ -91,16 +91,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help", "--help-all"]},
     help="Make a PyTorch or Hugging Face model small, fast and deployable.",
-    epilog=flowing("""Start with [bold]chop demo[/]: the whole job on a built-in model, in minutes.
+    epilog=flowing("""Start with [bold]chop demo[/]: it compresses a built-in model in minutes.
 
 [bold]Exit codes[/]: 0 success; 1 chop doctor found a problem, or chop itself failed; 2 a setting,
-file, folder or data set is wrong, one sentence says how to fix it; 3 no format is within --max-drop
-of float and no model was saved; 130 stopped by Ctrl-C, one sentence says what is kept; 143 stopped
-by SIGTERM, as batch systems do, with the same sentence.
+file, folder or data set is wrong, and the message says how to fix it; 3 no format is within
+--max-drop of float and no model was saved; 130 stopped by Ctrl-C; 143 stopped by SIGTERM, which
+batch systems send. After 130 and 143 the last line names the saved results.
 
-[bold]Output[/]: with --json a command writes one JSON document to standard output and all else to
-standard error; errors leave standard output empty. --json, -v and -q may stand behind chop
-too: chop -q demo."""),
+[bold]Output[/]: with --json a command writes one JSON document to standard output and everything
+else to standard error; after an error, standard output is empty. You can also give --json, -v and
+-q directly after chop: chop -q demo."""),
 )
 for group, name in ((bench_app, "bench"), (search_app, "search"), (sweep_app, "sweep")):
     app.add_typer(group, name=name)
@@ -126,4 +126,4 @@ def root(
     verbose: VERBOSE = False,
     quiet: QUIET = False,
 ) -> None:
-    """Holds the options of `chop` itself; commands read those of output from the context."""
+    """Holds the options of `chop` itself; commands read the output options from the context."""

@@ -24,8 +24,8 @@ MODEL_HELP = """Measure a compressed model against its float model.
   chop bench model --model ./my-bert --dataset ./imdb --max-length 128 --device cuda
 
 [bold]Columns[/] per batch size: latency, speed-up over float, rows per second, bytes of the weights
-in memory and on disk, peak memory of a call, and the largest difference of the outputs. "float
-graph" is the captured model before compression: its speed-up is not the compression's.
+in memory and on disk, peak memory of a call, and the largest difference of the outputs. The row
+"float graph" is the captured model before compression: its speed-up comes from the capture.
 
 [bold]Output[/] in --out: table.md, and per batch size times-batch-N.json (every block of every
 variant, threads, instruction set, load, versions) and times-batch-N.svg.
@@ -42,10 +42,10 @@ ATTENTION_HELP = f"""Measure naive attention against fused scaled-dot-product at
   chop bench attention --device cuda --shape 16x16x4096x128 --dtype bfloat16
 
 [bold]Variants[/] per shape (batch x heads x tokens x head size), dtype and mask: "naive", one
-operation at a time; "three kernels", where the first product scales and masks its own result;
-"fused", with the kernel that torch chose. [bold]Columns[/]: speed-up over naive, bytes that each
-variant moves, share of this device's roofline (copy bandwidth and throughput of a matrix product,
-both measured first), and the largest error against float64.
+operation at a time; "three kernels", with scaling and mask in the kernel of the first product;
+"fused", with the kernel that torch chooses. [bold]Columns[/]: speed-up over naive, bytes moved,
+share of this device's roofline (copy bandwidth and matrix-product throughput, both measured first),
+and the largest error against float64.
 
 {OUTPUT}
 """
@@ -60,17 +60,17 @@ COMPILE_HELP = f"""Measure torch.compile against eager execution.
 
   chop bench compile --model ./my-bert --length 256 --device cuda
 
-  chop bench compile --model mlp --method time    # one variant after the other, as courses do it
+  chop bench compile --model mlp --method time    # sequential runs, as in courses
 
-[bold]Columns[/] per model, batch size and mode: speed-up over eager, compile time, and the number
-of calls after which compiling is paid back. Weights are random: built-in names and those of
-chop.models.MODELS (resnet50, bert-base-uncased ...) need no network. A second table is that of
-courses: what runs of 5, 50 and 200 iterations would report, by `time` and by torch.utils.benchmark,
-with and without a warm-up, from the same measurement; a third lists graph breaks and recompilations
-for another batch size or length.
+[bold]Columns[/] per model, batch size and mode: speed-up over eager, compile time, and break-even
+point (the number of calls that repay the compile time). Weights are random: built-in names and
+those of chop.models.MODELS (resnet50, bert-base-uncased ...) need no network. A second table shows
+the speed-ups that runs of 5, 50 and 200 iterations would report, by `time` and by
+torch.utils.benchmark, with and without a warm-up. A third table lists graph breaks, and
+recompilations for another batch size or length.
 
 [bold]Modes[/]: default; reduce-overhead (CUDA graphs); max-autotune (tries kernels); freezing
-(weights become constants). Compile caches are off: compile times are cold.
+(weights become constants). Compile caches are off, so compile times are cold.
 
 {OUTPUT}
 """
@@ -86,15 +86,15 @@ SOFTMAX_HELP = f"""Measure naive softmax against fused softmax.
   chop bench softmax --device cuda --shape 65536x2048 --shape 1024x131072
 
 [bold]Variants[/] per shape (rows x columns) and dtype: "naive", five operations that move 8MN + 4M
-numbers; torch; torch.compile of naive; on a GPU our Triton kernel, which reads and writes every
+numbers; torch; torch.compile of naive; on a GPU chop's Triton kernel, which reads and writes every
 number once; and a copy as the lower bound. [bold]Columns[/]: speed-up over naive, bytes moved,
 bandwidth, share of the copy's bandwidth, and the largest error against float64. Without a GPU the
-Triton kernel runs in Triton's interpreter, which gives errors and no times.
+Triton kernel runs in Triton's interpreter, which measures its error but not its time.
 
 {OUTPUT}
 """
 
-LINEAR_HELP = f"""Measure Linear and ReLU, written out, against one fused call.
+LINEAR_HELP = f"""Measure separate Linear and ReLU calls against one fused call.
 
 [bold]Examples[/]
 
@@ -104,11 +104,11 @@ LINEAR_HELP = f"""Measure Linear and ReLU, written out, against one fused call.
 
   chop bench linear --device cuda --shape 4096x4096x4096
 
-[bold]Variants[/] per shape (rows x inputs x outputs): "naive", product, bias and ReLU one after the
-other; "linear, relu", the two calls of torch; "fused", one call: by oneDNN on a CPU, by
-torch.compile on a GPU. [bold]Columns[/]: speed-up over naive, bytes that each variant moves, and
-the largest error against float64. A second table shows what a run of 5, 50 or 200 iterations would
-report, with and without a warm-up, from the same measurement.
+[bold]Variants[/] per shape (rows x inputs x outputs): "naive", with separate product, bias and
+ReLU; "linear, relu", with two calls of torch; "fused", one call, by oneDNN on a CPU and by
+torch.compile on a GPU. [bold]Columns[/]: speed-up over naive, bytes moved, and the largest error
+against float64. A second table shows the speed-ups that runs of 5, 50 or 200 iterations would
+report, with and without a warm-up.
 
 {OUTPUT}
 """
@@ -123,9 +123,9 @@ DEQUANTIZE_HELP = f"""Measure packed weights: dequantization, matrix product and
 
   chop bench dequantize --device cuda --dtype bfloat16 --outputs 8192 --inputs 8192
 
-[bold]Dequantization[/]: a loop over blocks (on a part, scaled up), torch, C++ on a CPU, Triton and,
-for mxint8, CUDA C++ on a GPU; bandwidth as a share of a copy's, and whether every bit is right.
-[bold]Product[/]: "fused" dequantizes inside the kernel, "decoded first" writes the weight out.
+[bold]Dequantization[/]: a loop over blocks (timed on a part and scaled up), torch, C++ on a CPU,
+Triton and, for mxint8, CUDA C++ on a GPU; bandwidth as a share of a copy's, and a bitwise check.
+[bold]Product[/]: "fused" dequantizes inside the kernel, "decoded first" stores the decoded weight.
 [bold]Memory[/] of a model with packed linear layers: in theory, predicted from its layers, of its
 file, and measured in a new process or by the GPU's allocator.
 
@@ -133,7 +133,7 @@ file, and measured in a new process or by the GPU's allocator.
 """
 
 
-GENERATE_HELP = f"""Measure how fast a decoder generates text, with packed weights and without.
+GENERATE_HELP = f"""Measure the text generation speed of a decoder, packed and in float.
 
 [bold]Examples[/]
 
@@ -147,19 +147,19 @@ GENERATE_HELP = f"""Measure how fast a decoder generates text, with packed weigh
 
   chop bench generate --model ./my-llama --prompt 512 --cache mxint8 --cache group_affine4/mxint4
 
-[bold]Columns[/] per model: tokens per second of a prompt (prefill) and of one token after it
-(decode), each beside float32, bytes of the weights as saved, peak memory of a prompt, and the
-largest difference of a token's logits. [bold]Peers[/]: bfloat16, torch's quantize_dynamic,
-torchao's 8-bit and 4-bit weights where it is installed, and llama.cpp on files with the same codes
-where cyllama is. Every model has the same prompts. [bold]Caches[/], of the float32 model: memory
-beside the float cache, KL divergence of the next token's probabilities, and the time of a token.
+[bold]Columns[/] per model: tokens per second of the prompt (prefill) and of generated tokens
+(decode), each with its ratio to float32, bytes of the weights as saved, peak memory of a prompt,
+and the largest difference of a token's logits. [bold]Peers[/] on the same prompts: bfloat16,
+torch's quantize_dynamic, torchao's 8-bit and 4-bit weights if it is installed, and llama.cpp on
+files with the same codes if cyllama is. [bold]Key-value caches[/] of the float32 model: memory
+relative to the float cache, KL divergence of the next token's probabilities, and time per token.
 
 {OUTPUT}
 """
 
 
 def _study(name: str) -> Callable[[Any], Any]:
-    """The study at `module:name` as a function of its settings, which writes its results."""
+    """Returns a function that runs the study at `module:name` and writes its results."""
 
     def run(config: Any) -> Any:
         from chop.actions.bench.report import measure_and_write
@@ -197,10 +197,10 @@ bench_app = command_group(
     },
     """Measure latency, memory and error, in pairs and with confidence intervals.
 
-Variants take turns in blocks of 20 ms, A B ... B A, and are compared block by block, so that other
-load on the machine slows all of them. A ratio has a 95 % interval; if it spans 1,
-[bold]no difference is shown[/]. Compile time and the first call are measured separately.
+Variants run interleaved in blocks of 20 ms, A B ... B A, and are compared block by block, so that
+other load on the machine slows all of them equally. Each ratio has a 95 % confidence interval; if
+it spans 1, [bold]no difference is shown[/]. Compile time and first call are measured separately.
 
-One thread is compared by processor time, which other programs hardly disturb. Several threads are
-compared by wall-clock time: keep the machine idle.""",
+One thread is timed by processor time, which other programs hardly disturb. Several threads are
+timed by wall-clock time: keep the machine idle.""",
 )

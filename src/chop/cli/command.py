@@ -1,4 +1,4 @@
-"""Commands of `chop` as data: what each runs, its settings, and the flags that all have."""
+"""Declarations of the `chop` commands: function, settings and common options."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 RUN_FOLDER = "run_folder"
-"""Name of the argument RUN among values."""
+"""Name of the argument RUN among the parsed values."""
 AS_JSON = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Write one JSON document to standard output. All else goes to standard error.",
+        help="Write one JSON document to standard output. Everything else goes to standard error.",
         rich_help_panel="Output",
         show_default="off",
     ),
@@ -26,7 +26,7 @@ VERBOSE = Annotated[
     typer.Option(
         "--verbose",
         "-v",
-        help="Show debug messages and all tables. Otherwise some are on the page alone.",
+        help="Show debug messages and all tables. By default some are only on the page.",
         rich_help_panel="Output",
         show_default="off",
     ),
@@ -45,18 +45,18 @@ TRUST_CODE = Annotated[
     bool,
     typer.Option(
         "--trust-code",
-        help="Run code that a file names, as model = 'net.py:Net' in a TOML file or a run's folder;"
-        " without it only code that the command line names.",
+        help="Run code that a file names, such as model = 'net.py:Net' in a TOML file or a run's"
+        " folder. By default only code named on the command line runs.",
         rich_help_panel="More options",
         show_default="off",
     ),
 ]
-"""Option of commands that make a model."""
+"""Option of commands that build a model."""
 IMPORTS = Annotated[
     list[str] | None,
     typer.Option(
         "--import",
-        help="Import a module first, which adds formats, passes, samplers or the like.",
+        help="Import a module first that adds formats, passes, samplers or similar.",
         metavar="TEXT",
         rich_help_panel="More options",
         show_default="none",
@@ -67,13 +67,13 @@ FIGURES = Annotated[
     str | None,
     typer.Option(
         "--figures",
-        help="Write figures as these files, too. LaTeX reads pdf.",
+        help="Also write figures in these file formats. LaTeX reads pdf.",
         metavar="pdf,png,svg",
         rich_help_panel="Output",
-        show_default="those of a page",
+        show_default="as on the page",
     ),
 ]
-"""Of jobs, and of commands that write the results of one."""
+"""Option of jobs, and of commands that write a job's results."""
 FIELDS = "__dataclass_fields__"
 COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
 """Flags of `chop` and of every command."""
@@ -81,22 +81,22 @@ COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Command:
-    """A command of `chop`.
+    """Declaration of a `chop` command.
 
     Attributes:
-        run: does the work: a job takes its settings. Without `settings`, a function whose
-            positional-only parameters are arguments and whose keyword-only ones are options.
+        run: function of the command; a job takes its settings. Without `settings`, its
+            positional-only parameters become arguments and its keyword-only ones options.
         settings: `module:Class` of a frozen dataclass; imported when the options are needed.
-        help: text of `--help`. Default: the source's docstring.
-        defaults: field -> default in the place of the dataclass's.
-        only: the fields that are options. Default: all.
-        arguments: the fields that are arguments. A command with some reads no file of settings.
-        is_slow: the command imports PyTorch, and says so at once on standard error.
-        envvars: argument -> environment variable that replaces it.
-        exit_code: result -> exit code.
-        draws: a command without settings writes figures; jobs do.
-        makes_models: a command without settings makes a model that a file may name.
-        run_field: the field that an argument RUN, the output folder of a command, fills.
+        help: text of `--help`. Default: the docstring of the source.
+        defaults: defaults by field that replace those of the dataclass.
+        only: fields that become options. Default: all.
+        arguments: fields that become arguments. Such a command reads no settings file.
+        is_slow: the command imports PyTorch, and announces this on standard error.
+        envvars: environment variable by argument that it replaces.
+        exit_code: function from result to exit code.
+        draws: the command writes figures although it has no settings, as jobs do.
+        makes_models: a file may name the model although the command has no settings.
+        run_field: field set by the argument RUN, an output folder.
         run_help: help of RUN.
         on_run: action for a positional RUN, which replaces the job and its settings.
     """
@@ -118,22 +118,22 @@ class Command:
 
     @property
     def trusts(self) -> bool:
-        """True where `--trust-code` is an option: files that are read may name models."""
+        """True if the command has `--trust-code`, because files that it reads may name models."""
         has_model = not {"model", "models"}.isdisjoint(vars(self.source).get(FIELDS, ()))
         return self.makes_models or (has_model and not self.only)
 
     @property
     def source(self) -> Callable[..., Any]:
-        """The dataclass or function whose signature gives the options."""
+        """Dataclass or function that defines the options."""
         return load(self.settings) if self.settings else self.run
 
 
 def load(path: str) -> Any:
-    """The object at `module:name`."""
+    """Returns the object at `module:name`."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
 
 def deferred(path: str) -> Callable[..., Any]:
-    """The function at `module:name`, imported when it is called."""
+    """Returns the function at `module:name`, imported on its first call."""
     return lambda *args, **kwargs: load(path)(*args, **kwargs)

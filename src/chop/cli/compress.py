@@ -9,7 +9,7 @@ from typing import Any
 from chop.cli.command import Command, deferred
 
 EXIT_NOTHING_SAVED = 3
-"""No format is within --max-drop of float, and no model was saved."""
+"""Exit code if no format is within --max-drop of float and no model was saved."""
 
 COMPRESS_HELP = """Quantize a model in several formats, fine-tune the smallest, save the best.
 
@@ -21,27 +21,27 @@ COMPRESS_HELP = """Quantize a model in several formats, fine-tune the smallest, 
 
   chop compress --formats 8.auto,mxint,mxint:width=4,mxfp:width=4:exponent_width=2
 
-  chop compress runs/compress    # says what that folder holds
+  chop compress runs/compress    # describes the saved run
 
   chop compress --config run.toml    # the same names: model, dataset, qat_epochs
 
 [bold]Choice[/]: chop saves the smallest model within --max-drop of float on the validation rows:
-the split 'validation', or a fifth of the training rows. Test rows are only reported. If no format
-is within --max-drop, no model is saved and the exit code is 3, unless --keep-best is set.
+the split 'validation', or a fifth of the training rows. Test rows are for reporting only. If no
+format is within --max-drop, chop saves none (exit code 3), or the best with --keep-best.
 
 [bold]Output[/] in --out: model.pt and model.mz (the chosen model, packed), figures, table.md and
-result.json; of a Hugging Face model also model/, which transformers loads after import chop. A run
-that is killed or fails leaves the files of the run before. To load it:
-MaseGraph.from_checkpoint("OUT/model"); to train it: pack_transform_pass(mg, {"unpack": True}).
+result.json; for a Hugging Face model also model/, which transformers loads after import chop. A
+killed or failed run keeps the previous files. Load: MaseGraph.from_checkpoint("OUT/model").
+Train: pack_transform_pass(mg, {"unpack": True}).
 
-[bold]Layers[/] on the page have their sensitivity: how the answers to up to 32 training rows change
-where that layer alone is rounded. This runs 5 % more rows than were evaluated at most, first the
-layers whose weights change most. chop search sensitivity measures all layers in all formats.
+[bold]Layers[/]: the page has the sensitivity of layers, which is the change of the answers to up to
+32 training rows if only one layer is rounded. Measuring it adds at most 5 % to the evaluated rows;
+layers with the largest weight error come first. chop search sensitivity measures all of them.
 """
 
 DEMO_HELP = """Compress the built-in vision transformer on handwritten digits.
 
-Runs chop compress with its defaults. Needs no network and a few minutes.
+Runs chop compress with its defaults. Takes a few minutes and needs no network.
 """
 
 
@@ -56,7 +56,7 @@ COMPRESS = Command(
     SETTINGS,
     COMPRESS_HELP,
     exit_code=_exit_code,
-    run_help="Output folder: says what it holds, and compresses nothing.",
+    run_help="Output folder to describe; compresses nothing.",
     on_run=deferred("chop.actions.described_run:describe_run"),
 )
 DEMO = Command(

@@ -7,11 +7,11 @@ from pathlib import Path
 from chop.cli.command import Command
 
 SITE = Path(__file__).resolve().parents[1] / "site"
-"""Where `make docs` puts the site, with which a wheel is then built."""
+"""Output folder of `make docs`, which wheels include."""
 
 
 def docs(*, path: bool = False) -> Path:
-    """Open the documentation in a browser, from files of this installation.
+    """Open the documentation of this installation in a browser.
 
     [bold]Examples[/]
 
@@ -20,7 +20,7 @@ def docs(*, path: bool = False) -> Path:
       chop docs --path
 
     Args:
-        path: print where its first page is, and open nothing.
+        path: print the path of the first page instead of opening it.
     """
     from chop.errors import UnavailableError
     from chop.report.report import say
@@ -28,8 +28,8 @@ def docs(*, path: bool = False) -> Path:
     first = SITE / "index.html"
     if not first.is_file():
         raise UnavailableError(
-            "the documentation is not part of this installation: `make docs` in a clone of the "
-            "repository builds it; docs/index.md there lists the same pages as Markdown."
+            "this installation has no documentation. Build it with `make docs` in a clone of the "
+            "repository, or read the same pages as Markdown, from docs/index.md there."
         )
     say(str(first), is_whole=True)
     if not path:

@@ -11,8 +11,8 @@ def doctor(*, clean: bool = False) -> list[Any]:
     """List installed and missing packages and tools, and how to install them.
 
     Args:
-        clean: first removes compiled code and trained weights from the cache folder, which are
-            made again when they are needed; data sets stay.
+        clean: first delete compiled code and trained weights from the cache folder. chop creates
+            them again when needed; data sets stay.
     """
     from chop.actions import doctor
     from chop.base.tables import print_table
@@ -24,5 +24,5 @@ def doctor(*, clean: bool = False) -> list[Any]:
 
 
 DOCTOR = Command(
-    doctor, is_slow=False, exit_code=lambda found: int(any(finding.is_fatal for finding in found))
+    doctor, is_slow=False, exit_code=lambda findings: int(any(each.is_fatal for each in findings))
 )

@@ -14,21 +14,21 @@ HELP = """Emit a verified circuit: SystemVerilog that equals the model on every 
 
   chop emit --model mlp --fold 128 --place
 
-  chop emit runs/compress --out runs/emit    # the saved model, in its formats
+  chop emit runs/compress --out runs/emit    # keeps the formats of the saved model
 
   chop emit runs/emit --check-only
 
-The model is quantized and lowered to integers as by [bold]chop lower[/]; every operator of the
-graph becomes a component with ready/valid streams. The circuit is linted and simulated by
-Verilator under four profiles of stalls, and by Icarus; every output of every sample has to be the
-graph's. --out gets its name only after that.
+The model is quantized and lowered to integers, as by [bold]chop lower[/]. Every operator of the
+graph becomes a component with ready/valid streams. Verilator lints the circuit and simulates it
+under four stall profiles (back-pressure), and Icarus simulates some samples. Every output of every
+sample must equal the graph's; only then --out is written.
 
 [bold]Needs[/] Verilator, Icarus and Yosys; chop doctor names the command that installs them.
---place needs nextpnr too; chop doctor has it as place.
+--place also needs nextpnr; chop doctor lists it as place.
 
 [bold]Output[/] in --out: rtl/ (SystemVerilog), memory/ (weights, biases and tables), vectors/ and
 testbench/ (to simulate it anywhere), model.pt and model.mz (the integer graph), report.md,
-dataflow.svg, result.json, manifest.json (hashes of all files, seeds, cycles, versions of tools).
+dataflow.svg, result.json, manifest.json (hashes of all files, seeds, cycles, tool versions).
 """
 
 EMIT = Command(

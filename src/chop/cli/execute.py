@@ -1,4 +1,4 @@
-"""Running a command: settings of a file and of options, verbosity, and the JSON document."""
+"""Execution of a command: settings from file and options, verbosity, JSON document."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 
 
 def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> None:
-    """Runs a command with the options that were given.
+    """Runs a command with the given options.
 
     Raises:
-        ConfigError: the settings of the file or of the options are wrong.
-        typer.Exit: the exit code is not 0.
+        ConfigError: if a setting of the file or an option is wrong.
+        typer.Exit: if the exit code is not 0.
     """
     chosen = {
         name: value
@@ -42,11 +42,11 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
     flags = {name: given[name] or ctx.find_root().params.get(name) for name in COMMON}
     is_slow = command.is_slow and not (command.on_run and RUN_FOLDER in chosen)
     if is_slow and not flags["quiet"]:
-        # Importing PyTorch and transformers takes seconds in which nothing else shows.
+        # Importing PyTorch and transformers takes seconds without any other output.
         typer.echo("loading PyTorch and transformers ...", err=True)
-    # Bars of other libraries would break ours; tqdm reads this where it is imported.
+    # Progress bars of other libraries would break ours; tqdm reads this when it is imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    os.environ.setdefault("TQDM_DELAY", str(10**9))  # of those that are switched on by their code
+    os.environ.setdefault("TQDM_DELAY", str(10**9))  # for bars that code enables
     with names_of_files(), contextlib.ExitStack() as stack:
         stack.enter_context(_plain_warnings())
         if flags["as_json"]:
@@ -64,7 +64,7 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
 
             stack.enter_context(further_figures([kind.strip() for kind in kinds.split(",")]))
         settings, result = _run(command, f"chop {_name(ctx)}", chosen)
-    if flags["as_json"] and os.environ.get("RANK", "0") == "0":  # torchrun starts it many times
+    if flags["as_json"] and os.environ.get("RANK", "0") == "0":  # torchrun starts many processes
         from chop.runs import as_json
 
         document = {"command": f"chop {_name(ctx)}", "settings": settings, "result": result}
@@ -74,7 +74,7 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
 
 
 def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
-    """The settings that a command ran with, and its result."""
+    """Returns the settings that a command ran with, and its result."""
     for module in chosen.pop("imports", None) or ():
         import_plugin(module)
     if RUN_FOLDER in chosen:
@@ -101,7 +101,7 @@ def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any
 def _run_with(
     command: Command, where: str, values: dict[str, Any], file: Path | None
 ) -> tuple[Any, Any]:
-    """The same, of the options' values."""
+    """Runs a command with parsed option values; returns its settings and result."""
     parameters = inspect.signature(command.source).parameters
     if not command.settings:
         positional = [n for n, p in parameters.items() if p.kind is POSITIONAL]
@@ -116,10 +116,10 @@ def _run_with(
 
 
 def _check_alone(where: str, folder: Path, given: Iterable[str]) -> None:
-    """Raises ConfigError where options are given that the argument RUN leaves nothing to say."""
+    """Raises ConfigError if RUN comes with options that have no effect on it."""
     names = [f"--{name.replace('_', '-')}" for name in given]
     if names:
-        raise ConfigError(f"{where} takes '{folder}' without {', '.join(names)}: leave that out.")
+        raise ConfigError(f"{where} '{folder}': leave out {', '.join(names)}.")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
@@ -128,30 +128,30 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 
 def _name(ctx: Any) -> str:
-    """`search nas`: without the program's name, which may be `python -m chop.cli`."""
+    """Returns the command's name, such as `search nas`, without the program's name."""
     return "" if ctx.parent is None else f"{_name(ctx.parent)} {ctx.info_name}".strip()
 
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Inside, all output goes to standard error, that of compiled code and other processes too."""
+    """Redirects standard output to standard error, including compiled code and subprocesses."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     try:
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Inside, warnings of this package are shown as their sentence, without a line of its code."""
+    """Shows warnings of this package as a sentence, without a source line."""
     usual, own = warnings.formatwarning, str(Path(__file__).parent.parent)
 
-    def shown(
+    def format_warning(
         message: Warning | str,
         category: type[Warning],
         filename: str,
@@ -162,7 +162,7 @@ def _plain_warnings() -> Iterator[None]:
             return f"Warning: {message}\n"
         return usual(message, category, filename, lineno, line)
 
-    warnings.formatwarning = shown
+    warnings.formatwarning = format_warning
     try:
         yield
     finally:
@@ -171,7 +171,7 @@ def _plain_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, neither warnings nor what goes through rich's global console: bars and progress."""
+    """Silences warnings, progress bars and rich's global console."""
     from rich import get_console
 
     console = get_console()

@@ -18,19 +18,19 @@ HELP = """Write a compressed model for other engines, and read the files back.
 
   chop export runs/compress --to gptq --nearest --batch 1 --batch 32
 
-[bold]Targets[/], the engines that they are made for, and the formats that they take:
+[bold]Targets[/], their engines, and the formats that they support:
 
 {targets}
 
-What a target cannot hold is listed by module with the nearest format that it can hold, and
-nothing is written, for no target; --nearest rounds these modules to that format. onnx and
-openvino list none: a note says what became floats, and which inputs are not rounded. The
-target's own library reads each file back; folders of gptq are read by chop itself. vLLM,
-SGLang, GPTQModel and FINN were not run. chop doctor names the libraries that are missing.
+If a target does not support the format of a module, chop lists the module with the nearest
+supported format and writes no files for any target. --nearest rounds such modules to that format.
+onnx and openvino accept every format: a note says which weights became floats and which inputs are
+not rounded. The target's own library reads each file back; chop itself reads folders of gptq. vLLM,
+SGLang, GPTQModel and FINN were not run. chop doctor names missing libraries.
 
-[bold]Tables[/]: per target size, how many packed weights the library decodes to the graph's
-values, and the largest difference of outputs; per model the metric on the test rows, where they
-are known; per engine and batch size how many times as fast it is as float and as the graph.
+[bold]Tables[/]: per target the size, the number of packed weights that the library decodes to the
+graph's values, and the largest difference of outputs; per model the metric on the test rows, if
+they are known; per engine and batch size the speed-up over float and over the graph.
 
 [bold]Output[/] in --out: a file or folder per target, table.md, manifest.json, and per batch
 size times-batch-N.svg and times-batch-N.json."""

@@ -1,7 +1,7 @@
-"""Pages of `--help`: at most 60 lines with the most used options. `--help-all` shows the rest.
+"""Pages of `--help` (at most 60 lines, most used options) and `--help-all` (every option).
 
-Typer's own pages read brackets as markup, `pip install 'mase-chop[ui]'` among them, and take four
-lines for an option. Here `[bold]...[/]` is the only markup.
+Typer's own pages read brackets such as those of `pip install 'mase-chop[ui]'` as markup, and take
+four lines per option. Here `[bold]...[/]` is the only markup.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from chop.base.plugins import GROUPS
 from chop.cli.names import choices_text, find_group, from_packages
 
 LONGEST = 60
-"""Lines of a page at 80 columns."""
+"""Maximum lines of a page at 80 columns."""
 WIDEST = 29
-"""Columns of an option's name and type, beside which its text stands."""
+"""Maximum width of an option's name and type; the text starts beside it."""
 FIRST = ("model", "models", "weights", "dataset", "formats", "format", "to", "out")
-"""Options that a page begins with."""
+"""Options listed first."""
 MORE = "More options"
 OUTPUT = "Output"
 CHOICES = re.compile(r" \S*\|[^,\s]*")
@@ -46,7 +46,7 @@ def spelling(parameter: Any, is_whole: bool = True) -> str:
 
     Args:
         parameter: parameter of Typer.
-        is_whole: with second names, the negation of what is off, and choices however long.
+        is_whole: include second names, negations of flags that are off, and long choices.
     """
     if parameter.param_type_name == "argument":
         name = str(parameter.name).upper()
@@ -55,13 +55,13 @@ def spelling(parameter: Any, is_whole: bool = True) -> str:
     if parameter.is_flag:
         is_on = is_whole or parameter.default is True
         return ", ".join([*names, *(parameter.secondary_opts if is_on else ())])
-    shown = f"{', '.join(names if is_whole else parameter.opts[:1])} {parameter.metavar or 'TEXT'}"
-    is_long = not is_whole and len(shown) > WIDEST
-    return CHOICES.sub(" TEXT", shown) if is_long else shown
+    text = f"{', '.join(names if is_whole else parameter.opts[:1])} {parameter.metavar or 'TEXT'}"
+    is_long = not is_whole and len(text) > WIDEST
+    return CHOICES.sub(" TEXT", text) if is_long else text
 
 
 def whole_text(parameter: Any) -> str:
-    """Returns the text of an option, with the names that it takes."""
+    """Returns the help of an option with the names that it accepts."""
     group = _group(parameter)
     return f"{plain(parameter.help or '')} {choices_text(group) if group else ''}".strip()
 
@@ -79,13 +79,13 @@ def default_text(parameter: Any) -> str:
 
 
 def notes(parameter: Any) -> list[str]:
-    """Returns what stands in brackets behind the text of an option: in full, shorter, nothing."""
+    """Returns bracketed notes for an option (range and default): full, shorter, empty."""
     default, allowed = default_text(parameter), getattr(parameter, "range_text", "")
     default = f"default: {default}" if default else ""
     if isinstance(parameter.envvar, str):
         default = f"or variable {parameter.envvar}"
-    found = dict.fromkeys(("; ".join(filter(None, (allowed, default))), default, ""))
-    return [note and f"[{note}]" for note in found]
+    candidates = dict.fromkeys(("; ".join(filter(None, (allowed, default))), default, ""))
+    return [note and f"[{note}]" for note in candidates]
 
 
 def one_line(text: str, room: int) -> str:
@@ -116,7 +116,7 @@ def usage(command: Any, ctx: Any) -> str:
 
 
 class Page:
-    """The page of a command or group.
+    """Help page of a command or group.
 
     Args:
         command: command of Typer.
@@ -128,10 +128,10 @@ class Page:
         self.console = Console(highlight=False)
 
     def text(self, is_whole: bool) -> str:
-        """The page, with codes of color for a terminal.
+        """Returns the page; for terminals with color codes.
 
         Args:
-            is_whole: with everything, as a page of at most `LONGEST` lines is in any case.
+            is_whole: include everything. A page of at most `LONGEST` lines always does.
         """
         lines = list(self.whole())
         if not is_whole and len(lines) > LONGEST + 1:
@@ -142,7 +142,7 @@ class Page:
         return captured.get().rstrip()
 
     def whole(self) -> Iterator[Text]:
-        """Lines of the page with everything."""
+        """Yields the lines of the full page."""
         yield from self._head()
         yield from self._commands()
         for heading, parameters in self._panels().items():
@@ -152,11 +152,11 @@ class Page:
             yield from self._block(block)
 
     def short(self) -> list[Text]:
-        """Lines of the page with what most need, and as many details as there is room for."""
-        shown, hidden = self._parted()
+        """Returns the lines of the short page, with as many details as fit."""
+        listed, hidden = self._parted()
         lines = [*self._head()]
-        arguments = [each for each in shown if each.param_type_name == "argument"]
-        options = [each for each in shown if each.param_type_name != "argument"]
+        arguments = [each for each in listed if each.param_type_name == "argument"]
+        options = [each for each in listed if each.param_type_name != "argument"]
         for heading, parameters in (("Arguments", arguments), ("Options", options)):
             lines += self._options(heading, parameters, is_whole=False)
         where = f", explained by {self.ctx.command_path} --help-all"
@@ -170,7 +170,7 @@ class Page:
 
     @cached_property
     def _blocks(self) -> list[list[str]]:
-        """Paragraphs of the text, each with the indented ones that follow it."""
+        """Paragraphs of the text, each with the indented paragraphs that follow it."""
         rows: list[list[str]] = []
         text = "\n\n".join(filter(None, (self.command.help, self.command.epilog)))
         for paragraph in filter(None, text.split("\n\n")):
@@ -202,7 +202,7 @@ class Page:
         yield Text()
 
     def _example(self, line: str) -> Iterator[Text]:
-        """A command that can be pasted, whatever the width; its comment where there is room."""
+        """Yields an example as a command to paste, with its comment where it fits."""
         command, _, comment = (part.strip() for part in line.partition(" # "))
         if not command.startswith(("chop ", "torchrun ")):
             yield from self._wrapped(_styled(line), 2)
@@ -236,7 +236,7 @@ class Page:
         return [each for each in self.command.get_params(self.ctx) if not each.hidden]
 
     def _panels(self) -> dict[str, list[Any]]:
-        """Parameters by heading: the model and its data first, what few need near the end."""
+        """Returns parameters by heading: model and data first, rare ones near the end."""
         panels: dict[str, list[Any]] = {}
         for each in self._parameters():
             is_argument = each.param_type_name == "argument"
@@ -249,13 +249,13 @@ class Page:
         return {heading: panels[heading] for heading in order}
 
     def _parted(self) -> tuple[list[Any], list[Any]]:
-        """Parameters that the short page explains, those of `FIRST` first, and the others."""
+        """Returns the parameters that the short page explains (`FIRST` first), and the others."""
         parameters = self._parameters()
-        shown = [e for e in parameters if _panel(e) != MORE or e.name in FIRST]
+        listed = [e for e in parameters if _panel(e) != MORE or e.name in FIRST]
         ranks = {name: rank for rank, name in enumerate(FIRST)}
         last = len(FIRST) + 1
-        shown.sort(key=lambda e: ranks.get(e.name, last if _panel(e) == OUTPUT else last - 1))
-        return shown, [each for each in parameters if each not in shown]
+        listed.sort(key=lambda e: ranks.get(e.name, last if _panel(e) == OUTPUT else last - 1))
+        return listed, [each for each in parameters if each not in listed]
 
     def _options(self, heading: str, parameters: list[Any], is_whole: bool) -> Iterator[Text]:
         if not parameters:
@@ -271,7 +271,7 @@ class Page:
         yield Text()
 
     def _short(self, parameter: Any, room: int) -> tuple[str, str]:
-        """The first sentence of an option and the longest note that it leaves room for."""
+        """Returns the first sentence of an option and the longest note that fits."""
         text = plain(parameter.help or "")
         for note in notes(parameter):
             line = one_line(text, room - len(note) - 1 if note else room)
@@ -280,7 +280,7 @@ class Page:
         return line, note
 
     def _extensions(self) -> Iterator[Text]:
-        """Names that installed packages add to those of the options."""
+        """Yields names that installed packages add to the choices of options."""
         groups = dict.fromkeys(filter(None, map(_group, self._parameters())))
         names = [
             f"{GROUPS.get(group, group[:-1])} {name}{package and f' ({package})'}"
@@ -289,12 +289,12 @@ class Page:
         ]
         if names:
             yield from self._wrapped(
-                Text.assemble(("Of other packages", "bold"), ": ", ", ".join(names)), 0
+                Text.assemble(("From other packages", "bold"), ": ", ", ".join(names)), 0
             )
             yield Text()
 
     def _row(self, name: str, width: int, text: str, note: str) -> Iterator[Text]:
-        """An option: its text beside its name, or below a long name."""
+        """Yields an option with its text beside its name, or below a long name."""
         cell = Text(f"  {name}", "cyan")
         body = Text.assemble(text, " " if text and note else "", (note, "dim"))
         rows = [*self._wrapped(body, width + 4)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from chop.cli.command import Command, deferred
 
-HELP = """Rewrite a model to integers only, as a circuit computes it, and compare.
+HELP = """Lower a model to integer-only arithmetic, as in a circuit, and compare it.
 
 [bold]Examples[/]
 
-  chop lower runs/compress    # the saved model, in its formats
+  chop lower runs/compress    # keeps the formats of the saved model
 
   chop lower --model mlp --out runs/lower
 
@@ -16,15 +16,15 @@ HELP = """Rewrite a model to integers only, as a circuit computes it, and compar
 
   chop lower --model bert-tiny --rows 64 --max-length 32
 
-All operators are quantized and calibrated, batch norms folded into convolutions. Then every
-operator is replaced by one on integers. Batch and length are those of the compared rows, where
-the model computes with them.
+Quantizes and calibrates all operators, folds batch norms into convolutions, and replaces every
+operator by one on integers. If the model computes with batch size and length, these are fixed to
+those of the compared rows.
 
-[bold]Columns[/] per operator: how many codes differ from the quantized operator's on the same
-inputs, the largest difference in steps, the largest accumulator seen and its width by proof.
+[bold]Columns[/] per operator: number of codes that differ from the quantized operator's on the same
+inputs, the largest difference in steps, the largest accumulator value and its proven width.
 
 [bold]Output[/] in --out: model.pt and model.mz (the integer graph), golden.safetensors (inputs,
-outputs, and the integers behind and ahead of the host's part), graph.svg, table.md, result.json.
+outputs, and the integers at both ends of the circuit), graph.svg, table.md, result.json.
 To load the graph: mg = MaseGraph.from_checkpoint("OUT/model").
 """
 

@@ -1,7 +1,7 @@
-"""Names that options take, without an import of the tables that define them.
+"""Names that options accept, read without importing the tables that define them.
 
-`registered.json` has the names of chop; `python -m docs.write_names` makes it of the tables. Those
-of other packages come from entry points, and from tables that are imported already.
+`registered.json` has the names of chop; `python -m docs.write_names` generates it from the tables.
+Names of other packages come from entry points and from tables that are already imported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TABLES: Mapping[str, str] = MappingProxyType(
         "tasks": REGISTRIES["tasks"],
     }
 )
-"""Place of the table that defines the names of a group; a function returns them."""
+"""Table that defines the names of a group, by group; a function returns them."""
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("format", "formats", "inputs", "bias", "others"), "formats"),
@@ -50,21 +50,21 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "to": "targets",
     }
 )
-"""Group by the option that takes its names."""
+"""Group of names by the option that accepts them."""
 LEADS: Mapping[str, str] = MappingProxyType({"datasets": "Built in", "models": "Built in"})
-"""Beginning of the list of a group whose options take other things as well."""
+"""First words of the list, for groups whose options accept other values too."""
 SAME = "= "
-"""Beginning of the text of a second name."""
+"""Prefix of the text of an alias."""
 LIST = re.compile(r"^\{(\w+)\}$", re.MULTILINE)
-"""Paragraph of a help text that stands for the rows of a group."""
+"""Paragraph of a help text that is replaced by the rows of a group."""
 
 
 def find_group(option: str, form: str) -> str | None:
-    """Returns the group whose names an option takes; None: it takes others.
+    """Returns the group of names that an option accepts, or None.
 
     Args:
         option: name of the field.
-        form: form of its values, as `TEXT,...`. An option of that name may take numbers.
+        form: form of its values, such as `TEXT,...`. Options of that name may accept numbers.
     """
     return OPTIONS.get(option) if form.startswith("TEXT") else None
 
@@ -75,19 +75,19 @@ def known(group: str) -> dict[str, str]:
     Args:
         group: key of `TABLES`.
     """
-    found = dict(_own()[group])
+    texts = dict(_own()[group])
     for name in _added(group):
-        found.setdefault(name, "")
-    return found
+        texts.setdefault(name, "")
+    return texts
 
 
 def names(group: str) -> list[str]:
-    """Returns the names of a group, without second names."""
+    """Returns the names of a group without aliases."""
     return [name for name, text in known(group).items() if not text.startswith(SAME)]
 
 
 def from_packages(group: str) -> dict[str, str]:
-    """Returns names that chop does not define, with the package of each.
+    """Returns the names that other packages define, each with its package.
 
     Args:
         group: key of `TABLES`.
@@ -96,21 +96,21 @@ def from_packages(group: str) -> dict[str, str]:
 
 
 def choices_text(group: str) -> str:
-    """Returns the sentence of `--help` that names the choices of an option.
+    """Returns the sentence of `--help` that lists the choices of an option.
 
     Args:
-        group: key of `TABLES`. Options differ in the operators that they take: no list is theirs.
+        group: key of `TABLES`. "operators" gives "": options differ in the operators they accept.
     """
     if group == "operators":
         return ""
     has_texts = group in ("methods", "tasks")
     rows = {name: text for name, text in known(group).items() if not text.startswith(SAME)}
-    shown = (f"{name} ({text})" if has_texts and text else name for name, text in rows.items())
-    return f"{LEADS.get(group, 'Choices')}: {', '.join(shown)}."
+    choices = (f"{name} ({text})" if has_texts and text else name for name, text in rows.items())
+    return f"{LEADS.get(group, 'Choices')}: {', '.join(choices)}."
 
 
 def completions(group: str) -> Callable[[str], list[str]]:
-    """Returns the function by which a shell completes the names of a group.
+    """Returns the shell completion function of a group.
 
     Args:
         group: key of `TABLES`.
@@ -124,11 +124,12 @@ def completions(group: str) -> Callable[[str], list[str]]:
 
 
 def with_lists(text: str) -> str:
-    """Returns a help text with the rows of chop in the places of `{group}`.
+    """Returns a help text with `{group}` replaced by the names of chop in that group.
 
-    Pages name those of other packages apart: their metadata take tens of milliseconds to read.
+    Pages list the names of other packages separately, since their metadata take tens of
+    milliseconds to read.
     """
-    return LIST.sub(lambda found: "\n\n".join(_lines(found[1])), text)
+    return LIST.sub(lambda match: "\n\n".join(_lines(match[1])), text)
 
 
 def _lines(group: str) -> Iterable[str]:
@@ -139,12 +140,12 @@ def _lines(group: str) -> Iterable[str]:
 
 @cache
 def _own() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    names_by_group: dict[str, dict[str, str]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return names_by_group
 
 
 def _added(group: str) -> dict[str, str]:
-    """Names of the imported table, else of entry points, with their packages."""
+    """Returns names of the imported table, else of entry points, each with its package."""
     module, _, attribute = TABLES[group].partition(":")
     table = getattr(sys.modules.get(module), attribute, None)
     if isinstance(table, Registry):

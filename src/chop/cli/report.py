@@ -8,7 +8,7 @@ from chop.cli.command import Command
 
 
 def report(runs: tuple[str, ...], /, *, out: Path | None = None, open: bool = False) -> Path:
-    """Make the page of a run again, or put several runs on one page.
+    """Rebuild the report page of a run, or put several runs on one page.
 
     [bold]Examples[/]
 
@@ -16,15 +16,14 @@ def report(runs: tuple[str, ...], /, *, out: Path | None = None, open: bool = Fa
 
       chop report runs/first runs/second --out both.html
 
-    Every command that writes tables writes their page too: report.html in its --out, one file that
-    a browser opens without a network. This command makes it from manifest.json and report.json; of
-    several runs it draws the curves on the same axes. Runs of an earlier version have their rows
-    alone.
+    Every command that writes tables also writes their page: report.html in --out, one file that a
+    browser opens without a network. This command builds it from manifest.json and report.json, and
+    draws the curves of several runs on the same axes. Runs of an earlier version show tables only.
 
     Args:
         runs: output folders of chop's commands.
-        out: the page. Default: report.html in the folder of the run, for several in the folder
-            where the command is given.
+        out: file of the page. Default: report.html in the folder of the run, for several runs in
+            the current folder.
         open: show the page in the browser.
     """
     from chop.report.page.files import write_page
@@ -34,7 +33,7 @@ def report(runs: tuple[str, ...], /, *, out: Path | None = None, open: bool = Fa
     folders = [Path(run).expanduser() for run in runs]
     path = write_page(folders, out or Path(folders[0] if len(runs) == 1 else "") / PAGE)
     count = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"
-    say(f"{path} shows {count} in a browser.", is_whole=True)
+    say(f"Wrote {path} with {count}; open it in a browser.", is_whole=True)
     if open:
         import webbrowser
 

@@ -22,10 +22,10 @@ PRECISION_HELP = f"""Search the number format of each layer (mixed precision) af
 A trial chooses formats and widths; fractions and scales are calibrated on training rows. A trial
 switches formats in place and takes milliseconds on small models.
 
-The first trials need no search: the formats of least predicted loss increase in the budgets, by
-Fisher information from one backward pass over 256 training rows and, where time permits, by the KL
-divergence of each layer in each format. The table labels them "no search", and the last line says
-whether the search found a configuration that is better beyond error on test rows.
+The first trials are the closed-form assignments: the formats with the least predicted increase of
+the loss within the budgets, from Fisher information (one backward pass over 256 training rows) and,
+if time permits, from the KL divergence of each layer in each format. The table labels them
+"no search". The last line says whether the search beats them on test rows by more than the error.
 
 [bold]Examples[/]
 
@@ -45,9 +45,9 @@ whether the search found a configuration that is better beyond error on test row
 
   chop search precision --model ./my-bert --dataset ./imdb --max-length 256 --budget bits=5
 
-[bold]Values by format[/], for each operand (data_in, weight) of each layer; width is --widths, and
---ranges frac_width=2,4,8 gives other values and fields. --formats all has every format,
---per-format searches each by itself.
+[bold]Values by format[/], for each operand (data_in, weight) of each layer. --widths sets width;
+--ranges frac_width=2,4,8 sets other fields. --formats all tries every format; --per-format runs one
+search per format.
 
 {{formats}}
 
@@ -58,7 +58,7 @@ OUT best.toml writes the settings that chop compress --config takes.
 
 {LIFE}"""
 
-SENSITIVITY_HELP = """Measure per-layer sensitivity to each format; needs no search.
+SENSITIVITY_HELP = """Measure the sensitivity of each layer to each format, without a search.
 
 Quantizes one layer at a time to each format, with all others in float. Reports the change of the
 model's outputs (kl, mse), the weights' error, Fisher information, the Hessian's trace and the
@@ -75,7 +75,7 @@ from it), table.md, table.csv, sensitivity.json, and one heat map of the layers 
 
 NAS_HELP = f"""Search the architecture (NAS): layers, heads, sizes, and Linear or Identity.
 
-Fields are those of the model's configuration; an unknown field is an error that names the nearest.
+Fields are those of the model's configuration. The error for an unknown field names the nearest one.
 Infeasible configurations are skipped, duplicates are evaluated once.
 
 [bold]Examples[/]
@@ -97,7 +97,7 @@ best.json, the best models in best/, and plots: best-so-far, front, importance (
 
 
 def _job(name: str) -> Any:
-    """The search job of that name as a function of its settings: one search, or several."""
+    """Returns the search job of that name as a function that runs one search or several."""
 
     def run(config: Any) -> Any:
         from chop.actions.search.job import find_job, run_search
@@ -105,7 +105,7 @@ def _job(name: str) -> Any:
 
         job = find_job(name)
         if not is_several(job, config):
-            return _found(run_search(job, config))
+            return _summary(run_search(job, config))
         rows = run_several(job, config)
         typer.echo(f"{get_folder(config) / 'best-so-far.svg'}")
         return rows
@@ -113,7 +113,7 @@ def _job(name: str) -> Any:
     return run
 
 
-def _found(result: Any) -> dict[str, Any]:
+def _summary(result: Any) -> dict[str, Any]:
     return {"best": result.best, "front": result.front, "trials": result.trials}
 
 
@@ -137,38 +137,38 @@ def resume(
 
       chop search resume runs/search/nas --trials 200 --workers 2
 
-      chop search resume runs/search/precision --trust-code    # of a model net.py:Net
+      chop search resume runs/search/precision --trust-code    # the model is net.py:Net
 
     Args:
-        where: OUT, OUT/NAME, a storage's file, or its URL.
+        where: OUT, OUT/NAME, a storage file, or its URL.
         name: study name. Default: the storage's only study.
         trials: total number of configurations, finished trials included. Default: as begun.
         workers: processes on this machine. Default: as begun.
-        out: folder of the results. Default: beside the storage; of a storage elsewhere as begun, if
-            that is in the current folder.
+        out: folder for the results. Default: beside a storage file; for a storage elsewhere as
+            begun, if that is in the current folder.
     """
     from chop.actions.search.manage import resume_search
 
-    return _found(resume_search(where, name, trials, workers, out))
+    return _summary(resume_search(where, name, trials, workers, out))
 
 
 def show(where: str, /, *, name: str | None = None) -> Any:
     """Show the trials and the best configurations of a search, finished or not.
 
-    Shows how many trials were measured, pruned, failed or are running; the best; each choice of the
-    best, and its importance.
+    Shows how many trials were measured, pruned, failed or are running; the best configuration, its
+    choices, and the importance of each choice.
 
     [bold]Example[/]
 
       chop search show runs/search/nas
 
     Args:
-        where: OUT, OUT/NAME, a storage's file, or its URL.
+        where: OUT, OUT/NAME, a storage file, or its URL.
         name: study name. Default: the storage's only study.
     """
     from chop.actions.search.manage import show_search
 
-    return _found(show_search(where, name))
+    return _summary(show_search(where, name))
 
 
 def export(
@@ -190,7 +190,7 @@ def export(
       chop search export runs/search/precision trials.db    # an ordinary Optuna study
 
     Args:
-        where: OUT, OUT/NAME, a storage's file, or its URL.
+        where: OUT, OUT/NAME, a storage file, or its URL.
         path: file to write: .toml for chop compress, .db for Optuna's tools.
         name: study name. Default: the storage's only study.
         trial: number of the trial to export. Default: the best.
@@ -198,13 +198,13 @@ def export(
     from chop.errors import ConfigError
 
     if path.suffix not in (".toml", ".db"):
-        raise ConfigError(f"'{path}': expected a file called .toml, or .db for Optuna's tools.")
+        raise ConfigError(f"'{path}': expected a .toml file, or a .db file for Optuna's tools.")
     if path.suffix == ".toml":
         from chop.actions.search.manage import export_best
 
         return export_best(where, path, name, trial)
     if trial is not None:
-        raise ConfigError(f"--trial: '{path}' takes all trials; a .toml file takes one.")
+        raise ConfigError(f"--trial: '{path}' gets all trials; to export one, name a .toml file.")
     from chop.search.optuna_view import export_study
 
     return export_study(where, path, name)
@@ -215,7 +215,7 @@ def dashboard(
 ) -> None:
     """Serve a search in Optuna's dashboard.
 
-    Notes that are written in the dashboard are not kept. Needs pip install
+    Notes written in the dashboard are lost when it stops. Needs pip install
     'mase-chop[dashboard]'.
 
     [bold]Example[/]
@@ -223,7 +223,7 @@ def dashboard(
       chop search dashboard runs/search
 
     Args:
-        where: OUT, OUT/NAME, a storage's file, or its URL.
+        where: OUT, OUT/NAME, a storage file, or its URL.
         name: study name. Default: the storage's only study.
         host: address to listen on.
         port: port to listen on.
@@ -234,11 +234,11 @@ def dashboard(
 
 
 def worker(url: str, /, *, name: str | None = None, out: Path | None = None) -> Any:
-    """Run trials of a search that runs elsewhere, until its total is reached.
+    """Run trials of a search that another process started, until its total is reached.
 
-    Start one per machine, core or GPU, by hand, by Slurm or by Kubernetes: each claims trials that
-    no other has. A worker can be killed at any moment. On a shared file system give every worker
-    the --out of the search: its folder then has the best model of all workers.
+    Start one worker per machine, core or GPU, by hand, with Slurm or with Kubernetes. Each trial
+    goes to one worker. You can kill a worker at any moment. On a shared file system, give every
+    worker the --out of the search, so that its folder has the best model of all workers.
 
     [bold]Examples[/]
 
@@ -246,7 +246,7 @@ def worker(url: str, /, *, name: str | None = None, out: Path | None = None) -> 
 
       chop search worker postgresql://chop@db/chop --out /shared/runs/search
 
-    Other users can read command lines: give a password by PGPASSFILE, or the whole URL by the
+    Other users can read command lines: pass the password in PGPASSFILE, or the whole URL in the
     environment variable CHOP_STORAGE.
 
     Args:
@@ -257,7 +257,7 @@ def worker(url: str, /, *, name: str | None = None, out: Path | None = None) -> 
     """
     from chop.actions.search.manage import work_for
 
-    return _found(work_for(url, name, out))
+    return _summary(work_for(url, name, out))
 
 
 def compare(
@@ -271,9 +271,9 @@ def compare(
 ) -> Any:
     """Plot the best-so-far curves of several searches, and tabulate them.
 
-    Searches that differ in their seed alone are one curve with a band: median and range. Others are
-    labeled by the settings that differ. Of a storage with several studies all are taken, or one:
-    OUT:NAME.
+    Searches that differ only in their seed become one curve with a band: median and range. The
+    settings that differ label the curves. All studies of a storage are compared; OUT:NAME selects
+    one.
 
     [bold]Examples[/]
 
@@ -320,7 +320,7 @@ search_app = command_group(
     },
     """Search number formats or architectures.
 
-Every trial is in a storage: a SQLite file in --out, or PostgreSQL. Infeasible configurations are
-skipped, duplicates are evaluated once. A killed search resumes when it is run again, or by
+A storage has every trial: a SQLite file in --out, or PostgreSQL. Infeasible configurations are
+skipped, duplicates are evaluated once. To resume a killed search, run the same command again, or
 [bold]chop search resume[/].""",
 )

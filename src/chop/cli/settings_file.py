@@ -1,4 +1,4 @@
-"""Settings of a TOML file. Code and other output folders need an option on the command line."""
+"""Settings from a TOML file. Code and foreign output folders need an option on the command line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Merges the settings of a TOML file with options, which have priority.
 
     Raises:
-        ConfigError: the file cannot be read, names code that the command line does not, or has
-            results written outside the current folder.
+        ConfigError: if the file cannot be read, names code that the command line does not name, or
+            writes results outside the current folder.
     """
     from chop.config import check_text, load_toml
 
-    found = load_toml(file)
-    _import_modules(found.pop("import", ()), file)
-    from_file = {name: value for name, value in found.items() if name not in given}
+    settings = load_toml(file)
+    _import_modules(settings.pop("import", ()), file)
+    from_file = {name: value for name, value in settings.items() if name not in given}
     for name, value in from_file.items():
         option = name if name in ("evaluate", "loss") else "model"
         check_code({name: value}, file, f"--{option}")
@@ -48,7 +48,7 @@ def _import_modules(modules: Any, file: Path) -> None:
 
 
 def _check_storage(storage: Any, file: Path) -> None:
-    """Raises ConfigError where a search would write its trials elsewhere."""
+    """Raises ConfigError if a search would write its trials outside the current folder."""
     from chop.config import check_text
     from chop.search.location import MEMORY, storage_file, storage_url, without_password
 
@@ -61,6 +61,6 @@ def _check_storage(storage: Any, file: Path) -> None:
         check_place(place, file, "--storage")
     elif url != MEMORY:
         raise ConfigError(
-            f"'{file}' has trials written to a server, {without_password(url)}: if that is meant, "
-            "give --storage URL."
+            f"'{file}' writes trials to a server, {without_password(url)}: to allow that, give "
+            "--storage URL."
         )

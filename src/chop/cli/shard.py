@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chop.cli.command import Command, deferred
 
-HELP = """Search for a sharding plan, run a model by it, and check it beside one process.
+HELP = """Find a sharding plan (tensor and data parallelism), run it, and check it.
 
 [bold]Examples[/]
 
@@ -18,14 +18,14 @@ HELP = """Search for a sharding plan, run a model by it, and check it beside one
 
   torchrun --nproc-per-node 4 --no-python -- chop shard --model ./my-llama --plan plan.json --run
 
-The plan is the one by which a forward is predicted to be fastest within --memory; without that it
-may be to replicate all. Without --run it is written, beside what plans that need no search would
-take. With it, each process reads its slices of the weights; none reads the whole model of a folder,
-the hub or a checkpoint. Every node of the first forward is then compared with one process
-(--no-check skips that). Outside torchrun, --run starts the processes itself.
+The plan has the fastest predicted forward within --memory; without --memory this can be full
+replication. A table compares it with standard plans. With --run, each process reads its slices of
+the weights, and no process reads the whole model of a folder, the hub or a checkpoint. Every node
+of the first forward is compared with one process (--no-check skips this). Outside torchrun, --run
+starts the processes itself.
 
-[bold]Columns[/]: bytes of parameters and buffers that a process keeps, and their share of the
-model; peak memory, with activations; predicted time of a forward; what a process sends in it.
+[bold]Columns[/]: bytes of parameters and buffers per process, and their share of the model; peak
+memory with activations; predicted time of a forward; bytes that a process sends in it.
 
 [bold]Output[/] in --out: plan.json (edit it, and give it to --plan), plans.png, tp_plan.json (with
 --export-tp-plan), table.md (also by layer), result.json, manifest.json.

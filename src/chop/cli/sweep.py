@@ -23,14 +23,14 @@ QUANTIZE_HELP = f"""Plot accuracy against bit width, for PTQ and QAT.
   chop sweep quantize --model ./my-bert --dataset ./imdb --max-length 256 --qat-epochs 1
 
 {OUTPUT}; heatmap-ptq and heatmap-qat if both widths and fractions vary. With --integer-bits or
---fraction-bits, tables and figures are integer-bits and fraction-bits, and ranges (magnitudes by
-layer, and histograms above the values of formats).
+--fraction-bits, tables and figures are called integer-bits, fraction-bits and ranges (magnitudes by
+layer, and histograms with the representable values of formats).
 """
 
 PRUNE_HELP = f"""Plot accuracy against sparsity, before and after fine-tuning, per method.
 
---activation prunes the inputs of operators too, alone and together with weights; RUN starts from a
-quantized model.
+--activation also prunes the inputs of operators, by themselves and together with weights. RUN
+prunes a quantized model.
 
 [bold]Examples[/]
 
@@ -42,7 +42,7 @@ quantized model.
 
   chop sweep prune --model ./my-bert --dataset ./imdb --max-length 256 --finetune-epochs 1
 
-{OUTPUT}; where activations are pruned, accuracy-activations and accuracy-both.
+{OUTPUT}; accuracy-activations and accuracy-both if activations are pruned.
 """
 
 

@@ -8,7 +8,7 @@ from chop.cli.command import Command
 
 
 def ui(folder: str = "runs", /, *, port: int = 8321, browser: bool | None = None) -> None:
-    """Show all runs in a folder in a browser, and the progress of those that are running.
+    """Show all runs in a folder in a browser, with the progress of running ones.
 
     [bold]Examples[/]
 
@@ -16,17 +16,17 @@ def ui(folder: str = "runs", /, *, port: int = 8321, browser: bool | None = None
 
       chop ui /data/runs --port 0 --no-browser
 
-    The list has every output folder of chop's commands below the folder, with its metric beside
-    float, bits, size, duration and state. A click on a column sorts, ticked runs are compared side
-    by side, command lines can be copied, and of an interrupted run the one that resumes it. A line
-    opens the run's page, report.html. A run that goes on shows its finished points, a search its
-    best so far, and both advance by themselves. The server listens on this machine alone, answers
-    those alone who have the token of the address that is printed, reads nothing outside the folder,
-    follows no links in it, and writes nothing. It needs pip install 'mase-chop[ui]'.
+    The list has every output folder of chop's commands below the folder, with metric, float metric,
+    bits, size, duration and state. Click a column to sort; tick runs to compare them side by side;
+    copy command lines, including the one that resumes an interrupted run. Click a run to open its
+    report.html. Running sweeps show finished points, searches their best so far; both update by
+    themselves. The server listens on this machine only, requires the token in the printed address,
+    reads nothing outside the folder, follows no links, and writes nothing. Needs pip install
+    'mase-chop[ui]'.
 
     Args:
-        folder: with output folders of chop's commands, at most six levels below.
-        port: of 127.0.0.1; 0 takes a free one.
+        folder: folder with output folders of chop's commands, at most six levels below.
+        port: port on 127.0.0.1; 0 picks a free one.
         browser: open the address in the browser. Default: on a desktop, at a terminal.
     """
     from chop.report.ui.browser import has_desktop

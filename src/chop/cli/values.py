@@ -1,4 +1,4 @@
-"""Values of options: text -> lists and mappings as settings have them."""
+"""Values of options: parses texts into lists and mappings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chop.errors import ConfigError
 
 
 def members(hint: Any) -> list[Any]:
-    """The types of a union, None left out; of anything else, itself.
+    """Returns the types of a union without None; for another type, the type itself.
 
     >>> members(int | None)
     [<class 'int'>]
@@ -23,22 +23,22 @@ def members(hint: Any) -> list[Any]:
 
 
 def is_list(hint: Any) -> bool:
-    """True for `tuple[T, ...]`; a union with a text reads lists by itself."""
+    """Returns True for `tuple[T, ...]`. Unions with a text parse lists themselves."""
     return [typing.get_origin(kind) for kind in members(hint)] in ([tuple], [list])
 
 
 def is_mapping(hint: Any) -> bool:
-    """True for a mapping from names."""
+    """Returns True for a mapping from names."""
     return [typing.get_origin(kind) for kind in members(hint)] in ([Mapping], [dict])
 
 
 def read_value(given: Any, hint: Any) -> Any:
-    """An option's value as `chop.config.parse` takes it.
+    """Returns an option's value in the form that `chop.config.parse` accepts.
 
     Args:
-        given: what Typer read; a sequence of texts for a list or mapping.
-        hint: type of the field. Lists take commas, repeated options, or both; mappings take
-            `name=value`, whose value is JSON where it can be read as JSON and is no text.
+        given: value from Typer; a sequence of texts for a list or mapping.
+        hint: type of the field. Lists accept commas, repeated options, or both. Mappings accept
+            `name=value`, with values parsed as JSON if possible.
 
     >>> read_value(["1,16", "64"], tuple[int, ...])
     [1, 16, 64]
@@ -58,15 +58,15 @@ def read_value(given: Any, hint: Any) -> Any:
 
 
 def _assigned(pairs: Sequence[str], read: Callable[[str], Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in pairs:
         name, _, text = (part.strip() for part in pair.partition("="))
         if not name or not text:
-            raise ConfigError(f"'{pair}': expected name=value, as bits=4.")
-        if name in found:
-            raise ConfigError(f"'{pair}': '{name}' was given before; give it once.")
-        found[name] = read(text)
-    return found
+            raise ConfigError(f"'{pair}': expected name=value, such as bits=4.")
+        if name in values:
+            raise ConfigError(f"'{pair}': '{name}' was already given; give it once.")
+        values[name] = read(text)
+    return values
 
 
 def _read_list(text: str) -> list[Any]:

@@ -145,14 +145,14 @@ def candidate(method, validation, test):
 
 
 CASES = {
-    "seen": ((0.98, 0.95, 0.99), (0.7, 0.6, 0.8), None, "has probably seen the validation rows"),
-    "harder": ((0.7, 0.6, 0.8), (0.98, 0.95, 0.99), None, "these rows differ in kind"),
+    "seen": ((0.98, 0.95, 0.99), (0.7, 0.6, 0.8), None, "probably trained on the validation rows"),
+    "harder": ((0.7, 0.6, 0.8), (0.98, 0.95, 0.99), None, "the two sets differ"),
     "meet": ((0.9, 0.8, 0.95), (0.85, 0.75, 0.9), (0.88, 0.8, 0.93), None),
     "better": (
         (0.7, 0.6, 0.8),
         (0.7, 0.6, 0.8),
         (0.9, 0.85, 0.95),
-        "float, beyond its interval, on test rows: 8.auto (PTQ) 90.00%, float 70.00%",
+        "float by more than its interval, on test rows: 8.auto (PTQ) 90.00%, float 70.00%",
     ),
 }
 
@@ -172,7 +172,7 @@ def test_scores_that_look_wrong_are_told(case):
 
 @pytest.mark.parametrize(
     ("trained", "told"),
-    [(0.7, "8.auto from 85.00% to 70.00%. A smaller --qat-lr"), (0.82, None), (0.9, None)],
+    [(0.7, "8.auto from 85.00% to 70.00%. Try a smaller --qat-lr"), (0.82, None), (0.9, None)],
 )
 def test_training_that_made_a_format_worse_is_told(trained, told):
     x, y = torch.randn(20, 4), torch.arange(20) % 2
@@ -192,8 +192,8 @@ def test_lower_is_better_for_errors():
     better = candidate("QAT", (0.1, 0.05, 0.2), (0.3, 0.25, 0.35))
     with collected_assumptions() as found:
         note_doubts([seen, better], workload)
-    assert "seen the validation rows" in found[0].text
-    assert "8.auto (QAT) 0.3, float 0.5" in found[1].text and "train float" in found[1].text
+    assert "trained on the validation rows" in found[0].text
+    assert "8.auto (QAT) 0.3, float 0.5" in found[1].text and "float model as long" in found[1].text
 
 
 def test_without_weights_they_are_the_first_suspicion(files):

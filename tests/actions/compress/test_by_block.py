@@ -34,13 +34,13 @@ def llama(folder, layers=2):
 @pytest.mark.parametrize(
     "settings, reason",
     [
-        ({"method": ("rotate", "gptq")}, "by_block: expected methods of smoothquant, awq, gptq"),
-        ({"method": ()}, "by_block: expected methods of"),
+        ({"method": ("rotate", "gptq")}, "one format, and methods among smoothquant, awq, gptq"),
+        ({"method": ()}, "by_block: expected one format, and methods among"),
         ({"formats": ("4.2", "mxint")}, "one format"),
-        ({"qat_epochs": 2}, "qat_epochs: by_block rounds without it"),
-        ({"samples": 2}, "samples: by_block rounds without it"),
-        ({"skip_vision": True}, "skip_vision: by_block rounds without it"),
-        ({"layers": {"a": {"weight": "4.2"}}}, "layers: by_block rounds without it"),
+        ({"qat_epochs": 2}, "qat_epochs: not supported with by_block"),
+        ({"samples": 2}, "samples: not supported with by_block"),
+        ({"skip_vision": True}, "skip_vision: not supported with by_block"),
+        ({"layers": {"a": {"weight": "4.2"}}}, "layers: not supported with by_block"),
     ],
 )
 def test_what_a_walk_does_not_do_is_refused(settings, reason):
@@ -50,14 +50,14 @@ def test_what_a_walk_does_not_do_is_refused(settings, reason):
 
 def test_a_built_in_model_is_not_walked(tmp_path):
     config = CompressConfig(model="gpt-tiny", out=tmp_path / "out", by_block=True, **ROUNDED)
-    with pytest.raises(NoBlocksError, match="no folder of transformers"):
+    with pytest.raises(NoBlocksError, match="not a transformers folder"):
         Decoder.load(config, None)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_format_that_waits_for_data_is_not_walked(tmp_path):
     settings = {**ROUNDED, **SHORT, "formats": ("8.auto",), "model": llama(tmp_path / "float")}
-    with pytest.raises(NoBlocksError, match="format 8.auto waits for data"):
+    with pytest.raises(NoBlocksError, match="format 8.auto needs calibration data"):
         Decoder.load(CompressConfig(out=tmp_path / "out", by_block=True, **settings), None)
 
 
@@ -76,10 +76,10 @@ def test_weights_that_are_no_numbers_are_named(tmp_path, value, reason):
 
 
 LEFT = {
-    "gptq": "GPTQ left at the nearest number model.embed_tokens: it is neither a Linear",
-    "awq": "AWQ left unscaled",
-    "smoothquant": "SmoothQuant left unsmoothed",
-    "learned_rounding": "learned rounding left alone model.embed_tokens: it",
+    "gptq": "GPTQ left these layers at the nearest number: model.embed_tokens: it is neither",
+    "awq": "AWQ left these layers unscaled",
+    "smoothquant": "SmoothQuant left these layers unsmoothed",
+    "learned_rounding": "learned rounding left these layers alone: model.embed_tokens: it",
 }
 
 
@@ -139,13 +139,13 @@ def test_a_run_says_what_an_earlier_one_has_left(tmp_path, capsys, monkeypatch):
     compress(CompressConfig(out=tmp_path / "out", **settings))
     assert kept == [0, 1, 2, 3]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "goes on after model.layers.0, which an earlier run has done" in printed
+    assert "resumes after model.layers.0 of an earlier run" in printed
     assert "4 of 4: GPTQ" in printed
     settings["formats"] = ("mxint:width=5",)
     compress(CompressConfig(out=tmp_path / "other", **settings))
     assert kept[4:] == [0, 1, 2, 3]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "starts anew, as an earlier run had other settings" in printed
+    assert "starts again, since an earlier run had other settings" in printed
 
 
 @pytest.mark.long
@@ -156,7 +156,7 @@ def test_a_model_without_blocks_is_compressed_as_a_whole_which_a_line_says(tmp_p
     )
     assert compress(config)["saved"] is not None
     printed = " ".join(capsys.readouterr().out.split())
-    assert "compressed as a whole, not block by block: it has no list of blocks" in printed
+    assert "as a whole, not block by block: it has no list of blocks" in printed
     assert (tmp_path / "out" / "model.pt").is_file()
 
 

@@ -285,8 +285,8 @@ def test_without_a_format_within_the_drop_no_model_is_saved(tmp_path, capsys):
     names = {"accuracy.svg", "result.json", "table.md", "report.html", "report.json", MANIFEST}
     assert {file.name for file in tmp_path.iterdir()} == names
     told = " ".join(capsys.readouterr().out.split())
-    assert "No format keeps within 1.00% of float" in told and "No QAT: --qat-epochs is 0." in told
-    assert "the nearest, integer 4.2 (PTQ), loses" in told and "--keep-best" in told
+    assert "No format is within 1.00% of float" in told and "No QAT: --qat-epochs is 0." in told
+    assert "the best, integer 4.2 (PTQ), loses" in told and "--keep-best" in told
     with pytest.raises(CheckpointError, match="saved no model.*--keep-best"):
         bench_model(BenchModelConfig(compressed=tmp_path))
 
@@ -295,7 +295,7 @@ def test_the_best_is_kept_where_that_is_asked_for(tmp_path, capsys):
     found = compress(quick(tmp_path, formats=("4.2", "5.2"), keep_best=True))
     best = max(found["rows"][1:], key=lambda row: row["validation"])
     assert found["saved"] == best and MaseGraph.from_checkpoint(tmp_path / "model").model
-    assert "because --keep-best asks for it" in " ".join(capsys.readouterr().out.split())
+    assert "because of --keep-best" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.long
@@ -304,7 +304,7 @@ def test_an_earlier_model_survives_a_run_that_saves_none(tmp_path, capsys):
     before = (tmp_path / "model.pt").read_bytes()
     compress(quick(tmp_path, formats=("4.2",)))
     assert (tmp_path / "model.pt").read_bytes() == before
-    assert "the model in it is an earlier run's" in " ".join(capsys.readouterr().out.split())
+    assert "its model is from an earlier run" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_folder_is_made_before_any_work(tmp_path, monkeypatch):
@@ -373,7 +373,7 @@ def test_a_killed_run_leaves_no_result(tmp_path):
         ({"operands": ()}, "operands: expected at least one"),
         (
             {"operands": ("bias",), "method": ("gptq",)},
-            "operands: method and overrides round weights",
+            "operands: .*method and overrides round weights",
         ),
         ({"operators": ("linaer",)}, "did you mean 'linear'"),
         ({"operators": ("dropout",)}, "unknown 'dropout'"),

@@ -21,9 +21,9 @@ def test_parameters_that_the_model_reads_directly_are_one_sentence():
     ]
     text = describe_packing({"packed_share": 0.5, "float_layers": norms})
     assert text == (
-        "Packed: 50.0% of the parameters. Not quantized: 1,920 numbers that the model reads "
-        "directly (layers.0.norm.weight, layers.1.norm.weight, layers.2.norm.weight, "
-        "layers.3.norm.weight and 26 more)."
+        "50.0% of the parameters are packed. 1,920 numbers that the model reads directly "
+        "(layers.0.norm.weight, layers.1.norm.weight, layers.2.norm.weight, "
+        "layers.3.norm.weight and 26 more) stay in float."
     )
 
 
@@ -37,8 +37,8 @@ def test_layers_of_a_kind_are_one_sentence_for_each_reason():
     ]
     text = describe_packing({"packed_share": 0.976, "float_layers": rows})
     assert text == (
-        "Packed: 97.6% of the parameters. "
-        "Not quantized: 16 numbers of 2 LayerNorm (a ... c): each has no format for its weight. "
-        "Not quantized: 4 numbers of 1 BatchNorm2d (b): it has no format for its weight. "
-        "Not quantized: 3 numbers that the model reads directly (token)."
+        "97.6% of the parameters are packed. "
+        "16 numbers of 2 LayerNorm (a ... c) stay in float: each has no format for its weight. "
+        "4 numbers of 1 BatchNorm2d (b) stay in float: it has no format for its weight. "
+        "3 numbers that the model reads directly (token) stay in float."
     )

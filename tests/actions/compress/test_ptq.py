@@ -14,7 +14,7 @@ def test_layers_left_alone_are_told_by_method_and_reason():
     gptq = {names[0]: "it is shared", f"{names[1]}[3]": "it saw few rows"}
     left = {"awq": dict.fromkeys(names, "no norm is before it"), "gptq": gptq, "rotate": {}}
     assert describe_skipped(mg, left) == (
-        "AWQ left unscaled 4 (0 ... 3): no norm is before it. "
-        "GPTQ left at the nearest number 0: it is shared; 1[3]: it saw few rows."
+        "AWQ left these layers unscaled: 4 (0 ... 3): no norm is before it. "
+        "GPTQ left these layers at the nearest number: 0: it is shared; 1[3]: it saw few rows."
     )
     assert describe_skipped(mg, {"gptq": {}}) is None

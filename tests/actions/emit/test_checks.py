@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from chop import __version__, runs
 from chop.actions.compress.earlier_run import compressed_run
-from chop.actions.emit.job import _shown, emit
+from chop.actions.emit.job import _simulation_row, emit
 from chop.actions.emit.lower import lower
 from chop.actions.emit.lower_settings import LowerConfig
 from chop.actions.emit.settings import EmitConfig
@@ -35,13 +35,13 @@ def test_a_repeated_check_ends_with_its_verdict_and_names_what_it_did_not_read(e
     )
     assert "Not read" not in printed
     emit(EmitConfig(out=out, check_only=True, fold=77777, formats="4.auto"))
-    assert "Not read: formats, fold. The circuit" in capsys.readouterr().out
+    assert "Ignored: formats, fold." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("interval, profile, shown", [(24.0, "bursts", None), (24.0, "none", 24.0)])
 def test_an_interval_that_only_stalls_make_short_is_not_shown(emitted, interval, profile, shown):
     row = {**emitted[1]["verification"][0], "interval": interval, "planned": 32}
-    cell = _shown({**row, "profile": profile})["interval"]
+    cell = _simulation_row({**row, "profile": profile})["interval"]
     assert (cell and cell.value) == shown
 
 
@@ -55,10 +55,10 @@ def test_formats_are_checked_before_anything_is_read(text, tmp_path):
 def test_a_circuit_in_the_place_of_a_model_is_named_as_one(emitted):
     out, _ = emitted
     with pytest.raises(
-        CheckpointError, match="is of chop emit: expected a folder of chop compress"
+        CheckpointError, match="is from chop emit: expected a folder of chop compress"
     ):
         emit(EmitConfig(out=out.parent / "again", start_from=out))
-    with pytest.raises(CheckpointError, match="is of chop emit: expected the output folder"):
+    with pytest.raises(CheckpointError, match="is from chop emit: expected the output folder"):
         compressed_run(out)
     for read in (
         lambda: lower(
@@ -67,7 +67,7 @@ def test_a_circuit_in_the_place_of_a_model_is_named_as_one(emitted):
         lambda: load_graph(ExportConfig(model=str(out / "model"), to=("onnx",))),
         lambda: load_graph(ExportConfig(model=str(out), to=("onnx",), format="8.auto")),
     ):
-        with pytest.raises(CheckpointError, match="is a graph of integers, of chop lower or chop"):
+        with pytest.raises(CheckpointError, match="is an integer graph of chop lower or chop"):
             read()
 
 

@@ -117,7 +117,7 @@ def test_few_rows_have_no_accuracy(emitted):
     out, result = emitted
     report = read(out, "report.md")
     right = round(12 * result["accuracy"]["integer"])
-    assert f"integer {right}. That is too few rows for an accuracy" in report
+    assert f"integer {right}. These are too few rows for an accuracy" in report
     assert "95 %" not in report[report.index("Right answers on 12 test rows: float ") :]
     many = {"accuracy": {"float": 0.5}, "accuracy_interval_95": {"float": (0.4, 0.6)}}
     assert accuracy_sentence(many, 100).startswith("Accuracy on 100 test rows: float 50.00%")
@@ -136,7 +136,7 @@ def test_the_dataflow_tells_how_full_fifos_were(emitted):
         held = [fills[profile][name] for profile in fills]
         assert all(0 < count <= depths[name] for count in held)
         assert node.brief == f"FIFO, held {held[0]} of {depths[name]}"
-        assert f"held {held[2]} at most, stalls: slow reader" in node.lines
+        assert f"held at most {held[2]}, stalls: slow reader" in node.lines
     assert [row["fills"] for row in result["verification"][4:]] == [{}, {}]  # of Icarus
 
 
@@ -231,7 +231,7 @@ def test_a_verified_circuit_is_kept_where_yosys_takes_too_long(tmp_path, monkeyp
     (warning,) = read_document(tmp_path / "out").warnings
     assert warning.startswith("yosys takes longer") and "not counted" in warning
     assert len(result["verification"]) == 4
-    told = f"samples: got 5,000; all {result['samples']} test rows are simulated."
+    told = f"samples: there are only {result['samples']} test rows; all are simulated."
     assert result["samples"] < 5000 and told in capsys.readouterr().out
 
 
@@ -317,6 +317,6 @@ def test_an_interval_far_from_the_plan_is_said():
         "interval": 16,
         "verification": [{"interval": 23.0}],
     }
-    assert "23.0 cycles between samples, planned are 16" in _sentence(result)
+    assert "23.0 cycles between samples instead of the planned 16" in _sentence(result)
     result["verification"][0]["interval"] = 16.4
     assert "planned" not in _sentence(result)

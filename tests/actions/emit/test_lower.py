@@ -27,7 +27,7 @@ def test_it_writes_a_graph_and_its_golden_values(workload, tmp_path):
     low, high = result["accuracy_interval_95"]["integer"]
     assert low < result["accuracy"]["integer"] < high
     right = round(30 * result["accuracy"]["integer"])
-    assert f"integer {right}. That is too few rows" in (tmp_path / "table.md").read_text()
+    assert f"integer {right}. These are too few rows" in (tmp_path / "table.md").read_text()
     assert (result["rows"], result["format"]) == (30, "integer 8.auto")
     golden = load_file(tmp_path / "golden.safetensors")
     mg = MaseGraph.from_checkpoint(tmp_path / "model")

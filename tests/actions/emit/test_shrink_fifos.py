@@ -115,10 +115,10 @@ def test_the_page_tells_depths_and_what_they_save(shrunk):
     assert [values[0] for values in tables["Depths of FIFOs, in beats"].values] == [
         row["name"] for row in rows
     ]
-    assert "Estimated for 7-series with planned and kept depths" in tables
+    assert "Estimated for 7-series with planned and final depths" in tables
     planned, kept = (sum(row[kind] for row in rows) for kind in ("planned", "kept"))
     bits = sum(row["saved_bits"] for row in rows)
-    sentence = f"{len(rows)} FIFOs hold {kept} beats in the place of {planned}, {bits} bits less"
+    sentence = f"{len(rows)} FIFOs hold {kept} beats instead of {planned}, which saves {bits} bits"
     assert sentence in (out / "report.md").read_text()
     fifos = [node for node in page.charts[-1].nodes if node.kind == "FIFO"]
     assert [node.brief.split(" of ")[1] for node in fifos] == [str(row["kept"]) for row in rows]

@@ -358,9 +358,9 @@ def test_what_has_no_meaning_is_refused(folders, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_fewshot": 2}, "num_fewshot: expected tasks of lm-eval"),
-        ({"include_path": Path("tasks")}, "include_path: expected tasks of lm-eval"),
-        ({"tasks": ("a", "a")}, "tasks: expected each once, got a, a"),
+        ({"num_fewshot": 2}, "num_fewshot: give tasks too"),
+        ({"include_path": Path("tasks")}, "include_path: give tasks too"),
+        ({"tasks": ("a", "a")}, "tasks: expected each task once, got a, a"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(given, message):

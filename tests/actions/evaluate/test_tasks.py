@@ -11,7 +11,7 @@ import torch
 
 from chop.actions.evaluate.job import evaluate
 from chop.actions.evaluate.settings import EvaluateConfig
-from chop.actions.evaluate.tasks import KeptAnswers, ask, compute_scores, read_tasks
+from chop.actions.evaluate.tasks import JournaledModel, ask, compute_scores, read_tasks
 from chop.data.stories import NAMES, story
 from chop.data.tokenizer import STORY_VOCABULARY, get_tokenizer
 from chop.errors import ConfigError, UnavailableError
@@ -219,14 +219,14 @@ def test_a_kill_loses_one_chunk_of_answers(tmp_path):
 
     requests = [Request("x" * (i % 50), "y") for i in range(40)] + [Request("x", "y")]
     asked, shares = Asked(), []
-    kept = KeptAnswers(asked, 2, Journal(tmp_path / "a.jsonl"), {}, shares.append)
+    kept = JournaledModel(asked, 2, Journal(tmp_path / "a.jsonl"), {}, shares.append)
     with pytest.raises(KeyboardInterrupt):
         kept.loglikelihood(requests)
     assert shares == [32 / 41]
-    again = KeptAnswers(asked, 2, Journal(tmp_path / "a.jsonl"), {}, shares.append)
+    again = JournaledModel(asked, 2, Journal(tmp_path / "a.jsonl"), {}, shares.append)
     assert again.loglikelihood(requests) == [(-1.0 * len(r.args[0]), True) for r in requests]
     assert asked.calls == 3 and shares[-1] == 1
-    other = KeptAnswers(asked, 2, Journal(tmp_path / "a.jsonl"), {"model": "b"}, shares.append)
+    other = JournaledModel(asked, 2, Journal(tmp_path / "a.jsonl"), {"model": "b"}, shares.append)
     other.loglikelihood(requests)
     assert asked.calls == 5
 
@@ -256,7 +256,7 @@ def test_settings_that_lm_eval_would_leave_or_refuse_late_are_refused(place, tmp
     text = CHOICE.format(folder=place).replace("chop_choice", "chop_zero") + "num_fewshot: 0\n"
     (tmp_path / "zero.yaml").write_text(text)
     few = settings(place, tmp_path, "chop_zero", include_path=tmp_path, num_fewshot=3)
-    with pytest.raises(ConfigError, match="num_fewshot: .* got 3: 'chop_zero' has no examples"):
+    with pytest.raises(ConfigError, match="num_fewshot: .* got 3: 'chop_zero' does not support"):
         read_tasks(few)
     read_tasks(replace(few, num_fewshot=0))
     load = TaskManager.load
@@ -267,7 +267,7 @@ def test_settings_that_lm_eval_would_leave_or_refuse_late_are_refused(place, tmp
             setattr(task, mark, True)
         return loaded
 
-    for mark, message in {"UNSAFE_CODE": "runs code", "MULTIMODAL": "more than text"}.items():
+    for mark, message in {"UNSAFE_CODE": "runs code", "MULTIMODAL": "beyond text"}.items():
         monkeypatch.setattr(TaskManager, "load", partialmethod(marked, mark=mark))
         with pytest.raises(ConfigError, match=f"tasks: 'chop_choice' .*{message}"):
             read_tasks(settings(place, tmp_path, "chop_choice"))

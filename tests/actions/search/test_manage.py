@@ -219,7 +219,7 @@ def test_mistakes_are_named(begun, tmp_path):
     prepare(ToyConfig(out=begun, name="other")).run(until=1, progress=False)
     with pytest.raises(ConfigError, match="several studies, name one: other, toy"):
         show_search(str(begun))
-    with pytest.raises(ConfigError, match="was begun by a program"):
+    with pytest.raises(ConfigError, match="was started by a Python program"):
         resume_search(str(begun), "other")
     wrong = {"workers": 0, "sampler": "tpee", "pruner": "ascha", "storage": "redis://x"}
     for name, value in wrong.items():
@@ -383,7 +383,7 @@ def test_what_is_kept_is_true(count, toy, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt) as stopped:
         run_search(toy, config)
     (told,) = stopped.value.__notes__
-    assert told.startswith("finished trials are kept" if count else "no trial was finished")
+    assert told.startswith("finished trials are saved" if count else "no trial was finished")
     assert (f"resume '{tmp_path}/a b/toy'" in told) is bool(count)
 
 

@@ -77,7 +77,7 @@ def test_a_search_is_written_and_goes_on_where_it_was(tmp_path, workload, capsys
     low, high = noted["validation_interval_95"]
     assert rows[0]["95% interval"] == f"{low:.2%} to {high:.2%}"
     note = (tmp_path / "nas" / "table.md").read_text().split("\n\n")[1]
-    assert note.startswith("validation: 24 of the training rows") and "test: 120 test rows" in note
+    assert note.startswith("validation: 24 rows held out") and "test: 120 test rows" in note
     printed = " ".join(capsys.readouterr().out.split())
     assert f"measured 5 of {noted['different']:,}" in printed
     assert f"(95 % interval {low:.2%} to {high:.2%}) on 24 validation rows" in printed
@@ -100,7 +100,7 @@ def test_a_best_model_that_a_worker_has_is_named_and_trained_again(tmp_path, wor
     first = json.loads((tmp_path / "here" / "nas" / "best.json").read_text())
     run_search(JOB, asked)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "training it again, for its test accuracy" in printed
+    assert "training it again to get its test accuracy" in printed
     place = f"(host {platform.node()}, process {os.getpid()}), in nas/best/{first['key']} of its"
     assert f"its model is with the worker that measured it {place}" in printed
     assert json.loads((tmp_path / "here" / "nas" / "best.json").read_text()) == first
@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_said_before_the_first_trial(tmp_path, workload):
     ]:
         with pytest.raises(ConfigError, match=message):
             NasSubject(config(tmp_path, **settings))
-    with pytest.raises(ConfigError, match="MaseGraph.from_checkpoint reads them"):
+    with pytest.raises(ConfigError, match="load them with MaseGraph.from_checkpoint"):
         export(config(tmp_path), {})
     run_search(JOB, config(tmp_path, trials=1))
     with pytest.raises(ConfigError, match="started with other problem"):

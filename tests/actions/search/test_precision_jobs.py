@@ -156,7 +156,7 @@ def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score)
         ({"budgets": {"accuracy": 0.9}, "goals": ()}, "at least one without a budget"),
         ({"formats": ("integr",)}, "did you mean 'integer'"),
         ({"widths": "8:2"}, "first <= last"),
-        ({"widths": "4", "ranges": {"width": (4,)}}, "are the same"),
+        ({"widths": "4", "ranges": {"width": (4,)}}, "mean the same"),
         ({"operators": ("linaer",)}, "did you mean 'linear'"),
         ({"bias": "nonsense"}, "unknown number format"),
         ({"rule": "max"}, "rule"),
@@ -330,17 +330,17 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (lambda: with_validation(seen=True), "120 validation rows, held out of training rows that"),
+        (lambda: with_validation(seen=True), "120 validation rows taken from the training rows"),
         (lambda: replace(with_validation(), validation=rows()[1].take(torch.arange(99))), "300 tr"),
         (lambda: replace(workload(), train=rows()[0].take(torch.arange(40))), "40 training rows, "),
         (lambda: replace(workload(), train=rows()[0].take(torch.arange(1))), "1 training rows, "),
-        (workload, "320 validation rows, held out of training rows that the model may have seen"),
+        (workload, "320 validation rows taken from the training rows, which the model may"),
     ],
 )
 def test_other_rows_are_told_as_what_they_are(given, told):
     split, taken, words = precision_rows.get_rows(PrecisionConfig(), given())
     assert words.startswith(told) and words.startswith(f"{len(taken)} ")
-    if "training rows, which" in words:
+    if "training rows, on which" in words:
         assert "rows are too few" in words and len(split.train) == len(given().train)
 
 
@@ -354,7 +354,7 @@ def test_only_what_was_chosen_without_them_has_test_numbers(tmp_path):
     for other in others:
         assert not other["test accuracy"] and not other["test kl"] and not other["95% interval"]
         assert other["search accuracy"]
-    assert "to choose among the others" in (tmp_path / "precision" / "table.md").read_text()
+    assert "choosing among the others" in (tmp_path / "precision" / "table.md").read_text()
     begun = [label for label in table if label.startswith("no search")]
     assert begun and all(", bits of " in label for label in begun)
     for label in begun:

@@ -71,7 +71,7 @@ def test_answers_for_each_token(make, tmp_path):
     result, noted = search(given, tmp_path, budgets={"activation_bits": 8})
     assert result.best.values["kl"] >= 0 and noted["test_kl"] >= 0
     text = (tmp_path / "precision" / "table.md").read_text()
-    assert "Tokens of one text count as independent." in text
+    assert "Tokens of a text are treated as independent." in text
     assert ("Wilson" in text) == (given.task.name == "token-classification")
 
 
@@ -131,7 +131,7 @@ def test_loss_stands_for_kl_of_numbers(tmp_path):
     with collected_assumptions() as assumed:
         search = precision.prepare(PrecisionConfig(out=tmp_path), lines(tmp_path))
     assert [goal.name for goal in search.goals] == ["loss", "bits"]
-    told = [each.text for each in assumed if each.text.startswith("Goal: loss")]
+    told = [each.text for each in assumed if each.text.startswith("The goal is loss")]
     assert len(told) == 1 and "'regression'" in told[0]
 
 
@@ -165,7 +165,7 @@ def test_a_best_that_is_float_says_so(tmp_path):
     config = PrecisionConfig(out=tmp_path, **UNTRAINED)
     chosen = {"fc": {"weight": Float(), "data_in": Float()}}
     found = SimpleNamespace(best=SimpleNamespace(number=0), recipes={})
-    assert about_recipe(config, found, chosen) == "no recipe: in the best all layers are float"
+    assert about_recipe(config, found, chosen) == "no recipe: all layers of the best are float"
     chosen["fc"]["data_in"] = parse_format_string("mxint8")
     told = about_recipe(config, found, chosen)
     assert told.startswith("build the best: chop search export ")

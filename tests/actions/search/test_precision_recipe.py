@@ -110,7 +110,7 @@ def test_formats_of_inputs_have_no_recipe(tmp_path, loaded, capsys):
     result = run_search(JOB, config)
     assert "build the best: chop search export" in " ".join(capsys.readouterr().out.split())
     assert not result.recipes and not (tmp_path / "precision" / "recipe.toml").exists()
-    with pytest.raises(ConfigError, match="formats of weights alone"):
+    with pytest.raises(ConfigError, match="formats for weights only"):
         _ = result.recipe
 
 
@@ -125,5 +125,5 @@ def test_operands_of_a_compression_are_checked():
         CompressConfig(operands=("weigth",))
     with pytest.raises(ConfigError, match="expected weight"):
         CompressConfig(formats=("8.auto",), operands=("data_in",), method=("gptq",))
-    with pytest.raises(ConfigError, match="rounds all of them"):
+    with pytest.raises(ConfigError, match="by_block expects all of them"):
         CompressConfig(formats=("mxint4",), operands=("weight",), method=("gptq",), by_block=True)

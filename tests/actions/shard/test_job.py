@@ -114,19 +114,19 @@ def test_a_plan_is_searched_for_within_the_memory_of_a_process(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"model": "mpl"}, UnavailableError, "no folder or checkpoint here.*did you mean 'mlp'"),
-        ({"model": "net.py:Net"}, ConfigError, r"export its graph with MaseGraph\(model\)"),
-        ({"task": "fill-mask"}, ConfigError, "task: built-in model 'mlp' has one of its own"),
+        ({"model": "mpl"}, UnavailableError, "not a local folder or .*did you mean 'mlp'"),
+        ({"model": "net.py:Net"}, ConfigError, r"Export its graph with MaseGraph\(model\)"),
+        ({"task": "fill-mask"}, ConfigError, "task: leave it out: model 'mlp' has its own"),
         ({"plan": "megatorn"}, PlanError, "did you mean 'megatron'"),
         ({"mesh": "2x0"}, PlanError, "expected the processes per axis, as 4 or 2x2, got '2x0'"),
         ({"out": Path(__file__)}, ConfigError, "is a file, expected a folder"),
         ({"plan": ""}, ConfigError, "plan: got an empty text"),
         ({"memory": "4 parsecs"}, PlanError, "expected bytes, as 4GB, 512MiB or 1000000, got '4 p"),
-        ({"run": True, "plan_only": True}, ConfigError, "expected run or plan_only, got both"),
+        ({"run": True, "plan_only": True}, ConfigError, "run and plan_only: give one of them"),
         (
             {"plan": "replicate", "memory": "1kB"},
             PlanError,
-            "needs .* bytes on a process, and there",
+            "needs .* bytes on a process, which has",
         ),
         ({"memory": "1kB"}, PlanError, "no plan on a mesh of 2 fits .* no mesh of up to 1024"),
         ({"bandwidth": -1.0}, PlanError, "bandwidth: expected a number above 0, got -1.0"),
@@ -156,7 +156,7 @@ def test_a_checkpoint_runs_on_processes_that_are_started_for_it(tmp_path):
     assert ran["run"]["check"]["final_difference"] == ran["run"]["check"]["max_difference"] == 0
     # Counted in the run, and simulated before.
     assert ran["collectives"] == planned["collectives"] != []
-    assert "9 nodes equal those of one process" in (tmp_path / "out/table.md").read_text()
+    assert "9 nodes agree with one process" in (tmp_path / "out/table.md").read_text()
     assert runs.read_manifest(tmp_path / "out").settings["run"] is True
 
 
@@ -181,7 +181,7 @@ def test_under_torchrun_all_processes_run_it_and_the_first_writes(folders, tmp_p
 def test_torchrun_is_refused_where_one_process_plans(tmp_path, monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="which started 2 processes: add --run, or leave torch"):
+    with pytest.raises(ConfigError, match="torchrun with 2 processes: add --run"):
         shard(ShardConfig(model="mlp", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -215,6 +215,6 @@ def test_an_interrupted_run_says_that_nothing_was_written(tmp_path, monkeypatch)
     monkeypatch.setattr(shard_run, "launch", lambda command, processes: shard_run.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt) as caught:
         shard(ShardConfig(model="mlp", out=tmp_path, run=True))
-    assert caught.value.__notes__[0].startswith("no results were written to")
+    assert caught.value.__notes__[0].startswith("no results were saved in")
     assert runs.read_manifest(tmp_path).state == "interrupted"
     assert not (tmp_path / "plan.json").exists()

@@ -89,7 +89,7 @@ def test_a_sweep_of_another_model_is_refused(workload, quantized, tmp_path):
     other = workloads.plain()
     torch.nn.init.ones_(other.last.bias)
     changed = dataclasses.replace(workload, model=other)
-    with pytest.raises(CheckpointError, match="has measured another model or other rows"):
+    with pytest.raises(CheckpointError, match="used another model or other rows"):
         prune_sweep(config(tmp_path, start_from=quantized[0]), changed)
 
 
@@ -108,7 +108,7 @@ def test_a_packed_checkpoint_is_pruned_and_trained(workload, tmp_path):
         assert row["fine-tuned"] > row["pruned"] and lines_in(out) == 4
     with pytest.raises(CheckpointError, match="expected a folder of chop sweep .* found none"):
         prune_sweep(config(out, start_from=tmp_path), workload)
-    with pytest.raises(CheckpointError, match="is of chop sweep prune, which keeps no model"):
+    with pytest.raises(CheckpointError, match="is from chop sweep prune, which saves no model"):
         prune_sweep(config(out, start_from=out), workload)
 
 

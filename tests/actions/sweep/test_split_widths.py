@@ -105,7 +105,7 @@ def test_integer_bits_are_varied_and_then_fraction_bits(workload, inputs, tmp_pa
     ]
     beyond = ", ".join(map(str, range(most + 1, 13)))
     assert f"needs more than {most}: {beyond}." in said
-    assert f"Least number of integer bits that loses nothing by PTQ: {chosen}, within" in said
+    assert f"PTQ needs {chosen} integer bits: the fewest within" in said
     for row in rows:
         assert row["width"] == row["integer_bits"] + row["frac_width"]
         assert row["QAT (least)"] <= row["QAT"] <= row["QAT (greatest)"] and row["seconds"] > 0

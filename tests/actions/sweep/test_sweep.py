@@ -63,7 +63,7 @@ def test_misspelt_ranges_are_refused(text):
         (QuantizeSweepConfig, {"widths": "4.5"}, "expected whole numbers, got 4.5"),
         (QuantizeSweepConfig, {"widths": "99"}, "got 99"),
         (QuantizeSweepConfig, {"frac": "hlaf"}, "frac: 'hlaf' is neither"),
-        (QuantizeSweepConfig, {"widths": "4", "frac": "8"}, "no fraction is below"),
+        (QuantizeSweepConfig, {"widths": "4", "frac": "8"}, "expected a fraction below"),
         (PruneSweepConfig, {"sparsity": "0.5:1:0.5"}, "got 1.0, expected 0 to below 1"),
         (PruneSweepConfig, {"methods": ("l1-nrom",)}, "did you mean 'l1-norm'"),
         (PruneSweepConfig, {"methods": ()}, "at least one"),
@@ -73,7 +73,7 @@ def test_misspelt_ranges_are_refused(text):
         (PruneSweepConfig, {"scope": "globel"}, "did you mean 'global'"),
         (QuantizeSweepConfig, {"integer_bits": "0:4"}, "got 0, expected 1 or more for the sign"),
         (QuantizeSweepConfig, {"fraction_bits": "4:32:4"}, "got 33"),
-        (QuantizeSweepConfig, {"integer_bits": "1:6", "widths": 8}, "leave widths and frac out"),
+        (QuantizeSweepConfig, {"integer_bits": "1:6", "widths": 8}, "leave out widths and frac"),
         (PruneSweepConfig, {"activation": ("l1",)}, "choose from: l1-norm, random"),
         (PruneSweepConfig, {"parts": ("both",)}, "activation: expected at least one method"),
         (PruneSweepConfig, {"parts": ("wieghts",)}, "did you mean 'weights'"),
@@ -271,7 +271,7 @@ def test_a_killed_sweep_of_ones_own_model_goes_on_from_its_fine_tuned_weights(tm
     assert table(elsewhere) == table(whole_run)
     assert (elsewhere / weights.name).stat().st_mtime_ns == written
     assert lines_in(elsewhere / "points.jsonl") == lines_in(whole_run / "points.jsonl") == 9
-    assert "of 9 points are there already" in resumed.stdout
+    assert "of 9 points are already in" in resumed.stdout
 
 
 WRONG = (

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from chop import MaseGraph, passes
-from chop.actions.bench.ways import make_ways
+from chop.actions.bench.ways import build_backends
 from chop.actions.export.proof import exact_graph, example_difference
 from chop.errors import GraphError, VerificationError
 from chop.export.graphs import cache
@@ -252,5 +252,5 @@ def test_openvino_generates_too(name, tmp_path):
 def test_whole_texts_are_measured_without_a_cache():
     ids, mask = prompts(2)
     batches = [{"input_ids": ids, "attention_mask": torch.ones_like(mask)}]
-    made, missing = make_ways(graph(LLAMA, FOUR), ["onnxruntime"], "cpu", batches, 1)
+    made, missing = build_backends(graph(LLAMA, FOUR), ["onnxruntime"], "cpu", batches, 1)
     assert missing == {} and [*made] == ["onnxruntime"]

@@ -186,9 +186,9 @@ def test_a_circuit_is_placed_on_the_device_that_it_is_folded_for():
     assert EmitConfig(place=True).placed_on == "ecp5-85"
     assert EmitConfig(place=True, device="ecp5-45").placed_on == "ecp5-45"
     assert EmitConfig(place=True, device="ecp5-45", place_on="ecp5-25").placed_on == "ecp5-25"
-    with pytest.raises(ConfigError, match="place_on: nothing is placed"):
+    with pytest.raises(ConfigError, match="place_on: add place"):
         EmitConfig(place_on="ecp5-25")
-    with pytest.raises(ConfigError, match="place_seeds: nothing is placed"):
+    with pytest.raises(ConfigError, match="place_seeds: add place"):
         EmitConfig(place_seeds=3)
 
 

@@ -298,7 +298,7 @@ def test_an_emitted_circuit_keeps_its_folds(tmp_path):
 
 
 def test_a_fold_and_a_device_are_not_given_together():
-    with pytest.raises(ConfigError, match="device chooses the folds"):
+    with pytest.raises(ConfigError, match="device, which chooses the folds"):
         EmitConfig(device="ecp5-85", fold=3)
 
 

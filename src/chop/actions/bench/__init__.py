@@ -1,3 +1,3 @@
-"""Measuring jobs: latency, memory and error as tables of `chop bench`."""
+"""Benchmark jobs: latency, memory and error as tables of `chop bench`."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""`chop bench model`: a compressed model beside the float model that it was."""
+"""Job of `chop bench model`: measures a compressed model against its float model."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def bench_model(config: BenchModelConfig) -> ModelComparison:
     """Measures and writes `table.md`, `times-batch-N.json` and `times-batch-N.svg` to `config.out`.
 
     Raises:
-        ConfigError: settings that do not fit together.
-        CheckpointError: the folder holds no compressed model.
+        ConfigError: if settings do not fit together.
+        CheckpointError: if the folder has no compressed model.
     """
     return run_job(BENCH, config)
 
@@ -48,7 +48,7 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         folder = config.compressed or _compressed(config, temporary)
         loaded = load_workload(_workload_config(config, folder))
         exact, packed = raise_to_graph(loaded), MaseGraph.from_checkpoint(folder / "model")
-        announce(loaded.title, "making every way to run it, and measuring them in turns")
+        announce(loaded.title, "building all backends, and measuring them interleaved")
         with announced_steps():
             comparison, missing = compare_with_float(
                 loaded,
@@ -62,7 +62,7 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
                 seconds=config.seconds,
                 threads=config.threads,
                 compile=config.compile,
-                why_not_compiled="leave --no-compile out",
+                why_not_compiled="leave --no-compile out to measure it",
             )
         rounded = any("data_in" in row for row in format_rows(packed))
     place = config.compressed
@@ -94,12 +94,12 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
 
 
 def _saving(config: BenchModelConfig, model: str) -> str:
-    """The command that saves the model that was measured, as a sentence."""
+    """Returns the sentence with the command that saves the measured model."""
     words = ["chop", "compress", "--model", model, "--formats", config.format]
     words += ["--qat-epochs", "0", "--keep-best"]
     words += [] if config.dataset is None else ["--dataset", config.dataset]
     words += [] if config.max_length is None else ["--max-length", str(config.max_length)]
-    return f"This model was not kept; {shlex.join(words)} saves it."
+    return f"This model was not saved. To save it: {shlex.join(words)}"
 
 
 BENCH = Job("bench model", _bench, load_nothing)
@@ -120,12 +120,12 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
 
 
 def _workload_config(config: BenchModelConfig, folder: Path) -> WorkloadConfig:
-    """What the folder was compressed from; settings that were given win."""
+    """Returns the settings that the folder was compressed with; given settings take precedence."""
     given = {**_given(config), "out": folder, "device": config.device}
     return workload_config(compressed_run(folder), given, "--model")
 
 
 def _given(config: BenchModelConfig) -> dict[str, Any]:
-    """The settings of a workload that were given."""
+    """Returns the given settings of the workload."""
     names = ("model", "dataset", "max_length")
     return {name: value for name in names if (value := getattr(config, name)) is not None}

@@ -1,4 +1,4 @@
-"""Latency and size of a compressed model beside its float model."""
+"""Latency and size of a compressed model compared with its float model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from chop.actions.bench.ways import (
+    BACKENDS,
     COMMANDS,
     COMPILED,
     NO_FORM,
     ONNXRUNTIME,
     SAVED,
-    WAYS,
     Engine,
     bench_command,
+    build_backends,
     in_folder,
     make_peers,
-    make_ways,
 )
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
@@ -36,19 +36,21 @@ ROUNDS_INPUTS = "rounding the inputs costs more time than small layers save"
 DECODES = "decoding the weights at each call costs more time than small layers save"
 """Reasons for a slower compressed model in PyTorch: with rounded inputs, and with float inputs."""
 FASTER_FORMATS = (
-    "a format of integers of up to 8 bits, such as 8.auto, lets onnxruntime compute in integers"
+    "an integer format of up to 8 bits, such as 8.auto, lets onnxruntime compute in integers"
 )
 FASTER_LAYERS = "larger layers and batches gain more"
-"""Ways out where no way to run a model is faster than float."""
+"""Suggestions if no backend is faster than float."""
 ON_PAGE = ("rows/s", "largest difference")
-"""Columns that a terminal has no room for; a way whose outputs differ is left out with a word."""
+"""Columns without room in a terminal."""
 NOT_MEASURED = "Speed: not measured, because of --bench-seconds 0."
 FLOAT, FLOAT_GRAPH = "float", "float graph"
-"""The names of the float model and of its graph in tables."""
+"""Names of the float model and of its graph in tables."""
 TIMES, AS_PEER = "times_as_fast", "_as_peer"
-"""Numbers of rows: beside float in PyTorch, and with the suffix beside float in their engine."""
+"""Keys of the speed-up over float in PyTorch, and with the suffix in the same engine."""
 TOLERATED, TINY = 3, 1e-3
-"""Of the saved model's largest difference from float: rounding next to a tie may go either way."""
+"""Tolerated difference of outputs, as a multiple of the saved model's from float, plus a constant:
+values next to a tie may round either way.
+"""
 
 
 def compare_with_float(
@@ -65,34 +67,36 @@ def compare_with_float(
     why_not_compiled: str = "",
     **how: Any,
 ) -> tuple[ModelComparison, dict[str, str]]:
-    """The model itself, its graph, and the compressed graph in every way in which it can be run.
+    """Measures the model, its graph, and the compressed graph in every backend.
 
-    They take turns on rows of the test set, and so does the float model in each engine.
+    Runs are interleaved, on rows of the test set, with the float model in each engine.
 
     Args:
         workload: the model, its data and its device.
-        exact: the model's graph: what it gains is not the compression's.
-        compressed: the graph that was saved.
-        file_bytes: of the float and of the compressed weights' file.
-        batch_sizes: rows of an input.
-        threads: of torch and of engines.
-        compile: also compiled, which takes a minute.
-        onnx: the file of the compressed graph, where it was written.
-        why_no_onnx: reason for a missing ONNX file, if engines were asked for. Else "".
-        why_not_compiled: the way to measure it, where `compile` is False.
+        exact: graph of the model, which shows the speed-up of the capture.
+        compressed: the saved graph.
+        file_bytes: sizes of the float and of the compressed weights file.
+        batch_sizes: batch sizes to measure.
+        threads: threads of torch and of engines.
+        compile: also measure the compiled model, which takes a minute.
+        onnx: ONNX file of the compressed graph, if it was written.
+        why_no_onnx: reason for a missing ONNX file, if engines were requested. Else "".
+        why_not_compiled: how to measure it, if `compile` is False.
         how: `seconds` of `chop.studies.model.compare_models`.
-    Returns: what was measured; and for each way that was not, why.
+    Returns: the measurements; and the reason for each missing backend.
 
     Raises:
-        ConfigError: the test set is smaller than a batch.
+        ConfigError: if the test set is smaller than a batch.
     """
     device, packed = str(workload.device), compressed.model.to(workload.device).eval()
     excluded = {} if compile else {COMPILED: why_not_compiled}
-    excluded |= {name: why_no_onnx for name, way in WAYS.items() if way.is_onnx and why_no_onnx}
-    names = [name for name in WAYS if name not in excluded]
+    excluded |= {
+        name: why_no_onnx for name, backend in BACKENDS.items() if backend.is_onnx and why_no_onnx
+    }
+    names = [name for name in BACKENDS if name not in excluded]
     rows = _get_rows(workload)
     batches = [*map(rows, batch_sizes)]
-    made, missing = make_ways(compressed, names, device, batches, threads, onnx)
+    made, missing = build_backends(compressed, names, device, batches, threads, onnx)
     peers, missing_peers = make_peers(exact, made, batches, threads)
     missing = {**excluded, **missing, **missing_peers}
     contenders = [
@@ -105,18 +109,18 @@ def compare_with_float(
         ),
         *(Contender(name, each, _file_bytes(each), name) for name, each in peers.items()),
     ]
-    found = compare_models(
+    comparison = compare_models(
         contenders, rows, batch_sizes=batch_sizes, threads=threads, device=device, **how
     )
-    return found, missing
+    return comparison, missing
 
 
 def _find_peer(name: str, peers: Mapping[str, nn.Module]) -> str | None:
-    """The name of the float model in the engine of a way; None where it could not be made."""
-    way = WAYS[name]
-    if way.make_float is None:
+    """Returns the name of the float model in a backend's engine; None if it could not be built."""
+    backend = BACKENDS[name]
+    if backend.make_float is None:
         return FLOAT
-    return way.peer if way.peer in peers else None
+    return backend.peer if backend.peer in peers else None
 
 
 def _file_bytes(model: nn.Module) -> int | None:
@@ -131,43 +135,43 @@ def speed_tables(
     Args:
         title: title of the first table.
         comparison: measured speeds.
-        is_detail: a terminal shows the first on request alone, as it does the second.
+        is_detail: a terminal shows the first only on request, as it does the second.
     """
     (times, rows), (memory, sizes) = comparison.tables(title).items()
     if _graph_is_float(comparison):
         rows, sizes = ([x for x in each if x["model"] != FLOAT_GRAPH] for each in (rows, sizes))
-    shown = [name for name in rows[0] if name not in ON_PAGE]
+    columns = [name for name in rows[0] if name not in ON_PAGE]
     printed = [
-        Table(times, rows, shown, is_written=False, is_detail=is_detail),
+        Table(times, rows, columns, is_written=False, is_detail=is_detail),
         Table(memory, _once(sizes), is_written=False, is_detail=True),
     ]
     return [*printed, Table("", _without_alike(comparison.formatted()), is_printed=False)]
 
 
 def _without_alike(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Rows without columns about memory that say the same of every model."""
+    """Removes memory columns with the same value for every model."""
     alike = {name for name in SIZES if len({row[name] for row in rows}) == 1}
     return [{name: x for name, x in row.items() if name not in alike} for row in rows]
 
 
 def _once(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Rows of several batches as one of each model, where the batch makes no difference."""
+    """Merges rows of several batch sizes into one per model, if the batch makes no difference."""
     without = [{name: x for name, x in row.items() if name != "batch"} for row in rows]
     distinct = [row for i, row in enumerate(without) if row not in without[:i]]
     return distinct if len(distinct) == len({row["model"] for row in rows}) else rows
 
 
 def _graph_is_float(comparison: ModelComparison) -> bool:
-    """Returns true if the graph of the float model is as fast as that model at each batch size."""
+    """Returns True if the graph of the float model is as fast as that model at each batch size."""
     rows = [row.measured for row in comparison.rows if row.model == FLOAT_GRAPH]
     return all(row.ratio.spans_one and not row.largest_difference for row in rows)
 
 
 def speed_tiles(rows: Sequence[Mapping[str, Any]]) -> list[Tile]:
-    """How many times as fast as float the compressed model is, a tile for each batch size.
+    """Returns a tile per batch size with the speed-up of the compressed model over float.
 
     Args:
-        rows: of `ModelComparison.numbers`.
+        rows: rows of `ModelComparison.numbers`.
     """
     best = find_fastest(rows)
     if best is None:
@@ -189,28 +193,28 @@ def describe_speed(rows: Sequence[Mapping[str, Any]], rounds_inputs: bool) -> st
     """Describes the speed of the compressed model in PyTorch, with the reason if it is slower.
 
     Args:
-        rows: of `ModelComparison.numbers`; none where nothing was measured.
-        rounds_inputs: whether inputs have a format, too.
+        rows: rows of `ModelComparison.numbers`; empty if nothing was measured.
+        rounds_inputs: True if inputs have a format too.
     """
-    found = [row for row in rows if row["model"] == SAVED]
-    if not found:
+    saved = [row for row in rows if row["model"] == SAVED]
+    if not saved:
         return NOT_MEASURED
-    each = ", ".join(f"{_times(row)} at batch {row['batch']}" for row in found)
+    each = ", ".join(f"{_times(row)} at batch {row['batch']}" for row in saved)
     text = f"Speed: PyTorch, {each} times as fast as float"
-    slower = [str(row["batch"]) for row in found if _ends(row)[1] < 1]
+    slower = [str(row["batch"]) for row in saved if _ends(row)[1] < 1]
     if not slower:
         return f"{text}."
-    where = "" if len(slower) == len(found) else f" at batch {' and '.join(slower)}"
+    where = "" if len(slower) == len(saved) else f" at batch {' and '.join(slower)}"
     return f"{text}: slower{where}, as {ROUNDS_INPUTS if rounds_inputs else DECODES}."
 
 
 @dataclass(frozen=True)
 class Fastest:
-    """The fastest way to run a compressed model.
+    """Fastest backend of a compressed model.
 
     Attributes:
-        name: name of the way of running it.
-        rows: those of `ModelComparison.numbers` for it, one per batch size.
+        name: name of the backend.
+        rows: its rows of `ModelComparison.numbers`, one per batch size.
     """
 
     name: str
@@ -223,26 +227,28 @@ class Fastest:
 
     @property
     def product(self) -> float:
-        """Product of the speedups, which sorts as their geometric mean."""
+        """Product of the speed-ups, which sorts as their geometric mean."""
         return math.prod(float(row[TIMES]) for row in self.rows)
 
     @property
     def peer(self) -> str | None:
-        """The float model in the same engine, where that is another one than PyTorch."""
+        """Name of the float model in the same engine, if that is not PyTorch."""
         peer: str | None = self.rows[0]["peer"]
         return None if peer == FLOAT else peer
 
     def times(self) -> str:
-        """Formats the speedup over float in PyTorch and over float in the same engine."""
+        """Formats the speed-up over float in PyTorch and over float in the same engine."""
         text = f"{self._each('')} times as fast as float in PyTorch"
         if self.peer is None:
             return text
         text = f"{text}; {self._each(AS_PEER)} as {self.peer}"
         gains = any(_ends(row, AS_PEER)[0] > 1 for row in self.rows)
-        return text if gains else f"{text}: the engine gains the speed, fewer bits the size"
+        return (
+            text if gains else f"{text}: the speed comes from the engine, the size from fewer bits"
+        )
 
     def in_short(self) -> str:
-        """Formats the speedup without intervals."""
+        """Formats the speed-up without intervals."""
         first = self.rows[0]
         each = [f"{row[TIMES]:.2f}x at batch {row['batch']}" for row in self.rows[1:]]
         text = f"{first[TIMES]:.2f}x as fast at batch {first['batch']}"
@@ -257,13 +263,13 @@ class Fastest:
 
 
 def find_fastest(rows: Sequence[Mapping[str, Any]]) -> Fastest | None:
-    """Finds the fastest way whose outputs agree with those of the saved model.
+    """Finds the fastest backend whose outputs agree with those of the saved model.
 
-    Fastest is the largest geometric mean over batches of how many times as fast as float in PyTorch
-    it is, of the ways that are faster than that at some batch size, where there are any.
+    It has the largest geometric mean over batch sizes of the speed-up over float in PyTorch.
+    Backends that are faster at some batch size are preferred.
 
     Args:
-        rows: rows of `ModelComparison.numbers`. Without rows nothing is fastest.
+        rows: rows of `ModelComparison.numbers`. Without rows the result is None.
     """
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     wrong = _wrong(rows)
@@ -281,15 +287,15 @@ def describe_fastest(
     missing: Mapping[str, str],
     model: str = "",
 ) -> str:
-    """The fastest way to run the compressed model and the command for it, as one line.
+    """Describes the fastest backend with its command, in one line.
 
-    Where none is faster than float, the line says why, and the way out.
+    If none is faster than float, the line gives the reason and a suggestion.
 
     Args:
-        rows: of `ModelComparison.numbers`; none where nothing was measured.
-        folder: the output folder; None where the model was not saved.
-        rounds_inputs: true if inputs have a format, too.
-        missing: why other ways were not measured, by name.
+        rows: rows of `ModelComparison.numbers`; empty if nothing was measured.
+        folder: the output folder; None if the model was not saved.
+        rounds_inputs: True if inputs have a format too.
+        missing: reasons for backends that were not measured, by name.
         model: original model, for commands.
     """
     best = find_fastest(rows)
@@ -311,15 +317,15 @@ def no_gain(
     """Explains why the compressed model is nowhere faster than float, with a suggestion.
 
     Args:
-        rounds_inputs: true if inputs have a format, too.
-        missing: reason for each way that was not measured, by name.
+        rounds_inputs: True if inputs have a format too.
+        missing: reason for each backend that was not measured, by name.
         folder: folder of the saved model, for a command with larger batches, or None.
         model: original model, for the command.
     """
     why, absent = ROUNDS_INPUTS if rounds_inputs else DECODES, missing.get(ONNXRUNTIME)
     way_out = FASTER_LAYERS
     if folder is not None:
-        way_out += f", and {bench_command(folder, model)} --batch 64 measures one"
+        way_out += f"; try {bench_command(folder, model)} --batch 64"
     if absent:
         why += f", and onnxruntime was not measured ({absent.rstrip('.')})"
         way_out = FASTER_FORMATS if absent.startswith(NO_FORM) else way_out
@@ -327,21 +333,21 @@ def no_gain(
 
 
 def describe_missing(missing: Mapping[str, str]) -> str:
-    """Lists the ways that were not measured, with reasons, in one line. "" if all were measured."""
+    """Lists backends that were not measured, with reasons, in one line; "" for none."""
     others = "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in missing.items())
     return f"Not measured: {others}." if others else ""
 
 
 def _wrong(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Ways whose outputs are not those of the saved model."""
+    """Returns backends whose outputs differ from the saved model's."""
     saved = {row["batch"]: row["largest_difference"] for row in rows if row["model"] == SAVED}
     return list(dict.fromkeys(row["model"] for row in rows if _differs(row, saved)))
 
 
 def _differs(row: Mapping[str, Any], saved: Mapping[int, float | None]) -> bool:
-    """Whether outputs are far from those of the saved model, as of an engine that saturates."""
-    found, right = row["largest_difference"], saved.get(row["batch"])
-    return found is not None and right is not None and found > TOLERATED * right + TINY
+    """Returns True if outputs are far from the saved model's, as in an engine that saturates."""
+    difference, right = row["largest_difference"], saved.get(row["batch"])
+    return difference is not None and right is not None and difference > TOLERATED * right + TINY
 
 
 def _ends(row: Mapping[str, Any], of: str = "") -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Studies as jobs: measured, printed as tables, written."""
+"""Report of a benchmark study: tables, figures and measurements."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ R = TypeVar("R", bound=Results)
 
 
 def measure_and_write(measure: Callable[[S], R], config: S) -> R:
-    """Measures, and writes the results; device and folder are tried first.
+    """Runs a study, and writes its results; checks device and folder first.
 
     Args:
-        measure: `bench_attention` and so on; the manifest has its name.
-        config: what to measure, and where to write.
+        measure: `bench_attention` and so on; its name becomes the kind in the manifest.
+        config: settings of the study, with the output folder.
     Returns: the results.
     Raises:
-        ConfigError: the device cannot be used here.
-        WriteError: it cannot be written to.
+        ConfigError: if the device cannot be used here.
+        WriteError: if the folder cannot be written.
     """
     usable_device(config.device)
     name = measure.__name__.replace("_", " ")
@@ -40,26 +40,26 @@ def measure_and_write(measure: Callable[[S], R], config: S) -> R:
     return run_job(study, config)
 
 
-def build_report(found: R) -> Report[R]:
-    """Tables in `tables.md`, and per case CASE.json and CASE.svg."""
+def build_report(results: R) -> Report[R]:
+    """Builds the report: `tables.md`, and per case CASE.json and CASE.svg."""
     blocks: list[Block] = []
-    for title, rows in found.tables().items():
+    for title, rows in results.tables().items():
         name, _, about = title.partition(". ")
         blocks += [Heading(name), Table(name, rows), Note(about)] if rows else []
-    cases = found.comparisons.items()
+    cases = results.comparisons.items()
     return Report(
         "",
         {"tables.md": blocks},
-        found,
-        list(numeric_rows(found)),
+        results,
+        list(numeric_rows(results)),
         figures={f"{case}.svg": figure(ratio_charts, measured, case) for case, measured in cases},
         files={f"{case}.json": measured.save for case, measured in cases},
         result_file="",
     )
 
 
-def write_results(found: Results, out: Path) -> None:
+def write_results(results: Results, out: Path) -> None:
     """Prints the tables; writes `tables.md`, and per case CASE.json and CASE.svg, into `out`."""
-    report = build_report(found)
+    report = build_report(results)
     show(*report.blocks)
     write_report(report, out)

@@ -15,24 +15,24 @@ class BenchModelConfig:
     """Settings of `chop bench model`.
 
     Attributes:
-        model: float model: built-in name, folder or hub name. `file.py:Net` and `timm:NAME` are
-            others. Default: that of `compressed`, else vit.
+        model: float model: built-in name, folder or hub name. `file.py:Net` and `timm:NAME` work
+            too. Default: that of `compressed`, else vit.
         dataset: data set of the inputs. Default: that of `compressed`, else the model's own.
         compressed: output folder of `chop compress`. Default: the model is compressed in a
             temporary folder, without training.
-        format: number format where no run is given.
+        format: number format if no run is given.
         out: folder for the table, plots and measurements.
-        batch_sizes: rows of an input.
-        seconds: seconds to measure per model and batch size. Longer narrows the confidence
+        batch_sizes: batch sizes to measure.
+        seconds: seconds to measure per model and batch size. More seconds narrow the confidence
             intervals.
         threads: threads of torch; one gives the steadiest ratios.
-        compile: also measure torch.compile. The frozen model is compiled, which takes a minute.
+        compile: also measure torch.compile. Compiling the frozen model takes a minute.
         max_length: number of tokens to truncate texts to. Default: that of `compressed`, else the
             model's limit.
         device: torch device: cpu, cuda, cuda:1 and so on.
-        matmul_precision: precision of float32 products. As in `torch.set_float32_matmul_precision`:
-            medium lets packed layers round to bfloat16 where that is faster. Default: as torch is
-            set, highest.
+        matmul_precision: precision of float32 products. As in `torch.set_float32_matmul_precision`;
+            with medium, packed layers may round to bfloat16 if that is faster. Default: torch's
+            setting, highest.
     """
 
     model: str | None = None

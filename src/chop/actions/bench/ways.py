@@ -1,4 +1,4 @@
-"""Ways to run a compressed model: as it was saved, frozen, compiled, and by other engines."""
+"""Backends for a compressed model: frozen, compiled, and other engines."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from chop.quantization.compilation import compiled_model
 from chop.studies.model import weight_bytes
 
 SAVED, COMPILED, ONNXRUNTIME = "compressed", "compiled", "onnxruntime"
-"""The names of the saved model in tables, of one that takes long to make, and of the engine."""
+"""Names of the saved model, of the compiled one and of onnxruntime in tables."""
 LOADED = "MaseGraph.from_checkpoint('{folder}/model')"
 RUNNING = "running it"
 ONNX = "{folder}/model.onnx"
 MOST_FORMATS = 3
-NO_FORM = "ONNX has no form in integers of"
+NO_FORM = "ONNX has no integer form of"
 LARGEST_PEER = 2 * 10**9
-"""Bytes of float weights up to which a float model becomes a file that is only measured."""
+"""Maximum size of float weights in bytes for a float file that is only measured."""
 FROZEN = f"freeze_transform_pass({LOADED}"
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to run a model.
+class Backend:
+    """Backend that runs a model.
 
     Attributes:
-        make: takes the packed graph, and its ONNX file if there is one, and gives what is called
-            with inputs by name; what it raises says why not.
-        command: how a user does it, with `{folder}` for the output folder.
-        is_onnx: it runs an ONNX file, on the CPU.
-        make_float: takes the float graph and gives it in the same engine; None: that is PyTorch,
-            where the float model is as it is.
-        peer: name of what that gives.
+        make: function from the packed graph and its ONNX file, if any, to a module with inputs by
+            name; raises if the backend is not available.
+        command: code for users, with `{folder}` for the output folder.
+        is_onnx: runs an ONNX file on the CPU.
+        make_float: function from the float graph to a module in the same engine. None: the engine
+            is PyTorch, which runs the float model itself.
+        peer: name of the float model in the same engine.
     """
 
     make: Callable[[MaseGraph, Path | None], nn.Module]
@@ -67,9 +67,9 @@ class Engine(nn.Module):
     """Module that runs an ONNX file in another engine. Outputs have the order of the file.
 
     Args:
-        opened: makes of the file what takes inputs by name and gives the outputs.
-        mg: the graph, which becomes a file.
-        file: one that the graph has become already; None writes one for the time being.
+        opened: function that opens the file and returns a function from inputs by name to outputs.
+        mg: graph to export.
+        file: existing file of the graph. Default: a temporary one.
 
     Attributes:
         file_bytes: its size.
@@ -82,7 +82,7 @@ class Engine(nn.Module):
         if file is not None:
             self.run, self.file_bytes = opened(file), _size_of_file(file)
             return
-        # What is logged is about a file that is kept.
+        # Logs would refer to a temporary file.
         with (
             scratch_folder("export") as folder,
             at_level(logging.ERROR, "chop.export.onnx.export"),
@@ -93,17 +93,17 @@ class Engine(nn.Module):
             self.run, self.file_bytes = opened(info["path"]), info["size_bytes"]
 
     def forward(self, **inputs: Tensor) -> list[Tensor]:
-        """The outputs for inputs by name."""
+        """Returns the outputs for inputs by name."""
         return self.run(inputs)
 
 
 def _size_of_file(path: Path) -> int:
-    """Bytes of an ONNX file, and of the file beside it that has the weights of a large one."""
+    """Returns the bytes of an ONNX file with its external weights."""
     beside = path.with_name(path.name + DATA)
     return sum(file.stat().st_size for file in (path, beside) if file.is_file())
 
 
-def make_ways(
+def build_backends(
     mg: MaseGraph,
     names: Sequence[str],
     device: str,
@@ -111,17 +111,17 @@ def make_ways(
     threads: int,
     onnx: Path | None = None,
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """A compressed model in some ways, in evaluation, each of which has run every batch once.
+    """Builds a compressed model in several backends, in evaluation mode, and runs every batch once.
 
     Args:
-        mg: the packed graph; it stays as it is.
-        names: of `WAYS`.
-        device: where it runs.
+        mg: the packed graph, unchanged.
+        names: keys of `BACKENDS`.
+        device: torch device.
         batches: inputs by name.
-        threads: of torch and of engines.
-        onnx: the file of the graph, where it was written; a file that generates texts takes
-            other inputs, and is not read.
-    Returns: what is called, by name; and for each other way why it is not there, in a sentence.
+        threads: threads of torch and of engines.
+        onnx: file of the graph, if it was written; files with a key-value cache have other inputs
+            and are not used.
+    Returns: modules by name; and the reason for each missing backend.
     """
     made, missing = {}, {}
     file = None if onnx is None or has_cache(mg) else onnx
@@ -129,16 +129,16 @@ def make_ways(
         expected = [copied(mg.model(**inputs)) for inputs in batches]
         for name in names:
             try:
-                if WAYS[name].is_onnx and torch.device(device).type != "cpu":
+                if BACKENDS[name].is_onnx and torch.device(device).type != "cpu":
                     raise UnavailableError(f"it runs on the CPU, not on {device}.")
                 with torch.inference_mode(False):
-                    model = WAYS[name].make(mg, file).eval()
+                    model = BACKENDS[name].make(mg, file).eval()
                 for inputs, right in zip(batches, expected, strict=True):
                     largest_difference(copied(model(**inputs)), right, name)
                 made[name] = model
             except Exception as error:
-                # Engines and compilers have no class of errors in common; what was compressed
-                # is not to be lost for one of them.
+                # Engines and compilers share no error class, and a failing one must not lose the
+                # compressed model.
                 missing[name] = why_not(error)
     return made, missing
 
@@ -152,34 +152,34 @@ def make_peers(
     """Builds the float model in other engines, as the baseline for their speed.
 
     Args:
-        exact: the float graph; it stays as it is.
-        names: names in `WAYS`. Those in PyTorch have the float model itself.
+        exact: the float graph, unchanged.
+        names: names in `BACKENDS`. Those in PyTorch have the float model itself.
         batches: inputs by name.
         threads: number of threads of torch and of engines.
-    Returns: callable models by `Way.peer`, and a reason for each peer that is not available.
+    Returns: callable models by `Backend.peer`, and a reason for each peer that is not available.
     """
     made, missing = {}, {}
-    chosen = [WAYS[name] for name in names]
+    backends = [BACKENDS[name] for name in names]
     size = weight_bytes(exact.model)
     with surroundings(threads, inference=True):
-        for way in chosen:
-            if way.make_float is None:
+        for backend in backends:
+            if backend.make_float is None:
                 continue
             try:
                 if size > LARGEST_PEER:
                     raise UnavailableError(f"its weights are {format_bytes(size)}.")
                 with torch.inference_mode(False):
-                    model = way.make_float(exact).eval()
+                    model = backend.make_float(exact).eval()
                 for inputs in batches:
                     model(**inputs)
-                made[way.peer] = model
+                made[backend.peer] = model
             except Exception as error:  # as above
-                missing[way.peer] = why_not(error)
+                missing[backend.peer] = why_not(error)
     return made, missing
 
 
 def why_not(error: Exception) -> str:
-    """Shortens an error to the reason why a way of running is not available."""
+    """Shortens an error to the reason why a backend is not available."""
     if isinstance(error, MissingFormsError):
         return f"{NO_FORM} {enumerate_names(error.formats, MOST_FORMATS)}"
     return shorten(first_line(error))
@@ -212,22 +212,22 @@ def _in_openvino(mg: MaseGraph, file: Path | None = None) -> nn.Module:
     return Engine(session.opened_by_openvino, mg, file)
 
 
-WAYS = {
-    "frozen": Way(_frozen, f"{FROZEN})"),
-    COMPILED: Way(
+BACKENDS = {
+    "frozen": Backend(_frozen, f"{FROZEN})"),
+    COMPILED: Backend(
         _compiled,
         f"{FROZEN}, {{'compile': True}})[1]['compiled']",
         make_float=_compiled_float,
         peer="float compiled",
     ),
-    ONNXRUNTIME: Way(
+    ONNXRUNTIME: Backend(
         _in_onnxruntime,
         f"chop.export.onnx.session.opened('{ONNX}')",
         is_onnx=True,
         make_float=_in_onnxruntime,
         peer="float in onnxruntime",
     ),
-    "openvino": Way(
+    "openvino": Backend(
         _in_openvino,
         f"chop.export.onnx.session.opened_by_openvino('{ONNX}')",
         is_onnx=True,
@@ -235,9 +235,9 @@ WAYS = {
         peer="float in openvino",
     ),
 }
-"""Beside the saved model itself, by name."""
-COMMANDS = {SAVED: LOADED, **{name: way.command for name, way in WAYS.items()}}
-"""How a user runs each of them."""
+"""Backends by name, in addition to the saved model itself."""
+COMMANDS = {SAVED: LOADED, **{name: each.command for name, each in BACKENDS.items()}}
+"""Code for users by backend."""
 
 
 def in_folder(template: str, folder: str | Path) -> str:
@@ -255,7 +255,7 @@ def bench_command(folder: str | Path, model: str = "") -> str:
 
     Args:
         folder: output folder of the run.
-        model: original model; code needs an option.
+        model: original model; user code needs an option.
 
     >>> bench_command("my runs/a", "net.py:Net")
     "chop bench model 'my runs/a' --trust-code"

@@ -1,4 +1,4 @@
-"""Compression with one block in memory: a decoder of a folder is rounded and written."""
+"""Compression of a decoder on disk with only one block in memory."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ from chop.workloads.load import get_rows
 from chop.workloads.workload import CHECKPOINT_EPOCHS, CHECKPOINT_LR, Workload
 
 BLOCK = "block"
-"""Kind of a stage, beside those of `chop.actions.compress.measure`."""
+"""Kind of a stage, in addition to those of `chop.actions.compress.measure`."""
 BLOCKS = "blocks"
-"""Folder of what is done, until the model is written."""
+"""Folder of finished blocks until the model is written."""
 FOLDING = ("smoothquant", "awq")
 """Methods that move scales before weights are rounded."""
 LEARNED = "learned_rounding"
-"""Method that compares each block with the float one."""
+"""Method that compares each block with the float block."""
 SHARD = "500MB"
-"""Of the files of weights: each is in memory while it is written."""
+"""Maximum size of a weights file; each is in memory while it is written."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder whose weights are in files.
+    """Decoder with weights in files.
 
     Attributes:
-        config: the settings.
-        workload: its rows; the model is that of the graph.
-        walk: rounds the graph; weights are read when they are needed.
+        config: settings of the job.
+        workload: its rows, with the graph's model.
+        walk: rounds the graph block by block, reading weights on demand.
     """
 
     saves_all: ClassVar[bool] = True
@@ -82,12 +82,12 @@ class Decoder:
 
     @classmethod
     def load(cls, config: CompressConfig, workload: Workload | None) -> Self:
-        """The decoder of the folder that settings name; NoBlocksError where it cannot be walked."""
+        """Loads the decoder; raises NoBlocksError if it cannot be walked block by block."""
         folder, number_format = Path(config.model), parse_format_string(config.formats[0])
         if is_own(config.model) or not folder.is_dir() or get_reader(folder) is not None:
-            raise NoBlocksError("it is no folder of transformers with float weights")
+            raise NoBlocksError("it is not a transformers folder with float weights")
         if not number_format.is_fitted:
-            raise NoBlocksError(f"format {config.formats[0]} waits for data")
+            raise NoBlocksError(f"format {config.formats[0]} needs calibration data")
         try:
             model, data, task = load_checkpoint(
                 config, lambda name, weights, **given: meta_model(name, **given)
@@ -96,13 +96,13 @@ class Decoder:
                 raise NoBlocksError(f"its task is {task.name}, expected {CAUSAL_LM}")
             blocks = block_paths(model)
             if not blocks:
-                raise NoBlocksError("it has no list of blocks of one class")
+                raise NoBlocksError("it has no list of blocks of the same class")
             rows = get_rows(data, task)
             mg = MaseGraph(model, hf_input_names=[*example_inputs(model, rows["train"])])
             source = weights_source(model, folder, mg.model)
         except CheckpointError as error:
-            raise NoBlocksError(f"its weights cannot be read in parts: {error}") from None
-        found = Workload(
+            raise NoBlocksError(f"its weights cannot be read tensor by tensor: {error}") from None
+        loaded = Workload(
             mg.model,
             config.model,
             str(config.dataset),
@@ -120,35 +120,35 @@ class Decoder:
             mg,
             number_format,
             config.operators,
-            found,
+            loaded,
             count,
             inplace=True,
             leaves_calls=leaves_calls,
         )
         parts = _parts(mg, blocks, config)
         weights = LazyWeights(mg.model, _reader(source, mg.model))
-        calibration = calibration_batches(mg.model, found.train, rows=count)
+        calibration = calibration_batches(mg.model, loaded.train, rows=count)
         batches = list(select_inputs(mg, calibration, WHERE))
         files = BlockFiles(config.out / BLOCKS, _identity(folder, config, batches))
         walk = BlockWalk(mg, parts, weights, batches, files, LEARNED in config.method)
-        return cls(config, found, walk)
+        return cls(config, loaded, walk)
 
     @staticmethod
-    def kept(config: CompressConfig) -> str:
-        """The sentence of an interrupted run."""
+    def interruption_note(config: CompressConfig) -> str:
+        """Returns the closing sentence of an interrupted run."""
         return (
-            f"the blocks that are done are kept in {config.out / BLOCKS}/; the same command goes "
-            "on after them."
+            f"finished blocks are in {config.out / BLOCKS}/; run the same command again to go on "
+            "after them."
         )
 
     def measure(self) -> Measured:
-        """The float decoder, and the one that is rounded, from the first block that is not done."""
+        """Measures the float decoder, and the rounded one from its first unfinished block."""
         config, workload, walk = self.config, self.workload, self.walk
         mg = walk.mg
         label = parse_format_string(config.formats[0]).label
         done = walk.files.whole(len(walk.parts))
         begun = _begun(walk, done)
-        announce(workload.title, f"one of {len(walk.parts) - 2} blocks in memory at a time{begun}")
+        announce(workload.title, f"{len(walk.parts) - 2} blocks, one in memory at a time{begun}")
         read_directly = [str(node.target) for node in mg.nodes if node.op == "get_attr"]
         with (
             Stages([FLOAT, *[BLOCK] * (len(walk.parts) - done), QUANTIZED]) as stages,
@@ -167,15 +167,15 @@ class Decoder:
     def save(
         self, report: Report[dict[str, Any]], exact: Candidate, chosen: Candidate, output: Output
     ) -> Report[dict[str, Any]]:
-        """Writes the folder of transformers; blocks go when it is in place."""
+        """Writes the transformers folder, then removes the block files."""
         config, workload, row = self.config, self.workload, chosen.row
         output.enter(_no_files_after(self.walk))
         discard_older(output.results, *MODEL_FILES, ONNX_FILE, GRAPH_FILE)
         write_folder(self.walk.mg, config, output.results / FOLDER, SHARD)
         output.run.leave_out(config.out / BLOCKS)
         saved = (
-            f"saved {row.format} ({row.method}) in {config.out / FOLDER}/, for transformers' "
-            "from_pretrained, after import chop."
+            f"saved {row.format} ({row.method}) in {config.out / FOLDER}/. Load it with "
+            "from_pretrained of transformers, after import chop."
         )
         return replace(
             report,
@@ -187,7 +187,7 @@ class Decoder:
 
 
 def _parts(mg: MaseGraph, blocks: Sequence[str], config: CompressConfig) -> list[Part]:
-    """The parts of the graph, if all methods can work on them: files are written after that."""
+    """Returns the parts of the graph; checks all methods on them before files are written."""
     parts = get_parts(mg, blocks)
     if set(FOLDING) & set(config.method):
         with quantizers_off(mg.model):
@@ -207,7 +207,7 @@ def _reader(source: TensorSource, model: nn.Module) -> Any:
         x = source.read(name, tuple(slice(0, size) for size in shapes[name]))
         if x.is_floating_point() and bool(x.isnan().any()):
             raise ConfigError(f"the weights of the float model have NaN: {name}.")
-        if name in parameters and bool(x.isinf().any()):  # buffers may have them, as masks do
+        if name in parameters and bool(x.isinf().any()):  # masks are buffers with infinite values
             raise ConfigError(f"the weights of the float model have infinite values: {name}.")
         return x
 
@@ -217,7 +217,7 @@ def _reader(source: TensorSource, model: nn.Module) -> Any:
 def _identity(
     folder: Path, config: CompressConfig, batches: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """All that the codes depend on."""
+    """Returns everything that the codes depend on."""
     files = sorted(file for end in ("safetensors", "json") for file in folder.glob(f"*.{end}"))
     tensors = ((name, x) for batch in batches for name, x in batch.items() if isinstance(x, Tensor))
     return {
@@ -232,7 +232,7 @@ def _identity(
 
 @contextmanager
 def _skipping_part(walk: BlockWalk) -> Iterator[None]:
-    """Inside, a value that no file has ends the walk without files of it."""
+    """Removes the block files if a tensor is missing from the checkpoint."""
     try:
         yield
     except NoBlocksError:
@@ -242,38 +242,38 @@ def _skipping_part(walk: BlockWalk) -> Iterator[None]:
 
 @contextmanager
 def _no_files_after(walk: BlockWalk) -> Iterator[None]:
-    """Removes what is done of a walk when the results that it was done for are in place."""
+    """Removes the block files once the results are in place."""
     yield
     walk.files.remove()
 
 
 def _begun(walk: BlockWalk, done: int) -> str:
-    """What an earlier run has left, to be said; "" where it is nothing."""
+    """Describes the progress of an earlier run; "" if there was none."""
     if done:
-        return f"; goes on after {walk.parts[done - 1].name}, which an earlier run has done"
-    return "; starts anew, as an earlier run had other settings" if walk.files.removed else ""
+        return f"; resumes after {walk.parts[done - 1].name} of an earlier run"
+    return "; starts again, since an earlier run had other settings" if walk.files.removed else ""
 
 
 def _rounder(
     config: CompressConfig, walk: BlockWalk
 ) -> tuple[Rounder, str, dict[str, dict[str, str]]]:
-    """What rounds a part; before, scales are moved in all of them.
+    """Moves scales in all parts, and returns the rounder for one part.
 
-    Returns: and its method, "" for the nearest numbers; and by method, why it leaves layers alone
-        whatever the rows, by the name of a node.
+    Returns: the rounder; its method, "" for rounding to nearest; and by method, the reasons for
+        skipped layers by node name.
     """
-    left: dict[str, dict[str, str]] = {}
+    skipped: dict[str, dict[str, str]] = {}
     with quantizers_off(walk.mg.model):
         if "smoothquant" in config.method:
-            _, left["smoothquant"] = smooth(walk)
+            _, skipped["smoothquant"] = smooth(walk)
         if "awq" in config.method:
-            _, left["awq"] = awq(walk, parse_format_string(config.formats[0]))
+            _, skipped["awq"] = awq(walk, parse_format_string(config.formats[0]))
     if LEARNED in config.method:
         start: Literal["nearest", "gptq"] = "gptq" if "gptq" in config.method else "nearest"
         settings = LearnedRoundingConfig(walk.batches, start=start)
         learning = BlockLearning(walk, settings.learning, walk.parts)
-        return learning, LEARNED, {**left, LEARNED: learning.skipped}
+        return learning, LEARNED, {**skipped, LEARNED: learning.skipped}
     if "gptq" in config.method:
         gptq = Gptq(walk, Solver(actorder=True), weighs_rows=True)
-        return gptq, "gptq", {**left, "gptq": gptq.skipped}
-    return lambda _: Rounded(), "", left
+        return gptq, "gptq", {**skipped, "gptq": gptq.skipped}
+    return lambda _: Rounded(), "", skipped

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
-    """Notes what looks wrong in the scores as assumptions of the job.
+    """Records implausible scores as assumptions of the job.
 
-    These are intervals of the float model on validation and test rows that do not meet,
-    quantized models that are better than float beyond the interval of float, and formats in which
-    training has made the model worse.
+    Reported are disjoint intervals of the float model on validation and test rows, quantized models
+    that beat float by more than its interval, and formats that training made worse.
     """
     exact, metric = candidates[0], workload.task.metric
     doubts = (
@@ -44,17 +43,15 @@ def _about_splits(exact: Candidate, workload: Workload) -> str:
         f"{tested.format(metric)} on {name} rows"
     )
     if _is_beyond(tested, chosen, metric):
-        return (
-            f"{apart}: these rows differ in kind, and the format is chosen on the validation rows."
-        )
+        return f"{apart}: the two sets differ. The format was chosen on the validation rows."
     return (
-        f"{apart}: the model has probably seen the validation rows. The format is chosen on "
-        "them and may lose more on new rows; give a split 'validation' that it has not seen."
+        f"{apart}: the model was probably trained on the validation rows, so the choice of the "
+        "format is too optimistic. Provide a split 'validation' that the model has not seen."
     )
 
 
 def _is_beyond(better: Score, worse: Score, metric: Metric) -> bool:
-    """Returns true if the whole interval of one score is better than that of another."""
+    """Returns True if the whole interval of one score is better than that of another."""
     if better.interval is None or worse.interval is None:
         return False
     if metric.higher_is_better:
@@ -63,7 +60,7 @@ def _is_beyond(better: Score, worse: Score, metric: Metric) -> bool:
 
 
 def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: Metric) -> str:
-    """On quantized models that are better than float by more than its interval."""
+    """Describes quantized models that beat float by more than its interval."""
     exact, *others = candidates
     end = 1 if metric.higher_is_better else 0
     for name in ("test", "validation"):
@@ -82,14 +79,14 @@ def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: M
             )
             where = "" if workload.judge else f", on {workload.get_name(name)} rows"
             return (
-                f"Better than float, beyond its interval{where}: {listed}, float "
+                f"Better than float by more than its interval{where}: {listed}, float "
                 f"{exact.scores[name].format(metric)}. {_reason(doubtful, workload)}"
             )
     return ""
 
 
 def _about_training(candidates: Sequence[Candidate], metric: Metric) -> str:
-    """On formats in which the trained model is worse, beyond the interval of the untrained one."""
+    """Describes formats that training made worse than the interval of the untrained model."""
     untrained = {c.row.format: c.scores["validation"] for c in candidates if c.row.method == "PTQ"}
     end = 0 if metric.higher_is_better else 1
     worse = []
@@ -104,21 +101,21 @@ def _about_training(candidates: Sequence[Candidate], metric: Metric) -> str:
     if not worse:
         return ""
     return (
-        f"Training made formats worse, on validation rows: {', '.join(worse)}. A smaller --qat-lr "
-        "changes the weights less."
+        f"Training made these formats worse on validation rows: {', '.join(worse)}. Try a smaller "
+        "--qat-lr."
     )
 
 
 def _reason(doubtful: Sequence[Candidate], workload: Workload) -> str:
     if all(candidate.row.method == "QAT" for candidate in doubtful):
         return (
-            "Training with rounding has trained the model further: train float as long "
-            "(--train-epochs) to compare."
+            "QAT also continued the training of the model. For a fair comparison, train the float "
+            "model as long (--train-epochs)."
         )
     inputs = (
         "pixels are scaled" if "pixel_values" in workload.test.columns else "inputs are prepared"
     )
     return (
-        "Rounding adds no knowledge: the float model probably sees other inputs than it was "
-        f"trained on. Look at how {inputs}, and at the weights."
+        "Rounding cannot improve a model: the float model probably gets other inputs than in "
+        f"training. Check how {inputs}, and the weights."
     )

@@ -1,4 +1,4 @@
-"""Compressed run: what the output folder of `chop compress` says of the model and its data."""
+"""Settings and files of an earlier `chop compress` run, read from its output folder."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from chop.errors import CheckpointError, ConfigError
 from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 
 WEIGHTS, GRAPH, MODEL_FOLDER = "model.pt", "model.mz", "model"
-AGAIN = "Run chop compress again, or get the whole folder from where it was made."
+AGAIN = "Run chop compress again, or copy the whole folder again."
 
 log = get_logger(__name__)
 
 
 class DamagedRunError(CheckpointError):
-    """A folder is that of a run, and files of it are not what the run wrote."""
+    """Raised if files of a run are not those that the run wrote."""
 
 
 class CompressedRun(NamedTuple):
@@ -34,8 +34,8 @@ class CompressedRun(NamedTuple):
         folder: output folder of the run.
         settings: settings of the run.
         has_model: the run saved a model.
-        file: says both.
-        plugin_names: names of other packages among the settings, as its manifest has them.
+        file: file that `settings` and `has_model` were read from.
+        plugin_names: names from other packages among the settings, as in the manifest.
     """
 
     folder: Path
@@ -48,15 +48,15 @@ class CompressedRun(NamedTuple):
 def workload_config(
     run: CompressedRun, given: Mapping[str, Any], option: str | None = None
 ) -> WorkloadConfig:
-    """Model and data that a run compressed; settings that were given win.
+    """Returns the model and data settings of a run; given settings take precedence.
 
     Args:
         run: see `compressed_run`.
-        given: settings that win.
-        option: by which the command names the float model; None where it has none.
+        given: settings that take precedence.
+        option: option of the command that names the float model, or None.
     Raises:
-        CheckpointError: the run saved no model.
-        ConfigError: its files name code, see `chop.base.trust`.
+        CheckpointError: if the run saved no model.
+        ConfigError: if its files name code, see `chop.base.trust`.
     """
     if not run.has_model:
         raise no_model(run.folder)
@@ -64,25 +64,25 @@ def workload_config(
 
 
 def no_model(folder: Path) -> CheckpointError:
-    """The error of a run that found no format."""
+    """Returns the error for a run that saved no model."""
     return CheckpointError(
-        f"the run in '{folder}' saved no model: no format kept within its max_drop; run chop "
-        "compress again with --keep-best."
+        f"the run in '{folder}' saved no model, because no format was within its max_drop: run "
+        "chop compress again with --keep-best."
     )
 
 
 def judged_settings_of_run(
     run: CompressedRun, given: Mapping[str, Any], option: str, command: str
 ) -> JudgedWorkloadConfig:
-    """Model, data and judge of a run, without the function that trained it.
+    """Returns the model, data and judge of a run, without its loss function.
 
     Args:
         run: see `compressed_run`.
-        given: settings that win; `evaluate` is another function, whose numbers `metric` names.
-        option: by which the command names the float model.
-        command: how the run is judged again, without the option that names the function.
+        given: settings that take precedence; another `evaluate` resets the metric.
+        option: option of the command that names the float model.
+        command: command line for judging the run again, without `--evaluate`.
     Raises:
-        ConfigError: its files name code (`chop.base.trust`), or a function of a program judged it.
+        ConfigError: if its files name code (`chop.base.trust`), or a program's function judged it.
     """
     settings, folder = {**run.settings, "loss": None}, run.folder
     function = settings.get("evaluate")
@@ -92,13 +92,13 @@ def judged_settings_of_run(
         model = settings["model"]
         named = f" {option} {model}" if names_code(model) and is_trusted(model) is False else ""
         raise ConfigError(
-            f"'{folder}' was judged by '{function}', which does not run because a file says so: if "
-            f"you trust it, give {command}{named} --evaluate {function}."
+            f"'{folder}' was judged by '{function}'. chop runs code only if the command line names "
+            f"it: if you trust it, run {command}{named} --evaluate {function}."
         )
     elif function is None and (judge := _judge_of_program(folder)) and "evaluate" not in given:
         raise ConfigError(
-            f"'{folder}' was judged by '{judge}', a function of a program: write it to a file and "
-            f"give {command} --evaluate file.py:{judge}."
+            f"'{folder}' was judged by '{judge}', a function of a Python program: write it to a "
+            f"file and run {command} --evaluate file.py:{judge}."
         )
     return _get_settings(JudgedWorkloadConfig, run, settings, given, option)
 
@@ -108,13 +108,13 @@ def _is_same(function: str | None, other: str) -> bool:
 
 
 def _judge_of_program(folder: Path) -> str | None:
-    """The name of a function that a program gave, by the results of the run; else None."""
+    """Returns the name of the Python function that judged the run, from its results, or None."""
     path = latest(folder / "result.json")
     if not path.is_file():
         return None
     with library_errors(path, error=CheckpointError):
-        found = read_json(path, "result").get("metric")
-    return found.get("evaluate") if isinstance(found, dict) else None
+        metric = read_json(path, "result").get("metric")
+    return metric.get("evaluate") if isinstance(metric, dict) else None
 
 
 C = TypeVar("C", bound=WorkloadConfig)
@@ -135,37 +135,37 @@ def _get_settings(
 
 
 def compressed_run(folder: Path) -> CompressedRun:
-    """The run that compressed a model into a folder.
+    """Reads the run that compressed a model into a folder.
 
-    Runs of earlier versions have no manifest; `result.json` says the same of them.
+    Runs of earlier versions have no manifest; `result.json` replaces it.
 
     Raises:
-        DamagedRunError: its manifest cannot be read, or its model is not the one of the manifest.
-        CheckpointError: the folder is of no run that compressed a model.
+        DamagedRunError: if the manifest cannot be read, or the model does not match it.
+        CheckpointError: if the folder is not the output of a compression.
     """
     settle(folder)  # libraries read its files by their own names
-    is_there, damage, found = (folder / runs.MANIFEST).exists(), None, None
+    is_there, damage, manifest = (folder / runs.MANIFEST).exists(), None, None
     with shared_lock(folder):
         try:
-            found = runs.read_manifest(folder).results
-            if found is not None and found.kind == "compress":
-                check_model_file(folder, found)
-                has_model = any(each.path == WEIGHTS for each in found.artifacts)
-                file, names = folder / runs.MANIFEST, found.plugin_names
-                return CompressedRun(folder, found.settings, has_model, file, names)
+            manifest = runs.read_manifest(folder).results
+            if manifest is not None and manifest.kind == "compress":
+                check_model_file(folder, manifest)
+                has_model = any(each.path == WEIGHTS for each in manifest.artifacts)
+                file, names = folder / runs.MANIFEST, manifest.plugin_names
+                return CompressedRun(folder, manifest.settings, has_model, file, names)
         except DamagedRunError:
             raise
         except CheckpointError as error:
             damage = error
         path = latest(folder / "result.json")
-        if not path.is_file() and found is not None:
-            raise CheckpointError(_other_kind(folder, found.kind))
+        if not path.is_file() and manifest is not None:
+            raise CheckpointError(_other_kind(folder, manifest.kind))
         if not path.is_file():
             raise (
                 damage
                 if damage is not None and is_there
                 else CheckpointError(
-                    f"'{folder}' holds no {runs.MANIFEST} of a finished run, and no result.json: "
+                    f"'{folder}' has no {runs.MANIFEST} of a finished run, nor result.json: "
                     "expected the output folder of chop compress."
                 )
             )
@@ -173,40 +173,42 @@ def compressed_run(folder: Path) -> CompressedRun:
             result = read_json(path, "result")
             settings, has_model = dict(result["config"]), result["saved"] is not None
         except (OSError, ValueError, LookupError, TypeError) as error:
-            reason = f"'{path}' is no result of chop compress: {error}."
-            raise CheckpointError(_other_kind(folder, found.kind) if found else reason) from None
+            reason = f"'{path}' is not a result of chop compress: {error}."
+            raise CheckpointError(
+                _other_kind(folder, manifest.kind) if manifest else reason
+            ) from None
     if damage is not None and is_there:
         raise DamagedRunError(f"{damage} {AGAIN}") from None
     if damage is not None:
         assume(
-            f"'{folder}' has no {runs.MANIFEST}, as runs of earlier versions: model and data are "
-            "those of its result.json, and its files were not compared with anything.",
+            f"'{folder}' has no {runs.MANIFEST}, as in earlier versions: model and data are read "
+            "from result.json, and digests of files are not checked.",
             log,
         )
     return CompressedRun(folder, settings, has_model, path)
 
 
 def _other_kind(folder: Path, kind: str) -> str:
-    return f"'{folder}' is of chop {kind}: expected the output folder of chop compress."
+    return f"'{folder}' is from chop {kind}: expected the output folder of chop compress."
 
 
 def check_model_file(folder: Path, results: runs.Manifest) -> None:
     """Compares the files of a run's model with their digests.
 
-    The file of a graph has the digest of its weights. Runs by block have a folder in its place.
+    The digest of the graph file covers its weights. Runs by block have a folder instead.
 
     Raises:
-        DamagedRunError: one is missing, or another one.
+        DamagedRunError: if a file is missing or differs.
     """
     graphs = [each for each in results.artifacts if each.path == GRAPH]
     for artifact in graphs or filter(_is_model_file, results.artifacts):
         path = latest(folder / artifact.path)
         with library_errors(path, error=DamagedRunError):
-            found = runs.Artifact.of(path, path.parent)
-        if found.sha256 != artifact.sha256:
+            current = runs.Artifact.of(path, path.parent)
+        if current.sha256 != artifact.sha256:
             raise DamagedRunError(
-                f"'{path}' is not the file that its run wrote: it does not match the SHA-256 "
-                f"in {runs.MANIFEST}. {AGAIN}"
+                f"'{path}' has changed since its run: it does not match the SHA-256 in "
+                f"{runs.MANIFEST}. {AGAIN}"
             )
 
 

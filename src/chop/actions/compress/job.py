@@ -26,58 +26,57 @@ from chop.workloads.workload import Workload
 
 
 class Subject(Protocol):
-    """Model that is compressed, with its rows: as a whole, or block by block.
+    """Model to compress, with its rows: in memory, or block by block.
 
     Attributes:
-        saves_all: the model is saved whatever it loses.
+        saves_all: save the model whatever its loss.
     """
 
     saves_all: ClassVar[bool]
 
     @property
     def workload(self) -> Workload:
-        """The rows, and the task."""
+        """Rows and task of the model."""
 
     @classmethod
     def load(cls, config: CompressConfig, workload: Workload | None) -> Self:
-        """The model that settings name, or a workload of the caller."""
+        """Loads the model that settings name, or uses a workload of the caller."""
 
     @staticmethod
-    def kept(config: CompressConfig) -> str:
-        """The sentence of an interrupted run: what is kept, and how to go on."""
+    def interruption_note(config: CompressConfig) -> str:
+        """Returns the closing sentence of an interrupted run: saved files, and how to resume."""
 
     def measure(self) -> Measured:
-        """Rounds the model, and measures it beside float."""
+        """Measures the float model, and the rounded ones."""
 
     def save(
         self, report: Report[dict[str, Any]], exact: Candidate, chosen: Candidate, output: Output
     ) -> Report[dict[str, Any]]:
-        """Writes the chosen model; the report then has what is known of its files."""
+        """Writes the chosen model, and returns the report with facts about its files."""
 
 
 def compress(config: CompressConfig, workload: Workload | None = None) -> dict[str, Any]:
-    """Quantizes a model in several formats, trains the hardest one back, and writes it all down.
+    """Quantizes a model in several formats, trains the smallest one back, and saves the best.
 
-    Formats are chosen by their accuracy on validation rows; that on test rows is only reported.
+    The format is chosen on validation rows. Test rows are used for reporting only.
 
     Writes into `config.out`: `model.pt` and `model.mz` (the smallest model within `max_drop` of
-    float, its weights packed: `pack_transform_pass` unpacks them for training), the folder `model`
-    where it is one of transformers, which loads it, `model.onnx` where ONNX has the formats,
-    `graph.svg`, `accuracy.svg` (named by the metric), `table.md`, `result.json` and
-    `manifest.json`. Where no format keeps within `max_drop`, and `keep_best` does not ask for one
-    all the same, no model is saved: files of an earlier run's model stay.
+    float, with packed weights; `pack_transform_pass` unpacks them for training), the folder `model`
+    for a transformers model, `model.onnx` if ONNX has the formats, `graph.svg`, `accuracy.svg`
+    (named by the metric), `table.md`, `result.json` and `manifest.json`. If no format is within
+    `max_drop` and `keep_best` is off, no model is saved, and an earlier run's model files stay.
 
-    With `by_block` a decoder is rounded with one block in memory, and the folder `model` alone is
-    written. A run that was killed goes on after the last block that is done.
+    With `by_block`, a decoder is rounded with one block in memory, and only the folder `model` is
+    written. A killed run resumes after the last finished block.
 
     Args:
-        config: the settings.
-        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
-            names.
-    Returns: what is in `result.json`; its `saved` is None where no model was saved.
+        config: settings of the job.
+        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+            data that `config` names.
+    Returns: the content of `result.json`; its `saved` is None if no model was saved.
     Raises:
-        ConfigError: settings that do not fit together.
-        UnavailableError: the model, the data set or a library is not there.
+        ConfigError: if settings do not fit together.
+        UnavailableError: if the model, the data set or a library is missing.
     """
     if config.by_block and workload is None:
         from chop.actions.compress.by_block import Decoder
@@ -86,7 +85,7 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
         try:
             return run_job(_job_for(Decoder), config)
         except NoBlocksError as error:
-            say(f"{config.model} is compressed as a whole, not block by block: {error}.")
+            say(f"chop compresses {config.model} as a whole, not block by block: {error}.")
     return run_job(_job_for(WholeModel), config, workload)
 
 
@@ -95,15 +94,15 @@ def _job_for(kind: type[Subject]) -> Job[CompressConfig, Subject, dict[str, Any]
         "compress",
         _compress,
         kind.load,
-        kind.kept,
+        kind.interruption_note,
         lambda config, subject: merge_settings(config, subject.workload),
     )
 
 
 def _compress(config: CompressConfig, subject: Subject, output: Output) -> Report[dict[str, Any]]:
-    found, workload = subject.measure(), subject.workload
-    title, metric, exact = workload.title, workload.task.metric, found.exact
-    quantized = [*found.rounded, *found.trained]
+    measurement, workload = subject.measure(), subject.workload
+    title, metric, exact = workload.title, workload.task.metric, measurement.exact
+    quantized = [*measurement.rounded, *measurement.trained]
     candidates = [exact, *quantized]
     measured = show(
         terminal_table(f"{title}: {metric.title}", candidates, metric, workload.get_name("test")),
@@ -111,7 +110,7 @@ def _compress(config: CompressConfig, subject: Subject, output: Output) -> Repor
         *map(Note, footnotes(candidates)),
         Note(about_operators(candidates), is_written=False),
         Note(about_rows(workload, exact.scores["test"])),
-        Note(found.note, is_written=False),
+        Note(measurement.note, is_written=False),
     )
     report = build_report(candidates, measured, workload, config)
     chosen = _smallest(quantized, exact, config.max_drop, metric)
@@ -127,7 +126,7 @@ def _compress(config: CompressConfig, subject: Subject, output: Output) -> Repor
 def _smallest(
     candidates: Sequence[Candidate], exact: Candidate, max_drop: float, metric: Metric
 ) -> Candidate | None:
-    """The smallest that is not much worse than float on validation rows; None if none is."""
+    """Returns the smallest candidate within `max_drop` of float on validation rows, or None."""
     least = exact.row.validation
     good = [c for c in candidates if metric.within(c.row.validation, least, max_drop)]
     return min(good, key=lambda c: (c.row.bits, -metric.key(c.row.validation)), default=None)
@@ -140,14 +139,14 @@ def _nothing_within(
     lost = metric.format_loss(row.validation, exact.row.validation)
     where = "" if nearest.is_judged else " on the validation rows"
     outcome = (
-        f"No format keeps within {metric.format_drop(config.max_drop)} of float{where}: the "
-        f"nearest, {row.format} ({row.method}), loses {lost}, {mine.format(metric)} against "
+        f"No format is within {metric.format_drop(config.max_drop)} of float{where}: the best, "
+        f"{row.format} ({row.method}), loses {lost}, {mine.format(metric)} against "
         f"{reference.format(metric)}{f' on {mine.rows} rows' if mine.rows else ''}"
     )
     if config.keep_best:
-        return f"{outcome}; it is saved because --keep-best asks for it."
-    kept = "; the model in it is an earlier run's" if (config.out / MODEL_FILES[0]).exists() else ""
+        return f"{outcome}. It is saved because of --keep-best."
+    earlier = "; its model is from an earlier run" if (config.out / MODEL_FILES[0]).exists() else ""
     return (
-        f"{outcome}. No model was saved in {config.out}/{kept}. Give other --formats, more "
-        "--qat-epochs or a larger --max-drop, or save it all the same with --keep-best."
+        f"{outcome}. No model was saved in {config.out}/{earlier}. Try other --formats, more "
+        "--qat-epochs or a larger --max-drop, or save the best anyway with --keep-best."
     )

@@ -1,4 +1,4 @@
-"""Compression measurements: a graph's metric, its bits, and how many operators are quantized."""
+"""Measurement of a candidate: metric, bits per parameter and number of quantized operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chop.train.intervals import Score
 from chop.workloads.workload import Workload
 
 FLOAT, QUANTIZED, TRAINING = "float", "quantized", "training"
-"""Kinds of stages, by how long they take."""
+"""Kinds of stages; stages of a kind take about equally long."""
 
 
 class Measured(NamedTuple):
@@ -27,9 +27,9 @@ class Measured(NamedTuple):
 
     Attributes:
         exact: the float graph.
-        rounded: those of the formats.
-        trained: those that were trained back.
-        note: why none was trained back; None: it is not said.
+        rounded: graphs rounded to each format.
+        trained: graphs trained back by QAT.
+        note: reason why none was trained back, or None.
     """
 
     exact: Candidate
@@ -41,13 +41,12 @@ class Measured(NamedTuple):
 def compute_scores(
     mg: MaseGraph, workload: Workload, stages: Stages, kind: str, title: str
 ) -> dict[str, Score]:
-    """The metric of a graph on validation rows and on test rows, as one stage."""
+    """Scores a graph on validation and test rows, as one stage."""
     workload = workload.with_validation()
     scores: dict[str, Score] = {}
     with stages.stage(kind, title) as advance:
-        if (
-            workload.judge is not None
-        ):  # it has rows of its own, the same for choosing and reporting
+        # The user's function has its own rows, the same for choosing and reporting.
+        if workload.judge is not None:
             return dict.fromkeys(("validation", "test"), _judged(mg, workload, kind, title))
         for number, name in enumerate(("validation", "test")):
             scores[name] = workload.score(
@@ -59,13 +58,13 @@ def compute_scores(
 
 
 def _judged(mg: MaseGraph, workload: Workload, kind: str, title: str) -> Score:
-    """The score of a function of the user's; NaN, the worst, where it fails on a rounded model."""
+    """Scores a graph with the user's function; NaN, the worst, if it fails on a rounded model."""
     try:
         return workload.score(mg.model, workload.test)
     except ConfigError as error:
         if kind == FLOAT:
             raise
-        say(f"{error} {title} counts as the worst.")
+        say(f"{error} {title} is ranked last.")
         return Score(math.nan, None, None, 0)
 
 
@@ -75,9 +74,9 @@ def measure(
     label: str,
     workload: Workload,
     stages: Stages,
-    left: str | None = None,
+    skipped_note: str | None = None,
 ) -> Candidate:
-    """A graph with its metric, its bits and how many operators are quantized; see `Row`."""
+    """Returns a graph with its metric, bits and number of quantized operators; see `Row`."""
     kind, title = (FLOAT, label) if method == FLOAT else (QUANTIZED, f"{method} {label}")
     scores = compute_scores(mg, workload, stages, kind, title)
     validation, test = scores.values()
@@ -98,6 +97,6 @@ def measure(
         unreached,
         validation.interval,
         test.interval,
-        left,
+        skipped_note,
     )
     return Candidate(row, mg, scores)

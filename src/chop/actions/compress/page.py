@@ -1,4 +1,4 @@
-"""Page of a compression: tiles, layers, histograms and graph beside its tables."""
+"""Report page of a compression: tiles, layer table, histograms and graph."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 MOST_PANELS = 12
 BINS = 48
 SAMPLED = 2**16
-"""Weights of a layer that its histogram counts, about: those of its first rows."""
+"""Approximate number of weights in a layer's histogram, taken from its first rows."""
 MOST_VALUES = 100
-"""Values of a format up to which each is marked."""
+"""Maximum number of values of a format that are marked one by one."""
 
 
 def build_tiles(
     result: Mapping[str, Any], saved: Candidate, exact: Candidate, workload: Workload
 ) -> list[Tile]:
-    """The metric, bits, file and speed of the saved model beside float."""
+    """Returns tiles with metric, bits, file size and speed of the saved model against float."""
     metric = workload.task.metric
     mine, reference = saved.scores["test"], exact.scores["test"]
     size, whole = (result[name]["model.pt"] for name in ("saved_bytes", "float_bytes"))
@@ -54,7 +54,7 @@ def build_tiles(
         Tile(f"{metric.name}{interval}", Cell(mine.value, mine.format_cell(metric)), about),
         Tile("bits per weight", Cell.of(saved.row.bits, ".2f"), f"float {exact.row.bits:.0f}"),
         Tile(
-            "weights' file",
+            "weights file",
             Cell(size, f"{size / 1000:,.1f} kB"),
             f"{whole / size:.1f}x smaller than float",
         ),
@@ -79,19 +79,19 @@ def summarize_outcome(
 
 
 def list_warnings(result: Mapping[str, Any], saved: Candidate) -> list[str]:
-    """What a reader of the numbers must know: layers that fit badly, floats, slowness."""
-    found = [text for text in (saved.row.poor_fit, saved.row.unreached) if text]
+    """Returns warnings about the results: poor fits, weights left in float, slowness."""
+    texts = [text for text in (saved.row.poor_fit, saved.row.unreached) if text]
     best = find_fastest(result["speed"])
     if best is not None and not best.is_faster:
-        found.append("The saved model is not faster than float on this machine.")
-    return found
+        texts.append("The saved model is not faster than float on this machine.")
+    return texts
 
 
 def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
-    """How the weights of each layer fit their format, and the formats of its operands.
+    """Returns the table of weight errors and operand formats by layer.
 
     Args:
-        result: of the job.
+        result: result of the job.
         mg: the quantized graph, weights not packed.
     """
     formats = {row["layer"]: row for row in result["formats"]}
@@ -121,7 +121,7 @@ def layer_table(result: Mapping[str, Any], mg: MaseGraph) -> Table:
 
 
 def _label(text: str | None) -> str | None:
-    """A format as other columns name it; formats of several scales have no text that is read."""
+    """Returns the label of a format; texts that `parse_format_string` cannot read stay."""
     try:
         return text and parse_format_string(text).label
     except ChopError:
@@ -132,7 +132,7 @@ def legend_tables(texts: Iterable[str], mg: MaseGraph) -> list[Table]:
     """Returns tables that explain the names of the measured and the saved formats.
 
     Args:
-        texts: formats that were measured, as `parse_format_string` reads them.
+        texts: measured formats, readable by `parse_format_string`.
         mg: the quantized graph.
     """
     specs = (m.spec for m in mg.model.modules() if isinstance(m, QuantizedOperator))
@@ -147,7 +147,7 @@ def _sensitivity(row: Mapping[str, Any]) -> Cell | None:
 
 
 def _sqnr(error: float) -> Cell | None:
-    """The signal-to-quantization-noise ratio of a relative squared error; None where it is 0.
+    """Returns the signal-to-quantization-noise ratio of a relative squared error; None for 0.
 
     >>> str(_sqnr(0.001))
     '30.0'
@@ -156,7 +156,7 @@ def _sqnr(error: float) -> Cell | None:
 
 
 def bit_width(mg: MaseGraph) -> dict[str, float]:
-    """Bits that a number of each layer's weight is stored in, scales included."""
+    """Returns the bits per weight of each layer as stored, scales included."""
     return {
         each.name.removesuffix(".weight"): each.bits
         for each in stored_parameters(mg)
@@ -167,12 +167,12 @@ def bit_width(mg: MaseGraph) -> dict[str, float]:
 def charts_of_model(
     rows: Sequence[Mapping[str, Any]], mg: MaseGraph, batch: Mapping[str, torch.Tensor]
 ) -> list[Chart]:
-    """Histograms of weights and inputs above the values of their formats, and the graph.
+    """Returns histograms of weights and inputs with the values of their formats, and the graph.
 
     Args:
-        rows: how the weights of each layer fit their format.
+        rows: weight errors of each layer, see `layer_rows`.
         mg: the quantized graph, weights not packed.
-        batch: rows that the inputs are of.
+        batch: input rows for the histograms of inputs.
     """
     bits = bit_width(mg)
     numbers = {
@@ -189,16 +189,16 @@ def charts_of_model(
     chosen = {row["layer"] for row in worst}
     # In the order of the model, as everywhere on the page.
     layers = [row["layer"] for row in rows if row["layer"] in chosen]
-    found = [_build_histograms(mg, layers), _input_histograms(mg, layers, batch)]
-    return [*(each for each in found if each.panels), graph_chart(mg, numbers)]
+    histograms = [_build_histograms(mg, layers), _input_histograms(mg, layers, batch)]
+    return [*(each for each in histograms if each.panels), graph_chart(mg, numbers)]
 
 
 def _build_histograms(mg: MaseGraph, layers: Sequence[str]) -> Histograms:
-    """Histograms of the weights of some layers, above the values that these are rounded to."""
+    """Returns histograms of the weights of some layers, with the values they are rounded to."""
     weights = {each.name: each for each in stored_parameters(mg) if each.packed is None}
     panels = [_panel(layer, weights.get(f"{layer}.weight")) for layer in layers]
     title = (
-        "Weights of each layer (of a large one its first rows at least), above the values that "
+        "Weights of each layer (large layers: at least their first rows), above the values that "
         "they are rounded to"
     )
     if len(panels) == MOST_PANELS:
@@ -215,7 +215,7 @@ def _panel(layer: str, parameter: StoredParameter | None) -> Histogram | None:
 def _input_histograms(
     mg: MaseGraph, layers: Sequence[str], batch: Mapping[str, torch.Tensor]
 ) -> Histograms:
-    """Histograms of the inputs of some layers, of those that are rounded."""
+    """Returns histograms of the rounded inputs of some layers."""
     modules = dict(mg.model.named_modules(remove_duplicate=False))
     formats = {
         layer: module.spec.data_in
@@ -229,7 +229,7 @@ def _input_histograms(
     panels = [_counted(layer, x, formats[layer]) for layer, x in read.items()]
     count = len(next(iter(batch.values())))
     title = (
-        f"Inputs of the same layers in their last call, of {count} training "
+        f"Inputs of the same layers in their last call, on {count} training "
         f"row{'s' * (count > 1)}, above the values that they are rounded to"
     )
     return Histograms(title, tuple(panel for panel in panels if panel is not None))
@@ -239,35 +239,35 @@ def _input_histograms(
 def _read_by(
     mg: MaseGraph, modules: Mapping[str, QuantizedOperator], batch: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """First rows of the first input of each module, of its last call, those of padding left out."""
-    found: dict[str, torch.Tensor] = {}
+    """Returns first rows of each module's first input in its last call, without padding rows."""
+    inputs_by_layer: dict[str, torch.Tensor] = {}
 
     def keep(layer: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].is_floating_point():
-            shown = visible_rows(inputs[0].detach())
+            rows = visible_rows(inputs[0].detach())
             with without_dispatch_modes():
                 # A copy, as a view would hold the memory of all rows until the end of the call.
-                found[layer] = _first_rows(
-                    shown, modules[layer].spec.number_format("data_in")
+                inputs_by_layer[layer] = _first_rows(
+                    rows, modules[layer].spec.number_format("data_in")
                 ).clone()
 
     hooks = [each.register_forward_pre_hook(partial(keep, n)) for n, each in modules.items()]
     try:
-        with module_mode(mg.model, training=False), following(mg.model, batch) as shown:
-            mg.model(**shown)
+        with module_mode(mg.model, training=False), following(mg.model, batch) as arguments:
+            mg.model(**arguments)
     finally:
         for hook in hooks:
             hook.remove()
-    return {layer: found[layer] for layer in modules if layer in found}
+    return {layer: inputs_by_layer[layer] for layer in modules if layer in inputs_by_layer}
 
 
 def _first_rows(x: torch.Tensor, number_format: NumberFormat) -> torch.Tensor:
-    """About `SAMPLED` numbers, in rows that are rounded by themselves."""
+    """Returns about `SAMPLED` numbers, cut so that they round as in the whole tensor."""
     return x.split(parts_of_rows(number_format, x, SAMPLED))[0] if x.numel() else x
 
 
 def _counted(layer: str, weight: torch.Tensor, number_format: NumberFormat) -> Histogram | None:
-    """The histogram of a tensor's first rows; None where all its numbers are one."""
+    """Returns the histogram of a tensor's first rows; None if all its numbers are equal."""
     if weight.numel() == 0:
         return None
     rows = _first_rows(weight, number_format).float().cpu()

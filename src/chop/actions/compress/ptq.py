@@ -1,4 +1,4 @@
-"""Quantization as the jobs do it: one format for the chosen operators, or one for each layer."""
+"""Post-training quantization of a graph: one format for chosen operators, or one per layer."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Method(NamedTuple):
 
     Attributes:
         title: name in tables.
-        skipped: state of the layers that it does not work on.
+        skipped: description of layers that it skips.
         summary: effect on a model, for help.
-        writes_weights: it writes rounded weights; others change float weights ahead of rounding.
-        is_by_block: it can work with one block of a decoder in memory.
+        writes_weights: writes rounded weights; others change float weights before rounding.
+        is_by_block: can work with one block of a decoder in memory.
     """
 
     title: str
@@ -39,29 +39,29 @@ class Method(NamedTuple):
 
 
 METHODS = {
-    "smoothquant": Method("SmoothQuant", "unsmoothed", "ranges move from inputs to weights"),
-    "awq": Method("AWQ", "unscaled", "weights of large inputs are scaled up"),
+    "smoothquant": Method("SmoothQuant", "unsmoothed", "moves outliers from inputs to weights"),
+    "awq": Method("AWQ", "unscaled", "scales up weights of large inputs"),
     "rotate": Method(
         "rotated",
         "unrotated",
-        "Hadamard matrices rotate what layers read; needs no rows",
+        "rotates inputs of layers by Hadamard matrices; needs no rows",
         is_by_block=False,
     ),
     "gptq": Method(
-        "GPTQ", "at the nearest number", "weights make up for one another's errors", True
+        "GPTQ", "at the nearest number", "later weights compensate errors of earlier ones", True
     ),
     "learned_rounding": Method(
-        "learned rounding", "alone", "roundings follow gradients of each block's error", True
+        "learned rounding", "alone", "learns rounding directions from each block's error", True
     ),
 }
-"""Methods of rounding, in the order in which they are applied; all but one see training rows."""
+"""Methods of rounding in the order of application; all except rotate need training rows."""
 ROUNDING = frozenset(name for name, method in METHODS.items() if method.writes_weights)
 BY_BLOCK = tuple(name for name, method in METHODS.items() if method.is_by_block)
 
 OnSkipped = Callable[[str, Mapping[str, str]], object]
-"""Takes a method, and why it left layers alone by the name of node or path."""
+"""Callback with a method, and the reasons for skipped layers by node name or path."""
 LayerFormats = Mapping[str, Mapping[str, str]]
-"""Path of a layer -> operand -> format as people type it."""
+"""Format string by operand, by path of a layer."""
 
 
 def quantize_after_training(
@@ -78,24 +78,24 @@ def quantize_after_training(
     rotation: str = "group",
     on_skipped: OnSkipped = lambda *_: None,
 ) -> MaseGraph:
-    """A graph with data, weights and biases of `operators` in one format.
+    """Quantizes data, weights and biases of `operators` to one format.
 
     Args:
-        mg: the float graph; it stays as it is unless `inplace`.
+        mg: the float graph, unchanged unless `inplace`.
         number_format: fractions that wait for data are calibrated on training rows.
-        operators: those that the graph lacks are passed over.
-        workload: gives the rows.
-        calibration_rows: how many.
-        methods: of `METHODS`, which write weights; without any, these are rounded to nearest.
-        inplace: changes the graph that is given.
+        operators: names; those that the graph lacks are ignored.
+        workload: source of the rows.
+        calibration_rows: number of rows.
+        methods: keys of `METHODS`. Default: weights are rounded to nearest.
+        inplace: change the given graph.
         leaves_calls: see `chop.quantization.float_calls`.
-        recipe: other formats of some weights, and what stays float. None: there are none.
-        operands: those of the three that have the format; the others stay float.
-        rotation: what `rotate` rotates: see `CompressConfig`.
+        recipe: exceptions: other formats of some weights, and modules that stay float.
+        operands: operands in the format; the others stay float.
+        rotation: channels that `rotate` rotates, see `CompressConfig`.
         on_skipped: receives the layers that each method skips, for `describe_skipped`.
     Raises:
-        ConfigError: the graph has none of the operators, a pattern of the recipe matches nothing,
-            or a method cannot keep the scales of the format.
+        ConfigError: if the graph has none of the operators, a pattern of the recipe matches
+            nothing, or a method cannot keep the scales of the format.
     """
     spec = {"config": QuantSpec().with_quantizers(**dict.fromkeys(operands, number_format))}
     rules = dict.fromkeys(present_operators(mg, operators), spec)
@@ -130,23 +130,23 @@ def quantize_after_training(
 
 
 def _group_size(number_format: NumberFormat) -> int | None:
-    """How many values share a scale; None where the tensor decides."""
+    """Returns the number of values that share a scale; None if the tensor determines it."""
     layout = number_format.layout()
     size = math.inf if layout is None else layout.groups.nominal_size
     return int(size) if 1 < size < math.inf else None
 
 
 def method_title(methods: Sequence[str]) -> str:
-    """What rounding by these methods is called in tables: `PTQ`, `AWQ+GPTQ` ..."""
+    """Returns the name of rounding methods in tables: `PTQ`, `AWQ+GPTQ` ..."""
     return "+".join(row.title for name, row in METHODS.items() if name in methods) or "PTQ"
 
 
 def describe_skipped(mg: MaseGraph, skipped: Mapping[str, Mapping[str, str]]) -> str | None:
-    """A sentence for each method on the layers that it left alone; None where there are none.
+    """Describes the layers that each method skipped, in a sentence per method; None without any.
 
     Args:
-        mg: the graph that was quantized.
-        skipped: by method, why by the name of node or path, as `OnSkipped` takes it.
+        mg: the quantized graph.
+        skipped: by method, the reasons by node name or path, see `OnSkipped`.
     """
     paths = {node.name: str(node.target) for node in mg.nodes if node.op == "call_module"}
     texts = []
@@ -159,7 +159,7 @@ def describe_skipped(mg: MaseGraph, skipped: Mapping[str, Mapping[str, str]]) ->
         groups = [f"{_first_and_last(names)}: {reason}" for reason, names in layers.items()]
         if groups:
             row = METHODS[method]
-            texts.append(f"{row.title} left {row.skipped} {'; '.join(groups)}.")
+            texts.append(f"{row.title} left these layers {row.skipped}: {'; '.join(groups)}.")
     return " ".join(texts) or None
 
 
@@ -172,16 +172,16 @@ def _first_and_last(names: Sequence[str]) -> str:
 def quantize_layers(
     mg: MaseGraph, layers: LayerFormats, workload: Workload, calibration_rows: int
 ) -> MaseGraph:
-    """A graph with formats of its own for each layer that is named.
+    """Quantizes each named layer to its own formats.
 
     Args:
-        mg: the float graph; it stays as it is.
-        layers: pattern of module paths (or node name) -> operand -> format as people type it;
-            operands left out stay float.
-        workload: gives the rows that fractions are calibrated on.
-        calibration_rows: how many.
+        mg: the float graph, unchanged.
+        layers: format strings by operand, by pattern of module paths or node name; other operands
+            stay float.
+        workload: source of the calibration rows.
+        calibration_rows: number of rows.
     Raises:
-        ConfigError: the graph has no such layer, or an operand or format is unknown.
+        ConfigError: if the graph has no such layer, or an operand or format is unknown.
     """
     rules = {path: {"config": layer_spec(path, formats)} for path, formats in layers.items()}
     quantized, _ = passes.quantize_transform_pass(mg, {"by": "name", **rules})
@@ -189,16 +189,16 @@ def quantize_layers(
 
 
 def check_recipe(mg: MaseGraph, operators: Sequence[str], recipe: Recipe) -> None:
-    """Raises ConfigError where a pattern of a recipe matches no layer of these operators."""
+    """Raises ConfigError if a pattern of a recipe matches no layer of these operators."""
     rules = dict.fromkeys(present_operators(mg, operators), QuantSpec())
     QuantizeConfig("type", rules, recipe=recipe, where="chop compress").select(mg)
 
 
 def layer_spec(path: str, formats: Mapping[str, str]) -> QuantSpec:
-    """The formats of one layer, from format strings by operand.
+    """Returns the formats of one layer from format strings by operand.
 
     Raises:
-        ConfigError: an operand or format is unknown.
+        ConfigError: if an operand or format is unknown.
     """
     for operand in formats:
         check_known(operand, OPERANDS, f"layers['{path}']: unknown operand")

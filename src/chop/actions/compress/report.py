@@ -1,4 +1,4 @@
-"""Report of a compression, and sentences about the saved model."""
+"""Report of a compression, and its sentences about the saved model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.actions.bench.latency import (
     describe_speed,
     speed_tables,
 )
-from chop.actions.bench.ways import ONNXRUNTIME, WAYS, bench_command
+from chop.actions.bench.ways import BACKENDS, ONNXRUNTIME, bench_command
 from chop.actions.compress.doubts import note_doubts
 from chop.actions.compress.page import (
     build_tiles,
@@ -48,14 +48,7 @@ def build_report(
     workload: Workload,
     config: CompressConfig,
 ) -> Report[dict[str, Any]]:
-    """Reports on what a compression measured.
-
-    Args:
-        candidates: what was measured, float first.
-        measured: the table of the candidates and what stands below it.
-        workload: the model and its rows.
-        config: the settings.
-    """
+    """Returns the report of the measured candidates."""
     rows, metric = [candidate.row for candidate in candidates], workload.task.metric
     note_doubts(candidates, workload)
     result: dict[str, Any] = {
@@ -103,15 +96,7 @@ def with_saved(
     workload: Workload,
     config: CompressConfig,
 ) -> Report[dict[str, Any]]:
-    """A report of a compression with the model that was saved.
-
-    Args:
-        report: without it.
-        exact: the float model.
-        saved: the model.
-        workload: the model and its rows.
-        config: the settings.
-    """
+    """Adds the saved model to the report of a compression."""
     chosen, result = saved.chosen, {**report.result}
     about = _about_saved(exact, saved, result, workload, config)
     layers = [layer_table(result, chosen.graph)] if result["layers"] else []
@@ -142,8 +127,8 @@ def _about_metric(workload: Workload) -> dict[str, Any]:
 def about_rows(workload: Workload, score: Score) -> str:
     """Describes the number of rows and the intervals in a line below a table."""
     if workload.judge is not None:
-        kind = f"Intervals are at {LEVEL_TEXT}, of {score.rows} numbers, one for each row."
-        single = "It gives one number, which has no interval."
+        kind = f"{LEVEL_TEXT} confidence intervals over {score.rows} numbers, one per row."
+        single = "It gives one number, without a confidence interval."
         return f"{workload.about_test} {kind if score.rows else single}"
     counts = _row_counts(workload)
     return f"{counts['validation']} validation and {workload.about_test}"
@@ -156,9 +141,9 @@ def _about_saved(
     workload: Workload,
     config: CompressConfig,
 ) -> list[Block]:
-    """Adds to the result what is known of the saved model, its speed among it.
+    """Adds facts about the saved model, such as its speed, to the result.
 
-    Returns: what `table.md` says of it.
+    Returns: the blocks of `table.md` about the saved model.
     """
     chosen, onnx = saved.chosen, saved.onnx
     result |= {
@@ -184,7 +169,7 @@ def _about_saved(
         result["speed"], config.out, rounded, missing, config.model
     )
     result["why_no_folder"] = saved.why_no_folder
-    title = "The saved model beside float"
+    title = "The saved model against float"
     return [
         Note(_format_sizes(result), is_printed=False),
         Note(describe_packing(result), is_detail=True),
@@ -196,7 +181,7 @@ def _about_saved(
 
 
 def rounds_inputs(result: Mapping[str, Any]) -> bool:
-    """Returns true if a result of the job has formats for the inputs of layers."""
+    """Returns True if a result of the job has formats for the inputs of layers."""
     return any("data_in" in row for row in result["formats"])
 
 
@@ -207,12 +192,12 @@ def _layers(
     workload: Workload,
     config: CompressConfig,
 ) -> list[dict[str, Any]]:
-    """How each layer fits its format, and its sensitivity; what this is goes into the result."""
+    """Returns the weight errors and sensitivities of layers, and puts the metric into `result`."""
     chosen, rows = saved.chosen, saved.layers
     weights = exact_weights(config.method, chosen.row.method, exact.graph)
     worst = sorted(rows, key=lambda row: -row["weight_error"])
     counts = result["row_counts"]
-    found = weights is not None and layer_sensitivities(
+    sensitivities = weights is not None and layer_sensitivities(
         chosen.graph,
         [row["layer"] for row in worst],
         workload.train,
@@ -220,10 +205,10 @@ def _layers(
         evaluated=len(result["rows"]) * (counts.get("validation", 0) + counts["test"]),
         exact=weights,
     )
-    if not found:
+    if not sensitivities:
         return rows
-    result["sensitivity"] = {"metric": found.metric, "rows": found.rows}
-    return [{**row, "sensitivity": found.by_layer.get(row["layer"])} for row in rows]
+    result["sensitivity"] = {"metric": sensitivities.metric, "rows": sensitivities.rows}
+    return [{**row, "sensitivity": sensitivities.by_layer.get(row["layer"])} for row in rows]
 
 
 def _speed(
@@ -234,7 +219,7 @@ def _speed(
     config: CompressConfig,
     how: Mapping[str, Any],
 ) -> tuple[ModelComparison | None, dict[str, str]]:
-    """The saved model beside float, None where it is not to be measured; and what is missing."""
+    """Measures the saved model against float (or None); and gives reasons for missing engines."""
     most = 1 if has_pictures_in_text(workload.test) else len(workload.test)
     batch_sizes = [batch for batch in BATCH_SIZES if batch <= most]
     if not config.bench_seconds or not batch_sizes:
@@ -252,26 +237,27 @@ def _speed(
 
 
 def describe_packing(result: Mapping[str, Any]) -> str:
-    """The share of the parameters that are packed, and what stays float and why, as one line."""
+    """Describes the packed share of the parameters, and the float rest with reasons."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in result["float_layers"]:
         kind = "" if row["why_float"] == READ_DIRECTLY else row["kind"]
         groups.setdefault((kind, row["why_float"]), []).append(row)
-    texts = [f"Packed: {result['packed_share']:.1%} of the parameters."]
+    texts = [f"{result['packed_share']:.1%} of the parameters are packed."]
     for (kind, reason), rows in groups.items():
         names = rows[0]["layer"] + (f" ... {rows[-1]['layer']}" if len(rows) > 1 else "")
         elements = sum(row["elements"] for row in rows)
-        of = f"of {len(rows)} {kind} ({names}): {'each' if len(rows) > 1 else 'it'} {reason}"
-        direct = explained(reason, [name for row in rows for name in row["parameters"]])
-        texts.append(f"Not quantized: {elements:,} numbers {of if kind else f'that {direct}'}.")
+        subject = f"of {len(rows)} {kind} ({names})"
+        reasons = f": {'each' if len(rows) > 1 else 'it'} {reason}"
+        if not kind:
+            parameters = [name for row in rows for name in row["parameters"]]
+            subject, reasons = f"that {explained(reason, parameters)}", ""
+        texts.append(f"{elements:,} numbers {subject} stay in float{reasons}.")
     return " ".join(texts)
 
 
 def _format_sizes(result: Mapping[str, Any]) -> str:
     """Formats the sizes of the files in one line."""
-    return (
-        f"Files: {describe_files(result)}; the weights' file is {smaller(times_smaller(result))}."
-    )
+    return f"Files: {describe_files(result)}; the weights file is {smaller(times_smaller(result))}."
 
 
 def smaller(ratio: float) -> str:
@@ -304,6 +290,6 @@ def times_smaller(result: Mapping[str, Any]) -> float:
 
 
 def float_onnx_bytes(result: Mapping[str, Any]) -> int | None:
-    """The size of the float model's ONNX file; None where it was not measured."""
-    peer = WAYS[ONNXRUNTIME].peer
+    """Returns the size of the float model's ONNX file; None if it was not measured."""
+    peer = BACKENDS[ONNXRUNTIME].peer
     return next((row["file_bytes"] for row in result["speed"] if row["model"] == peer), None)

@@ -1,4 +1,4 @@
-"""Texts before and after a compression: greedy continuations by both models beside each other."""
+"""Text samples of a compression: greedy continuations by the float and the saved model."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 IDS, MASK = "input_ids", "attention_mask"
 MOST_PROMPT, MOST_NEW = 32, 24
-"""Tokens."""
+"""Maximum lengths in tokens."""
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """The beginning of a row, and how two models go on.
+    """Continuations of the beginning of a row by two models.
 
     Attributes:
-        prompt: its first tokens.
-        exact: tokens of the float model, each of the largest logit.
-        saved: those of the saved model.
+        prompt: first tokens of the row.
+        exact: greedy tokens of the float model.
+        saved: greedy tokens of the saved model.
     """
 
     prompt: tuple[int, ...]
@@ -45,20 +45,20 @@ class Continuation:
 
     @property
     def same(self) -> int:
-        """Tokens that are the same, from the first."""
+        """Number of equal tokens before the first difference."""
         pairs = list(zip(self.exact, self.saved, strict=False))
         return next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
 def check_samples(config: CompressConfig, workload: Workload) -> None:
-    """Raises ConfigError where `samples` asks for texts that the model does not write."""
+    """Raises ConfigError if `samples` is set for a model that does not generate text."""
     if not config.samples:
         return
     task = workload.task.name
     if task != CAUSAL_LM or IDS not in workload.test.columns:
         raise ConfigError(f"samples: expected a causal language model on texts, got task '{task}'.")
     if has_pictures_in_text(workload.test):
-        raise ConfigError("samples: texts with pictures are not continued; expected 0.")
+        raise ConfigError("samples: expected 0, since texts with pictures are not supported.")
     _tokenizer(config)
 
 
@@ -76,28 +76,20 @@ def with_texts(
     workload: Workload,
     config: CompressConfig,
 ) -> Report[dict[str, Any]]:
-    """A report of a compression with the continuations of its first test rows.
-
-    Args:
-        report: without them.
-        exact: the float model.
-        saved: the model that is saved.
-        workload: its test rows are continued.
-        config: how many, and the tokenizer.
-    """
+    """Adds the continuations of the first test rows to the report of a compression."""
     tokenizer, rows = _tokenizer(config), workload.test
     chosen = rows.take(torch.arange(min(config.samples, len(rows))))
     longest = max(len(_tokens(rows, row)) for row in range(len(rows)))
-    found = [
+    samples = [
         _continued(exact.graph.model, saved.graph.model, _tokens(chosen, row), longest, tokenizer)
         for row in range(len(chosen))
     ]
-    equal = sum(each.exact == each.saved for each in found)
+    equal = sum(each.exact == each.saved for each in samples)
     about = (
-        f"{equal} of {len(found)} continuations by float and by {saved.row.format} are the same, "
-        "token by token; each token is that of the largest logit."
+        f"{equal} of {len(samples)} continuations by float and by {saved.row.format} are equal, "
+        "token by token (greedy decoding)."
     )
-    table = [_shown(row, each, tokenizer) for row, each in enumerate(found)]
+    table = [_table_row(row, each, tokenizer) for row, each in enumerate(samples)]
     blocks: list[Block] = [Heading("Texts"), Note(about, is_printed=False)]
     blocks += [Table("Continuations of the first test rows", table, is_printed=False)]
     documents = {name: [*written, *blocks] for name, written in report.documents.items()}
@@ -105,7 +97,7 @@ def with_texts(
 
 
 def _tokens(rows: Rows, row: int) -> Tensor:
-    """int64 (T,): the tokens of a row, without padding."""
+    """Returns the tokens of a row without padding, int64 (T,)."""
     ids = rows.columns[IDS][row]
     return ids[rows.columns[MASK][row].bool()] if MASK in rows.columns else ids
 
@@ -117,25 +109,25 @@ def _continued(
     longest: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Continuation:
-    """How two models go on with the first half of a row, of a long one with its first tokens.
+    """Continues the first half of a row, at most `MOST_PROMPT` tokens, with two models.
 
     Args:
         exact: the float model.
-        saved: the other one.
+        saved: the saved model.
         tokens: int64 (T,), of the row.
-        longest: tokens that the models are known to take.
-        tokenizer: its end of a text ends a continuation.
+        longest: number of tokens that the models are known to accept.
+        tokenizer: its end-of-text token ends a continuation.
     """
     prompt = tokens[: max(1, min(MOST_PROMPT, len(tokens) // 2))].tolist()
     most = min(MOST_NEW, longest - len(prompt))
     end = tokenizer.eos_token_id
-    ways = (_greedy(model, prompt, most, end) for model in (exact, saved))
-    return Continuation(tuple(prompt), *ways)
+    continuations = (_greedy(model, prompt, most, end) for model in (exact, saved))
+    return Continuation(tuple(prompt), *continuations)
 
 
 @torch.inference_mode()
 def _greedy(model: nn.Module, prompt: Sequence[int], most: int, end: int | None) -> tuple[int, ...]:
-    """The tokens of largest logits, one after another, without a cache."""
+    """Returns greedy tokens, computed without a key-value cache."""
     names = fed_columns(model, (IDS, MASK), TASKS[CAUSAL_LM])
     place = next(model.parameters(), torch.empty(0)).device
     tokens = list(prompt)
@@ -148,14 +140,16 @@ def _greedy(model: nn.Module, prompt: Sequence[int], most: int, end: int | None)
     return tuple(tokens[len(prompt) :])
 
 
-def _shown(row: int, found: Continuation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _table_row(
+    row: int, sample: Continuation, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
     def text(tokens: Sequence[int]) -> str:
         return f"\u201c{tokenizer.decode(list(tokens), skip_special_tokens=True).strip()}\u201d"
 
     return {
         "row": row,
-        "beginning": text(found.prompt),
-        "float": text(found.exact),
-        "compressed": text(found.saved),
-        "same tokens": f"{found.same} of {len(found.exact)}",
+        "beginning": text(sample.prompt),
+        "float": text(sample.exact),
+        "compressed": text(sample.saved),
+        "same tokens": f"{sample.same} of {len(sample.exact)}",
     }

@@ -1,4 +1,4 @@
-"""Files of a compressed model: checkpoint, transformers folder, ONNX file and picture."""
+"""Files of a compressed model: checkpoint, transformers folder, ONNX file and graph picture."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from chop.actions.compress.settings import CompressConfig
 
 MODEL_FILES = ("model.pt", "model.mz")
-"""Tensors, and the graph with all that is known of it."""
+"""Tensors, and the graph with its metadata."""
 ONNX_FILE = "model.onnx"
 GRAPH_FILE = "graph.svg"
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The model that was saved.
+    """The saved model.
 
     Attributes:
-        chosen: as it was measured.
-        layers: how the weights of each layer fit their format, a row for each.
+        chosen: the measured candidate.
+        layers: weight errors, one row per layer.
         charts: histograms and the graph, for the page.
-        packed: the graph with weights as codes.
-        packed_share: how many of its parameters are, 0 to 1.
-        float_layers: the others: path, kind, elements and why they are float.
-        folder: where its files are.
-        why_no_folder: why there is no folder for transformers; None where there is one.
-        onnx: facts about the ONNX file; None where there is none.
-        why_no_onnx: why there is none, if its speed would be measured.
+        packed: the graph with packed weights.
+        packed_share: share of packed parameters, 0 to 1.
+        float_layers: other parameters: path, kind, elements and reason.
+        folder: folder of the files.
+        why_no_folder: reason why there is no transformers folder; None if there is one.
+        onnx: facts about the ONNX file; None if there is none.
+        why_no_onnx: reason why there is none, if its speed would be measured.
     """
 
     chosen: Candidate
@@ -70,17 +70,17 @@ def save_model(
 
     Args:
         exact: the float model.
-        chosen: the model.
-        workload: has the title of the run, and rows for the charts of inputs.
-        config: the settings.
-        folder: for the files.
+        chosen: the model to save.
+        workload: title of the run, and rows for the charts of inputs.
+        config: settings of the job.
+        folder: folder for the files.
     Raises:
-        WriteError: the disk is full or read-only.
+        WriteError: if the disk is full or read-only.
     """
     announce(workload.title, "saving the model and measuring its speed")
     weights = exact_weights(config.method, chosen.row.method, exact.graph)
     layers = [dataclasses.asdict(row) for row in layer_rows(chosen.graph, weights)]
-    # The charts call the model and the tokenizer is read before packed weights lie beside them.
+    # The charts run the model and the tokenizer is loaded before packed weights take memory.
     charts = charts_of_model(layers, chosen.graph, workload.example())
     why_no_folder = write_processor(chosen.graph, config, folder)
     packed, share, float_layers = _packed(chosen.graph)
@@ -105,7 +105,7 @@ def save_model(
 
 
 def _packed(mg: MaseGraph) -> tuple[MaseGraph, float, list[dict[str, Any]]]:
-    """The graph with weights as codes, their share, and its float layers."""
+    """Returns the graph with packed weights, their share, and the float layers."""
     if not any(why_not_packable(module) is None for module in mg.model.modules()):
         return mg, 0.0, []
     packed, info = passes.pack_transform_pass(mg.sharing_copy(), {"silent": True}, inplace=True)
@@ -119,35 +119,34 @@ def _write_onnx(
 ) -> tuple[dict[str, Any] | None, str]:
     """Exports a graph and describes which of its formats are integers or floats in ONNX.
 
-    A file that was not requested has all formats as integers. It is skipped if it cannot be
-    written.
+    Without --onnx the file is written only if all its formats can be integers.
 
-    Returns: facts about the file, or None if there is none. And the reason for a missing file if
+    Returns: facts about the file, or None if there is none; and the reason for a missing file if
         its speed would be measured.
     """
     if config.onnx is None:
         return _write_onnx_if_possible(mg, path) if config.bench_seconds else (None, "")
     if not config.onnx:
-        return None, "--no-onnx skips its file"
+        return None, "--no-onnx skips the file"
     _, info = passes.export_onnx_interface_pass(mg, {"path": path, "float_fallback": True})
     if info["fallback"]:
-        say(f"{path.name}: {len(info['fallback'])} operands are floats, ONNX lacks their formats")
+        say(f"{path.name}: {len(info['fallback'])} operands are floats: ONNX lacks their formats.")
     return _about_onnx(info), ""
 
 
 def _write_onnx_if_possible(mg: MaseGraph, path: Path) -> tuple[dict[str, Any] | None, str]:
     size = weight_bytes(mg.model)
     if size > LARGEST_PEER:
-        return None, f"--onnx alone writes its file, as float weights are {size / 1e9:.1f} GB"
+        return None, f"its float weights are {size / 1e9:.1f} GB; --onnx writes the file anyway"
     try:
         _, info = passes.export_onnx_interface_pass(_on_cpu(mg), {"path": path})
-    except Exception as error:  # exporters have no class of errors in common
+    except Exception as error:  # exporters share no error class
         return None, why_not(error)
     return _about_onnx(info), ""
 
 
 def _on_cpu(mg: MaseGraph) -> MaseGraph:
-    """The graph, or its copy where it is on another device."""
+    """Returns the graph, or a copy if it is on another device."""
     if all(x.device.type == "cpu" for x in mg.model.state_dict().values()):
         return mg
     mg = mg.copy()
@@ -160,12 +159,12 @@ def _about_onnx(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def exported_bytes(mg: MaseGraph) -> dict[str, int]:
-    """Sizes of the files that a graph is exported to."""
+    """Returns the file sizes of a graph's checkpoint in bytes."""
     with scratch_folder("sizes") as folder:
         mg.export(folder / "model")
         return file_bytes(folder)
 
 
 def file_bytes(folder: Path) -> dict[str, int]:
-    """Sizes of a checkpoint's files."""
+    """Returns the sizes of a checkpoint's files in bytes."""
     return {name: (folder / name).stat().st_size for name in MODEL_FILES}

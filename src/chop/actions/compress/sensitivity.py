@@ -1,4 +1,4 @@
-"""Sensitivity of a compressed model's layers: what rounding one of them alone changes."""
+"""Sensitivity of a compressed model's layers: change of the answers if one layer is rounded."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from chop.train.evaluator import Evaluator, kl_divergence
 from chop.train.rows import Rows
 
 KL, MSE = "kl", "mse"
-"""Mean KL(float answer || answer) in nats of classes, and mean squared change of other answers, as
-in `chop.problems.mixed_precision.layer_sensitivity`."""
+"""Mean KL(float answer || answer) in nats for classes, mean squared change for other answers, as
+in `chop.problems.mixed_precision.layer_sensitivity`.
+"""
 UNITS = {KL: "mean KL divergence of the answers in nats", MSE: "mean squared change of an answer"}
 MOST_ROWS = 32
 SHARE = 0.05
-"""Of the rows that formats were evaluated on, so many more run at most."""
+"""Maximum number of rows to run, as a share of the evaluated rows."""
 
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """What rounding each layer alone changes, the others being float.
+    """Sensitivity by layer, with all other layers in float.
 
     Attributes:
         metric: `kl` or `mse`.
-        rows: training rows that it is the mean of.
-        by_layer: by path; of layers that took too long, nothing.
+        rows: number of training rows of the mean.
+        by_layer: by path; layers that did not fit the time limit are missing.
     """
 
     metric: str
@@ -45,13 +46,13 @@ class Sensitivities:
 
 
 def about_sensitivity(metric: str, rows: int) -> str:
-    """What the numbers are, for a caption.
+    """Returns the definition of the numbers for a caption.
 
     >>> about_sensitivity("mse", 1)
-    'sensitivity: mean squared change of an answer on 1 training row where it alone is rounded'
+    'sensitivity: mean squared change of an answer on 1 training row if only it is rounded'
     """
     return (
-        f"sensitivity: {UNITS[metric]} on {rows} training row{'s' * (rows > 1)} where it alone is "
+        f"sensitivity: {UNITS[metric]} on {rows} training row{'s' * (rows > 1)} if only it is "
         "rounded"
     )
 
@@ -65,16 +66,16 @@ def layer_sensitivities(
     evaluated: int,
     exact: Mapping[str, nn.Parameter] | None = None,
 ) -> Sensitivities | None:
-    """The sensitivity of each layer, in a share of the time that the formats' evaluation took.
+    """Measures the sensitivity of each layer in a share of the time that the evaluation took.
 
     Args:
-        mg: the quantized graph, weights not packed; it is as before when this returns.
-        layers: paths; where not all can be measured, the first are.
+        mg: the quantized graph, weights not packed; unchanged afterwards.
+        layers: paths, most important first; the first ones are measured if time is short.
         rows: training rows.
-        task: says whether answers are classes.
-        evaluated: rows that formats were evaluated on.
-        exact: float weights by name, where those of the graph are rounded already.
-    Returns: None where there is not even time for one layer.
+        task: tells whether answers are classes.
+        evaluated: number of rows that formats were evaluated on.
+        exact: float weights by name, if those of the graph are rounded already.
+    Returns: None if not even one layer fits the time limit.
     """
     parts, values = _Parts(mg, exact or {}), {}
     layers = [layer for layer in layers if parts.own(layer)]
@@ -83,17 +84,14 @@ def layer_sensitivities(
     chosen = layers[: max(0, runs // count - 1)]
     if not chosen:
         return None
-    found = read_rows(rows, task).spread(count)
-    evaluator = Evaluator(mg.model, found, task=task).part(0)
+    sample = read_rows(rows, task).spread(count)
+    evaluator = Evaluator(mg.model, sample, task=task).part(0)
     compare, metric = (kl_divergence, KL) if task.is_categorical else (_mean_square, MSE)
     with parts.all_float():
         try:
             reference = evaluator.logits()
-        except (
-            ConfigError,
-            GuardError,
-        ):  # no numbers for each row, or one row is special
-            return None
+        except (ConfigError, GuardError):
+            return None  # no score per row, or the graph does not take batches of one row
         for layer in chosen:
             with parts.rounding(layer):
                 values[layer] = compare(reference, evaluator.logits())
@@ -103,13 +101,13 @@ def layer_sensitivities(
 def exact_weights(
     method: Sequence[str], title: str, exact: MaseGraph
 ) -> Mapping[str, nn.Parameter] | None:
-    """Float weights of a graph whose own are rounded already; empty where its own are float.
+    """Returns float weights for a graph with rounded weights; empty if its weights are float.
 
     Args:
-        method: methods of rounding of the run.
-        title: of the graph's: only one that is named after them was rounded by them.
+        method: rounding methods of the run.
+        title: method of the candidate in tables.
         exact: the float graph.
-    Returns: None where a method that changes float weights came before the one that rounded them.
+    Returns: None if a method changed float weights before another one rounded them.
     """
     if title in ("PTQ", "QAT") or not ROUNDING & set(method):
         return {}
@@ -119,11 +117,11 @@ def exact_weights(
 
 
 class _Parts:
-    """The quantized operators of a graph, each of which is switched between rounded and float.
+    """Quantized operators of a graph that can be switched between rounded and float.
 
     Args:
         mg: the graph.
-        exact: float weights by name, where those of the graph are rounded already.
+        exact: float weights by name, if those of the graph are rounded already.
     """
 
     def __init__(self, mg: MaseGraph, exact: Mapping[str, nn.Parameter]) -> None:
@@ -138,7 +136,7 @@ class _Parts:
 
     @contextmanager
     def all_float(self) -> Iterator[None]:
-        """Inside, no operator rounds, and weights are the float ones."""
+        """Switches all operators to float, with float weights."""
         with quantizers_off(self.model):
             try:
                 self._give(self.exact)
@@ -147,13 +145,13 @@ class _Parts:
                 self._give(self.rounded)
 
     def own(self, layer: str) -> list[str]:
-        """Paths of the operators that a layer is made of; none of a weight without a module."""
+        """Returns the paths of a layer's operators; empty for a weight without a module."""
         holder = next((p for p in (layer, layer.rpartition(".")[0]) if p in self.operators), None)
         return [p for p in self.operators if p == holder or p.startswith(f"{holder}.")]
 
     @contextmanager
     def rounding(self, layer: str) -> Iterator[None]:
-        """Inside, a layer rounds what it does; others that take the same weight round that."""
+        """Switches one layer to rounded; others that share its weight use the rounded weight."""
         own = self.own(layer)
         specs = {path: self.specs[path] for path in own if path in self.specs}
         weights = {id(x) for path in own for x in self.rounded[path].values() if x is not None}

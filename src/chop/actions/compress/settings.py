@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def default_operators() -> tuple[str, ...]:
-    """The names of quantizable operators with a weight."""
+    """Returns the names of quantizable operators with a weight."""
     from chop.quantization.named_operators import weighted_operators
 
     return weighted_operators()
@@ -49,7 +49,7 @@ class QuantizationSettings(WorkloadConfig):
 
     @property
     def has_default_operators(self) -> bool:
-        """True if the operators are those that nobody named."""
+        """True if the operators are the default ones."""
         return set(self.operators) == set(default_operators())
 
 
@@ -58,39 +58,39 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
     """Settings of `chop compress`.
 
     Attributes:
-        formats: number formats that are tried. They are integers `width.fraction` (`4.auto`
-            calibrates each tensor's fraction), and any format by name: `mxint:width=4`.
-        method: rounding methods, as gptq or smoothquant,awq. They round weights with calibration
-            rows, in one run. Default: none, each weight is rounded to nearest.
-        rotation: channels that rotate takes together: `group`, those of a group of the format, or
-            `all`, both while the model runs; `merged`: all, by weights where they can take it over
-            (decoders as Llama, Mistral, Qwen and Gemma).
+        formats: number formats to try. They are integers `width.fraction` (`4.auto` calibrates
+            each tensor's fraction), or any format by name: `mxint:width=4`.
+        method: rounding methods, such as gptq or smoothquant,awq. They round weights with
+            calibration rows, in one run. Default: none, each weight is rounded to nearest.
+        rotation: channels that rotate mixes: `group` (those of a group of the format) or `all`,
+            both at run time; or `merged`, all channels, merged into the weights where possible
+            (decoders such as Llama, Mistral, Qwen and Gemma).
         by_block: hold one block of a decoder in memory. Float weights are read, rounded by
-            `method` in one format, and written block by block. A run that is killed goes on after
-            the last block. Other models are compressed as a whole, which a line says.
-        overrides: weights that have another format in each of `formats`, by pattern: a path, or the
-            end of one, of a module, or an expression behind re:. Of several that match the first
-            holds. Example: `re:.*down_proj=mxint8`. Default: none.
+            `method` in one format, and written block by block. A killed run resumes after the last
+            block. Other models are compressed as a whole, with a note.
+        overrides: weights with another format in each of `formats`, by pattern. A pattern is the
+            path of a module or its end, or a regular expression after re:. The first match counts.
+            Example: `re:.*down_proj=mxint8`. Default: none.
         skip: patterns of modules that stay float in each of `formats`. Default: none.
         skip_vision: leave a vision-language model's vision tower and projector float, in each of
             `formats`.
-        operands: what takes each of `formats`: data_in (inputs), weight, bias; others stay float.
-        layers: format per layer and operand, one more configuration to measure; chop search export
-            writes them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
-        qat: which formats are trained back by QAT: worst, the smallest that loses too much, and the
-            next one where training does not save it; or all.
+        operands: operands in each of `formats`: data_in (inputs), weight, bias; others stay float.
+        layers: format per layer and operand, as one more candidate; chop search export writes
+            them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
+        qat: formats to train by QAT: worst (the smallest format beyond `max_drop`, and the next one
+            if training does not recover it) or all.
         max_drop: largest loss of the metric against float, 0 to 1. It is measured on validation
-            rows, and relative for metrics where lower is better (perplexity, mse) and for
-            `evaluate`.
+            rows. It is relative for `evaluate` and for metrics with lower is better (perplexity,
+            mse).
         keep_best: save the best model if none is within `max_drop`.
         bench_seconds: seconds to measure the saved model's latency, per model and batch size; 0
             skips the measurement.
-        onnx: write `model.onnx` for onnxruntime. It has integers of up to 8 bits as integers, and,
-            where this is asked for, other formats as floats. Default: where speed is measured and
-            ONNX has the formats.
-        samples: number of texts that float and saved model go on. They are beginnings of test rows
-            of a causal language model, in `table.md` and on the page; without it texts of rows are
-            nowhere.
+        onnx: write `model.onnx` for onnxruntime. Integers of up to 8 bits stay integers. With this
+            option, other formats become floats. Default: yes if speed is measured and ONNX has the
+            formats.
+        samples: number of texts that float and saved model continue. The texts are beginnings of
+            test rows of a causal language model, written to `table.md` and the page. With 0, no
+            output has texts of rows.
 
     The other settings are those of `QuantizationSettings`, `JudgedConfig` and `WorkloadConfig`.
     """
@@ -133,9 +133,9 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
         if not self.operands:
             raise ConfigError("operands: expected at least one.")
         if "weight" not in self.operands and (self.method or self.overrides):
-            raise ConfigError("operands: method and overrides round weights; expected weight.")
+            raise ConfigError("operands: expected weight, as method and overrides round weights.")
         if self.rotation != "group" and "rotate" not in self.method:
-            raise ConfigError(f"rotation: '{self.rotation}' is a setting of method rotate.")
+            raise ConfigError(f"rotation: '{self.rotation}' needs method rotate.")
         self._check_recipe()
         for path, formats in self.layers.items():
             layer_spec(path, formats)
@@ -148,7 +148,7 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
 
     @property
     def recipe(self) -> Recipe:
-        """What differs from each of `formats`."""
+        """Exceptions from each of `formats`."""
         from chop.formats.recipe import Recipe
 
         return Recipe.read(self.overrides, self.skip, "chop compress")
@@ -156,10 +156,10 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
     def _check_recipe(self) -> None:
         recipe = self.recipe
         if "awq" in self.method and recipe.overrides:
-            raise ConfigError("overrides: awq scales weights for one format; expected none.")
+            raise ConfigError("overrides: expected none, since awq scales weights for one format.")
         if (recipe.plain() or self.skip_vision) and not self.formats:
             raise ConfigError(
-                "overrides, skip and skip_vision: expected formats that they differ from."
+                "overrides, skip and skip_vision are exceptions from formats: expected formats."
             )
 
     def _check_by_block(self) -> None:
@@ -168,11 +168,11 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
 
         if not self.method or set(self.method) - {*BY_BLOCK} or len(self.formats) != 1:
             raise ConfigError(
-                f"by_block: expected methods of {', '.join(BY_BLOCK)}, and one format."
+                f"by_block: expected one format, and methods among {', '.join(BY_BLOCK)}."
             )
         if set(self.operands) != {*INPUT_OPERANDS}:
-            raise ConfigError("operands: by_block rounds all of them.")
+            raise ConfigError("operands: by_block expects all of them.")
         own = ("overrides", "skip", "skip_vision", "layers", "onnx", "qat_epochs", "train_epochs")
         for name in (*own, "samples", "evaluate", "loss"):
             if getattr(self, name):
-                raise ConfigError(f"{name}: by_block rounds without it.")
+                raise ConfigError(f"{name}: not supported with by_block; leave it out.")

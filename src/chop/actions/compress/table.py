@@ -19,29 +19,28 @@ if TYPE_CHECKING:
     from chop.workloads.workload import Workload
 
 POOR_FIT = " *"
-"""Behind a format that takes most of the weights of some layers."""
+"""Mark of a format that loses most of the weights of some layers."""
 OPERATORS = "quantized operators"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """Row of the table.
 
     Attributes:
-        method: `float`, `PTQ` (rounded after training), the methods that it was rounded by (`GPTQ`,
-            `AWQ+GPTQ`) or `QAT` (trained with rounding).
-        format: of data, weights and biases of the chosen operators.
-        validation: the metric on validation rows; formats are chosen by it.
-        test: that on test rows, called by the metric's name in `result.json`; nothing is chosen
-            by it.
+        method: `float`, `PTQ` (rounded after training), rounding methods such as `GPTQ` or
+            `AWQ+GPTQ`, or `QAT` (trained with rounding).
+        format: format of data, weights and biases of the chosen operators.
+        validation: metric on validation rows, by which the format is chosen.
+        test: metric on test rows, for reporting only; `result.json` names it by the metric.
         bits: average storage per parameter of the whole model.
-        quantized: how many operators are quantized.
-        size_kb: what the parameters take at those widths, in units of 1,000 bytes.
-        poor_fit: says which layers lose most of their weights to their format; None if none do.
-        unreached: says which weights no format can be given to; None if they are few.
-        validation_interval_95: of `validation`, see `chop.train.intervals`.
-        test_interval_95: of `test`.
-        left_alone: says which layers the methods left as they were, and why; None: none.
+        quantized: number of quantized operators.
+        size_kb: size of the parameters at those widths, in units of 1,000 bytes.
+        poor_fit: note on layers that lose most of their weights to their format, or None.
+        unreached: note on weights that cannot have a format, or None if they are few.
+        validation_interval_95: interval of `validation`, see `chop.train.intervals`.
+        test_interval_95: interval of `test`.
+        left_alone: note on layers that the methods skipped, with reasons, or None.
     """
 
     method: str
@@ -72,7 +71,7 @@ class Candidate:
         return self.scores["validation"] is self.scores["test"]
 
     def tested_on(self, workload: Workload) -> str:
-        """The rows that are reported on, behind a value; "" where there is one number of them."""
+        """Returns the text " on N test rows" for a value; "" if there is only one number."""
         rows = self.scores["test"].rows
         return f" on {workload.count_test(rows)}" if rows else ""
 
@@ -111,33 +110,33 @@ def build_table(
 def terminal_table(
     title: str, candidates: Sequence[Candidate], metric: Metric, test: str = "test"
 ) -> Table:
-    """The table for 80 columns: `about_operators` has the column that the document alone has."""
+    """Returns the table for 80 columns, without the operator counts of the document's table."""
     rows = build_table(candidates, metric, test)
     return Table(title, rows, [name for name in rows[0] if name != OPERATORS])
 
 
 def outputs_tables(title: str, candidates: Sequence[Candidate], task: Task) -> list[Table]:
-    """The table of each output's metric on test rows; none of models with one output."""
+    """Returns the table of each output's metric on test rows; none for models with one output."""
     rows = []
     for candidate in candidates:
         parts = candidate.scores["test"].parts
-        shown = {
+        values = {
             name: Cell(value, task.metrics[name].format_value(value))
             for name, value in parts.items()
         }
-        rows.append({"method": candidate.row.method, "format": candidate.row.format, **shown})
+        rows.append({"method": candidate.row.method, "format": candidate.row.format, **values})
     return [Table(title, rows)] if candidates[0].scores["test"].parts else []
 
 
 def about_operators(candidates: Sequence[Candidate]) -> str:
-    """How many operators are quantized, for a line below a table; `table.md` has it by format."""
+    """Returns the number of quantized operators as a note; `table.md` has it by format."""
     counts = {c.row.quantized for c in candidates if c.row.method != "float"}
     least, most = min(counts, default=0), max(counts, default=0)
     return f"Quantized operators: {most if least == most else f'{least} to {most}, by format'}."
 
 
 def printed_row(candidate: Candidate, metric: Metric) -> dict[str, Any]:
-    """A row for `result.json`; of several outputs with the metric of each."""
+    """Returns a row for `result.json`, with the metric of each output if there are several."""
     fields = dataclasses.asdict(candidate.row)
     parts = candidate.scores["test"].parts
     outputs = {"outputs": dict(parts)} if parts else {}
@@ -146,22 +145,22 @@ def printed_row(candidate: Candidate, metric: Metric) -> dict[str, Any]:
 
 
 def footnotes(candidates: Sequence[Candidate]) -> list[str]:
-    """On each marked format of the table, weights without a format and layers left alone."""
+    """Returns notes on marked formats, weights without a format, and skipped layers."""
     fits = {
         c.row.format: c.row.poor_fit for c in candidates if c.row.method not in ("float", "QAT")
     }
     unreached = dict.fromkeys(c.row.unreached for c in candidates if c.row.unreached)
-    left = dict.fromkeys(c.row.left_alone for c in candidates if c.row.left_alone)
-    return [*(f"* {name}: {text}" for name, text in fits.items() if text), *unreached, *left]
+    skipped = dict.fromkeys(c.row.left_alone for c in candidates if c.row.left_alone)
+    return [*(f"* {name}: {text}" for name, text in fits.items() if text), *unreached, *skipped]
 
 
 def build_curves(rows: Sequence[Row]) -> list[Curve]:
-    """Of each method and kind of format, the metric on test rows by bits, for a figure."""
+    """Returns curves of the metric on test rows over bits, one per method and kind of format."""
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows:
         if row.method != "float":
             points.setdefault((row.method, _kind(row.format)), []).append((row.bits, row.test))
-    return [Curve(f"{method}, {kind}", found) for (method, kind), found in points.items()]
+    return [Curve(f"{method}, {kind}", each) for (method, kind), each in points.items()]
 
 
 def _kind(label: str) -> str:

@@ -1,4 +1,4 @@
-"""Verdict of a compression: size, metric and speed in one sentence, with three points below it."""
+"""Verdict of a compression: size, metric and speed in one sentence, then three points."""
 
 from __future__ import annotations
 
@@ -90,4 +90,4 @@ def _use(result: Mapping[str, Any], config: CompressConfig) -> str:
             f"onnxruntime with {config.out}/{ONNX_FILE} and the session entries "
             + ", ".join(f"{name}={value}" for name, value in entries)
         )
-    return "; ".join(steps) + (f". No folder for transformers: {reason}" if reason else ".")
+    return "; ".join(steps) + (f". No transformers folder: {reason}" if reason else ".")

@@ -1,4 +1,4 @@
-"""Compression of a model in memory: each format rounds its graph, the hardest is trained back."""
+"""Compression of a model in memory: each format rounds its graph, the smallest is trained back."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from chop.workloads.chance import check_scores, warn_about_large_drop
 from chop.workloads.workload import Workload, raise_to_graph
 
 BACKWARD, ROUNDED = 3, 1.5
-"""Cost of training on a row, and of rounding in training, as multiples of evaluating the row."""
+"""Costs of training on a row, and of rounding in training, relative to evaluating the row."""
 SAVED_SHARE = 0.5
-"""Training has saved a format when it wins back more than this share of what rounding lost."""
+"""Minimum share of the rounding loss that training must win back to recover a format."""
 
 
 @dataclass(frozen=True)
 class WholeModel:
-    """A model with its rows, whose graphs are in memory."""
+    """Model with its rows, compressed in memory."""
 
     saves_all: ClassVar[bool] = False
     config: CompressConfig
@@ -48,25 +48,25 @@ class WholeModel:
 
     @classmethod
     def load(cls, config: CompressConfig, workload: Workload | None) -> Self:
-        """The model that settings name, or a workload of the caller."""
+        """Loads the model that settings name, or uses a workload of the caller."""
         return cls(config, load_with_validation(config, workload))
 
     @staticmethod
-    def kept(config: CompressConfig) -> str:
-        """The sentence of an interrupted run."""
+    def interruption_note(config: CompressConfig) -> str:
+        """Returns the closing sentence of an interrupted run."""
         return (
-            f"no results were written to {config.out}/, those of an earlier run are as they were; "
-            "the same command starts again."
+            f"no results were saved in {config.out}/; those of an earlier run are unchanged. Run "
+            "the same command to start again."
         )
 
     def measure(self) -> Measured:
-        """The float graph, the rounded ones, and those that were trained back."""
+        """Measures the float graph, the rounded ones, and those trained back."""
         config, workload = self.config, self.workload
         self._check()
-        announce(workload.title, "raising the model to a graph")
+        announce(workload.title, "capturing the model as a graph")
         mg = raise_to_graph(workload)
         recipe = self._recipe(mg)
-        # A wrong name of a layer is found before anything is evaluated.
+        # Reports a wrong layer name before any evaluation.
         check_recipe(mg, config.operators, recipe)
         mixed = (
             quantize_layers(mg, config.layers, workload, config.calibration_rows)
@@ -87,7 +87,7 @@ class WholeModel:
     def save(
         self, report: Report[dict[str, Any]], exact: Candidate, chosen: Candidate, output: Output
     ) -> Report[dict[str, Any]]:
-        """Writes the checkpoint, the folder of transformers, the ONNX file and the picture."""
+        """Writes the checkpoint, the transformers folder, the ONNX file and the picture."""
         config, workload = self.config, self.workload
         saved = save_model(exact, chosen, workload, config, output.results)
         report = with_saved(report, exact, saved, workload, config)
@@ -98,43 +98,43 @@ class WholeModel:
         return replace(report, closing=[*report.closing, verdict, *points])
 
     def _check(self) -> None:
-        """Raises ConfigError where settings ask for what the task does not have."""
+        """Raises ConfigError if settings ask for something that the task does not have."""
         epochs = self.config.qat_epochs
         if has_pictures_in_text(self.workload.train) and epochs != 0:
             raise ConfigError(
-                "--qat-epochs: texts with pictures are not trained on, as a graph takes one at a "
-                "time; expected --qat-epochs 0."
+                "--qat-epochs: training on texts with pictures is not supported, since a graph "
+                "takes one at a time; expected --qat-epochs 0."
             )
         check_samples(self.config, self.workload)
         if epochs and not self.workload.task.can_train:
             raise ConfigError(
-                "--qat-epochs: --evaluate judges the model, and no loss is known to train it by: "
-                "give --loss file.py:fn or --task, or --qat-epochs 0."
+                "--qat-epochs: training needs a loss, and --evaluate has none: give --loss "
+                "file.py:fn or --task, or --qat-epochs 0."
             )
 
     def _recipe(self, mg: MaseGraph) -> Recipe:
-        """What differs from each format; a vision tower without pictures is float anyway.
+        """Returns the exceptions from each format; a vision tower without pictures stays float.
 
         Raises:
-            ConfigError: `skip_vision` of a model without a vision tower.
+            ConfigError: if `skip_vision` is set for a model without a vision tower.
         """
         config, model = self.config, self.workload.model
         vision = vision_modules(model)
         if config.skip_vision:
             check_has_vision(model, "--skip-vision")
-            say(f"--skip-vision leaves float: {', '.join(vision)}.")
+            say(f"--skip-vision: {', '.join(vision)} stay in float.")
         called = [f"{node.target}." for node in mg.nodes if node.op == "call_module"]
         reached = [path for path in vision if any(name.startswith(f"{path}.") for name in called)]
         if vision and not reached:
-            say(f"The rows are texts without pictures: {', '.join(vision)} stay float and unused.")
+            say(f"The rows have no pictures: {', '.join(vision)} stay in float and unused.")
         if not config.skip_vision:
             return config.recipe
         return replace(config.recipe, skip=(*config.recipe.skip, *reached))
 
     def _expected(self) -> tuple[list[str], dict[str, float], int]:
-        """Kinds of stages, the cost of each in evaluated rows, and how many steps.
+        """Returns the kinds of stages, the cost of each in evaluated rows, and the number of steps.
 
-        Training formats back is one step: how many it takes shows when they are measured.
+        Training formats back is one step, since their number is not known before they are measured.
         """
         config, workload = self.config, self.workload
         formats = len(config.formats) + bool(config.layers)
@@ -151,7 +151,7 @@ class WholeModel:
     def _round(self, mg: MaseGraph, text: str, recipe: Recipe, stages: Stages) -> Candidate:
         config = self.config
         number_format = parse_format_string(text)
-        # Rounding to nearest writes no weight: such candidates share those of the float graph.
+        # Rounding to nearest writes no weights, so candidates share those of the float graph.
         shares = not config.method
         skipped: dict[str, Mapping[str, str]] = {}
         quantized = quantize_after_training(
@@ -171,12 +171,12 @@ class WholeModel:
         method = method_title(config.method)
         label = number_format.label + (", overrides" if config.overrides else "")
         skipped_note = describe_skipped(quantized, skipped)
-        return measure(quantized, method, label, self.workload, stages, left=skipped_note)
+        return measure(quantized, method, label, self.workload, stages, skipped_note=skipped_note)
 
     def _train_back(
         self, exact: Candidate, rounded: Sequence[Candidate], stages: Stages
     ) -> list[Candidate]:
-        """Trains all formats, or the hardest that lost too much, and the next if it stays bad."""
+        """Trains all formats, or the smallest beyond `max_drop` and the next if training fails."""
         config, workload = self.config, self.workload
         best, metric, trains_all = exact.row.validation, workload.task.metric, config.qat == "all"
         lost = [
@@ -207,16 +207,16 @@ class WholeModel:
     def _why_untrained(
         self, rounded: Sequence[Candidate], trained: Sequence[Candidate]
     ) -> str | None:
-        """Why no format was trained back, where none was."""
+        """Returns the reason why no format was trained, or None if one was."""
         if trained:
             return None
         if self.config.qat_epochs == 0:
             return "No QAT: --qat-epochs is 0."
         if not self.workload.task.can_train:
             return (
-                "No QAT: --evaluate judges the model, and no loss is known: --loss file.py:fn or "
-                "--task gives one."
+                "No QAT: training needs a loss, and --evaluate has none: give --loss file.py:fn "
+                "or --task."
             )
-        kept = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
+        formats = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
         where = "" if self.workload.judge else " on the validation rows"
-        return f"No QAT: {kept} within --max-drop {self.config.max_drop:g} of float{where}."
+        return f"No QAT: {formats} within --max-drop {self.config.max_drop:g} of float{where}."

@@ -1,4 +1,4 @@
-"""Checks of an emitted circuit, repeated: what `chop emit --check-only` prints."""
+"""Repeated checks of an emitted circuit, for `chop emit --check-only`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from chop.report.report import say
 
 
 def check_again(config: EmitConfig) -> dict[str, Any]:
-    """Repeats the checks of a folder; prints what was found, and settings that were not read.
+    """Repeats the checks of a folder, and prints the outcome and settings that were ignored.
 
     Args:
-        config: its `start_from`, else its `out`, is the folder.
+        config: settings; the folder is `start_from`, else `out`.
     Returns: the simulations, as `verification`.
     """
     folder, default = config.start_from or config.out, EmitConfig()
-    found = [asdict(row) for row in check_emitted(folder)]
+    simulations = [asdict(row) for row in check_emitted(folder)]
     emitted = runs.read_manifest(folder).settings
     given = runs.as_json(replace(config, out=default.out, start_from=None, check_only=False))
     usual = runs.as_json(default)
@@ -30,12 +30,12 @@ def check_again(config: EmitConfig) -> dict[str, Any]:
     ]
     if unread:
         say(
-            f"Not read: {', '.join(unread)}. The circuit was emitted with other values, and "
-            "check_only repeats its checks."
+            f"Ignored: {', '.join(unread)}. check_only repeats the checks of the circuit with the "
+            "values it was emitted with."
         )
-    equal = sum(row["equal"] for row in found)
+    equal = sum(row["equal"] for row in simulations)
     say(
-        f"'{folder}' is verified again: all {equal:,} outputs of {len(found)} simulations are "
-        "equal, and files, cycles and intervals are those of the manifest."
+        f"'{folder}' is verified again: all {equal:,} outputs of {len(simulations)} simulations "
+        "are equal, and files, cycles and intervals match the manifest."
     )
-    return {"verification": found}
+    return {"verification": simulations}

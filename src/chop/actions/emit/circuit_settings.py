@@ -1,4 +1,4 @@
-"""Settings of the circuit that goals and budgets of `chop search precision` are about."""
+"""Settings of the circuit for goals and budgets of `chop search precision`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from chop.search import Constraint
 
 TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Kinds that a model runs on; other devices are those of circuits."""
-OF_CIRCUITS = ("folds", "clock_mhz", "others", "emit", "place")
-"""Settings that ask for a goal of a circuit."""
+"""Kinds of torch devices; other devices are FPGAs."""
+CIRCUIT_SETTINGS = ("folds", "clock_mhz", "others", "emit", "place")
+"""Settings that need a goal or budget of a circuit."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class CircuitOptions(ABC):
     """Circuit of the model.
 
     Attributes:
-        device: torch device, or the FPGA of a circuit. With a goal or budget of a circuit the
-            lookup tables, multipliers and memories of the device are counted and are budgets:
-            ice40-hx8k, ecp5-25, ecp5-45, xc7a100t, ecp5-85, or what there is, as in
-            lut=20000,dsp=0,bram=50, whose products are made of lookup tables. Default: a GPU if
-            there is one, else the CPU; resources of 7-series.
-        folds: most cycles of a component of the circuit for a sample: several are a choice of the
-            search. Default: about 256 multipliers, or fewer that the device holds; with a goal
-            or budget interval or latency_us a quarter to four times as many cycles, too.
-        clock_mhz: the clock that latency_us is told at: no estimate tells it.
-        others: format of the operators that the search is not about, where there is a circuit.
-        emit: emits and verifies the circuit of the best. It is in OUT/NAME/circuit.
-        place: places and routes it as well, on the device.
+        device: torch device, or the FPGA of a circuit. With a goal or budget of a circuit, the
+            lookup tables, multipliers and memories of the FPGA become budgets: ice40-hx8k,
+            ecp5-25, ecp5-45, xc7a100t, ecp5-85, or resources such as lut=20000,dsp=0,bram=50
+            (products then use lookup tables). Default: a GPU if there is one, else the CPU;
+            resources of 7-series.
+        folds: maximum cycles per sample of a component; several become a choice of the search.
+            Default: about 256 multipliers, or fewer if the device has fewer; with a goal or budget
+            of interval or latency_us also a quarter to four times as many cycles.
+        clock_mhz: clock frequency for latency_us.
+        others: format of operators outside the search, if there is a circuit.
+        emit: emit and verify the circuit of the best. It is written to OUT/NAME/circuit.
+        place: also place and route it on the device.
     """
 
     device: str | None = None
@@ -47,50 +47,50 @@ class CircuitOptions(ABC):
 
     @abstractmethod
     def goal_names(self) -> tuple[str, ...]:
-        """What goals and budgets are about."""
+        """Returns the names that goals and budgets refer to."""
 
     def check_circuit(self) -> None:
-        """Raises ConfigError where settings of a circuit are wrong, or are about none."""
+        """Raises ConfigError if settings of a circuit are wrong, or there is no circuit."""
         from chop.formats import parse_format_string
         from chop.hardware.costs.devices import parse_device
 
         defaults = {each.name: each.default for each in fields(self)}
-        given = [name for name in OF_CIRCUITS if getattr(self, name) != defaults[name]]
+        given = [name for name in CIRCUIT_SETTINGS if getattr(self, name) != defaults[name]]
         given = ["device"] * (self.torch_device != self.device) + given
         if given and not self.circuit_goals():
             raise ConfigError(
-                f"{given[0]}: nothing is asked of a circuit; name a goal or budget of one: lut, "
-                "ff, dsp, bram, interval or latency_us."
+                f"{given[0]}: expected a goal or budget of a circuit as well: lut, ff, dsp, bram, "
+                "interval or latency_us."
             )
         if self.place and not self.emit:
-            raise ConfigError("place: what is placed is the circuit that emit writes; add emit.")
+            raise ConfigError("place: add emit, which writes the circuit to place.")
         circuit, kind = self.circuit(), (self.torch_device or "cpu").partition(":")[0]
         if circuit is not None and kind not in TORCH_DEVICES:
             parse_device(kind)
         router = circuit and circuit.device and circuit.device.router
         if self.place and router is None:
             raise ConfigError(
-                f"place: no tool places on '{self.device or 'no device'}': name a device as "
-                "--device ecp5-85."
+                f"place: no tool can place on '{self.device or 'no device'}': name a device, such "
+                "as --device ecp5-85."
             )
         parse_format_string(self.others)
 
     def circuit_goals(self) -> list[str]:
-        """Goals and budgets that are numbers of a circuit."""
+        """Returns the goals and budgets that are costs of a circuit."""
         from chop.problems.mixed_precision.costs import COSTS
 
         names = dict.fromkeys(self.goal_names())
         return [name for name in names if name in COSTS and COSTS[name].is_of_circuit]
 
     def circuit_columns(self) -> list[tuple[str, int]]:
-        """Numbers of a circuit that tables have, and places of their fractions."""
+        """Returns the circuit costs in tables, with their decimal places."""
         from chop.problems.mixed_precision.costs import COSTS
 
         names = [name for name, cost in COSTS.items() if cost.is_of_circuit]
         return [(name, 2 * (name == "latency_us")) for name in names if self.circuit_goals()]
 
     def circuit(self) -> CircuitSettings | None:
-        """What a circuit is made for; None where no goal or budget is about one."""
+        """Returns the settings of the circuit; None if no goal or budget refers to one."""
         goals = self.circuit_goals()
         if not goals:
             return None
@@ -102,7 +102,7 @@ class CircuitOptions(ABC):
         return CircuitSettings(self.folds, device, self.clock_mhz, self.others, varies)
 
     def circuit_identity(self) -> dict[str, Any]:
-        """Those of these settings that a result depends on; none without a circuit."""
+        """Returns the circuit settings that determine a result; {} without a circuit."""
         circuit = self.circuit()
         if circuit is None:
             return {}
@@ -115,21 +115,20 @@ class CircuitOptions(ABC):
 
     @property
     def torch_device(self) -> str | None:
-        """Where the model runs."""
+        """Device of the model in torch."""
         from chop.hardware.costs.devices import DEVICES
 
         is_circuit = self.device in DEVICES or "=" in (self.device or "")
         return None if is_circuit else self.device
 
     def device_limits(self) -> dict[str, Constraint]:
-        """By name the budgets that the device of a circuit sets: what it has of each resource, be
-        it nothing."""
+        """Returns the budgets that the device of a circuit sets, by resource, including 0."""
         from chop.hardware.costs.devices import RESOURCES
         from chop.search import Constraint
 
         circuit = self.circuit()
         if circuit is None or circuit.device is None:
             return {}
-        # Of a device without multipliers no circuit takes any.
+        # Circuits for a device without multipliers never use any.
         names = [name for name in RESOURCES if name != "dsp" or circuit.device.dsp]
         return {name: Constraint(name, getattr(circuit.device, name), "minimize") for name in names}

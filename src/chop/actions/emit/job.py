@@ -55,7 +55,7 @@ ALL_ROWS = 10**9
 
 
 Lower = Callable[[Workload, EmitConfig, int], Lowering]
-"""A workload in integers, compared on so many test rows."""
+"""Function that lowers a workload, and compares a number of test rows."""
 
 
 def emit(
@@ -66,37 +66,35 @@ def emit(
 ) -> dict[str, Any]:
     """Quantizes and lowers a model, emits its circuit, and verifies it by simulation.
 
-    Writes a folder `config.out`, which gets its name when every check has passed: `rtl/`,
-    `memory/`, `vectors/`, `testbench/`, `design.json`, `golden.safetensors`, `model.pt` and
-    `model.mz`, `report.md`, `dataflow.svg`, `result.json` and `manifest.json`.
+    Writes the folder `config.out` after all checks passed: `rtl/`, `memory/`, `vectors/`,
+    `testbench/`, `design.json`, `golden.safetensors`, `model.pt` and `model.mz`, `report.md`,
+    `dataflow.svg`, `result.json` and `manifest.json`.
 
     Args:
-        config: the settings.
-        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
-            names.
-        lower: gives the graph of integers, in the place of `config.formats`.
-        has_multipliers: whether products may be made of anything else than lookup tables, where
-            `config.device` does not say it.
-    Returns: what is in `result.json`; with `check_only` the verification alone.
+        config: settings of the job.
+        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+            data that `config` names.
+        lower: function that returns the integer graph, instead of `config.formats`.
+        has_multipliers: False if products must use lookup tables. Default: by `config.device`.
+    Returns: the content of `result.json`; with `check_only` only the verification.
     Raises:
-        CheckpointError: with `check_only`: the folder has no emitted circuit.
-        ConfigError: settings that do not fit together, or the model has no circuit.
-        VerificationError: the circuit is not what the graph is, or files are not those of the
-            manifest.
-        UnavailableError: the model, the data set or a tool is not there.
+        CheckpointError: with `check_only`, if the folder has no emitted circuit.
+        ConfigError: if settings do not fit together, or the model has no circuit.
+        VerificationError: if the circuit differs from the graph, or files from the manifest.
+        UnavailableError: if the model, the data set or a tool is missing.
     """
     for tool in VERSIONS:
         tool_path(tool)
     if config.check_only:
         return check_again(config)
     if lower is lower_workload:
-        parse_format_string(config.formats)  # a wrong one is refused before any data are read
+        parse_format_string(config.formats)  # refuse a wrong one before any data are read
     check_saved_model(config.start_from)
     if config.place:
         check_device(config.placed_on)
         if not (config.fold or config.device):
             config = replace(config, device=config.placed_on)
-    # A link would be replaced by the folder.
+    # Without resolving it, the folder would replace a link.
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
     recover_folder(config.out)
     earlier = _earlier_files(config.out)
@@ -107,15 +105,15 @@ def emit(
 
 
 def _earlier_files(out: Path) -> set[Path]:
-    """The files in a folder, all of an emitted circuit.
+    """Returns the files of an emitted circuit in a folder.
 
     Raises:
-        ConfigError: the folder has something else.
+        ConfigError: if the folder has other files.
     """
     if not out.is_dir():
         return set()
-    found = (path for path in out.rglob("*") if path.is_file() and path.name != LOCK_FILE)
-    files = {path.relative_to(out).as_posix() for path in found}
+    paths = (path for path in out.rglob("*") if path.is_file() and path.name != LOCK_FILE)
+    files = {path.relative_to(out).as_posix() for path in paths}
     try:
         manifest = runs.read_manifest(out)
         own = {artifact.path for artifact in manifest.artifacts} if manifest.kind == KIND else set()
@@ -125,13 +123,13 @@ def _earlier_files(out: Path) -> set[Path]:
     if foreign or (files and not own):
         raise ConfigError(
             f"out: '{out}' has other files ('{(foreign or sorted(files))[0]}'), and chop emit "
-            "replaces its folder; choose another."
+            "replaces its folder: choose another folder."
         )
     return {out / name for name in files}
 
 
 def _is_foreign(path: Path, earlier: Container[Path]) -> bool:
-    """Returns true, and prints a line, if a file was added while a circuit was emitted."""
+    """Returns True, and prints a line, if a file was added while a circuit was emitted."""
     if path in earlier or path.name == LOCK_FILE:
         return False
     say(f"'{path}' was added while chop emit ran and stays in the folder.")
@@ -143,7 +141,7 @@ def _emit(
 ) -> Report[dict[str, Any]]:
     folder, lowering = output.folder, lower(workload, config, config.samples or ALL_ROWS)
     if config.samples is not None and config.samples > lowering.rows:
-        say(f"samples: got {config.samples:,}; all {lowering.rows:,} test rows are simulated.")
+        say(f"samples: there are only {lowering.rows:,} test rows; all are simulated.")
     if config.shrink_fifos:
         check_samples(lowering.rows)
     folding = _folding(config, lowering, folder)
@@ -158,13 +156,13 @@ def _emit(
             check_fits(planned, config.placed_on, has_multipliers)
         codes = _write(planned, lowering, folder)
     verified = _verified(config, planned, codes, lowering.rows, folder)
-    design, found = verified.design, verified.verification
+    design, simulations = verified.design, verified.verification
     project = describe_project(design)
     write_text(folder / "dataflow.svg", dataflow_svg(design))
     resources, uncounted = _counted(config, folder, project, has_multipliers)
     placement: dict[str, Any] = {}
     if config.place:
-        measured = found[0].interval or design.interval
+        measured = simulations[0].interval or design.interval
         placement = place(
             folder,
             project,
@@ -184,8 +182,8 @@ def _emit(
         "accuracy": dict(lowering.info["accuracy"]),
         "accuracy_interval_95": lowering.accuracy_intervals,
         "pytorch": compare_outputs(lowering.integer, lowering.quantized, lowering.batch),
-        "verification": [asdict(row) for row in found],
-        "timing": circuit_timing(design, asdict(found[0]), placement, config.clock_mhz),
+        "verification": [asdict(row) for row in simulations],
+        "timing": circuit_timing(design, asdict(simulations[0]), placement, config.clock_mhz),
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
         "uncounted": uncounted,
@@ -215,12 +213,12 @@ EMIT = Job(
     KIND,
     partial(_emit, lower_workload, True),
     load_checked,
-    lambda config: f"nothing was written to {config.out}/; the same command starts again.",
+    lambda config: f"no results were saved in {config.out}/. Run the same command to start again.",
 )
 
 
 def _folding(config: EmitConfig, lowering: Lowering, folder: Path) -> Folding | None:
-    """The folds for a device, written into the folder."""
+    """Returns the folds for a device, and writes them into the folder."""
     if config.device is None:
         return None
     with shown_step(f"folding for {config.device}"):
@@ -232,7 +230,7 @@ def _folding(config: EmitConfig, lowering: Lowering, folder: Path) -> Folding | 
 def _verified(
     config: EmitConfig, design: Design, codes: Codes, rows: int, folder: Path
 ) -> Verified:
-    """A design that passed every simulation, in the folder."""
+    """Returns a design in the folder that passed every simulation."""
     planned = checks(rows, config.icarus_samples, config.seed)
     if config.shrink_fifos:
         return verify_shrunk(folder, design, codes, planned)
@@ -240,10 +238,10 @@ def _verified(
 
 
 def _depths(config: EmitConfig, planned: Design, verified: Verified) -> dict[str, Any]:
-    """What became of FIFOs that were to be shrunk, and what the design takes by estimate."""
+    """Returns the outcome of FIFO shrinking, with estimated resources before and after."""
     if not config.shrink_fifos:
         return {}
-    # Of 7-series, as the counts of Yosys, where no device is named.
+    # Without a device, count resources of 7-series, as Yosys does.
     named = config.device or (config.placed_on if config.place else "7-series")
     family = parse_device(named).family if named != "7-series" else XC7
     before, after = (
@@ -259,7 +257,7 @@ def _depths(config: EmitConfig, planned: Design, verified: Verified) -> dict[str
 
 
 def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The simulations for the manifest: FIFOs that were to be shrunk have depths beside fills."""
+    """Returns the simulations for the manifest, with FIFO depths if they were to be shrunk."""
     fifos = result["fifos"].get("depths", [])
     depths = {
         f"{kind}_depths": {fifo["name"]: fifo[kind] for fifo in fifos}
@@ -269,7 +267,7 @@ def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _taken(config: EmitConfig, design: Design) -> list[dict[str, Any]]:
-    """What is taken of each resource of the device, estimated."""
+    """Returns the estimated use of each resource of the device."""
     if config.device is None:
         return []
     device = parse_device(config.device)
@@ -288,7 +286,7 @@ def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
 
 def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block]:
     sentence = _sentence(result)
-    verified = [_shown(row) for row in result["verification"]]
+    verified = [_simulation_row(row) for row in result["verification"]]
     blocks = [
         Heading(title, level=1),
         Note(sentence, is_printed=False),
@@ -297,7 +295,7 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
         interface_table(design),
         *timing_blocks(result["timing"]),
         Heading("Verification"),
-        Table(f"{title}: RTL beside the integer graph", verified),
+        Table(f"{title}: RTL against the integer graph", verified),
         equal_outputs(design, result["verification"]),
         Note(sentence, is_written=False),
     ]
@@ -312,24 +310,24 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
         used = _utilization(result["placement"])
         blocks += [Heading("Placement"), Note(_placed_sentence(result["placement"]))]
         blocks += [Table("Used after routing", used, is_printed=False)]
-    components = Table("Lanes and cycles by component", _shown_parts(result), is_printed=False)
+    components = Table("Lanes and cycles by component", _component_rows(result), is_printed=False)
     return [*blocks, Heading("Components"), components]
 
 
 def _placed_sentence(placement: Mapping[str, Any]) -> str:
-    """The clock of a design, and what bounds it."""
+    """Describes the clock of a placed design, and its critical path."""
     grade, path = placement["speed_grade"], placement["critical_path"]
     device = f"{placement['device']}, speed grade {grade}" if grade else placement["device"]
     clocks = ", ".join(f"{row['mhz']:.1f}" for row in placement["seeds"])
     tools = " and ".join(f"{tool} {number}" for tool, number in placement["tools"].items())
     sentence = (
-        f"{placement['frequency_mhz']:.1f} MHz after routing on {device}, median of seeds with "
-        f"{clocks} MHz by {tools}: {placement['samples_per_second']:,} samples a second."
+        f"{placement['frequency_mhz']:.1f} MHz after routing on {device}, the median over seeds "
+        f"({clocks} MHz) with {tools}: {placement['samples_per_second']:,} samples per second."
     )
     if path:
         sentence += (
-            f" The slowest path goes from {path['from']} to {path['to']}: {path['logic_ns']} ns in "
-            f"{path['levels']} levels of cells and {path['wire_ns']} ns in wires."
+            f" The critical path goes from {path['from']} to {path['to']}: {path['logic_ns']} ns "
+            f"in {path['levels']} levels of cells and {path['wire_ns']} ns in wires."
         )
     return sentence
 
@@ -340,17 +338,17 @@ def _utilization(placement: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _shown_parts(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Components; products in lookup tables where there are some."""
+def _component_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of components, with products in lookup tables only if there are some."""
     rows = result["components"]
     hidden = set() if any(row[SOFT] for row in rows) else {SOFT}
     return [{name: row[name] for name in row if name not in hidden} for row in rows]
 
 
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def _simulation_row(row: Mapping[str, Any]) -> dict[str, Any]:
     interval = row["interval"]
     if row["profile"] != "none" and interval is not None and interval < row["planned"]:
-        # Samples that a stall held back leave faster than any can be computed.
+        # Samples released after a stall leave faster than they can be computed.
         interval = None
     return {
         "simulator": f"{row['simulator']} {row['version']}",
@@ -364,27 +362,27 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sentence(result: Mapping[str, Any]) -> str:
-    """What is proven, how accurate the circuit is, and by how much it differs from its plan."""
+    """Describes the verification, the accuracy, and deviations from the plan."""
     sentences = [_proven(result), accuracy_sentence(result, result["samples"]), *_warnings(result)]
     return " ".join(filter(None, sentences))
 
 
 def _proven(result: Mapping[str, Any]) -> str:
-    """What is proven, and by how much the circuit differs from PyTorch."""
-    found = result["pytorch"]
-    compared = f"{found['outputs']:,} outputs of {result['samples']} samples"
-    if found["outputs"] and not found["different"]:
-        return f"RTL = PyTorch, bit for bit: {compared} are those of the quantized model."
+    """Describes the verification, and the difference between circuit and PyTorch."""
+    difference = result["pytorch"]
+    compared = f"{difference['outputs']:,} outputs of {result['samples']} samples"
+    if difference["outputs"] and not difference["different"]:
+        return f"RTL = PyTorch, bit for bit: {compared} equal those of the quantized model."
     return (
-        f"RTL = integer graph, bit for bit; {found['different']:,} of {compared} differ from "
-        f"the quantized model in PyTorch, by at most {found['largest']:.4g}."
+        f"RTL = integer graph, bit for bit; {difference['different']:,} of {compared} differ from "
+        f"the quantized model in PyTorch, by at most {difference['largest']:.4g}."
     )
 
 
 def _counted(
     config: EmitConfig, folder: Path, project: Project, has_multipliers: bool
 ) -> tuple[list[dict[str, Any]], str]:
-    """What Yosys counts, and why it did not: a verified circuit is not lost for want of counts."""
+    """Returns Yosys' resource counts, or the reason why they are missing; the circuit stays."""
     if not config.synthesis:
         return [], ""
     try:
@@ -395,20 +393,22 @@ def _counted(
 
 
 def _warnings(result: Mapping[str, Any]) -> list[str]:
-    """That the circuit was not counted, is slower than planned, or than one that fits a device."""
-    found = []
+    """Returns warnings: missing counts, a slower circuit than planned, undecided folds."""
+    texts = []
     if result.get("uncounted"):
-        found.append(f"{result['uncounted']}: the circuit is verified, its resources not counted.")
+        texts.append(
+            f"{result['uncounted']}: the circuit is verified, but its resources are not counted."
+        )
     if result.get("undecided"):
         shortest, longest = min(result["undecided"]), max(result["undecided"])
-        found.append(
-            f"Whether an interval of {shortest:,} to {longest:,} cycles fits the device was not "
-            "found out in time: the folds may not be the fastest."
+        texts.append(
+            f"The search for folds ran out of time for intervals of {shortest:,} to {longest:,} "
+            "cycles: faster folds may exist."
         )
     measured, planned = result["verification"][0]["interval"], result["interval"]
     if measured is not None and measured > (1 + TOLERANCE) * planned:
-        found.append(
-            f"The circuit takes {measured:,.1f} cycles between samples, planned are {planned:,}: "
-            "a FIFO is too short for full speed."
+        texts.append(
+            f"The circuit takes {measured:,.1f} cycles between samples instead of the planned "
+            f"{planned:,}: a FIFO is too short for full speed."
         )
-    return found
+    return texts

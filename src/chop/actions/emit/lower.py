@@ -42,16 +42,16 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
     `table.md`, `result.json` and `manifest.json`.
 
     Args:
-        config: the settings.
-        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
-            names.
-    Returns: what is in `result.json`.
+        config: settings of the job.
+        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+            data that `config` names.
+    Returns: the content of `result.json`.
     Raises:
-        ConfigError: settings that do not fit together, or the model has no integer form.
-        CheckpointError: `config.start_from` holds no model, or is of no run that saves one.
-        UnavailableError: the model, the data set or a library is not there.
+        ConfigError: if settings do not fit together, or the model has no integer form.
+        CheckpointError: if `config.start_from` has no model, or is from a run that saves none.
+        UnavailableError: if the model, the data set or a library is missing.
     """
-    parse_format_string(config.formats)  # a wrong one is refused before any data are read
+    parse_format_string(config.formats)  # refuse a wrong one before any data are read
     check_saved_model(config.start_from)
     return run_job(LOWER, config_of_run(config, workload), workload)
 
@@ -69,7 +69,7 @@ def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[di
     }
     counted = workload.count_test(rows)
     about = accuracy_sentence(result, rows, counted) or counted
-    table = Table(title, [_shown(row) for row in info["operators"]])
+    table = Table(title, [_operator_row(row) for row in info["operators"]])
     return Report(
         title,
         {"table.md": [table, Note(about)]},
@@ -86,7 +86,7 @@ def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[di
 
 
 def integer_outcome(result: Mapping[str, Any], workload: Workload, rows: int) -> Outcome:
-    """The numbers of a list of runs: accuracy of the integers beside float, where there is one.
+    """Returns the numbers for a list of runs: accuracy of the integers and of float, if known.
 
     Few rows have no accuracy, see `accuracy_sentence`.
     """
@@ -100,15 +100,15 @@ LOWER = Job("lower", _lower, load_checked)
 
 @dataclass(frozen=True)
 class Lowering:
-    """A model in integers, and what it came from.
+    """Model in integers, and its quantized origin.
 
     Attributes:
-        label: of the formats.
+        label: label of the formats.
         quantized: the quantized graph.
         integer: the graph of integers.
-        info: what `lower_to_integer_transform_pass` found.
+        info: information from `lower_to_integer_transform_pass`.
         batch: the compared test rows, by column.
-        rows: how many there are.
+        rows: number of compared rows.
     """
 
     label: str
@@ -120,7 +120,7 @@ class Lowering:
 
     @property
     def accuracy_intervals(self) -> dict[str, Interval]:
-        """The 95 % interval of each graph's accuracy."""
+        """95 % intervals of each graph's accuracy."""
         shares = self.info["accuracy"].items()
         return {name: wilson_of_share(share, self.rows) for name, share in shares}
 
@@ -134,13 +134,13 @@ class Lowering:
 
 
 def accuracy_sentence(result: Mapping[str, Any], rows: int, counted: str = "") -> str:
-    """Each graph's accuracy with its interval, and of few rows how many each answers right.
+    """Describes each graph's accuracy with its interval; for few rows, the right answers.
 
     Args:
         result: result of the job, with `accuracy` and `accuracy_interval_95`.
-        rows: test rows that were compared.
-        counted: number of rows and what they are; default, "... test rows".
-    Returns: a sentence; "" where there is no accuracy.
+        rows: number of compared test rows.
+        counted: number and kind of the rows. Default: "... test rows".
+    Returns: a sentence; "" if there is no accuracy.
     """
     shares, metric = result["accuracy"], CLASSIFICATION.metric
     if not shares:
@@ -149,8 +149,8 @@ def accuracy_sentence(result: Mapping[str, Any], rows: int, counted: str = "") -
     if rows < FEW_ROWS:
         right = ", ".join(f"{name} {round(share * rows)}" for name, share in shares.items())
         return (
-            f"Right answers on {counted}: {right}. That is too few rows "
-            f"for an accuracy, which takes at least {FEW_ROWS}."
+            f"Right answers on {counted}: {right}. These are too few rows for an accuracy (at "
+            f"least {FEW_ROWS})."
         )
     ends = result["accuracy_interval_95"]
     texts = (
@@ -165,9 +165,9 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     Args:
         workload: the model and its rows.
         config: formats, calibration and widths.
-        rows: test rows that both graphs are compared on; all of them if there are fewer.
+        rows: number of test rows to compare both graphs on; all of them if there are fewer.
     Raises:
-        ConfigError: the model has no integer form.
+        ConfigError: if the model has no integer form.
     """
     announce(workload.title, "quantizing and lowering")
     number_format = parse_format_string(config.formats)
@@ -196,9 +196,9 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
 def _started(
     start: Path, number_format: NumberFormat, workload: Workload, calibration_rows: int
 ) -> MaseGraph:
-    """The graph of a run, where this is the format of operands that have none."""
+    """Returns the graph of a run, with `number_format` for operands without a format."""
     mg = read_graph(checkpoint_in(start), workload)
-    # A convolution that takes a batch norm over has other weights: their fraction is derived again.
+    # Folding a batch norm changes the weights of a convolution, so calibrate their fraction again.
     mg, _ = passes.conv_bn_fusion_transform_pass(mg, {"frac_width": "mse"})
     mg, _ = passes.fuse_rms_norm_transform_pass(mg)
     rules = {}
@@ -226,13 +226,13 @@ def lower_and_compare(
     """Lowers a quantized graph to integers, and compares both on test rows.
 
     Args:
-        quantized: all operators of it have formats.
-        label: of these.
-        workload: the model that it came from, and its rows.
-        rows: test rows; all of them if there are fewer.
-        settings: further ones of `lower_to_integer_transform_pass`.
+        quantized: graph with formats for all operators.
+        label: label of the formats.
+        workload: the original model and its rows.
+        rows: number of test rows; all of them if there are fewer.
+        settings: further settings of `lower_to_integer_transform_pass`.
     Raises:
-        ConfigError: it has no integer form.
+        ConfigError: if it has no integer form.
     """
     rows = min(rows, len(workload.test))
     (batch,) = calibration_batches(
@@ -244,7 +244,7 @@ def lower_and_compare(
     return Lowering(label, quantized, integer, info, batch, rows)
 
 
-def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def _operator_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "operator": row["name"],
         "kind": row["kind"],

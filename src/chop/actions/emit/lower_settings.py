@@ -1,4 +1,4 @@
-"""Settings of `chop lower`, and those that it shares with `chop emit`."""
+"""Settings of `chop lower`, shared in part with `chop emit`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class LoweringConfig(WorkloadConfig):
     """Formats and widths of an integer graph.
 
     Attributes:
-        formats: number format of all operators. An integer `width.fraction` (`8.auto` calibrates
-            each tensor's fraction), or `name:field=value`, as `scale_integer:width=8`.
-        start_from: run or checkpoint that is lowered, not the float model. A folder of `chop
-            compress`, or a checkpoint: its layers keep their formats, and `formats` are those of
-            other operators. Model and data are those of the folder. Default: the float model.
-        internal_bits: width of integers inside softmax and norms: small, as in a circuit, or
-            exact, as wide as 64 bits allow.
+        formats: number format of all operators. It is an integer `width.fraction` (`8.auto`
+            calibrates each tensor's fraction), or `name:field=value`, as `scale_integer:width=8`.
+        start_from: run or checkpoint to lower instead of the float model. It is a folder of `chop
+            compress`, or a checkpoint. Its layers keep their formats; `formats` applies to other
+            operators. Model and data are those of the folder. Default: the float model.
+        internal_bits: width of integers inside softmax and norms: small (as in a circuit) or exact
+            (up to 64 bits).
         calibration_rows: training rows that calibrate fractions and scales of activations.
 
     The other settings are those of `WorkloadConfig`.
@@ -43,8 +43,8 @@ class LowerConfig(LoweringConfig):
     """Settings of `chop lower`.
 
     Attributes:
-        rows: number of test rows that are compared. They are one batch, and those of the golden
-            files, too.
+        rows: number of test rows to compare. They form one batch, which is also that of the golden
+            files.
 
     The other settings are those of `LoweringConfig`.
     """

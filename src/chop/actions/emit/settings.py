@@ -16,33 +16,32 @@ class EmitConfig(LoweringConfig):
     """Settings of `chop emit`.
 
     Attributes:
-        fold: most cycles of a component for a sample. They are the products that one multiplier
-            computes. Fewer cycles take more multipliers. 0 chooses a fold of about 256 of them.
-        device: FPGA that the cycles are chosen for. The fastest design comes first, then that of
-            fewest lookup tables: ice40-hx8k, ecp5-25, ecp5-45, xc7a100t or ecp5-85, or what there
-            is, as in lut=20000,dsp=40,bram=50; with dsp=0 products are made of lookup tables, by
-            Yosys too. What is taken is estimated: lookup tables and flip-flops are within 20 % in
-            most designs that were compared. Default: with place and without fold the device that is
-            placed on, else none, one fold for all.
-        samples: number of test rows that are simulated. Each is, under each profile of stalls.
-            Default: all.
-        icarus_samples: how many of them Icarus simulates as well, a second opinion; 0 for none.
-        shrink_fifos: makes FIFOs as short as samples allow. Each is as deep as what it stores where
-            samples come evenly, and a margin, never deeper than planned; the circuit is verified
-            again. Where that fails, or a sample takes longer, depths stay as planned. It takes
-            about twice as long, and under stalls a circuit of shorter FIFOs may be slower.
-        synthesis: counts resources with Yosys. They are lookup tables, registers, DSP blocks and
+        fold: maximum cycles of a component per sample. Each multiplier computes that many products;
+            fewer cycles need more multipliers. 0 chooses a fold with about 256 multipliers.
+        device: FPGA to choose the cycles for. Among the designs that fit, the fastest is chosen,
+            then the one with the fewest lookup tables. Choices: ice40-hx8k, ecp5-25, ecp5-45,
+            xc7a100t, ecp5-85, or resources such as lut=20000,dsp=40,bram=50. With dsp=0, products
+            use lookup tables, in Yosys too. Resources are estimates: lookup tables and flip-flops
+            are within 20 % in most compared designs. Default: with place and without fold the
+            device of place; else none, with one fold for all.
+        samples: number of test rows to simulate. Each runs under every stall profile. Default: all.
+        icarus_samples: number of these that Icarus also simulates; 0 for none.
+        shrink_fifos: make FIFOs as short as the samples allow. Each gets the depth that it used
+            with evenly spaced samples plus a margin, never more than planned, and the circuit is
+            verified again. If that fails, or a sample takes longer, depths stay as planned. This
+            about doubles the time, and shorter FIFOs may be slower under stalls.
+        synthesis: count resources with Yosys. They are lookup tables, registers, DSP blocks and
             memories of 7-series FPGAs.
-        place: places and routes the circuit with open tools. The result has its clock.
-        place_on: device of place, as ecp5-85. Others are ecp5-25, ecp5-45 (speed grade 6) and
+        place: place and route the circuit with open tools. The result has its clock frequency.
+        place_on: device to place on, as ecp5-85. Others are ecp5-25, ecp5-45 (speed grade 6) and
             ice40-hx8k. Default: that of device, else ecp5-85.
-        place_seeds: how often; the median counts. Default: 3.
-        clock_mhz: the clock by which latency and interval are given in microseconds, where the
-            circuit is not placed.
-        wave: writes a trace of the first sample, `wave.vcd`.
-        check_only: repeats the checks of what is in `out`. They are the hashes of all files, the
-            circuit, which is emitted again and compared byte for byte, every simulation with its
-            seed, every output; nothing of `out` is run or written, and no other setting is read.
+        place_seeds: number of placements, of which the median counts. Default: 3.
+        clock_mhz: clock frequency for latency and interval in microseconds, if the circuit is not
+            placed.
+        wave: write a trace of the first sample, `wave.vcd`.
+        check_only: repeat the checks of the circuit in `out`. It verifies the hashes of all files,
+            emits the circuit again for a bytewise comparison, and repeats every simulation with its
+            seed. It writes nothing, runs nothing from `out`, and ignores other settings.
 
     The other settings are those of `LoweringConfig`.
     """
@@ -72,25 +71,25 @@ class EmitConfig(LoweringConfig):
         if self.device is not None:
             parse_device(self.device)
             if self.fold:
-                raise ConfigError("fold: device chooses the folds; give one of them.")
+                raise ConfigError("fold: give either fold or device, which chooses the folds.")
         if self.place_on is not None and not self.place:
-            raise ConfigError("place_on: nothing is placed; add place, or leave place_on out.")
+            raise ConfigError("place_on: add place, or leave place_on out.")
         if self.place_seeds is not None and not self.place:
-            raise ConfigError("place_seeds: nothing is placed; add place, or leave it out.")
+            raise ConfigError("place_seeds: add place, or leave place_seeds out.")
 
     @property
     def torch_device(self) -> str | None:
-        """Where the model runs: `device` is that of the circuit."""
+        """Device of the model in torch; `device` is that of the circuit."""
         return None
 
     @property
     def has_multipliers(self) -> bool:
-        """True if the circuit's device has any; else its products are made of lookup tables."""
+        """True if the circuit's device has multipliers; otherwise products use lookup tables."""
         from chop.hardware.costs.devices import parse_device
 
         return self.device is None or parse_device(self.device).family.has_multipliers
 
     @property
     def placed_on(self) -> str:
-        """The device that a circuit is placed on."""
+        """Device to place the circuit on."""
         return self.place_on or self.device or "ecp5-85"

@@ -17,23 +17,23 @@ def simulate(
 ) -> dict[str, Any]:
     """Simulates a project, and compares every output with its vectors.
 
-    Verilator runs all vectors under four profiles of stalls, Icarus without stalls and under
-    uniform ones. What was built before is found in the cache folder. The folder's SystemVerilog is
-    code: a `ForeignCodeWarning` says that it is run where this process did not write it.
+    Verilator runs all vectors under four stall profiles (back-pressure), Icarus without stalls and
+    under uniform ones. The cache folder keeps earlier builds. The folder's SystemVerilog is code: a
+    `ForeignCodeWarning` is raised if another process wrote it.
 
     Args:
-        skip_build: neither lints nor builds; what is simulated is built where it never was.
-        skip_test: simulates nothing.
-        waves: writes a trace of the first sample, `wave.vcd`.
+        skip_build: skip lint and build; simulations that were never built are still built.
+        skip_test: skip the simulation.
+        waves: write a trace of the first sample, `wave.vcd`.
         project_dir: folder of the project.
         simulator: "verilator" or "icarus".
-    Returns: `simulations`, a row for each.
+    Returns: `simulations`, one row per simulation.
     Raises:
-        CheckpointError: the folder has no project, or a project without vectors.
-        VerificationError: an output is not as expected, or lint has something to say.
-        UnavailableError: a tool is not installed.
+        CheckpointError: if the folder has no project, or a project without vectors.
+        VerificationError: if an output differs, or lint reports a problem.
+        UnavailableError: if a tool is not installed.
     """
-    # The engine is imported when it is used: it is large.
+    # The engine is large, so import it on use.
     from chop.hardware.check.project import read_project, warn_if_foreign
     from chop.hardware.check.vectors import read_vectors
     from chop.hardware.check.verify import check_sources, simulate_project, trace

@@ -21,7 +21,7 @@ def circuit_timing(
         design: the circuit.
         simulated: row of the verification without stalls.
         placement: placement in the result, empty if the circuit is not placed.
-        clock_mhz: clock for times in microseconds where the circuit is not placed.
+        clock_mhz: clock frequency for microseconds, if the circuit is not placed.
     """
     clock = float(placement["frequency_mhz"]) if placement else clock_mhz
     cycles = {"latency": simulated["latency"], "interval": simulated["interval"]}
@@ -60,18 +60,18 @@ def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
 
 
 def _note(timing: Mapping[str, Any]) -> Note:
-    pace = f"{timing['samples_per_second']:,} samples a second at {_clock_text(timing)}."
+    pace = f"{timing['samples_per_second']:,} samples per second at {_clock_text(timing)}."
     if timing["is_placed"]:
         return Note(pace, is_printed=False)
     return Note(
-        f"{pace} --clock-mhz takes another clock, and --place measures the one that the circuit "
-        "reaches on an ECP5 or iCE40.",
+        f"{pace} --clock-mhz sets another clock frequency; --place measures the one that the "
+        "circuit reaches on an ECP5 or iCE40.",
         is_printed=False,
     )
 
 
 def latency_tile(timing: Mapping[str, Any]) -> Tile:
-    """Latency in microseconds, with cycles and clock beside it."""
+    """Returns the tile with the latency in microseconds, cycles and clock."""
     microseconds = Cell(timing["latency_us"], f"{timing['latency_us']:,.4g} µs")
     return Tile(
         "latency", microseconds, f"{timing['latency_cycles']:,} cycles, {_clock_text(timing)}"

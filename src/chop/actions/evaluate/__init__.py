@@ -1,3 +1,3 @@
-"""Evaluation job: a model judged on rows and by tasks of lm-eval, beside its float model."""
+"""Evaluation job: a model on rows and lm-eval tasks, compared with its float model."""
 
 __all__: list[str] = []

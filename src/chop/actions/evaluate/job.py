@@ -1,4 +1,4 @@
-"""`chop evaluate`: a model judged on rows and by tasks of lm-eval, beside its float model."""
+"""Evaluation job: measures a model on rows and lm-eval tasks, and compares it with float."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from chop.workloads.fingerprints import (
 from chop.workloads.workload import Workload
 
 ROWS, TASK = "rows", "task"
-"""Kinds of stages, by how long they take."""
-OF_THE_FILE = ("_name_or_path", "transformers_version", "dtype")
-"""Of a configuration, what changes no answer: weights tell their dtype."""
+"""Kinds of stages; stages of a kind take about equally long."""
+FILE_FIELDS = ("_name_or_path", "transformers_version", "dtype")
+"""Fields of a configuration that change no answer; the weights determine the dtype."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Models, and what they are in the journal.
+    """Models of an evaluation, with their identities in the journal.
 
     Attributes:
         judged: the models.
         own: identity of the model.
-        reference: identity of the float model; "" where there is none.
-        tasks: by name, what lm-eval has loaded of each.
+        reference: identity of the float model; "" if there is none.
+        tasks: tasks as lm-eval loaded them, by name.
         tokenizer: identity of the tokenizer; "" without tasks.
     """
 
@@ -55,16 +55,15 @@ class Asked:
 
 
 def evaluate(config: EvaluateConfig) -> Evaluation:
-    """Judges a model on its rows, and by tasks of lm-eval where some are named.
+    """Evaluates a model on its rows, and on lm-eval tasks if some are named.
 
-    Writes into `config.out`: `answers.jsonl` (each row and each answer as it is there; run again,
-    the job goes on from there), `table.md`, `result.json`, and beside a float model `kl.svg`, with
-    tasks `tasks.svg`.
+    Writes into `config.out`: `answers.jsonl` (finished rows and answers, from which the same job
+    resumes), `table.md`, `result.json`, `kl.svg` with a float model, and `tasks.svg` with tasks.
 
     Raises:
-        ConfigError: settings, model, data and tasks do not go together.
-        UnavailableError: a model, data or lm-eval are not there.
-        CheckpointError: the run in the folder saved no model.
+        ConfigError: if settings, model, data and tasks do not fit together.
+        UnavailableError: if a model, data or lm-eval is missing.
+        CheckpointError: if the run in the folder saved no model.
     """
     return run_job(EVALUATE, config)
 
@@ -81,24 +80,24 @@ def _load(config: EvaluateConfig, workload: Workload | None) -> Asked:
 
 
 def _check_can_be_asked(config: EvaluateConfig, judged: Judged) -> None:
-    """Raises ConfigError where lm-eval cannot ask the model."""
+    """Raises ConfigError if lm-eval does not support the model."""
     from transformers import PreTrainedModel
 
     task = judged.workload.task.name
     if not judged.is_language:
         raise ConfigError(
-            f"tasks: lm-eval asks language models to continue texts, and '{config.model}' is one "
-            f"for {task}: without --tasks it is judged on its rows."
+            f"tasks: lm-eval needs a language model, and '{config.model}' is a model for {task}: "
+            "leave out --tasks to evaluate it on its rows."
         )
     if not isinstance(judged.model, PreTrainedModel):
         raise ConfigError(
-            f"tasks: lm-eval asks models of transformers, and '{config.model}' is a "
-            f"{type(judged.model).__name__}: without --tasks it is judged on its rows."
+            f"tasks: lm-eval needs a transformers model, and '{config.model}' is a "
+            f"{type(judged.model).__name__}: leave out --tasks to evaluate it on its rows."
         )
 
 
 def get_identity(model: nn.Module) -> str:
-    """Text that is another where weights, modules, their settings or formats are."""
+    """Returns a digest of weights, modules, their settings and formats."""
     parts = [
         f"{path} {type(module).__name__} {module.extra_repr()} "
         f"{module.spec if isinstance(module, QuantizedOperator) else ''}"
@@ -108,18 +107,18 @@ def get_identity(model: nn.Module) -> str:
 
 
 def _configuration(model: nn.Module) -> str:
-    """What weights alone do not say, such as the base of rotary positions; "" where it has none."""
+    """Returns the configuration, such as the base of rotary positions; "" if there is none."""
     from transformers import PreTrainedConfig
 
     config = getattr(model, "config", None)
     if not isinstance(config, PreTrainedConfig):
         return ""
-    found = json.loads(config.to_json_string())
-    return str(sorted((name, x) for name, x in found.items() if name not in OF_THE_FILE))
+    fields = json.loads(config.to_json_string())
+    return str(sorted((name, x) for name, x in fields.items() if name not in FILE_FIELDS))
 
 
 def identity_of_tokenizer(tokenizer: Any) -> str:
-    """Text that is another where the class or a token is."""
+    """Returns a digest of the tokenizer's class and vocabulary."""
     return _digest(type(tokenizer).__name__, str(sorted(tokenizer.get_vocab().items())))
 
 
@@ -134,7 +133,7 @@ def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Ev
     models, workload = 1 if judged.reference is None else 2, judged.workload
     judge = workload.judge
     what = "rows" if judge is None else judge.title
-    announce(config.model, f"judging {', '.join([what, *config.tasks])}")
+    announce(config.model, f"evaluating {', '.join([what, *config.tasks])}")
     identity = {
         "rows": fingerprint_of_rows(rows),
         "task": judged.workload.task.name,
@@ -145,19 +144,19 @@ def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Ev
     with Stages([ROWS] + [TASK] * models * len(config.tasks)) as stages:
         with stages.stage(ROWS, f"{len(rows)} rows" if judge is None else what) as advance:
             if judge is None:
-                kept = measure_rows(judged, rows, config.batch_size, journal, identity, advance)
-                found = get_result(kept, workload.task)
+                entries = measure_rows(judged, rows, config.batch_size, journal, identity, advance)
+                result = get_result(entries, workload.task)
             else:
                 code = {"evaluate": fingerprint_of_code(judge.code), "model": asked.own}
-                kept, found = [], judge_models(judged, judge, journal, code, asked.reference)
+                entries, result = [], judge_models(judged, judge, journal, code, asked.reference)
         scores = [
             score
             for task in config.tasks
             for score in _scores(task, config, asked, journal, stages)
         ]
     names = config.model, judged.reference_name, workload.dataset
-    divergences = [apart for columns in kept for apart in columns.get("kl", ())]
-    return build_report(Evaluation(*names, found, tuple(scores)), divergences, workload)
+    divergences = [kl for columns in entries for kl in columns.get("kl", ())]
+    return build_report(Evaluation(*names, result, tuple(scores)), divergences, workload)
 
 
 def _scores(

@@ -1,4 +1,4 @@
-"""Models of an evaluation: the one that is judged, its float model, and their data."""
+"""Models of an evaluation: the evaluated model, its float model, and their data."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ STORIES = "stories"
 
 @dataclass(frozen=True)
 class Judged:
-    """A model with what it is judged by.
+    """Model to evaluate, with its reference and data.
 
     Attributes:
-        model: in evaluation mode, in its original class where it is a language model.
-        reference: the float model that it is compared with; None where none is known.
-        reference_name: as it was given, or as the run has it.
+        model: in evaluation mode; a language model in its original class.
+        reference: float model to compare with, or None.
+        reference_name: as given, or as in the run.
         workload: rows and task.
-        tokenizer: of a language model; else None.
+        tokenizer: tokenizer of a language model, else None.
     """
 
     model: nn.Module
@@ -56,17 +56,17 @@ class Judged:
 
     @property
     def is_language(self) -> bool:
-        """True if it continues texts."""
+        """True for a causal language model."""
         return self.workload.task.name == CAUSAL_LM
 
 
 def load_judged(config: EvaluateConfig) -> Judged:
-    """The models that the settings name, on one device.
+    """Loads the models that the settings name, on one device.
 
     Raises:
-        ConfigError: no data are known, or the two models answer in other classes or tokens.
-        UnavailableError: a model, its data or its tokenizer is not there.
-        CheckpointError: the run in the folder saved no model.
+        ConfigError: if no data are known, or the two models differ in classes or tokens.
+        UnavailableError: if a model, its data or its tokenizer is missing.
+        CheckpointError: if the run in the folder saved no model.
     """
     run, checkpoint = _get_run(config.model), get_checkpoint(config.model)
     settings = _settings(config, run, checkpoint)
@@ -88,9 +88,9 @@ def load_judged(config: EvaluateConfig) -> Judged:
 
 
 def _get_run(name: str) -> CompressedRun | None:
-    """The run of `chop compress` whose folder a path is, or whose model for transformers it is.
+    """Returns the `chop compress` run at a path: its folder, or its transformers folder.
 
-    It wins over a built-in model of its name, which `builtin:NAME` means.
+    It takes precedence over a built-in model of that name, which `builtin:NAME` selects.
     """
     path = Path(name).expanduser().resolve()
     places = [path] if path.name != CHECKPOINT else [path, path.parent]
@@ -105,7 +105,7 @@ def _get_run(name: str) -> CompressedRun | None:
 
 
 def _get_folder(run: Path) -> Path:
-    """The folder for transformers, which runs by block have in the place of a checkpoint."""
+    """Returns the transformers folder of a run by block, which has no checkpoint."""
     folder = run / CHECKPOINT
     if not (folder / "config.json").is_file():
         raise no_model(run)
@@ -115,15 +115,15 @@ def _get_folder(run: Path) -> Path:
 def _settings(
     config: EvaluateConfig, run: CompressedRun | None, checkpoint: Path | None
 ) -> WorkloadConfig:
-    """Model and data that rows are read by."""
+    """Returns the settings of model and data for reading rows."""
     names = ("dataset", "max_length", "stride", "tokenizer", "device")
     given = {name: value for name in names if (value := getattr(config, name)) is not None}
     if config.evaluate is not None:
         given["evaluate"] = config.evaluate
-    if config.lower_is_better:  # else as a run says of its own function
+    if config.lower_is_better:  # otherwise the run's own setting applies
         given["lower_is_better"] = True
     if run is not None:
-        # What was fine-tuned before a run is kept in its folder.
+        # The folder of a run has the model that was fine-tuned before it.
         named = "" if config.reference is None else f" --reference {config.reference}"
         command = f"chop evaluate {shlex.quote(config.model)}{named}"
         return judged_settings_of_run(run, {**given, "out": run.folder}, "--reference", command)
@@ -131,7 +131,7 @@ def _settings(
     if base is None:
         raise ConfigError(
             f"'{config.model}' is a checkpoint of a graph, without data: give --reference "
-            "FLOAT_MODEL, whose rows and tokenizer it is judged with."
+            "FLOAT_MODEL to evaluate it on that model's rows, with its tokenizer."
         )
     if config.dataset is None and builtin_model(base) is None and _continues_texts(base):
         given["dataset"] = STORIES
@@ -152,21 +152,23 @@ def _named(name: str, workload: Workload) -> nn.Module:
 def _reference(
     config: EvaluateConfig, settings: WorkloadConfig, workload: Workload, model: nn.Module
 ) -> tuple[nn.Module | None, str]:
-    """The float model on the device, and its name."""
+    """Returns the float model on the device, and its name."""
     if config.reference is None or named_as(config.reference) == named_as(settings.model):
         own = None if model is workload.model else workload.model
         if own is None and config.reference is not None:
-            raise ConfigError(f"reference: '{config.reference}' is the model itself.")
+            raise ConfigError(
+                f"reference: '{config.reference}' is the model itself; expected its float model."
+            )
         return own, "" if own is None else settings.model
     assert config.reference is not None
-    found = _named(config.reference, workload)
-    check_weights(found)
-    return found.to(workload.device).eval(), config.reference
+    reference = _named(config.reference, workload)
+    check_weights(reference)
+    return reference.to(workload.device).eval(), config.reference
 
 
 @torch.inference_mode()
 def _check_comparable(config: EvaluateConfig, judged: Judged) -> None:
-    """Raises ConfigError where both models answer rows in other classes or tokens."""
+    """Raises ConfigError if the models differ in their classes or tokens."""
     if judged.reference is None:
         return
     workload = judged.workload
@@ -179,17 +181,17 @@ def _check_comparable(config: EvaluateConfig, judged: Judged) -> None:
     )
     if ours != theirs:
         raise ConfigError(
-            f"reference: '{judged.reference_name}' answers three rows with {tuple(theirs)} "
-            f"numbers, '{config.model}' with {tuple(ours)}: expected the float model that it was."
+            f"reference: the output shape of '{judged.reference_name}' for three rows is "
+            f"{tuple(theirs)}, of '{config.model}' {tuple(ours)}: expected its float model."
         )
     if config.reference is None or judged.tokenizer is None:
         return
     try:
         other = get_tokenizer(config.reference)
-    except UnavailableError:  # a folder with a model alone
+    except UnavailableError:  # a folder without a tokenizer
         return
     if other.get_vocab() != judged.tokenizer.get_vocab():
         raise ConfigError(
-            f"reference: '{config.reference}' has other tokens than '{config.model}': expected "
-            "the float model that it was."
+            f"reference: '{config.reference}' and '{config.model}' have different vocabularies: "
+            "expected the float model of the latter."
         )

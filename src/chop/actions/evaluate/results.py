@@ -20,20 +20,20 @@ from chop.workloads.settings import short_name
 from chop.workloads.workload import Workload
 
 SHARES = CLASSIFICATION.metric
-"""Prints shares of answers."""
+"""Metric that formats shares of answers."""
 NO_FILTER = "none"
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Displayed):
-    """A model as it was judged.
+    """Results of an evaluation.
 
     Attributes:
-        model: as it was given.
-        reference: the float model; "" where none is known.
-        dataset: of the rows.
-        rows: the model on its rows.
-        tasks: metrics of the tasks of lm-eval.
+        model: name as given.
+        reference: the float model; "" if none is known.
+        dataset: data set of the rows.
+        rows: results on the rows.
+        tasks: metrics of the lm-eval tasks.
     """
 
     model: str
@@ -43,38 +43,38 @@ class Evaluation(Displayed):
     tasks: tuple[TaskScore, ...]
 
     def numbers(self) -> list[dict[str, Any]]:
-        """The table of the manifest: the rows, and each metric of each task."""
+        """Returns the table of the manifest: the rows, and each metric of each task."""
         return [asdict(self.rows), *(asdict(score) for score in self.tasks)]
 
 
 def build_report(
-    found: Evaluation, divergences: Sequence[float], workload: Workload
+    evaluation: Evaluation, divergences: Sequence[float], workload: Workload
 ) -> Report[Evaluation]:
-    """Tables in `table.md`, figures `kl.svg` and `tasks.svg`.
+    """Builds the report with `table.md`, `kl.svg` and `tasks.svg`.
 
     Args:
-        found: the numbers.
-        divergences: of each answer from the float model's.
-        workload: its task says how the metric is printed.
+        evaluation: the results.
+        divergences: KL divergence of each answer from the float model's, in nats.
+        workload: its task formats the metric.
     """
-    title = f"{short_name(found.model)} on {short_name(found.dataset)}"
+    title = f"{short_name(evaluation.model)} on {short_name(evaluation.dataset)}"
     figures: dict[str, Writer] = {}
     if divergences:
         figures["kl.svg"] = figure(
             divergence_charts, divergences, f"{title}: divergence from the float model"
         )
-    if bars := _bars(found.tasks):
-        figures["tasks.svg"] = figure(score_charts, bars, f"{short_name(found.model)}: tasks")
-    blocks = [*_row_blocks(title, found, workload), *_task_blocks(found)]
+    if bars := _bars(evaluation.tasks):
+        figures["tasks.svg"] = figure(score_charts, bars, f"{short_name(evaluation.model)}: tasks")
+    blocks = [*_row_blocks(title, evaluation, workload), *_task_blocks(evaluation)]
     return Report(
         title,
         {"table.md": blocks},
-        found,
-        found.numbers(),
+        evaluation,
+        evaluation.numbers(),
         figures=figures,
-        verdict=_verdict(found, workload),
-        tiles=_tiles(found, workload),
-        outcome=_outcome(found, workload.task.metric),
+        verdict=_verdict(evaluation, workload),
+        tiles=_tiles(evaluation, workload),
+        outcome=_outcome(evaluation, workload.task.metric),
     )
 
 
@@ -86,14 +86,14 @@ def _outcome(evaluation: Evaluation, metric: Metric) -> Outcome:
 
 def _verdict(evaluation: Evaluation, workload: Workload) -> str:
     rows, metric = evaluation.rows, workload.task.metric
-    said = f"{metric.title} {format_cell(rows.own.value, rows.own.interval, metric)}"
+    parts = f"{metric.title} {format_cell(rows.own.value, rows.own.interval, metric)}"
     if rows.reference is not None:
-        said += f", float {format_cell(rows.reference.value, rows.reference.interval, metric)}"
+        parts += f", float {format_cell(rows.reference.value, rows.reference.interval, metric)}"
     if rows.kl is not None and rows.flips is not None:
-        said += f"; KL divergence {_nats(rows.kl)} nats, flips {_share(rows.flips)}"
+        parts += f"; KL divergence {_nats(rows.kl)} nats, flips {_share(rows.flips)}"
     if not rows.rows:
-        return f"{said}, by {workload.judge.title if workload.judge else 'one number'}."
-    return f"{said}, on {_counted(rows, workload)}, intervals at {LEVEL_TEXT}."
+        return f"{parts}, by {workload.judge.title if workload.judge else 'one number'}."
+    return f"{parts}, on {_counted(rows, workload)}, {LEVEL_TEXT} intervals."
 
 
 def _counted(rows: RowResult, workload: Workload) -> str:
@@ -103,7 +103,7 @@ def _counted(rows: RowResult, workload: Workload) -> str:
 
 
 def _tiles(evaluation: Evaluation, workload: Workload) -> list[Tile]:
-    """The metric of the rows, and how far the answers are from the float model's."""
+    """Returns tiles with the metric on the rows, and the distance from the float model."""
     rows, metric = evaluation.rows, workload.task.metric
     exact = "" if rows.reference is None else f"float {metric.format_value(rows.reference.value)}, "
     own = Cell(rows.own.value, format_cell(rows.own.value, rows.own.interval, metric))
@@ -124,8 +124,8 @@ def _tiles(evaluation: Evaluation, workload: Workload) -> list[Tile]:
     ]
 
 
-def _row_blocks(title: str, found: Evaluation, workload: Workload) -> list[Block]:
-    rows, metric = found.rows, workload.task.metric
+def _row_blocks(title: str, evaluation: Evaluation, workload: Workload) -> list[Block]:
+    rows, metric = evaluation.rows, workload.task.metric
 
     def named(name: str, score: Measured) -> dict[str, Any]:
         return {
@@ -133,9 +133,9 @@ def _row_blocks(title: str, found: Evaluation, workload: Workload) -> list[Block
             metric.title: Cell(score.value, format_cell(score.value, score.interval, metric)),
         }
 
-    table = [named(short_name(found.model), rows.own)]
+    table = [named(short_name(evaluation.model), rows.own)]
     if rows.reference is not None:
-        table.insert(0, named(f"float: {short_name(found.reference)}", rows.reference))
+        table.insert(0, named(f"float: {short_name(evaluation.reference)}", rows.reference))
     if rows.kl is not None and rows.same is not None:
         table[1] |= {"KL divergence": _nats(rows.kl), "same answer": _share(rows.same)}
         if rows.flips is not None:
@@ -148,56 +148,58 @@ def _row_blocks(title: str, found: Evaluation, workload: Workload) -> list[Block
     blocks: list[Block] = [Table(title, table)]
     if rows.outputs is not None:
         metrics = workload.task.metrics
-        shown = [
+        values = [
             {name: Cell(value, metrics[name].format_value(value)) for name, value in each.items()}
             for each in reversed(rows.outputs)
         ]
         names = [{"model": row["model"]} for row in table]
-        each = [{**name, **part} for name, part in zip(names, shown, strict=True)]
+        each = [{**name, **row} for name, row in zip(names, values, strict=True)]
         blocks.append(Table(f"{title}: outputs", each))
-    return [*blocks, Note(_about_rows(found, workload))]
+    return [*blocks, Note(_about_rows(evaluation, workload))]
 
 
-def _about_rows(found: Evaluation, workload: Workload) -> str:
-    rows = found.rows
+def _about_rows(evaluation: Evaluation, workload: Workload) -> str:
+    rows = evaluation.rows
     if workload.judge is not None:
-        count = f"{rows.rows:,} numbers, one for each row; intervals at {LEVEL_TEXT}."
-        return f"Judged by {workload.judge.title}: " + (
-            count if rows.rows else "one number, which has no interval."
+        count = f"{rows.rows:,} numbers, one per row, with {LEVEL_TEXT} confidence intervals."
+        return f"Scored by {workload.judge.title}: " + (
+            count if rows.rows else "one number, without a confidence interval."
         )
-    said = [
-        f"{_counted(rows, workload)} with {rows.answers:,} answers; intervals at {LEVEL_TEXT}, "
-        "over rows."
+    parts = [
+        f"{_counted(rows, workload)} with {rows.answers:,} answers; {LEVEL_TEXT} confidence "
+        "intervals over rows."
     ]
     if rows.kl is not None:
-        said.append(
-            "KL divergence: from the float model's distribution, mean in nats of an answer. Same "
-            "answer: as the float model's."
+        parts.append(
+            "KL divergence: mean over answers of KL(float || model) in nats. Same answer: share of "
+            "answers equal to the float model's."
         )
         if rows.flips is not None:
-            said.append("Flips: answers that change from right to wrong or from wrong to right.")
+            parts.append("Flips: answers that change from right to wrong or from wrong to right.")
     elif rows.reference is not None:
         kind = "several outputs" if workload.task.parts else "numbers"
-        said.append(f"Answers of task '{workload.task.name}' are {kind}, which do not flip.")
+        parts.append(f"Answers of task '{workload.task.name}' are {kind}, so there are no flips.")
     else:
-        said.append(
-            "Beside a float model (--reference FLOAT_MODEL) KL divergence and flips are measured, "
+        parts.append(
+            "With a float model (--reference FLOAT_MODEL), KL divergence and flips are measured "
             "too."
         )
-    return " ".join(said)
+    return " ".join(parts)
 
 
-def _task_blocks(found: Evaluation) -> list[Block]:
-    if not found.tasks:
+def _task_blocks(evaluation: Evaluation) -> list[Block]:
+    if not evaluation.tasks:
         return []
-    table = [_task_row(score, has_reference=bool(found.reference)) for score in found.tasks]
-    about = "Numbers and standard errors (±) are lm-eval's."
-    if found.reference:
+    table = [
+        _task_row(score, has_reference=bool(evaluation.reference)) for score in evaluation.tasks
+    ]
+    about = "lm-eval computes the metrics and standard errors (±)."
+    if evaluation.reference:
         about += (
-            " Flips: questions whose answer changes between right and wrong, of all; interval at "
-            f"{LEVEL_TEXT}."
+            " Flips: share of questions whose answer changes between right and wrong, with a "
+            f"{LEVEL_TEXT} confidence interval."
         )
-    return [Table(f"{short_name(found.model)}: tasks of lm-eval", table), Note(about)]
+    return [Table(f"{short_name(evaluation.model)}: tasks of lm-eval", table), Note(about)]
 
 
 def _task_row(score: TaskScore, has_reference: bool) -> dict[str, Any]:
@@ -226,17 +228,17 @@ def _with_error(value: float | None, error: float | None) -> Cell | str:
     return Cell(value, f"{value:.4g}" + ("" if error is None else f" ± {error:.2g}"))
 
 
-def _share(found: Measured) -> Cell:
-    return Cell(found.value, format_cell(found.value, found.interval, SHARES))
+def _share(measured: Measured) -> Cell:
+    return Cell(measured.value, format_cell(measured.value, measured.interval, SHARES))
 
 
-def _nats(found: Measured) -> Cell:
-    ends = "" if found.interval is None else " ({:.3g} to {:.3g})".format(*found.interval)
-    return Cell(found.value, f"{found.value:.4g}{ends}")
+def _nats(measured: Measured) -> Cell:
+    ends = "" if measured.interval is None else " ({:.3g} to {:.3g})".format(*measured.interval)
+    return Cell(measured.value, f"{measured.value:.4g}{ends}")
 
 
 def _bars(scores: Sequence[TaskScore]) -> list[TaskShares]:
-    """Of metrics that are shares; perplexities have another axis."""
+    """Returns bars of metrics that are shares; perplexities need another axis."""
     return [
         TaskShares(
             f"{score.task}: {score.metric}",

@@ -1,6 +1,6 @@
-"""Rows of an evaluation: a model's answers beside those of its float model.
+"""Evaluation on rows: compares the answers of a model with those of its float model.
 
-Shapes: K answers of a row (one, or one for each token), C classes or tokens.
+Shapes: K answers per row (one, or one per token), C classes or tokens.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from chop.train.tasks import Task
 JOURNAL = "answers.jsonl"
 """File of answers in the output folder."""
 Columns = dict[str, list[Any]]
-"""What is kept of a row: a list of K for each name, see `_columns`."""
+"""Journal entry of a row: a list of length K by name, see `_columns`."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number with its interval at 95 %.
+    """Number with its 95 % confidence interval.
 
     Attributes:
         value: the number.
-        interval: None where it is unknown.
+        interval: bounds, or None if unknown.
     """
 
     value: float
@@ -49,22 +49,22 @@ class Measured:
 
 @dataclass(frozen=True)
 class RowResult:
-    """A model on some rows.
+    """Results of a model on some rows.
 
     Attributes:
-        rows: how many.
-        answers: how many of all rows.
+        rows: number of rows.
+        answers: number of answers over all rows.
         metric: name of the task's metric.
-        own: the metric of the model.
-        reference: that of the float model; None where there is none, as for all that follow.
-        kl: mean of KL(float || model) over the answers, in nats; None of numbers, too.
-        same: share of answers, of pictures of pixels, whose largest logit is the float model's.
+        own: metric of the model.
+        reference: metric of the float model. This and all following are None without one.
+        kl: mean of KL(float || model) over the answers, in nats; None for numeric answers.
+        same: share of answers (for pictures, of pixels) with the float model's largest logit.
         flips: share of answers that change from right to wrong or from wrong to right (Dutta et
-            al., Accuracy is Not All You Need, arXiv:2407.09141, 2024); None of pictures, as are
-            the counts that follow.
-        lost: how many change from right to wrong.
-        won: how many change from wrong to right.
-        outputs: metrics of several outputs by name, of the model and of the float model; None of
+            al., Accuracy is Not All You Need, arXiv:2407.09141, 2024); None for pictures, as are
+            the following counts.
+        lost: number of answers that change from right to wrong.
+        won: number of answers that change from wrong to right.
+        outputs: metrics by output name, of the model and of the float model; None for models with
             one output.
     """
 
@@ -89,16 +89,16 @@ def measure_rows(
     identity: Mapping[str, Any],
     advance: Callable[[float], None] = lambda share: None,
 ) -> list[Columns]:
-    """Runs both models on the same rows, batch by batch; rows that the journal has are not run.
+    """Runs both models on the same rows in batches; skips rows that the journal has.
 
     Args:
         judged: the models and their task.
-        rows: to run on.
-        batch_size: rows of a forward at most; of large vocabularies fewer.
-        journal: of finished rows.
-        identity: of models and rows, in the journal.
-        advance: takes the share of the rows that is done.
-    Returns: what is kept of each row, see `get_result`.
+        rows: rows to run on.
+        batch_size: maximum rows per forward; large vocabularies use fewer.
+        journal: journal of finished rows.
+        identity: identity of models and rows in the journal.
+        advance: callback with the finished share of the rows.
+    Returns: the journal entry of each row, see `get_result`.
     """
     keys = [{**identity, "row": row} for row in range(len(rows))]
     missing = [row for row, key in enumerate(keys) if journal.find(key, _has_answers) is None]
@@ -116,15 +116,15 @@ def measure_rows(
 def judge_models(
     judged: Judged, judge: Judge, journal: Journal, identity: Mapping[str, Any], reference: str
 ) -> RowResult:
-    """The numbers that a function of the user's gives for a model and its float model."""
+    """Scores a model and its float model with the user's function."""
 
     def score(model: nn.Module, key: Mapping[str, Any]) -> tuple[Measured, int]:
-        kept = journal.find(key, _is_judged)
-        if kept is None:
+        entry = journal.find(key, _is_judged)
+        if entry is None:
             rows, is_by_row = judge.rows(model)
-            kept = journal.add(key, {"rows": rows.tolist(), "is_by_row": is_by_row})
-        found = judge.compute_score(torch.tensor(kept["rows"]), kept["is_by_row"])
-        return Measured(found.value, found.interval), found.rows
+            entry = journal.add(key, {"rows": rows.tolist(), "is_by_row": is_by_row})
+        result = judge.compute_score(torch.tensor(entry["rows"]), entry["is_by_row"])
+        return Measured(result.value, result.interval), result.rows
 
     own, count = score(judged.model, identity)
     other = None
@@ -133,23 +133,23 @@ def judge_models(
     return RowResult(count, count, judge.name, own, other)
 
 
-def _has_answers(found: Mapping[str, Any]) -> bool:
-    """Returns true if an entry of the journal has lists of one length."""
-    columns = found.values()
-    if not {"labels", "own"} <= found.keys() or not all(isinstance(x, list) for x in columns):
+def _has_answers(entry: Mapping[str, Any]) -> bool:
+    """Returns True if a journal entry has lists of equal length."""
+    columns = entry.values()
+    if not {"labels", "own"} <= entry.keys() or not all(isinstance(x, list) for x in columns):
         return False
     return len({len(column) for column in columns}) == 1
 
 
-def _is_judged(found: Mapping[str, Any]) -> bool:
-    """Returns true if an entry of the journal has numbers of a function."""
-    rows = found.get("rows")
+def _is_judged(entry: Mapping[str, Any]) -> bool:
+    """Returns True if a journal entry has numbers of a user's function."""
+    rows = entry.get("rows")
     is_flat = isinstance(rows, list) and all(isinstance(x, int | float) for x in rows)
-    return is_flat and isinstance(found.get("is_by_row"), bool)
+    return is_flat and isinstance(entry.get("is_by_row"), bool)
 
 
 def _by_length(rows: Rows, chosen: list[int]) -> Tensor:
-    """Rows of similar length beside one another, as they are padded together."""
+    """Sorts rows by length, since rows of a batch are padded to the longest."""
     texts = [column for column in rows.columns.values() if isinstance(column, list)]
     order = sorted(chosen, key=lambda row: sum(len(column[row]) for column in texts))
     return torch.tensor(order, dtype=torch.long)
@@ -157,7 +157,7 @@ def _by_length(rows: Rows, chosen: list[int]) -> Tensor:
 
 @torch.inference_mode()
 def _answers(judged: Judged, rows: Rows) -> Iterator[Columns]:
-    """What is kept of each row of a batch, in their order."""
+    """Yields the journal entry of each row of a batch."""
     task = judged.workload.task
     feed = Feed(judged.model, rows, len(rows), task)
     ((fed, labels),) = feed.batches()
@@ -171,7 +171,7 @@ def _answers(judged: Judged, rows: Rows) -> Iterator[Columns]:
 
 
 def _logits_like(model: nn.Module, rows: Rows, task: Task) -> Tensor:
-    """Logits of a model that may take other columns."""
+    """Returns the logits of a model that may need other columns."""
     ((fed, _),) = Feed(model, rows, len(rows), task).batches()
     return _logits(model, fed, task)
 
@@ -182,44 +182,48 @@ def _logits(model: nn.Module, fed: Mapping[str, Tensor], task: Task) -> Tensor:
 
 
 def _columns(task: Task, own: Tensor, labels: Tensor, reference: Tensor | None) -> Columns:
-    """Lists of K: labels, and what the metric takes of each model; of classes whether both are
-    right, whether they agree, and how far the distributions are apart. Of pictures, which have a
-    class for each pixel, the share and the mean of the pixels."""
+    """Returns lists of length K: labels, and the inputs of the metric for each model.
+
+    For classes also: whether each model is right, whether both agree, and their KL divergence. For
+    pictures, which have a class per pixel, the share and the mean over pixels.
+    """
     predictions, expected = task.metric.read(own, labels)
-    found = {"labels": expected, "own": predictions}
+    columns = {"labels": expected, "own": predictions}
     if reference is not None:
-        found["reference"] = task.metric.predict(reference, labels)
+        columns["reference"] = task.metric.predict(reference, labels)
         if task.is_categorical:
             top, theirs = own.argmax(-1), reference.argmax(-1)
             same, apart = top == theirs, divergences(reference, own)
             if same.dim() > 1:
                 same, apart = (x.flatten(1).double().mean(1) for x in (same, apart))
             else:
-                found |= {"right": top == labels, "reference_right": theirs == labels}
-            found |= {"same": same, "kl": apart}
-    return {name: values.tolist() for name, values in found.items()}
+                columns |= {"right": top == labels, "reference_right": theirs == labels}
+            columns |= {"same": same, "kl": apart}
+    return {name: values.tolist() for name, values in columns.items()}
 
 
-def get_result(kept: list[Columns], task: Task) -> RowResult:
-    """The result of rows that were run.
+def get_result(entries: list[Columns], task: Task) -> RowResult:
+    """Computes the result from the journal entries of rows.
 
     Args:
-        kept: by row.
-        task: what was asked.
+        entries: journal entry of each row, see `measure_rows`.
+        task: task of the models.
     Raises:
-        CheckpointError: they are from a journal, which somebody has changed.
+        CheckpointError: if an entry is malformed, because the journal was edited.
     """
-    sizes = [len(columns["labels"]) for columns in kept]
+    sizes = [len(columns["labels"]) for columns in entries]
     try:
-        column = {name: torch.tensor([x for row in kept for x in row[name]]) for name in kept[0]}
+        column = {
+            name: torch.tensor([x for row in entries for x in row[name]]) for name in entries[0]
+        }
     except (TypeError, ValueError, KeyError, RuntimeError, OverflowError) as error:
         raise CheckpointError(
-            f"{JOURNAL} of the output folder has answers that no evaluation writes "
-            f"({get_reason(error)}): remove it, and the rows are run again."
+            f"{JOURNAL} in the output folder has malformed answers ({get_reason(error)}): "
+            "remove it to run the rows again."
         ) from None
     metric, labels = task.metric, column["labels"]
     own = _score(metric, column["own"], labels, sizes)
-    counts = len(kept), sum(sizes), metric.name, own
+    counts = len(entries), sum(sizes), metric.name, own
     outputs = None
     if metric.parts is not None:
         answers = [column[name] for name in ("own", "reference") if name in column]
@@ -255,14 +259,14 @@ def _score(metric: Metric, predictions: Tensor, labels: Tensor, sizes: list[int]
 
 
 def share(chosen: Tensor, sizes: list[int]) -> Measured:
-    """The share of answers that were chosen, with its interval.
+    """Returns the share of chosen answers with its interval.
 
-    Wilson's, of rows with one answer each, and, of rows, where all or no answers are chosen; else
-    that of the bootstrap over rows.
+    The interval is Wilson's for rows with one answer each, and over rows if all or no answers are
+    chosen; otherwise it is the bootstrap over rows.
 
     Args:
         chosen: bool (answers,).
-        sizes: answers of each row.
+        sizes: number of answers per row.
     """
     count = int(chosen.sum())
     value = count / max(len(chosen), 1)
@@ -276,11 +280,11 @@ def _mean_over_rows(values: Tensor, sizes: list[int]) -> Interval | None:
 
 
 def _over_rows(statistic: Callable[[Tensor], float], sizes: list[int]) -> Interval | None:
-    """The bootstrap's interval, drawing rows with all their answers, which depend on each other.
+    """Returns the bootstrap interval over rows; answers of a row depend on each other.
 
     Args:
-        statistic: of int64, places of answers.
-        sizes: answers of each row.
+        statistic: function of int64 indices of answers.
+        sizes: number of answers per row.
     """
     places = [x for x in torch.arange(sum(sizes)).split(sizes) if len(x)]
     if len(places) < 2:

@@ -16,37 +16,36 @@ class EvaluateConfig:
     """Settings of `chop evaluate`.
 
     Attributes:
-        model: run, checkpoint, exported folder or float model. Namely an output folder of chop
-            compress, a checkpoint of a graph, a folder that chop wrote for transformers, one of
-            compressed-tensors, GPTQ or AWQ, a file of GGUF, or a float model: built-in, folder or
-            hub name.
-        tasks: tasks and groups of lm-eval, besides the rows. Default: none.
-        reference: float model that it is compared with. A built-in name, folder or hub name.
-            Default: the one that the run compressed.
+        model: run, checkpoint, exported folder or float model. It can be an output folder of chop
+            compress, a checkpoint of a graph, a transformers folder that chop wrote, a folder of
+            compressed-tensors, GPTQ or AWQ, a GGUF file, or a float model: built-in name, folder
+            or hub name.
+        tasks: tasks and groups of lm-eval, in addition to the rows. Default: none.
+        reference: float model to compare with. It is a built-in name, folder or hub name. Default:
+            the one that the run compressed.
         dataset: data set of the rows, named as for chop compress. Default: that of the run or of
-            the built-in model; of another language model the built-in stories.
-        limit: number of test rows, and of rows of each task. Test rows are spread over all, of a
-            task they are the first. Default: all.
-        num_fewshot: examples in front of each question of a task. Default: the task's own.
-        include_path: folder of tasks of your own. They are YAML files of lm-eval, which may run
+            the built-in model; for another language model the built-in stories.
+        limit: number of test rows, and of rows of each task. Test rows are spread over all; of a
+            task the first ones are used. Default: all.
+        num_fewshot: number of few-shot examples per question. Default: the task's own.
+        include_path: folder with your own tasks. They are YAML files of lm-eval, which may run
             Python of that folder. Default: none.
-        batch_size: rows of a forward at most. The number changes rounding errors alone, but for
-            inputs that have one scale for the whole batch.
-        max_length: number of tokens of a row at most. Default: the model's limit, of rows at most
-            512.
+        batch_size: maximum number of rows per forward. It changes only rounding errors, except for
+            inputs with one scale for the whole batch.
+        max_length: maximum number of tokens per row. Default: the model's limit, at most 512 for
+            rows.
         stride: tokens by which windows move over running text. Default: half of `max_length`.
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
-        out: folder of the results.
+        out: folder for the results.
         device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
             CPU.
-        evaluate: judging function, as file.py:fn. It takes a model and gives a number, in the place
-            of rows: the function that a run was judged by, or another. The file is executed.
-            Default: the task's metric.
+        evaluate: scoring function, as file.py:fn. It takes a model and returns a number, and
+            replaces the rows. The file is executed. Default: the task's metric.
         lower_is_better: lower numbers of `evaluate` are better.
 
     Raises:
-        ConfigError: a number that is out of range, or a task that is named twice.
-        UnavailableError: tasks are named and lm-eval is not installed.
+        ConfigError: if a number is out of range, or a task is named twice.
+        UnavailableError: if tasks are named and lm-eval is not installed.
     """
 
     model: str
@@ -68,12 +67,12 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         check_fields(self, type(self).__name__)
         if self.lower_is_better and self.evaluate is None:
-            raise ConfigError("lower_is_better: applies to evaluate, which is not given.")
+            raise ConfigError("lower_is_better: give evaluate too, to which it applies.")
         if len({*self.tasks}) < len(self.tasks):
-            raise ConfigError(f"tasks: expected each once, got {', '.join(self.tasks)}.")
+            raise ConfigError(f"tasks: expected each task once, got {', '.join(self.tasks)}.")
         if self.tasks:
             require("chop evaluate --tasks", "lm_eval", extra="eval")
             return
         for name in ("num_fewshot", "include_path"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"{name}: expected tasks of lm-eval, too, got none.")
+                raise ConfigError(f"{name}: give tasks too, to which it applies.")

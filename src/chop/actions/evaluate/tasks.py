@@ -1,6 +1,6 @@
-"""Tasks of lm-eval: questions with right answers, asked of a model and of its float model.
+"""Tasks of lm-eval: questions with right answers for a model and its float model.
 
-lm-eval makes the questions, asks them and counts; what a model has answered is kept in a journal.
+lm-eval builds, asks and scores the questions; a journal stores the answers.
 Source: Gao et al., The Language Model Evaluation Harness, https://doi.org/10.5281/zenodo.10256836.
 """
 
@@ -25,31 +25,31 @@ from chop.kernels.matmul_precision import matmul_precision
 from chop.runs import Journal
 
 CHUNK = 16
-"""Batches of questions that are asked before their answers are kept."""
+"""Number of question batches between writes to the journal."""
 STDERR = "_stderr"
 SEED = 1234
-"""Of numpy, of torch and of examples, as lm-eval seeds them; of Python it is 0."""
-Found = Mapping[str, Any]
-"""What lm-eval gives: `results` and `samples` by task, and more."""
+"""Seed of numpy, torch and few-shot examples, as in lm-eval; the seed of Python is 0."""
+Result = Mapping[str, Any]
+"""Result of lm-eval: `results` and `samples` by task, and more."""
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """A metric of a model on a task.
+    """Metric of a model on a task.
 
     Attributes:
-        task: name of a task, or of a group.
-        metric: as lm-eval calls it: `acc`, `acc_norm`, `exact_match`, `word_perplexity` ...
-        filter: of the answers; `none` where there is none.
-        questions: how many; None of groups.
-        own: the metric of the model.
-        stderr: its standard error; None where lm-eval gives none.
-        reference: the metric of the float model; None where there is none, as for all that follow.
+        task: name of a task or group.
+        metric: name in lm-eval: `acc`, `acc_norm`, `exact_match`, `word_perplexity` ...
+        filter: filter of the answers, or `none`.
+        questions: number of questions; None for groups.
+        own: metric of the model.
+        stderr: its standard error, or None if lm-eval gives none.
+        reference: metric of the float model. This and all following are None without one.
         reference_stderr: its standard error.
-        flips: share of answers that change from right to wrong or from wrong to right; None where
-            an answer is neither, as of perplexity.
-        lost: how many change from right to wrong.
-        won: how many change from wrong to right.
+        flips: share of answers that change from right to wrong or from wrong to right; None for
+            metrics without right and wrong, such as perplexity.
+        lost: number of answers that change from right to wrong.
+        won: number of answers that change from wrong to right.
     """
 
     task: str
@@ -65,15 +65,15 @@ class TaskScore:
     won: int | None = None
 
 
-class KeptAnswers:
-    """A model as lm-eval asks it, whose answers are in a journal as soon as they are there.
+class JournaledModel:
+    """Model for lm-eval that stores each answer in a journal at once.
 
     Args:
         asked: `HFLM` of lm-eval.
-        batch_size: questions that it is asked at once.
-        journal: of answers.
-        identity: of the model, in the journal.
-        advance: takes the share of the questions that is done.
+        batch_size: number of questions per forward.
+        journal: journal of answers.
+        identity: identity of the model in the journal.
+        advance: callback with the finished share of the questions.
     """
 
     rank, world_size = 0, 1
@@ -91,33 +91,33 @@ class KeptAnswers:
         self._identity = {**identity, "max_length": asked.max_length}
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[Any]:
-        """For each (context, continuation) its log likelihood, and whether it is greedy."""
-        return [tuple(found) for found in self._answers("loglikelihood", requests)]
+        """Returns (log likelihood, is greedy) for each (context, continuation)."""
+        return [tuple(answer) for answer in self._answers("loglikelihood", requests)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[Any]:
-        """For each text its log likelihood."""
+        """Returns the log likelihood of each text."""
         return self._answers("loglikelihood_rolling", requests)
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:
-        """For each (context, settings) the text that goes on."""
+        """Returns the continuation for each (context, settings)."""
         return self._answers("generate_until", requests)
 
     def _answers(self, kind: str, requests: Sequence[Any]) -> list[Any]:
         keys = self._keys(kind, requests)
-        is_kept = partial(_is_kept, kind)
-        missing = [i for i, key in enumerate(keys) if self._journal.find(key, is_kept) is None]
-        # Long ones first, as lm-eval asks them: what does not fit into memory fails at once.
+        is_answer = partial(_is_answer, kind)
+        missing = [i for i, key in enumerate(keys) if self._journal.find(key, is_answer) is None]
+        # Longest first, as in lm-eval, so that an out-of-memory error comes at once.
         missing.sort(key=lambda i: -sum(len(str(x)) for x in requests[i].args))
         for start in range(0, len(missing), self._size):
             chunk = missing[start : start + self._size]
-            found = getattr(self.asked, kind)([requests[i] for i in chunk], disable_tqdm=True)
-            for i, answer in zip(chunk, found, strict=True):
+            answers = getattr(self.asked, kind)([requests[i] for i in chunk], disable_tqdm=True)
+            for i, answer in zip(chunk, answers, strict=True):
                 self._journal.add(keys[i], {"answer": answer})
             self._advance((len(keys) - len(missing) + start + len(chunk)) / len(keys))
         return [self._journal.get(key)["answer"] for key in keys]
 
     def _keys(self, kind: str, requests: Sequence[Any]) -> list[dict[str, Any]]:
-        """One for each request; the same one asked twice, to draw two answers, has two."""
+        """Returns a key per request; repeated requests for several samples get a number each."""
         seen: dict[str, int] = {}
         keys = []
         for request in requests:
@@ -127,9 +127,9 @@ class KeptAnswers:
         return keys
 
 
-def _is_kept(kind: str, found: Mapping[str, Any]) -> bool:
-    """Returns true if an entry of the journal has an answer to a question of a kind."""
-    answer = found.get("answer")
+def _is_answer(kind: str, entry: Mapping[str, Any]) -> bool:
+    """Returns True if a journal entry has an answer to a kind of question."""
+    answer = entry.get("answer")
     if kind == "generate_until":
         return isinstance(answer, str)
     if kind == "loglikelihood_rolling":
@@ -140,12 +140,12 @@ def _is_kept(kind: str, found: Mapping[str, Any]) -> bool:
 
 
 def read_tasks(config: EvaluateConfig) -> dict[str, Any]:
-    """What lm-eval has loaded of each task that is named, its data among it.
+    """Loads each named task with lm-eval, including its data.
 
     Raises:
-        ConfigError: lm-eval has no task of a name, where the message names the nearest, or a task
-            cannot be asked like this.
-        UnavailableError: the data of a task are not there.
+        ConfigError: if lm-eval has no task of that name (the message names the nearest), or a task
+            does not support the settings.
+        UnavailableError: if the data of a task are missing.
     """
     read: dict[str, Any] = {}
     with _quiet():
@@ -158,9 +158,9 @@ def read_tasks(config: EvaluateConfig) -> dict[str, Any]:
             except Exception as error:  # of data sets, of the hub, or of the task's own code
                 raise UnavailableError(
                     f"tasks: the data of '{name}' cannot be read ({type(error).__name__}: "
-                    f"{first_line(error).removesuffix('.')}): name a folder of datasets that has "
-                    "them by HF_DATASETS_CACHE, copied from another machine, or give "
-                    "--include-path FOLDER with a YAML file whose dataset_kwargs name local files."
+                    f"{first_line(error).removesuffix('.')}). Set HF_DATASETS_CACHE to a copied "
+                    "cache folder that has them, or give --include-path FOLDER with a YAML file "
+                    "with local files in dataset_kwargs."
                 ) from error
             for task, each in read[name]["tasks"].items():
                 _check_task(task, each, config)
@@ -168,27 +168,31 @@ def read_tasks(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _check_task(name: str, task: Any, config: EvaluateConfig) -> None:
-    """Raises ConfigError where lm-eval would refuse it late, or leave a setting without a word."""
+    """Raises ConfigError for settings that lm-eval would ignore, or refuse late."""
     if config.num_fewshot and task.get_config("num_fewshot") == 0:
         raise ConfigError(
-            f"num_fewshot: expected 0, or none, got {config.num_fewshot}: '{name}' has no examples "
-            "in front of its questions, whatever is asked for."
+            f"num_fewshot: expected 0, got {config.num_fewshot}: '{name}' does not support "
+            "few-shot examples."
         )
     if getattr(task, "UNSAFE_CODE", False):
-        raise ConfigError(f"tasks: '{name}' runs code that a model writes, which chop does not.")
+        raise ConfigError(
+            f"tasks: '{name}' runs code written by a model, which chop does not allow."
+        )
     if getattr(task, "MULTIMODAL", False):
-        raise ConfigError(f"tasks: '{name}' has more than text in its questions.")
+        raise ConfigError(
+            f"tasks: '{name}' has questions beyond text, which chop does not support."
+        )
 
 
 def _manager(config: EvaluateConfig) -> Any:
-    """A manager of the tasks in the folder alone, where it has them all: lm-eval's own are many."""
+    """Returns a task manager; loads lm-eval's own many tasks only if the folder lacks a task."""
     from lm_eval.tasks import TaskManager
 
     if config.include_path is None:
         return TaskManager()
     folder = config.include_path.expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"include_path: '{folder}' is no folder.")
+        raise ConfigError(f"include_path: '{folder}' is not a folder.")
     own = TaskManager(include_path=str(folder), include_defaults=False)
     if set(config.tasks) <= set(own.all_tasks):
         return own
@@ -204,20 +208,20 @@ def ask(
     journal: Journal,
     identity: Mapping[str, Any],
     advance: Callable[[float], None] = lambda share: None,
-) -> Found:
-    """What lm-eval finds of a model on a task or a group.
+) -> Result:
+    """Evaluates a model with lm-eval on a task or a group.
 
     Args:
         model: a language model of transformers.
-        tokenizer: its own.
-        task: its name.
-        config: the settings.
-        loaded: what `read_tasks` has of it.
-        journal: of answers; those that it has are not asked again.
-        identity: of the model, in the journal.
-        advance: takes the share of the questions that is done.
+        tokenizer: its tokenizer.
+        task: name of the task.
+        config: settings of the job.
+        loaded: the task from `read_tasks`.
+        journal: journal of answers; answered questions are not asked again.
+        identity: identity of the model in the journal.
+        advance: callback with the finished share of the questions.
     Raises:
-        ConfigError: lm-eval refuses task and model.
+        ConfigError: if lm-eval refuses the task or model.
     """
     with _quiet(), _seeded(), matmul_precision("highest"):
         from lm_eval import evaluate
@@ -229,34 +233,34 @@ def ask(
             batch_size=config.batch_size,
             max_length=config.max_length,
         )
-        kept: Any = KeptAnswers(asked, config.batch_size, journal, identity, advance)
+        journaled: Any = JournaledModel(asked, config.batch_size, journal, identity, advance)
         for each in loaded["tasks"].values():
             _set_examples(each, config.num_fewshot)
         try:
-            found: Found = evaluate(kept, loaded, limit=config.limit)
+            result: Result = evaluate(journaled, loaded, limit=config.limit)
         except ChopError:  # of the journal or the model, and not of lm-eval
             raise
         except (ValueError, NotImplementedError, AssertionError) as error:
             raise ConfigError(f"tasks: lm-eval refuses '{task}': {first_line(error)}") from error
-    return found
+    return result
 
 
 def _set_examples(task: Any, count: int | None) -> None:
-    """Sets examples in front of questions as `lm_eval.simple_evaluate` does, which costs more."""
+    """Sets the few-shot examples as `lm_eval.simple_evaluate` does, at less cost."""
     own = task.get_config("num_fewshot")
     if own is None or (own != 0 and count is not None):  # `_check_task` refuses others
         task.set_config("num_fewshot", count or 0)
     task.set_fewshot_seed(SEED)
 
 
-def compute_scores(own: Found, reference: Found | None) -> list[TaskScore]:
-    """The metrics of every task, and flips beside the float model.
+def compute_scores(own: Result, reference: Result | None) -> list[TaskScore]:
+    """Returns the metrics of every task, with flips against the float model.
 
     Args:
-        own: of the model.
-        reference: of the float model on the same task; None: there is none.
+        own: result of the model.
+        reference: result of the float model on the same task, or None.
     """
-    found = []
+    scores = []
     for task, numbers in own["results"].items():
         theirs = {} if reference is None else reference["results"][task]
         for name, value in numbers.items():
@@ -270,7 +274,7 @@ def compute_scores(own: Found, reference: Found | None) -> list[TaskScore]:
                 if reference is None
                 else _flips(samples, _answers_by_question(reference, task, metric, chosen))
             )
-            found.append(
+            scores.append(
                 TaskScore(
                     task,
                     metric,
@@ -283,17 +287,17 @@ def compute_scores(own: Found, reference: Found | None) -> list[TaskScore]:
                     **flips,
                 )
             )
-    return found
+    return scores
 
 
-def _answers_by_question(found: Found, task: str, metric: str, chosen: str) -> dict[int, Any]:
-    """What a metric says of each question, by its number."""
-    samples = found["samples"].get(task, ())
+def _answers_by_question(result: Result, task: str, metric: str, chosen: str) -> dict[int, Any]:
+    """Returns the metric of each question by its number."""
+    samples = result["samples"].get(task, ())
     return {x["doc_id"]: x[metric] for x in samples if x["filter"] == chosen and metric in x}
 
 
 def _flips(own: Mapping[int, Any], reference: Mapping[int, Any]) -> dict[str, Any]:
-    """Flips, where every answer is right or wrong."""
+    """Counts flips if every answer is right or wrong; else returns {}."""
     values = [*own.values(), *reference.values()]
     if not own or not all(isinstance(x, int | float) and x in (0, 1) for x in values):
         return {}
@@ -306,13 +310,13 @@ def _flips(own: Mapping[int, Any], reference: Mapping[int, Any]) -> dict[str, An
 
 
 def _number(value: Any) -> float | None:
-    """lm-eval writes N/A where there is no number."""
+    """Returns a number, or None for the N/A of lm-eval."""
     return float(value) if isinstance(value, int | float) else None
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context in which lm-eval logs errors alone."""
+    """Limits the log of lm-eval to errors."""
     log = logging.getLogger("lm_eval")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -324,7 +328,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Context in which all generators have lm-eval's seeds; they are restored behind it."""
+    """Sets all random generators to lm-eval's seeds, and restores them afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:

@@ -1,3 +1,3 @@
-"""Export job: files for other engines, read back and proven."""
+"""Export job: writes files for other engines, reads them back and verifies them."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Export job: writes a graph for other engines, reads each file back, and proves it."""
+"""Export job: writes a graph for other engines, reads each file back and verifies it."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from chop.runs import Outcome
 from chop.runs.progress import Stages
 
 CHECKING, WRITING, READING, RUNNING, TIMING = "checking", "writing", "reading", "running", "timing"
-"""Kinds of stages, by how long they take."""
+"""Kinds of stages; stages of a kind take about equally long."""
 PRINTED = ("target", "file", "size", "weights equal", "largest difference")
 """Columns that fit a terminal."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is written for a target.
+    """Graph to write for a target.
 
     Attributes:
-        graph: that the target holds.
-        changes: modules of it that were rounded again.
+        graph: graph in formats that the target supports.
+        changes: modules that were rounded to another format for it.
     """
 
     graph: MaseGraph
@@ -63,13 +63,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Proven:
-    """A file that was written and read back.
+    """File that was written and read back.
 
     Attributes:
-        plan: what was to be written.
-        written: what was.
-        run: the file, as the target's library reads it.
-        difference: the largest one of outputs of the example inputs.
+        plan: the graph to write.
+        written: the files.
+        run: the file, run by the target's library.
+        difference: largest difference of outputs on the example inputs.
         weights: see `Exported`.
     """
 
@@ -81,12 +81,13 @@ class _Proven:
 
 
 def export(config: ExportConfig) -> list[Exported]:
-    """Writes a file for each target to `config.out`, and compares what its library makes of it.
+    """Writes files for each target to `config.out`, and verifies them with the target's library.
 
     Raises:
-        ConfigError: the model is not quantized, or a target cannot hold it: nothing is written.
-        VerificationError: an engine computes something else.
-        UnavailableError: the model or a library is not there.
+        ConfigError: if the model is not quantized, or a target does not support it; no files are
+            written.
+        VerificationError: if an engine's outputs differ from the graph's.
+        UnavailableError: if the model or a library is missing.
     """
     return run_job(EXPORT, config)
 
@@ -110,20 +111,20 @@ EXPORT = Job("export", _export, load_nothing)
 def _expected(config: ExportConfig, loaded: Loaded) -> list[str]:
     count, timed = len(config.to), any(target(name).is_timed for name in config.to)
     kinds = [CHECKING, WRITING, READING]
-    found = [kind for kind in kinds for _ in range(count)]
-    found += [] if loaded.workload is None else [RUNNING]
-    return found + [TIMING] * (len(config.batch_sizes) if timed and config.seconds else 0)
+    stages = [kind for kind in kinds for _ in range(count)]
+    stages += [] if loaded.workload is None else [RUNNING]
+    return stages + [TIMING] * (len(config.batch_sizes) if timed and config.seconds else 0)
 
 
 def _plans(config: ExportConfig, loaded: Loaded, stages: Stages) -> dict[str, Plan]:
-    """By target; before anything is written.
+    """Returns the plan of each target, before any files are written.
 
     Raises:
-        ConfigError: a target cannot hold modules, which are listed with the nearest formats.
+        ConfigError: if a target does not support modules; lists them with the nearest formats.
     """
     plans: dict[str, Plan] = {}
     for name in config.to:
-        with stages.stage(CHECKING, f"asking {name} for its formats"):
+        with stages.stage(CHECKING, f"checking the formats of {name}"):
             plans[name] = _plan(name, loaded)
     check_changes({name: plan.changes for name, plan in plans.items()}, config.nearest)
     return plans
@@ -133,12 +134,12 @@ def _plan(name: str, loaded: Loaded) -> Plan:
     try:
         graph, changes = nearest_graph(target(name), loaded.mg, loaded.source)
     except ChopError as error:
-        raise type(error)(f"{name}: {error}\nNothing was written.") from error
+        raise type(error)(f"{name}: {error}\nNo files were written.") from error
     return Plan(graph, tuple(changes))
 
 
 def _graphs(plans: Mapping[str, Plan], loaded: Loaded) -> list[MaseGraph]:
-    """The graph of the model and those of targets that have others, each once."""
+    """Returns the graph of the model and those of targets with other graphs, each once."""
     graphs = [loaded.mg, *(plan.graph for plan in plans.values())]
     return [*{id(mg): mg for mg in graphs}.values()]
 
@@ -156,14 +157,14 @@ def _write(
 def _written(
     name: str, mg: MaseGraph, tokenizer: Any, folder: Path, before: Iterable[str]
 ) -> Written:
-    """What a target wrote; an error says which files of others stay."""
+    """Writes the files of a target; an error names the files already written."""
     kind = target(name)
     try:
         return kind.export(mg, folder / (kind.stem if kind.suffix else name), tokenizer)
     except ChopError as error:
-        if not (kept := ", ".join(before)):
+        if not (finished := ", ".join(before)):
             raise
-        raise type(error)(f"{error}\nWhat was written before stays: {kept}.") from error
+        raise type(error)(f"{error}\nThe files of {finished} are complete.") from error
 
 
 def _read(
@@ -173,7 +174,7 @@ def _read(
     exact: Mapping[int, MaseGraph],
     stages: Stages,
 ) -> dict[str, _Proven]:
-    """What the libraries make of the files: outputs of the example inputs, and weights."""
+    """Reads files with the targets' libraries, and compares outputs and weights with the graph."""
     proven: dict[str, _Proven] = {}
     for name, made in written.items():
         kind, plan = target(name), plans[name]
@@ -182,12 +183,12 @@ def _read(
             surroundings(config.threads, inference=True),
         ):
             run = kind.read(made.path)
-            # Of inputs that are not rounded, the writer has compared the file without roundings.
+            # With unrounded inputs, the writer has already compared the file without roundings.
             most = MOST_DYNAMIC if made.cause else largest_share(plan.graph)
             difference = example_difference(exact[id(plan.graph)], run, kind, most)
             check_unrounded(plan.graph, made.path, kind)
-            found = None if kind.weights is None else kind.weights(made.path)
-            weights = None if found is None else compare_weights(plan.graph, found)
+            given = None if kind.weights is None else kind.weights(made.path)
+            weights = None if given is None else compare_weights(plan.graph, given)
         proven[name] = _Proven(plan, made, run, difference, weights)
     return proven
 
@@ -199,7 +200,7 @@ def _on_rows(
     exact: Mapping[int, MaseGraph],
     stages: Stages,
 ) -> dict[str, RowResult]:
-    """The models on the test rows by name; none where no rows are known."""
+    """Evaluates all models on the test rows; returns {} if no rows are known."""
     workload = loaded.workload
     if workload is None:
         return {}
@@ -219,8 +220,8 @@ def _on_rows(
         stages.stage(RUNNING, f"comparing {workload.count_test(len(rows))}") as advance,
         surroundings(config.threads, inference=True),
     ):
-        found = compare_on_rows(contestants, loaded.mg, workload, rows, advance)
-    return {name: RowResult.of(name, x, workload, len(rows)) for name, x in found.items()}
+        proofs = compare_on_rows(contestants, loaded.mg, workload, rows, advance)
+    return {name: RowResult.of(name, x, workload, len(rows)) for name, x in proofs.items()}
 
 
 def _timed(
@@ -260,7 +261,7 @@ def _report(
         Table(title, [row.formatted() for row in exported], columns=PRINTED),
         Note(
             "Weights equal: packed weights that the library decodes to the graph's values. Largest "
-            "difference: of outputs of the example inputs, of the file and of the graph."
+            "difference: between outputs of file and graph on the example inputs."
         ),
         *_row_blocks(loaded, rows),
         *time_blocks(times, loaded.exact_is),
@@ -273,14 +274,14 @@ def _report(
         exported,
         [row.numbers() for row in exported],
         figures={
-            f"times-batch-{batch}.svg": figure(ratio_charts, found, f"{title}, batch {batch}")
-            for batch, found in times.by_batch.items()
+            f"times-batch-{batch}.svg": figure(ratio_charts, each, f"{title}, batch {batch}")
+            for batch, each in times.by_batch.items()
         },
-        files={f"times-batch-{batch}.json": found.save for batch, found in times.by_batch.items()},
+        files={f"times-batch-{batch}.json": each.save for batch, each in times.by_batch.items()},
         result_file="",
         written=[file for each in proven.values() for file in each.written.files],
-        verdict=f"{config.model} is written for {', '.join(row.target for row in exported)}: read "
-        "back, and compared with the graph.",
+        verdict=f"Wrote {config.model} for {', '.join(row.target for row in exported)}. The files "
+        "were read back and compared with the graph.",
         warnings=[f"{row.target}: {text}." for row in exported for text in row.sentences],
         tiles=[
             Tile(f"{row.target} (kB)", Cell.of(row.size_bytes / 1000, ",.1f")) for row in exported
@@ -295,7 +296,7 @@ def _report(
 def _outcome(
     exported: Sequence[Exported], rows: Mapping[str, RowResult], loaded: Loaded
 ) -> Outcome:
-    """The numbers of a list of runs: the first target on the test rows, beside float."""
+    """Returns the numbers for a list of runs: the first target on the test rows, against float."""
     size = exported[0].size_bytes if len(exported) == 1 else None
     workload, batches = loaded.workload, rows.get(exported[0].target)
     if workload is None or batches is None:
@@ -324,8 +325,8 @@ def _row_blocks(loaded: Loaded, rows: Mapping[str, RowResult]) -> list[Block]:
         ),
         Note(
             f"{CHOP}: the quantized graph in torch; {FLOAT}: {loaded.exact_is}. Same answers and "
-            f"largest difference: as the graph that was written; of {FLOAT}, and of graphs whose "
-            f"modules were rounded again, as {CHOP}."
+            "largest difference: against the exported graph; for float and for graphs with "
+            f"re-rounded modules, against {CHOP}."
         ),
     ]
 
@@ -333,4 +334,4 @@ def _row_blocks(loaded: Loaded, rows: Mapping[str, RowResult]) -> list[Block]:
 def _about_tokenizer(config: ExportConfig, loaded: Loaded) -> str | None:
     if not config.tokenizer or loaded.tokenizer is not None or not is_gguf(config.model):
         return None
-    return f"No tokenizer: '{config.model}' has none that transformers reads."
+    return f"No tokenizer was written: '{config.model}' has none that transformers can read."

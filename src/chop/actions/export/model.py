@@ -1,4 +1,4 @@
-"""Model of an export: its graph, its float weights, and the test rows that it is judged by."""
+"""Model to export: its graph, float model and test rows."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
 CHECKPOINT = "model"
-ORIGINAL = "the model before it was quantized"
-DECODED = "the graph with its weights decoded, and nothing rounded"
+ORIGINAL = "the model before quantization"
+DECODED = "the graph with decoded weights, without rounding"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model to export.
+    """Model to export.
 
     Attributes:
-        mg: quantized, its weights packed.
-        source: the same with float weights, where they still are.
-        exact: the float model, in evaluation mode.
-        exact_is: what that is, for a sentence.
-        tokenizer: of its folder; None: none is there.
-        workload: the model's data and task; None: none is known.
-        why_no_rows: why there is no workload; None where there is one, or none was named.
+        mg: quantized graph with packed weights.
+        source: the same graph with float weights, if they still exist.
+        exact: the float model in evaluation mode.
+        exact_is: description of `exact` for a sentence.
+        tokenizer: tokenizer of its folder, or None.
+        workload: data and task of the model, or None.
+        why_no_rows: reason why there is no workload; None if there is one, or none was named.
     """
 
     mg: MaseGraph
@@ -63,7 +63,7 @@ class Loaded:
     why_no_rows: str | None = None
 
     def inputs(self, batch: int) -> dict[str, Any]:
-        """Inputs of so many rows: of the test rows, or of the example inputs, again and again."""
+        """Returns inputs of `batch` rows, repeating test rows or the example inputs as needed."""
         if self.workload is None:
             example = example_inputs(self.mg.model, "cpu")
             return {name: _repeated(x, batch) for name, x in example.items()}
@@ -74,7 +74,7 @@ class Loaded:
 
 
 def _repeated(nested: Any, batch: int) -> Any:
-    """Nested tensors with so many rows; those without dimensions as they are."""
+    """Repeats the rows of nested tensors up to `batch`; tensors without dimensions stay."""
 
     def rows(x: Tensor) -> Tensor:
         return x[torch.arange(batch) % len(x)] if x.dim() and len(x) else x
@@ -83,11 +83,11 @@ def _repeated(nested: Any, batch: int) -> Any:
 
 
 def load_graph(config: ExportConfig) -> Loaded:
-    """The model that the settings name.
+    """Loads the model that the settings name, and quantizes it if a format is given.
 
     Raises:
-        ConfigError: it is not quantized, or is and a format is given.
-        UnavailableError: it is not there.
+        ConfigError: if it is not quantized, or is and a format is given.
+        UnavailableError: if it does not exist.
     """
     workload, why_no_rows = _workload(config)
     checkpoint = get_checkpoint(config.model)
@@ -103,7 +103,7 @@ def load_graph(config: ExportConfig) -> Loaded:
     modules = (module for module in source.model.modules() if isinstance(module, QuantizedOperator))
     is_quantized = any(not module.spec.is_float for module in modules)
     if is_quantized == (config.format is not None):
-        given = "has float weights: give --format, as --format 8.auto"
+        given = "has float weights: give --format, such as --format 8.auto"
         given = "is quantized already: leave --format out" if is_quantized else given
         raise ConfigError(f"format: '{config.model}' {given}.")
     if is_quantized:
@@ -118,7 +118,7 @@ def load_graph(config: ExportConfig) -> Loaded:
 
 
 def _exact(source: MaseGraph, mg: MaseGraph, original: Workload | None) -> tuple[nn.Module, str]:
-    """The float model, and what it is."""
+    """Returns the float model and its description."""
     if original is not None:
         return original.model.eval(), ORIGINAL
     if any(isinstance(module, QuantizedOperator) for module in source.model.modules()):
@@ -127,18 +127,18 @@ def _exact(source: MaseGraph, mg: MaseGraph, original: Workload | None) -> tuple
 
 
 def decoded(mg: MaseGraph) -> MaseGraph:
-    """A graph without rounding, its weights those that the codes of another stand for."""
-    found = mg.sharing_copy()
-    for layer in list_layers(found, lambda _, module: isinstance(module, QuantizedOperator)):
+    """Returns a graph without rounding, with the decoded weights of another graph."""
+    graph = mg.sharing_copy()
+    for layer in list_layers(graph, lambda _, module: isinstance(module, QuantizedOperator)):
         assert isinstance(layer.module, QuantizedOperator)
         twin = layer.module.unpack().with_spec(QuantSpec())
         for node in layer.nodes:
-            found.replace(node, twin)
-    return found
+            graph.replace(node, twin)
+    return graph
 
 
 def packed(mg: MaseGraph) -> MaseGraph:
-    """A graph whose weights are found in their formats once, and not again for each target."""
+    """Returns a graph with packed weights, so that targets share one search for scales."""
     quantized = (m for m in mg.model.modules() if isinstance(m, QuantizedOperator))
     weighted = [module for module in quantized if not module.spec.weight.is_identity]
     if all(isinstance(module, PackedOperator) for module in weighted):
@@ -147,15 +147,15 @@ def packed(mg: MaseGraph) -> MaseGraph:
 
 
 def get_checkpoint(name: str) -> Path | None:
-    """The checkpoint that a path names: of a run, or itself, with a suffix or not."""
+    """Returns the checkpoint at a path: that of a run, or itself with or without a suffix."""
     path = Path(name).expanduser().resolve()
     stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
-    found = (place for place in (path / CHECKPOINT, stem) if place.name)
-    return next((x for x in found if x.with_name(f"{x.name}.mz").is_file()), None)
+    candidates = (place for place in (path / CHECKPOINT, stem) if place.name)
+    return next((x for x in candidates if x.with_name(f"{x.name}.mz").is_file()), None)
 
 
 def _workload(config: ExportConfig) -> tuple[Workload | None, str | None]:
-    """The model's data and task, where they are known; and why they cannot be had."""
+    """Returns the data and task of the model if they are known, else the reason."""
     try:
         settings = _workload_settings(config)
         return (None if settings is None else load_workload(settings)), None
@@ -180,18 +180,18 @@ def _workload_settings(config: ExportConfig) -> WorkloadConfig | None:
 
 def _settings_of_run(run: Path, given: Mapping[str, Any]) -> WorkloadConfig | None:
     try:
-        found = compressed_run(run)
+        compressed = compressed_run(run)
     except DamagedRunError:
         raise
     except CheckpointError:
         if given:
             raise
         return None  # a checkpoint of a graph
-    return workload_config(found, {**given, "device": "cpu", "out": run})
+    return workload_config(compressed, {**given, "device": "cpu", "out": run})
 
 
 def load_tokenizer(config: ExportConfig) -> Any:
-    """The tokenizer or processor of the model's folder or file, or of a run's folder `model`."""
+    """Returns the tokenizer or processor of a model folder or file, or of a run's `model`."""
     path = Path(config.model).expanduser()
     if is_gguf(config.model):
         from chop.export.gguf.reader import read_tokenizer
@@ -203,7 +203,7 @@ def load_tokenizer(config: ExportConfig) -> Any:
 
 
 def is_gguf(name: str) -> bool:
-    """Returns true if a model is a file of GGUF, or a folder with one."""
+    """Returns True if a model is a GGUF file, or a folder with one."""
     if builtin_model(name) or get_checkpoint(name) is not None:
         return False
     return gguf_file(get_place(str(Path(name).expanduser()))) is not None

@@ -1,4 +1,4 @@
-"""Proof of an export: weights code by code, and outputs on test rows, as an engine has them."""
+"""Verification of an export: compares weights, and outputs on test rows, with the graph."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ from chop.train.train_loop import EVALUATED
 from chop.workloads.workload import Workload
 
 MOST = 0.05
-"""Of the largest output: beyond it the file is another model."""
+"""Largest difference of outputs, as a share of the largest output, for the same model."""
 MOST_DYNAMIC = 0.5
-"""The same where layers find scales of their inputs: the last bit of a quotient then picks one of
-two codes, and deep models amplify it, to as much as the rounding itself changes them."""
+"""Largest difference if layers compute the scales of their inputs. The last bit of a quotient then
+selects one of two codes, and deep models amplify that up to the size of the rounding error.
+"""
 
 
 @dataclass(frozen=True)
 class WeightProof:
-    """Packed weights beside those that a target's library decodes.
+    """Comparison of packed weights with those that a target's library decodes.
 
     Attributes:
-        equal: how many are, value by value.
-        compared: how many the library gives.
-        count: of packed weights.
-        difference: the largest one of a value; None where none was compared.
+        equal: number of weights that are equal, value by value.
+        compared: number of weights that the library returns.
+        count: number of packed weights.
+        difference: largest difference of a value; None if none was compared.
     """
 
     equal: int
@@ -54,7 +55,7 @@ class WeightProof:
     difference: float | None
 
     def __str__(self) -> str:
-        """Such as `14 of 14`."""
+        """Returns a text such as `14 of 14`."""
         missing = self.count - self.compared
         return f"{self.equal} of {self.compared}" + (f", {missing} not given" if missing else "")
 
@@ -64,42 +65,42 @@ def compare_weights(mg: MaseGraph, given: Mapping[str, Tensor]) -> WeightProof:
     """Compares the weight of every packed module of a graph.
 
     Args:
-        mg: the graph that was written.
-        given: by path of a module, of its shape or transposed, see `Target.weights`.
+        mg: the exported graph.
+        given: weights by module path, in the module's shape or transposed, see `Target.weights`.
     """
     equal, differences = 0, list[float]()
     layers = packed_layers(mg.model)
     for path, layer in layers.items():
         ours, theirs = layer.weight.double(), given.get(path)
-        ways = [] if theirs is None else _ways(theirs, ours)
-        found = [_apart(x.double(), ours) for x in ways if x.shape == ours.shape]
-        if found:
-            equal += min(found) == 0
-            differences.append(min(found))
+        layouts = [] if theirs is None else _layouts(theirs, ours)
+        distances = [_difference(x.double(), ours) for x in layouts if x.shape == ours.shape]
+        if distances:
+            equal += min(distances) == 0
+            differences.append(min(distances))
     return WeightProof(equal, len(differences), len(layers), max(differences, default=None))
 
 
-def _ways(theirs: Tensor, ours: Tensor) -> list[Tensor]:
-    """How a library may have laid a weight out, in the layer's shape where that is possible."""
+def _layouts(theirs: Tensor, ours: Tensor) -> list[Tensor]:
+    """Returns the possible layouts of a library's weight, in the layer's shape if possible."""
     if ours.dim() != 2 or theirs.dim() < 2:
         return [theirs]
     rows = theirs.flatten(1)
     return [rows[:, : ours.size(1)], rows.T]
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
-    return outputs.largest_difference([found], [expected], "weight") or 0.0
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    return outputs.largest_difference([actual], [expected], "weight") or 0.0
 
 
 @dataclass
 class RowProof:
-    """Outputs of an engine on test rows, as they come, beside those of its graph.
+    """Comparison of an engine's outputs with its graph's on test rows, accumulated by batch.
 
     Attributes:
-        agreed: answers whose largest logit is the graph's; None where answers are no classes.
-        answers: that were compared: rows, tokens or pixels.
-        difference: the largest one between answers.
-        largest: of the graph's answers.
+        agreed: number of answers with the same largest logit; None if answers are not classes.
+        answers: number of compared answers: rows, tokens or pixels.
+        difference: largest difference between answers.
+        largest: largest absolute value of the graph's answers.
     """
 
     agreed: int | None = None
@@ -109,42 +110,42 @@ class RowProof:
     _predictions: list[Tensor] = field(default_factory=list, repr=False)
     _labels: list[Tensor] = field(default_factory=list, repr=False)
 
-    def add(self, workload: Workload, found: Tensor, expected: Tensor, labels: Tensor) -> None:
-        """Takes the logits of a batch; of padding, which is no answer, an engine makes anything.
+    def add(self, workload: Workload, logits: Tensor, expected: Tensor, labels: Tensor) -> None:
+        """Adds the logits of a batch. Padding is ignored, since engines differ there.
 
         Raises:
-            VerificationError: logits have another shape than the graph's.
+            VerificationError: if the logits differ in shape from the graph's.
         """
         task = workload.task
-        if found.shape != expected.shape:
-            raise VerificationError(f"expected logits {[*expected.shape]}, got {[*found.shape]}.")
-        answers, right = task.compare(found, labels)
+        if logits.shape != expected.shape:
+            raise VerificationError(f"expected logits {[*expected.shape]}, got {[*logits.shape]}.")
+        answers, right = task.compare(logits, labels)
         own, _ = task.compare(expected, labels)
         self.answers += len(answers)
-        self.difference = max(self.difference, _apart(answers, own))
+        self.difference = max(self.difference, _difference(answers, own))
         if own.numel():
             self.largest = max(self.largest, own.abs().max().item())
         if task.is_categorical:
             same = answers.argmax(-1) == own.argmax(-1)
             self.agreed = (self.agreed or 0) + int(same.sum())
-            self.answers += same.numel() - len(answers)  # each pixel of a picture is one
+            self.answers += same.numel() - len(answers)  # counts pixels of pictures
         predictions, expected = task.metric.read(answers, right)
         self._predictions.append(predictions)
         self._labels.append(expected)
 
     def score(self, workload: Workload, rows: int) -> Score:
-        """The task's metric of the engine."""
+        """Returns the task's metric of the engine."""
         return workload.compute_score(torch.cat(self._predictions), torch.cat(self._labels), rows)
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model whose outputs on test rows are compared.
+    """Model whose outputs on test rows are compared.
 
     Attributes:
-        name: in tables.
-        answers: inputs by name -> outputs by name.
-        reference: the name of the model that it is compared with; its own compares with nothing.
+        name: name in tables.
+        answers: function from inputs by name to outputs by name.
+        reference: name of the model to compare with; its own name for none.
     """
 
     name: str
@@ -163,17 +164,17 @@ def compare_on_rows(
     """Runs all models on the same batches of test rows.
 
     Args:
-        contestants: references are before those that are compared with them.
-        mg: the graph, whose inputs are fed.
+        contestants: models; a reference precedes those that are compared with it.
+        mg: the graph, which defines the inputs.
         workload: the task.
-        rows: to run on.
-        advance: takes the share of the rows that is done.
-    Returns: by name.
+        rows: test rows.
+        advance: callback with the finished share of the rows.
+    Returns: the comparison by name.
 
     Raises:
-        VerificationError: an engine has no output of that name, or of another shape.
+        VerificationError: if an engine lacks an output, or returns another shape.
     """
-    found = {each.name: RowProof() for each in contestants}
+    proofs = {each.name: RowProof() for each in contestants}
     feed = Feed(mg.model, rows, 1, workload.task, "cpu")
     feed.batch_size = rows_per_batch(mg.model, rows, workload.task, EVALUATED)
     for step, (fed, labels) in enumerate(feed.batches()):
@@ -181,39 +182,39 @@ def compare_on_rows(
         read, logits = _reader(mg, inputs, workload.task, len(labels)), dict[str, Tensor]()
         for each in contestants:
             logits[each.name] = read(each.answers(inputs), each.name)
-            found[each.name].add(workload, logits[each.name], logits[each.reference], labels)
+            proofs[each.name].add(workload, logits[each.name], logits[each.reference], labels)
         advance((step + 1) / feed.steps)
-    return found
+    return proofs
 
 
 def _reader(
     mg: MaseGraph, inputs: Mapping[str, Any], task: Task, rows: int
 ) -> Callable[[Mapping[str, Tensor], str], Tensor]:
-    """A function of the outputs of an engine by name, and the name of the engine, for its answers.
+    """Returns a function from an engine's outputs by name, and its name, to its answers.
 
-    The answers are what the task reads of the graph's outputs, here with those of the engine.
+    It selects the same outputs that the task reads from the graph.
     """
     answer = mg.model(**inputs)
     tensors = output_tensors(answer)
     if task.read is None:
         logits = read_output(answer)[1]
         name = next(name for name, x in tensors.items() if x is logits)
-        return lambda found, who: _named(found, name, who)
+        return lambda given, who: _named(given, name, who)
     paths = task.layout.names_among(answer, rows, tensors)
-    return lambda found, who: torch.cat(
-        [_named(found, path, who).reshape(rows, -1) for path in paths], 1
+    return lambda given, who: torch.cat(
+        [_named(given, path, who).reshape(rows, -1) for path in paths], 1
     )
 
 
-def _named(found: Mapping[str, Tensor], name: str, who: str) -> Tensor:
-    given = found.get(name, found.get(f"{name}{RENAMED}"))
-    if given is None:
-        raise VerificationError(f"{who}: expected the output '{name}', got {[*found]}.")
-    return given
+def _named(given: Mapping[str, Tensor], name: str, who: str) -> Tensor:
+    output = given.get(name, given.get(f"{name}{RENAMED}"))
+    if output is None:
+        raise VerificationError(f"{who}: expected the output '{name}', got {[*given]}.")
+    return output
 
 
 def exact_graph(mg: MaseGraph) -> MaseGraph:
-    """A graph that computes with the values that codes stand for, in the order of sums of torch."""
+    """Returns a graph that computes with decoded values, in torch's order of summation."""
     exact = mg.copy()
     exact.model.cpu().eval()
     freeze_layers(exact)
@@ -222,16 +223,16 @@ def exact_graph(mg: MaseGraph) -> MaseGraph:
 
 @torch.no_grad()
 def example_difference(exact: MaseGraph, run: Runner, kind: Target, most: float = MOST) -> float:
-    """`largest_difference` of a file from its graph, on the graph's example inputs.
+    """Returns the `largest_difference` of a file from its graph on the example inputs.
 
-    Where the file has a cache these are a text that goes on and one that begins, and keys and
-    values are compared apart, as they may be much larger than the logits.
+    For a file with a key-value cache, the inputs are a continued text and a new one. Keys and
+    values are compared separately, since they can be much larger than the logits.
 
     Args:
         exact: see `exact_graph`.
         run: the file.
         kind: its target.
-        most: share of the largest output that rounding explains.
+        most: share of the largest output that rounding can explain.
     """
     if not (kind.takes_cache and has_cache(exact)):
         example = example_inputs(exact.model, "cpu")
@@ -239,22 +240,23 @@ def example_difference(exact: MaseGraph, run: Runner, kind: Target, most: float 
         return largest_difference(run(example), expected, kind.name, most)
     off = 0.0
     for inputs in cached_examples(exact):
-        found = run(inputs)
+        given = run(inputs)
         expected = output_tensors(with_present(exact.model(**inputs)))
-        for is_of_cache in (True, False):
-            of = {k: x for k, x in expected.items() if k.startswith(PRESENT) == is_of_cache}
-            off = max(off, largest_difference(found, of, kind.name, most))
+        for is_cache in (True, False):
+            part = {k: x for k, x in expected.items() if k.startswith(PRESENT) == is_cache}
+            off = max(off, largest_difference(given, part, kind.name, most))
     return off
 
 
 @torch.no_grad()
 def check_unrounded(mg: MaseGraph, path: Path, kind: Target) -> None:
-    """Compares a file with its graph where neither rounds what layers are given.
+    """Compares a file with its graph, both without rounding of layer inputs.
 
-    `MOST_DYNAMIC` would pass a wrong layer; without the codes that it allows for, `MOST` holds.
+    The wide bound `MOST_DYNAMIC` could accept a wrong layer; without codes of inputs the bound
+    `MOST` applies.
 
     Raises:
-        VerificationError: outputs differ by more than sums in another order explain.
+        VerificationError: if outputs differ by more than the order of summation explains.
     """
     if kind.read_unrounded is None or largest_share(mg) == MOST:
         return
@@ -266,35 +268,37 @@ def check_unrounded(mg: MaseGraph, path: Path, kind: Target) -> None:
 
 
 def largest_share(mg: MaseGraph) -> float:
-    """The difference between outputs that rounding explains, as a share of the largest one."""
+    """Returns the share of the largest output by which rounding can change outputs."""
     inputs = (
         m.operand_format("data_in") for m in mg.model.modules() if isinstance(m, QuantizedOperator)
     )
-    finds = any(isinstance(x, NumberFormat) and is_dynamic(x) for x in inputs)
-    return MOST_DYNAMIC if finds else MOST
+    is_scaled_by_data = any(isinstance(x, NumberFormat) and is_dynamic(x) for x in inputs)
+    return MOST_DYNAMIC if is_scaled_by_data else MOST
 
 
 def largest_difference(
-    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], name: str, most: float = MOST
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], name: str, most: float = MOST
 ) -> float:
-    """Of all outputs; those that files call otherwise, since an input has the name, too.
+    """Returns the largest difference over all outputs, including renamed ones.
+
+    Files rename an output if an input has the same name.
 
     Args:
-        found: outputs of the target's library by name.
+        actual: outputs of the target's library by name.
         expected: outputs of the graph.
-        name: of the target.
-        most: share of the largest output that rounding explains.
+        name: name of the target.
+        most: share of the largest output that rounding can explain.
 
     Raises:
-        VerificationError: an output is missing, or differs by more than rounding explains.
-        ConfigError: one has another shape.
+        VerificationError: if an output is missing, or differs by more than rounding explains.
+        ConfigError: if one has another shape.
     """
-    ours = [_named(found, key, name) for key in expected]
+    ours = [_named(actual, key, name) for key in expected]
     off = outputs.largest_difference(ours, [*expected.values()], name) or 0.0
     largest = max((x.abs().max().item() for x in expected.values() if x.numel()), default=0.0)
     if off > most * largest:
         raise VerificationError(
-            f"{name}: outputs differ by {off:.2g} of {largest:.2g}, more than rounding explains: "
-            "do not use the file."
+            f"{name}: outputs differ by {off:.2g} (largest output {largest:.2g}), more than "
+            "rounding explains: do not use the file."
         )
     return off

@@ -1,4 +1,4 @@
-"""Results of an export: a row for each target, and the tables of its proof."""
+"""Results of an export: one row per target, and the tables of the verification."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ NOT_GIVEN = "not given"
 
 @dataclass(frozen=True)
 class RowResult:
-    """A model on the test rows.
+    """Results of a model on the test rows.
 
     Attributes:
-        model: a target, whose reference is the graph that was written; `CHOP`; or with that as the
-            reference `FLOAT`, or a target's graph in chop after modules were rounded again.
+        model: a target, whose reference is the exported graph; `CHOP`; or, with `CHOP` as the
+            reference, `FLOAT` or a target's graph in chop after modules were rounded again.
         score: the task's metric.
-        agreed: answers that are the reference's; None where answers are no classes.
-        answers: how many there are: rows, or tokens.
-        difference: the largest one between answers and the reference's.
-        largest: of the reference's answers.
+        agreed: number of answers equal to the reference's; None if answers are not classes.
+        answers: number of answers: rows or tokens.
+        difference: largest difference between answers and the reference's.
+        largest: largest absolute value of the reference's answers.
     """
 
     model: str
@@ -47,12 +47,12 @@ class RowResult:
 
     @classmethod
     def of(cls, model: str, proof: RowProof, workload: Workload, rows: int) -> RowResult:
-        """What was found of a model."""
+        """Returns the result of a model from its comparison."""
         score = proof.score(workload, rows)
         return cls(model, score, proof.agreed, proof.answers, proof.difference, proof.largest)
 
     def formatted(self, workload: Workload) -> dict[str, Any]:
-        """For a table."""
+        """Returns the row for a table."""
         metric = workload.task.metric
         is_reference = self.model == CHOP
         same = None if self.agreed is None else f"{self.agreed:,} of {self.answers:,}"
@@ -66,20 +66,20 @@ class RowResult:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written for a target, and what its library, or chop, makes of it.
+    """Files of a target, and their verification by its library or by chop.
 
     Attributes:
-        target: its name.
-        path: of the file or folder.
-        size_bytes: of the files.
-        difference: the largest one between outputs and those of the graph, on its example inputs.
-        weights: packed weights beside those that the library decodes; None: it gives none.
-        rows: on the test rows; None where none are known.
-        times: at each batch size; none where no times were measured, or the library computes with
-            floats and no engine is at hand.
+        target: name of the target.
+        path: path of the file or folder.
+        size_bytes: size of the files.
+        difference: largest difference of outputs from the graph's on its example inputs.
+        weights: comparison of packed weights; None if the library returns none.
+        rows: results on the test rows; None if no rows are known.
+        times: by batch size; empty if no times were measured, or the library computes in floats
+            without an engine at hand.
         changes: modules that were rounded again.
-        notes: sentences on what a user of the files would not expect.
-        cause: why outputs differ though the file is right; "" for the reason of its target.
+        notes: sentences on surprises for users of the files.
+        cause: reason why outputs differ although the file is right; "" for that of its target.
     """
 
     target: str
@@ -95,11 +95,11 @@ class Exported:
 
     @property
     def times_as_fast(self) -> Interval | None:
-        """As the graph in chop, at the first batch size; None where no times were measured."""
+        """Speed-up over the graph in chop at the first batch size; None if not measured."""
         return self.times[0].times_as_chop if self.times else None
 
     def formatted(self) -> dict[str, Any]:
-        """For a table."""
+        """Returns the row for a table."""
         kind = target(self.target)
         return {
             "target": self.target,
@@ -112,7 +112,7 @@ class Exported:
         }
 
     def numbers(self) -> dict[str, Any]:
-        """For a program."""
+        """Returns plain values for `manifest.json`."""
         changes = [
             {"path": x.path, "reason": x.reason, "old": describe(x.old), "new": describe(x.new)}
             for x in self.changes
@@ -127,7 +127,7 @@ class Exported:
 
     @property
     def sentences(self) -> Iterator[str]:
-        """What a reader of the tables has to know."""
+        """Yields explanations of the numbers in the tables."""
         kind, rows = target(self.target), self.rows
         cause = self.cause or kind.cause
         if rows is not None and rows.difference:
@@ -145,11 +145,11 @@ class Exported:
 
 
 def refusal(changes: Mapping[str, Sequence[Change]], nearest: bool) -> str:
-    """What no target of some can hold, by module, with the nearest format that it can.
+    """Lists the modules that targets do not support, with the nearest supported formats.
 
     Args:
         changes: by target; some have no `new`, or `nearest` is False.
-        nearest: whether modules were to be rounded again.
+        nearest: True if modules were to be rounded again.
     """
     lines = []
     for name, refused in changes.items():
@@ -158,9 +158,9 @@ def refusal(changes: Mapping[str, Sequence[Change]], nearest: bool) -> str:
         listed = [x for x in refused if x.new is None] if nearest else refused
         reasons = [(x.path, f"{x.reason}; nearest: {_nearest(x)}") for x in listed]
         lines.append(refusal_text(name, reasons))
-    way_out = "Nothing was written."
+    way_out = "No files were written."
     if not nearest:
-        way_out += " --nearest rounds these modules to the nearest formats, and says what it costs."
+        way_out += " --nearest rounds these modules to the nearest formats and reports the loss."
     return "\n".join([*lines, way_out])
 
 
@@ -168,12 +168,12 @@ def _nearest(change: Change) -> str:
     old, new = change.old, change.new
     if new is None:
         return NONE
-    loses = old is not None and not old.data_in.is_identity and new.data_in.is_identity
-    return describe(new) + (", inputs float" if loses and not new.is_float else "")
+    loses_inputs = old is not None and not old.data_in.is_identity and new.data_in.is_identity
+    return describe(new) + (", inputs float" if loses_inputs and not new.is_float else "")
 
 
 def check_changes(changes: Mapping[str, Sequence[Change]], nearest: bool) -> None:
-    """Raises ConfigError where targets refuse modules that are not to be, or cannot be, changed."""
+    """Raises ConfigError if targets refuse modules that must not, or cannot, be changed."""
     unsolved = {
         name: refused
         for name, refused in changes.items()
@@ -184,7 +184,7 @@ def check_changes(changes: Mapping[str, Sequence[Change]], nearest: bool) -> Non
 
 
 def change_tables(exported: Sequence[Exported]) -> list[Block]:
-    """What was rounded again: each module in the document, like ones together in the terminal."""
+    """Returns tables of re-rounded modules: one row each in the document, grouped in a terminal."""
     rows = [
         {
             "target": row.target,
@@ -198,7 +198,7 @@ def change_tables(exported: Sequence[Exported]) -> list[Block]:
     ]
     if not rows:
         return []
-    title = "Modules in the nearest format that the target holds"
+    title = "Modules rounded to the nearest format that the target supports"
     return [
         Table(title, _together(rows), is_written=False),
         Note(f"{title}:", is_printed=False),
@@ -222,15 +222,15 @@ def _together(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def time_blocks(times: Times, exact_is: str) -> list[Block]:
-    """The table engine x batch, and what it compares with."""
+    """Returns the table of times by engine and batch size, with its notes."""
     if not times.rows:
         return []
     how = next(iter(times.by_batch.values())).how
     blocks: list[Block] = [
         Table(f"Times ({how})", [row.formatted() for row in times.rows]),
         Note(
-            f"{FLOAT}: {exact_is}, in torch; {CHOP}: the quantized graph in torch. Times as fast "
-            f"have {LEVEL_TEXT} intervals."
+            f"{FLOAT}: {exact_is}, in torch; {CHOP}: the quantized graph in torch. Speed-ups have "
+            f"{LEVEL_TEXT} confidence intervals."
         ),
     ]
     return [*blocks, *(Note(f"Not measured: {x}: {why}") for x, why in times.missing.items())]

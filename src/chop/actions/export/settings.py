@@ -16,32 +16,32 @@ class ExportConfig:
     """Settings of `chop export`.
 
     Attributes:
-        model: run, checkpoint, exported folder or float model. Namely an output folder of chop
-            compress, a checkpoint of a graph, a folder that chop wrote for transformers, one of
-            compressed-tensors, GPTQ or AWQ, a file of GGUF, or with `format` a float model:
-            built-in, folder or hub name.
-        to: targets, with commas between them.
+        model: run, checkpoint, exported folder or float model. It can be an output folder of chop
+            compress, a checkpoint of a graph, a transformers folder that chop wrote, a folder of
+            compressed-tensors, GPTQ or AWQ, a GGUF file, or with `format` a float model: built-in
+            name, folder or hub name.
+        to: targets, separated by commas.
         format: number format of the weights of a float model. Default: the model is quantized.
-        inputs: format that layers round their inputs to. It goes with `format`. Default: none.
-        nearest: round what a target cannot hold to what it can. Modules get the nearest format that
-            the target can hold.
-        dataset: data set of the test rows, as of chop compress. Default: that of the run, or of the
+        inputs: format of the inputs of layers. Needs `format`. Default: none.
+        nearest: round modules to the nearest supported format. By default unsupported modules
+            are an error.
+        dataset: data set of the test rows, as in chop compress. Default: that of the run, or of the
             built-in model.
         limit: number of test rows to compare, spread over all. Default: all.
-        tokenizer: write the tokenizer too. It is written where the target has a place for it.
-        out: folder of the files.
-        batch_sizes: rows of an input whose times are measured.
-        seconds: seconds to measure per engine and batch size. With 0 no times are measured.
+        tokenizer: write the tokenizer too. Some targets have no place for it.
+        out: folder for the files.
+        batch_sizes: batch sizes to time.
+        seconds: seconds to measure per engine and batch size. 0 skips the measurement.
         threads: threads of torch and of the engines.
-        overrides: other formats of weights, by pattern. They go with `format`. A pattern is a path,
-            or the end of one, of a module, or an expression behind re:. Of several that match the
-            first holds. Example: `re:.*down_proj=mxint8`. Default: none.
-        skip: patterns of modules that stay float. They go with `format`. Default: none.
+        overrides: weights with another format, by pattern. Needs `format`. A pattern is the path
+            of a module or its end, or a regular expression after re:. The first match counts.
+            Example: `re:.*down_proj=mxint8`. Default: none.
+        skip: patterns of modules that stay float. Needs `format`. Default: none.
 
     Raises:
-        ConfigError: a target or a format is unknown, inputs have one that waits for data, a pattern
-            is malformed, or there is no target.
-        UnavailableError: the library of a target is not installed.
+        ConfigError: if a target or a format is unknown, the format of inputs needs calibration, a
+            pattern is malformed, or there is no target.
+        UnavailableError: if the library of a target is not installed.
     """
 
     model: str
@@ -75,14 +75,16 @@ class ExportConfig:
             parse_format_string(self.format)
         if self.inputs is not None:
             if self.format is None:
-                raise ConfigError("inputs: expected a format of the weights, too, got none.")
+                raise ConfigError("inputs: expected --format for the weights as well.")
             if not parse_format_string(self.inputs).is_fitted:
                 raise ConfigError(
-                    f"inputs: '{self.inputs}' waits for data, which chop compress calibrates on; "
-                    "expected scales of each input, as scale_integer:width=8:granularity=row."
+                    f"inputs: '{self.inputs}' needs calibration, by chop compress. Expected a "
+                    "format with dynamic scales, as scale_integer:width=8:granularity=row."
                 )
         if (self.overrides or self.skip) and self.format is None:
-            raise ConfigError("overrides and skip: expected a format of the other weights, too.")
+            raise ConfigError(
+                "overrides and skip: expected --format for the other weights as well."
+            )
         Recipe.read(self.overrides, self.skip, "chop export")
         for name in self.to:
             target(name).require()

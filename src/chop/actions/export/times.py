@@ -1,4 +1,4 @@
-"""Times of exported files: engines, float and the graph in chop take turns, at every batch."""
+"""Times of exported files, interleaved with the float model and the graph in chop."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FLOAT, CHOP = "float", "chop"
 
 @dataclass(frozen=True)
 class Timed:
-    """One engine at one batch size.
+    """Time of an engine at one batch size.
 
     Attributes:
         engine: a target, or `FLOAT` or `CHOP`.
-        batch: rows of an input.
-        latency_seconds: of a forward, by the wall; the median.
-        times_as_float: how many times as fast as the float model in torch.
-        times_as_chop: how many times as fast as the graph in chop.
+        batch: batch size.
+        latency_seconds: median wall-clock time of a forward.
+        times_as_float: speed-up over the float model in torch.
+        times_as_chop: speed-up over the graph in chop.
     """
 
     engine: str
@@ -40,7 +40,7 @@ class Timed:
     times_as_chop: Interval
 
     def formatted(self) -> dict[str, Any]:
-        """For a table."""
+        """Returns the row for a table."""
         ratios = {FLOAT: self.times_as_float, CHOP: self.times_as_chop}
         cells = {name: format_ratio(x) for name, x in ratios.items()}
         cells |= {self.engine: "1 (baseline)"} if self.engine in cells else {}
@@ -55,12 +55,12 @@ class Timed:
 
 @dataclass(frozen=True)
 class Times:
-    """What was measured.
+    """Measured times of all engines.
 
     Attributes:
-        by_batch: batch size -> the measurement.
-        rows: per batch size, per engine.
-        missing: by engine and batch why it was not measured, such as `pt2 at batch 32`.
+        by_batch: measurement by batch size.
+        rows: rows by batch size and engine.
+        missing: reasons for missing times, by engine and batch such as `pt2 at batch 32`.
     """
 
     by_batch: Mapping[int, Comparison]
@@ -74,13 +74,13 @@ def measure_times(
     config: ExportConfig,
     stage: Callable[[int], AbstractContextManager[Any]] = nullcontext,
 ) -> Times:
-    """Measures engines beside float and chop.
+    """Measures engines against float and chop.
 
     Args:
         loaded: the model, its float model and its inputs.
-        runners: by target, those that run as in their engines.
+        runners: engines by target, for targets that run as in production.
         config: batch sizes, seconds and threads.
-        stage: batch size -> the context in which it is measured.
+        stage: function from batch size to the context of its measurement.
     """
     by_batch, missing = dict[int, Comparison](), dict[str, str]()
     exact, graph = loaded.exact.eval(), loaded.mg.model.eval()
@@ -107,18 +107,18 @@ def measure_times(
                 memory=False,
             )
     rows = [
-        Timed(each.name, batch, each.seconds, each.ratio, found.ratio(each.name, CHOP))
-        for batch, found in by_batch.items()
-        for each in found
+        Timed(each.name, batch, each.seconds, each.ratio, comparison.ratio(each.name, CHOP))
+        for batch, comparison in by_batch.items()
+        for each in comparison
     ]
     return Times(by_batch, tuple(rows), missing)
 
 
 def _why_not(run: Runner, inputs: Mapping[str, Any], threads: int) -> str | None:
-    """What an engine says of inputs that it does not take."""
+    """Returns an engine's error for inputs that it does not accept, or None."""
     try:
         with surroundings(threads, inference=True):
             run(inputs)
-    except Exception as error:  # engines have no class of errors in common
+    except Exception as error:  # engines share no error class
         return shorten(first_line(error))
     return None

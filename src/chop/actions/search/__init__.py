@@ -1,3 +1,3 @@
-"""Searches as jobs: load a workload, search, write tables and plots."""
+"""Search jobs: load a workload, search, write tables and plots."""
 
 __all__: list[str] = []

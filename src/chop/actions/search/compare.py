@@ -1,4 +1,4 @@
-"""Several searches side by side: the best value found after so many trials, seeds as bands."""
+"""Comparison of searches: best-so-far curves over trials, with bands over seeds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from chop.train.tasks import share_metrics
 
 OUT = Path("runs/search-compare")
 BITS = "bits"
-"""The number of a trial that the figure of all trials is drawn against."""
+"""Value on the x axis of the figure of all trials."""
 COUNTS = (25, 50, 100)
-"""Trials after which the table tells the best."""
+"""Trial counts at which the table gives the best value."""
 
 
 Rows = list[dict[str, Any]]
@@ -56,35 +56,34 @@ def compare_searches(
 ) -> Rows:
     """Overlays the best-so-far curves of several searches, finished or not.
 
-    Searches of `chop search` whose settings differ in the seed alone are one curve: their median,
-    and a band from the least to the greatest. Each other one has a curve of its own, labeled by
-    the settings that differ. Those of programs keep no settings: each is a curve, named as its
-    study, unless `labels` gives several the same.
+    Searches of `chop search` whose settings differ only in the seed form one curve: their median,
+    and a band from minimum to maximum. Each other search has its own curve, labeled by the
+    settings that differ. Searches of Python programs store no settings: each has its own curve,
+    named by its study, unless `labels` groups several.
 
     Args:
-        searches: output folders, files or URLs; with `:NAME` behind, or as a pair with NAME, one
-            study of that storage, else every study.
-        out: folder for `best-so-far` (.svg, .png), `table` (.csv, .md) and `manifest.json`; where
-            trials have bits, for `trials` (.svg, .png) too, in bits against what is compared.
-        name: the study to take from storages that are given without one.
-        labels: one for each search, equal ones are one curve; or one for each curve.
-        goal: what is compared: a number that every search measured; None takes the first
-            objective of all.
-        baselines: label -> value, drawn level.
-        title: above the figure; None takes the model and data, where they are the same.
-        columns: further ones of the table, by the label of a curve; those that begin with `test`
-            are numbers of what is compared.
-    Returns: the rows of the table, a curve each: seeds, trials, configurations measured, the
-        best, the best after 25, 50 and 100 trials, and the seconds of a search; medians over the
-        seeds, of the best also mean and range.
+        searches: output folders, files or URLs. A suffix `:NAME`, or a pair with NAME, selects a
+            study of that storage; the default is every study.
+        out: folder for `best-so-far` (.svg, .png), `table` (.csv, .md) and `manifest.json`; if
+            trials have bits, also for `trials` (.svg, .png), the goal against bits.
+        name: study for storages that are given without one.
+        labels: one per search, with equal labels forming a curve; or one per curve.
+        goal: number to compare, which every search measured. Default: the first objective of all.
+        baselines: values of horizontal lines, by label.
+        title: title of the figure. Default: model and data, if they are the same.
+        columns: further table columns by curve label; names that begin with `test` are values of
+            the goal.
+    Returns: the rows of the table, one per curve: seeds, trials, measured configurations, the
+        best, the best after 25, 50 and 100 trials, and seconds per search. Values are medians over
+        seeds; the best also has mean and range.
     Raises:
-        UnavailableError: a storage is not there.
-        ConfigError: searches with different goals; no search, or none with a trial within its
-            budgets; labels that do not fit.
+        UnavailableError: if a storage does not exist.
+        ConfigError: if goals differ, labels do not fit, or there is no search with a trial within
+            its budgets.
     """
-    found = [each for search in searches for each in read_compared(search, name)]
-    chosen = _common_goal(found, goal)
-    curves = build_curves([judged(each, chosen) for each in found], labels)
+    compared = [each for search in searches for each in read_compared(search, name)]
+    chosen = _common_goal(compared, goal)
+    curves = build_curves([judged(each, chosen) for each in compared], labels)
     series = {key: [each.result.best_so_far() for each in group] for key, group in curves.items()}
     by_trial = {k: [each.result.best_by_trial() for each in group] for k, group in curves.items()}
     further = columns or {}
@@ -92,28 +91,28 @@ def compare_searches(
         {**_row(label, group, series[label]), **further.get(label, {})}
         for label, group in curves.items()
     ]
-    shown = [each for group in curves.values() for each in group]
+    plotted = [each for group in curves.values() for each in group]
     values = [value for group in series.values() for one in group for _, value in one]
     percent = chosen.name in share_metrics() and all(abs(value) <= 1 for value in values)
     metric = dataclasses.replace(TASKS["classification"].metric, is_share=percent)
     numbers = {key: metric for key in rows[0] if key.startswith(("best", "test"))}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)
-    heading = title if title is not None else get_title(shown, _data_name)
+    heading = title if title is not None else get_title(plotted, _data_name)
     table = MeasuredTable(f"{heading}: {chosen.name}", rows, numbers)
     figures = figure_files(
         "best-so-far",
         best_so_far_charts,
         by_trial,
         ylabel=f"best {chosen.name} so far",
-        title=f"{heading}: best {chosen.name} so far\n{_about_searches(shown)}".strip(),
+        title=f"{heading}: best {chosen.name} so far\n{_about_searches(plotted)}".strip(),
         baselines=baselines,
         percent=percent,
     )
     named = dataclasses.replace(metric, name=chosen.name)
     figures |= _trials_figure(curves, named, baselines, heading)
     report = report_of_tables({"table": table}, rows, figures)
-    compared: Job[Settings, None, Rows] = Job("search compare", lambda *_: report, load_nothing)
-    return run_job(compared, Settings(tuple(searches), name, tuple(labels), goal, Path(out)))
+    job: Job[Settings, None, Rows] = Job("search compare", lambda *_: report, load_nothing)
+    return run_job(job, Settings(tuple(searches), name, tuple(labels), goal, Path(out)))
 
 
 def _about_searches(searches: Sequence[Compared]) -> str:
@@ -130,13 +129,13 @@ def _about_searches(searches: Sequence[Compared]) -> str:
 
 
 def _common(searches: Sequence[Compared], setting: str) -> list[Any]:
-    """The value of a setting that all searches have; none where they differ, or it is none."""
+    """Returns the value of a setting that all searches share, else []."""
     values = [(each.settings or {}).get(setting) for each in searches]
     return values[:1] if values[0] and values.count(values[0]) == len(values) else []
 
 
 def _data_name(model: str) -> str | None:
-    """The data that a built-in model is for."""
+    """Returns the data set of a built-in model, or None."""
     from chop.models.builtin import BUILTIN_MODELS
 
     return BUILTIN_MODELS[model].dataset if model in BUILTIN_MODELS else None
@@ -148,9 +147,9 @@ def _trials_figure(
     baselines: Mapping[str, float] | None,
     title: str,
 ) -> dict[str, Writer]:
-    """Every trial as a grey point, and the best of each search, in bits against what is compared.
+    """Plots the goal against bits: a grey point per trial, and the best of each search.
 
-    There is none where a search has no bits, or bits are what is compared.
+    Returns {} if a search has no bits, or bits are the goal.
     """
     searches = [each for group in curves.values() for each in group]
     trials = [trial for each in searches for trial in each.result.measured]
@@ -176,29 +175,29 @@ def _trials_figure(
     )
 
 
-def _common_goal(found: Sequence[Compared], name: str | None) -> Goal:
-    """What the searches are compared by."""
-    if not found:
+def _common_goal(searches: Sequence[Compared], name: str | None) -> Goal:
+    """Returns the goal by which the searches are compared."""
+    if not searches:
         raise ConfigError("compare: expected at least one search.")
     if name is not None:
-        return Goal(name, _direction(found, name))
-    firsts = {each.label: select_objectives(each.result.goals)[0] for each in found}
+        return Goal(name, _direction(searches, name))
+    firsts = {each.label: select_objectives(each.result.goals)[0] for each in searches}
     goals = {(goal.name, goal.direction): label for label, goal in firsts.items()}
     if len(goals) > 1:
         listed = ", ".join(f"{goal} ({direction}) in {t}" for (goal, direction), t in goals.items())
         raise ConfigError(
-            f"these searches have different goals, {listed}: name one that all measured, "
+            f"these searches have different goals, {listed}: choose a goal that all measured with "
             "--goal NAME."
         )
     return next(iter(firsts.values()))
 
 
-def _direction(found: Sequence[Compared], name: str) -> Direction:
+def _direction(searches: Sequence[Compared], name: str) -> Direction:
     from chop.problems.mixed_precision import goals as precision
     from chop.problems.nas import goals as nas
 
     known: dict[str, Direction] = {**nas.DIRECTIONS, **precision.directions()}
-    known |= {goal.name: goal.direction for each in found for goal in each.result.goals}
+    known |= {goal.name: goal.direction for each in searches for goal in each.result.goals}
     check_known(name, known, "goal")
     return known[name]
 
@@ -222,7 +221,7 @@ def _row(label: str, group: Sequence[Compared], runs: Sequence[Run]) -> dict[str
 
 
 def _best_at(runs: Sequence[Run], count: int) -> float | None:
-    """The median after so many trials; None unless all runs have measured as many."""
+    """Returns the median after `count` trials, or None unless all runs have that many."""
     if any(run[0][0] > count or run[-1][0] < count for run in runs):
         return None
     return median(value_at(run, count) for run in runs)

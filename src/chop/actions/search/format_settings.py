@@ -1,4 +1,4 @@
-"""Settings of number formats that are chosen from, by `chop search precision` and `sensitivity`."""
+"""Settings of candidate number formats for `chop search precision` and `sensitivity`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from chop.train import Rows
     from chop.workloads.workload import Workload
 
-OF_LANGUAGE_MODELS = {"operands": ("weight",), "bias": "float"}
-"""What has a format where nobody says it: what a recipe can hold."""
-OF_OTHERS = {"operands": ("data_in", "weight"), "bias": "8.mse"}
+LANGUAGE_MODEL_DEFAULTS = {"operands": ("weight",), "bias": "float"}
+"""Default operands and biases for language models, which a recipe can express."""
+DEFAULTS = {"operands": ("data_in", "weight"), "bias": "8.mse"}
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,21 @@ class FormatSettings:
     """Candidate number formats.
 
     Attributes:
-        formats: formats by name, such as integer, mxint or 4.auto. Names have each their usual
-            fields; `all` are all of them; single formats are `4.auto` or `mxint:width=4`.
-        widths: bit widths, as 2,4,8 or 2:8:1. They are those of the formats given by name: numbers
-            by commas, or ranges `first:last:step`; formats of one width keep it. Default: usual for
-            the job.
+        formats: formats by name, such as integer, mxint or 4.auto. Names use their default fields;
+            `all` means every format; `4.auto` or `mxint:width=4` are single formats.
+        widths: bit widths, as 2,4,8 or 2:8:1. They apply to formats given by name; numbers are
+            separated by commas, ranges are `first:last:step`. Formats of one width keep it.
+            Default: as usual for the job.
         ranges: values of further fields, by field. Example: `block_size=16,32`. Default: none.
         rule: calibration of fractions and exponent biases: mse (least squared error), minmax
             (nothing saturates) or percentile (one value in 1,000 saturates).
         operators: operators to quantize, by name: linear, conv2d ... Default: all with a weight.
         operands: operands in the chosen format: data_in, weight, bias. Default: data_in and weight;
-            of language models (causal-lm) weight.
+            for language models (causal-lm) weight.
         per: `layer` for one choice per layer, `operand` for one per operand of a layer.
-        bias: format of biases. Default: 8.mse; of language models float.
+        bias: format of biases. Default: 8.mse; for language models float.
         calibration_rows: training rows that calibrate scales.
-        eval_batch_size: rows of an evaluation step. Default: chosen for speed.
+        eval_batch_size: batch size of the evaluation. Default: chosen for speed.
     """
 
     USUAL_WIDTHS: ClassVar[str | None] = None
@@ -58,10 +58,10 @@ class FormatSettings:
     eval_batch_size: Annotated[int | None, Range(1, 10**6)] = field(default=None, metadata=MORE)
 
     def read_formats(self) -> None:
-        """Names the formats that `all` stands for.
+        """Replaces `all` by the format names, and checks the settings.
 
         Raises:
-            ConfigError: a setting is wrong; nothing is loaded yet.
+            ConfigError: if a setting is wrong; before anything is loaded.
         """
         from chop.formats import parse_format_string
         from chop.problems.mixed_precision.candidates import every_format
@@ -69,7 +69,7 @@ class FormatSettings:
 
         if "all" in self.formats:
             if len(self.formats) > 1:
-                raise ConfigError("formats: 'all' has every format; give it alone.")
+                raise ConfigError("formats: 'all' includes every format; leave the others out.")
             object.__setattr__(self, "formats", every_format())
         self.candidates()
         if self.bias is not None:
@@ -78,12 +78,12 @@ class FormatSettings:
             check_operators(self.operators)
 
     def all_ranges(self) -> dict[str, tuple[Any, ...]]:
-        """Values by field, widths among them."""
+        """Returns the values by field, including widths."""
         from chop.problems.mixed_precision.candidates import get_fields
 
         widths = self.widths
         if widths is not None and "width" in self.ranges:
-            raise ConfigError("widths and ranges.width are the same: give one of them.")
+            raise ConfigError("widths and ranges.width mean the same: give one of them.")
         if widths is None and any("width" in get_fields(given) for given in self.formats):
             widths = self.USUAL_WIDTHS
         usual = {} if widths is None else {"width": whole(parse_range(widths, "widths"), "widths")}
@@ -97,7 +97,7 @@ class FormatSettings:
         training: Mapping[str, Any] | None = None,
         joined: bool = False,
     ) -> PrecisionProblem:
-        """The mixed-precision problem of a workload, measured on `rows`.
+        """Returns the mixed-precision problem of a workload, measured on `rows`.
 
         The other arguments are those of `PrecisionProblem`.
         """
@@ -105,12 +105,12 @@ class FormatSettings:
         from chop.train import CAUSAL_LM
         from chop.workloads.workload import raise_for_integers, raise_to_graph
 
-        own = self._of_problem()
-        usual = OF_LANGUAGE_MODELS if workload.task.name == CAUSAL_LM else OF_OTHERS
+        own = self._problem_settings()
+        usual = LANGUAGE_MODEL_DEFAULTS if workload.task.name == CAUSAL_LM else DEFAULTS
         circuit = self.circuit()
         mg = raise_to_graph(workload) if circuit is None else raise_for_integers(workload)
         if circuit is not None:  # a float bias has no circuit
-            usual = {**usual, "bias": OF_OTHERS["bias"]}
+            usual = {**usual, "bias": DEFAULTS["bias"]}
         own |= {name: value for name, value in usual.items() if own[name] is None}
         return PrecisionProblem(
             mg,
@@ -128,20 +128,20 @@ class FormatSettings:
         )
 
     def circuit(self) -> CircuitSettings | None:
-        """What a circuit is made for, whose costs are measured; None for no circuit."""
+        """Returns the settings of the circuit whose costs are measured, or None."""
         return None
 
-    def _of_problem(self) -> dict[str, Any]:
-        """The settings that a problem takes as they are."""
+    def _problem_settings(self) -> dict[str, Any]:
+        """Returns the settings that `PrecisionProblem` takes unchanged."""
         names = ("formats", "rule", "operators", "operands", "per", "bias", "calibration_rows")
         return {name: getattr(self, name) for name in names}
 
     def identity(self) -> dict[str, Any]:
-        """All of these settings that a result depends on, as plain JSON."""
-        return {**self._of_problem(), "formats": list(self.candidates())}
+        """Returns all settings that determine a result, as plain JSON."""
+        return {**self._problem_settings(), "formats": list(self.candidates())}
 
     def candidates(self) -> dict[str, NumberFormat]:
-        """The formats to choose from by format string, those of few bits first."""
+        """Returns the candidate formats by format string, smallest widths first."""
         from chop.problems.mixed_precision.candidates import format_candidates
 
         return format_candidates(self.formats, self.all_ranges(), self.rule)

@@ -1,7 +1,7 @@
 """Search jobs: common settings, start, workers and resumption.
 
-A job is one module with a `JOB`. Its settings are kept in the study, so that any process that
-reaches the storage can rebuild the same search: a worker on another machine, or a resume.
+A job is a module with a `JOB`. The study stores its settings, so that every process with access
+to the storage can rebuild the same search: a worker on another machine, or a resumed search.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from chop.search.study import Search
 
 BEST_FILE = "best.json"
-"""What a search notes of its best configuration."""
+"""File with facts about the best configuration."""
 SPLITTING = ("seeds", "samplers", "per_format")
-"""Settings by which one command runs several searches: none of these has them."""
+"""Settings that split a command into several searches; single searches lack them."""
 JOB_MODULES = {
     "nas": "chop.actions.search.nas",
     "precision": "chop.actions.search.precision",
@@ -51,7 +51,7 @@ class Subject(Protocol):
 
     @property
     def search(self) -> Search:
-        """The search, which has not run. Another process gets the same of the same settings."""
+        """The search before its run; equal settings give the same search in another process."""
 
 
 S = TypeVar("S", bound=Subject)
@@ -59,19 +59,19 @@ S = TypeVar("S", bound=Subject)
 
 @dataclass(frozen=True)
 class SearchJob(Generic[S]):
-    """One kind of search.
+    """Kind of search.
 
     Attributes:
-        name: what the command is called.
-        config: its settings.
-        load: loads what is searched over.
-        report: tables and figures of a result, which is that of the report.
-        export: the settings of `chop compress` that build a configuration.
-        split: by its label, what is changed in the settings for each of several searches that they
-            stand for beside seeds and samplers; nothing where they stand for one.
-        describe: columns about a search for the table that compares several.
-        finish: what follows a result that is written, as the circuit of the best.
-        is_complete: whether that was done for the result that is written.
+        name: name of the command.
+        config: class of its settings.
+        load: loads the subject of the search.
+        report: builds the report of a result.
+        export: returns the settings of `chop compress` that build a configuration.
+        split: returns the changed settings of each search by its label, if settings describe
+            several searches (besides seeds and samplers); else {}.
+        describe: returns columns about a search for the table that compares several.
+        finish: runs after the result is written, for example to emit a circuit.
+        is_complete: returns True if `finish` was done for the written result.
     """
 
     name: str
@@ -86,10 +86,10 @@ class SearchJob(Generic[S]):
 
 
 def find_job(name: str) -> SearchJob[Any]:
-    """The job of that name.
+    """Returns the search job of that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: if there is none.
     """
     check_known(name, JOB_MODULES, "search job")
     job: SearchJob[Any] = importlib.import_module(JOB_MODULES[name]).JOB
@@ -99,12 +99,12 @@ def find_job(name: str) -> SearchJob[Any]:
 def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Result:
     """Searches until `config.trials` configurations are measured, and writes the result.
 
-    Called again with the same settings it goes on where the last run stopped.
+    A second call with the same settings resumes the search.
 
     Args:
-        job: the kind of search.
-        config: its settings.
-        others: searches of the same command that come after it.
+        job: kind of search.
+        config: settings of the search.
+        others: number of later searches of the same command.
     """
     subject = functools.cache(lambda: job.load(config))
 
@@ -121,7 +121,7 @@ def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Resu
         f"search {job.name}",
         searched,
         load=lambda *_: subject().search,
-        kept=lambda config: _resume_note(config, others),
+        interruption_note=lambda config: _resume_note(config, others),
         settings=lambda config, _: get_settings(config),
         folder=lambda config: config.folder,
     )
@@ -133,33 +133,33 @@ def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Resu
 def _resume_note(config: SearchConfig, others: int) -> str:
     if others:
         return (
-            f"finished trials are kept; the same command goes on from there, with {others} more "
-            f"search{'es' * (others != 1)}. chop search compare draws what there is."
+            f"finished trials are saved. Run the same command to resume, with {others} more "
+            f"search{'es' * (others != 1)} to go; chop search compare plots what is there."
         )
     url = config.url
     where = without_password(url) if config.storage else str(config.folder)
     name = f" --name {shlex.quote(config.study)}" if config.storage else ""
-    with suppress(ChopError):  # of a storage that is not there the same command says more
+    with suppress(ChopError):  # for a missing storage, the same command gives a better message
         if not finished_trials(url, config.study):
-            return "no trial was finished; the same command begins again."
+            return "no trial was finished. Run the same command to start again."
     more = f"{name}{import_options()}{confirmation(vars(config))}"
     if config.storage and not _is_beside(config.out, storage_file(url)):
         more += f" --out {shlex.quote(str(config.out))}"
     return (
-        f"finished trials are kept; the same command, or chop search resume {shlex.quote(where)}"
-        f"{more}, goes on from there."
+        "finished trials are saved. To resume, run the same command, or: chop search resume "
+        f"{shlex.quote(where)}{more}"
     )
 
 
 def _is_beside(out: Path, storage: Path | None) -> bool:
-    """Returns true if a resumed search writes to `out` by itself, from any folder."""
+    """Returns True if a resumed search writes to `out` by default, from any folder."""
     return storage is not None and out.resolve().is_relative_to(storage.parent.resolve())
 
 
 def where_model_is(config: SearchConfig, best: TrialRecord) -> str:
-    """Where the model of the best trial is, for a closing line, if `config.folder` has none; or "".
+    """Describes the place of the best trial's model if `config.folder` lacks it; else "".
 
-    A worker on another machine saves into a folder of its own, unless it shares this one.
+    A worker on another machine saves into its own folder, unless it shares this one.
     """
     url = config.url
     if not config.keep or url == MEMORY or (config.folder / BEST_FOLDER / best.key).is_dir():
@@ -175,16 +175,16 @@ def where_model_is(config: SearchConfig, best: TrialRecord) -> str:
 
 
 def best_model(config: SearchConfig, best: TrialRecord) -> Path | None:
-    """Stem of the best model's checkpoint; None where the folder has none."""
+    """Returns the best model's checkpoint without suffix, or None if the folder has none."""
     stem = config.folder / BEST_FOLDER / best.key / "model"
     return stem if stem.with_suffix(".pt").is_file() else None
 
 
 def get_settings(config: SearchConfig) -> dict[str, Any]:
-    """The settings as plain JSON; the inverse of `rebuild`.
+    """Returns the settings as plain JSON; the inverse of `rebuild`.
 
-    A server is left out: whoever reads the settings has found it, and its URL has a password. A
-    file that was named stays, by which a resumed search knows that its `out` is elsewhere.
+    The URL of a server is left out: readers of the settings know it, and it has a password. A named
+    storage file stays: it tells a resumed search that its `out` is elsewhere.
     """
     fields = {
         k: v for k, v in dataclasses.asdict(config).items() if v is not None and k not in SPLITTING
@@ -195,7 +195,7 @@ def get_settings(config: SearchConfig) -> dict[str, Any]:
     return {k: str(v) if isinstance(v, Path) else v for k, v in fields.items()}
 
 
-def rebuild(noted: Mapping[str, Any]) -> tuple[SearchJob[Any], SearchConfig]:
-    """The job and settings that a study was begun with."""
-    job = find_job(noted["name"])
-    return job, parse(job.config, noted["settings"], f"chop search {job.name}")
+def rebuild(record: Mapping[str, Any]) -> tuple[SearchJob[Any], SearchConfig]:
+    """Returns the job and settings that a study was started with."""
+    job = find_job(record["name"])
+    return job, parse(job.config, record["settings"], f"chop search {job.name}")

@@ -1,4 +1,4 @@
-"""Architecture search as a job: which sizes and layers a model should have, trained and judged."""
+"""Architecture search job: trains and evaluates candidate sizes and layers of a model."""
 
 from __future__ import annotations
 
@@ -38,48 +38,48 @@ from chop.workloads.workload import Workload
 PERCENT = ("accuracy",)
 SCORED_ROWS = 32
 MOST_COUNTED = 500
-"""Combinations of fields up to which the different architectures are counted."""
+"""Maximum number of field combinations for which distinct architectures are counted."""
 
 
 class NasSubject:
-    """Architectures that are searched over, and their training, each built once.
+    """Architectures of a search and their training, each built once.
 
     Args:
-        config: the settings.
-        workload: a trained model and rows of the caller; None loads what `config` names.
+        config: settings of the search.
+        workload: a trained model and rows of the caller. Default: loaded from `config`.
     Raises:
-        ConfigError: settings that do not fit the model.
-        UnavailableError: the model or the data set is not there.
+        ConfigError: if settings do not fit the model.
+        UnavailableError: if the model or the data set is missing.
 
     Attributes:
-        config: the settings.
+        config: settings of the search.
         workload: the model and its rows.
-        found: the architectures.
-        measure: trains and judges one.
+        candidates: the architectures.
+        measure: trains and evaluates an architecture.
     """
 
     def __init__(self, config: NasConfig, workload: Workload | None = None) -> None:
         workload = workload_for(config, workload)
         if workload.judge is not None and not workload.task.can_train:
             raise ConfigError(
-                "--evaluate judges the models, and no loss is known to train them by: give --loss "
+                "--evaluate: training needs a loss, and a scoring function has none: give --loss "
                 "file.py:fn or --task."
             )
         if workload.judge is None and workload.task.metric.name != "accuracy":
             raise ConfigError(
-                "chop search nas judges classifiers by accuracy, not by "
+                "chop search nas supports classifiers, with accuracy as the metric; got "
                 f"{workload.task.metric.name}."
             )
         self.config, self.workload = config, workload
-        self.found = architectures(config, workload)
-        self.measure = _measure(config, self.found, workload)
+        self.candidates = architectures(config, workload)
+        self.measure = _measure(config, self.candidates, workload)
 
     @cached_property
     def search(self) -> Search:
-        """The search over the architectures; it has not run."""
+        """The search over the architectures, before its run."""
         config, workload, measure = self.config, self.workload, self.measure
         return config.search(
-            _filtered(config, self.found, measure),
+            _filtered(config, self.candidates, measure),
             measure,
             config.all_goals(),
             save=measure.save,
@@ -95,12 +95,12 @@ class NasSubject:
 
     @cached_property
     def labels(self) -> int | None:
-        """Number of validation labels; None where a function of the user judges."""
+        """Number of validation labels; None if the user's function scores."""
         return None if self.workload.judge else _labeled(self.measure.validation)
 
 
 def _judged(workload: Workload) -> dict[str, str]:
-    """Identity of the function that judges; empty where the task's metric judges."""
+    """Returns the identity of the user's scoring function; {} for the task's metric."""
     judge = workload.judge
     if judge is None:
         return {}
@@ -108,14 +108,14 @@ def _judged(workload: Workload) -> dict[str, str]:
 
 
 def _model_config_json(model: nn.Module) -> str:
-    """A model's configuration, but for what its first loss sets: a model just trained has it."""
+    """Returns a model's configuration without `problem_type`, which its first loss sets."""
     base: Any = copy.deepcopy(model.config)
     base.problem_type = None
     return str(base.to_json_string())
 
 
 def architectures(config: NasConfig, workload: Workload) -> Architectures:
-    """The models that are searched over."""
+    """Returns the architectures to search over."""
     from transformers import PreTrainedConfig
 
     base = getattr(workload.model, "config", None)
@@ -125,13 +125,13 @@ def architectures(config: NasConfig, workload: Workload) -> Architectures:
     return Architectures(workload.model, fields, square_layers=layers, seed=config.seed)
 
 
-def _measure(config: NasConfig, found: Architectures, workload: Workload) -> TrainedMeasure:
+def _measure(config: NasConfig, candidates: Architectures, workload: Workload) -> TrainedMeasure:
     train, validation = split_rows(workload.train, config.validation, seed=config.seed)
     training = {"epochs": config.epochs, "lr": config.lr}
     training |= {"batch_size": config.batch_size, "seed": config.seed}
-    compression = config.how_compressed()
+    compression = config.compression_settings()
     return TrainedMeasure(
-        found.build,
+        candidates.build,
         train,
         validation,
         training,
@@ -142,23 +142,23 @@ def _measure(config: NasConfig, found: Architectures, workload: Workload) -> Tra
     )
 
 
-def _filtered(config: NasConfig, found: Architectures, measure: TrainedMeasure) -> SearchSpace:
+def _filtered(config: NasConfig, candidates: Architectures, measure: TrainedMeasure) -> SearchSpace:
     proxy = config.proxy
     if proxy is None:
-        return found.space
+        return candidates.space
     batch = next(measure.train.batches(SCORED_ROWS))
 
     def score(chosen: Config) -> float:
-        return zero_cost_score(proxy, found.build(chosen), batch, seed=config.seed)
+        return zero_cost_score(proxy, candidates.build(chosen), batch, seed=config.seed)
 
-    return best_share(found.space, score, share=config.share, seed=config.seed)
+    return best_share(candidates.space, score, share=config.share, seed=config.seed)
 
 
 def report(subject: NasSubject, result: Result) -> Report[Result]:
     """Reports a search in `table.csv`, `table.md`, `best.json`, and `search_figures`.
 
     Raises:
-        ConfigError: nothing was measured.
+        ConfigError: if no trial was measured.
     """
     if not result.measured:
         raise ConfigError(result.why_nothing)
@@ -167,33 +167,33 @@ def report(subject: NasSubject, result: Result) -> Report[Result]:
     title = f"{short_name(config.model)}: architectures, best first"
     rows = [_row(search, trial, workload.task.metric, count) for trial in result.ranked]
     if workload.judge is not None:
-        note = f"Judged by {workload.judge.title}: the best is chosen by the numbers reported."
+        note = f"Scored by {workload.judge.title}: the reported numbers also chose the best."
         columns = {workload.task.metric.name: workload.task.metric}
     else:
         note, columns = _note(count or 0, workload.count_test(_labeled(workload.test))), {}
     table = MeasuredTable(title, rows, columns, note=note)
-    shown = show(*table.blocks)
+    blocks = show(*table.blocks)
     if result.best is None:
-        closing = "none keeps within the budgets; the nearest come first in the table"
+        closing = "no trial is within the budgets; the table lists the nearest first"
         return replace(
             report_of_tables({"table": table}, result, {}),
-            documents={"table.md": shown},
+            documents={"table.md": blocks},
             closing=[closing],
         )
-    noted = _describe(subject, result, result.best)
+    summary = _describe(subject, result, result.best)
     about = f"{short_name(config.model)}: architectures"
     figures = search_figures(config.sampler, result, search.space, about, PERCENT)
-    found = report_of_tables({"table": table}, result, figures)
+    base = report_of_tables({"table": table}, result, figures)
     metric = workload.task.metric
     return replace(
-        found,
-        documents={"table.md": shown},
-        files={**found.files, BEST_FILE: lambda path: write_json(path, noted)},
-        closing=[_best_line(config, result.best, noted, metric)],
+        base,
+        documents={"table.md": blocks},
+        files={**base.files, BEST_FILE: lambda path: write_json(path, summary)},
+        closing=[_best_line(config, result.best, summary, metric)],
         outcome=Outcome(
             data=workload.dataset,
             metric=metric.name,
-            value=noted.get("test_accuracy", result.best.values[metric.name]),
+            value=summary.get("test_accuracy", result.best.values[metric.name]),
             is_share=metric.is_share,
             size_bytes=round(result.best.values["size_bytes"]),
         ),
@@ -202,26 +202,26 @@ def report(subject: NasSubject, result: Result) -> Report[Result]:
 
 
 def _best_line(
-    config: NasConfig, best: TrialRecord, noted: Mapping[str, Any], metric: Metric
+    config: NasConfig, best: TrialRecord, summary: Mapping[str, Any], metric: Metric
 ) -> str:
     scores = [metric.format_value(best.values[metric.name])]
-    if "test_accuracy" in noted:
-        scores = _with_intervals(best, noted)
+    if "test_accuracy" in summary:
+        scores = _with_intervals(best, summary)
     return (
         f"best: {metric.name} {', '.join(scores)}, {best.values['parameters']:,.0f} parameters; "
-        f"measured {noted['measured']} of {noted['different'] or noted['configurations']:,} "
+        f"measured {summary['measured']} of {summary['different'] or summary['configurations']:,} "
         f"architectures; {config.folder}{where_model_is(config, best)}"
     )
 
 
-def _with_intervals(best: TrialRecord, noted: Mapping[str, Any]) -> list[str]:
-    """The accuracy on validation and on test rows."""
+def _with_intervals(best: TrialRecord, summary: Mapping[str, Any]) -> list[str]:
+    """Formats the accuracy on validation and on test rows."""
     return [
-        f"{share:.2%} ({LEVEL_TEXT} interval {_format_interval(noted[f'{kind}_interval_95'])}) on "
-        f"{noted[f'{kind}_rows']} {kind} rows"
+        f"{share:.2%} ({LEVEL_TEXT} interval {_format_interval(summary[f'{kind}_interval_95'])}) "
+        f"on {summary[f'{kind}_rows']} {kind} rows"
         for kind, share in (
             ("validation", best.values["accuracy"]),
-            ("test", noted["test_accuracy"]),
+            ("test", summary["test_accuracy"]),
         )
     ]
 
@@ -229,15 +229,15 @@ def _with_intervals(best: TrialRecord, noted: Mapping[str, Any]) -> list[str]:
 def _note(validation: int, test: str) -> str:
     """Returns the note below the table."""
     return (
-        f"validation: {validation} of the training rows, which no trial was trained on. Trials are "
-        "chosen by them, so that the accuracy of the best is likely too high there. "
-        f"test: {test}, used for reporting only; best.json has the accuracy of the "
-        f"best on them. Intervals are Wilson's, at {LEVEL_TEXT}."
+        f"validation: {validation} rows held out of the training rows. They choose the best, so "
+        "its accuracy on them is optimistic. "
+        f"test: {test}, used for reporting only; best.json has the accuracy of the best on them. "
+        f"Intervals are Wilson's {LEVEL_TEXT} intervals."
     )
 
 
 def _labeled(rows: Rows) -> int:
-    """How many labels count in an accuracy."""
+    """Returns the number of labels that an accuracy counts."""
     return len(counted(rows.labels))
 
 
@@ -246,13 +246,13 @@ def _format_interval(interval: tuple[float, float]) -> str:
 
 
 def _row(search: Search, trial: TrialRecord, metric: Metric, count: int | None) -> dict[str, Any]:
-    """A line of the table.
+    """Returns a row of the table.
 
     Args:
-        search: has the space.
-        trial: trial of the line.
+        search: search with the space.
+        trial: trial of the row.
         metric: metric of the trials.
-        count: number of validation rows; None where a function of the user judges.
+        count: number of validation rows; None if the user's function scores.
     """
     value = trial.values[metric.name]
     score: dict[str, Any] = {metric.name: value}
@@ -273,9 +273,9 @@ def _row(search: Search, trial: TrialRecord, metric: Metric, count: int | None) 
 
 
 def _describe(subject: NasSubject, result: Result, best: TrialRecord) -> dict[str, Any]:
-    """The best architecture, with its accuracy on rows that the search has not seen.
+    """Returns facts about the best architecture, with its accuracy on test rows.
 
-    Its model is trained again where `config.folder` has none.
+    Trains its model again if `config.folder` lacks it.
     """
     config, workload, validation = subject.config, subject.workload, subject.labels
     if validation is None:
@@ -286,7 +286,7 @@ def _describe(subject: NasSubject, result: Result, best: TrialRecord) -> dict[st
     else:
         message = f"the model of trial {best.number} is not in {saved.parent}"
         get_console().print(
-            f"{message}: training it again, for its test accuracy", highlight=False, markup=False
+            f"{message}: training it again to get its test accuracy", highlight=False, markup=False
         )
         model = subject.measure.trained(best.config)
     accuracy = evaluate(model, workload.test, device=workload.device)
@@ -302,9 +302,9 @@ def _describe(subject: NasSubject, result: Result, best: TrialRecord) -> dict[st
 
 
 def _about_best(subject: NasSubject, result: Result, best: TrialRecord) -> dict[str, Any]:
-    """The best architecture and how it was found."""
-    found, space = subject.found, subject.search.space
-    combinations = math.prod(map(len, found.fields.values()))
+    """Returns the best architecture, and counts of the search."""
+    candidates, space = subject.candidates, subject.search.space
+    combinations = math.prod(map(len, candidates.fields.values()))
     return {
         "choices": dict(space.folded(best.config)),
         "values": dict(best.values),
@@ -312,21 +312,21 @@ def _about_best(subject: NasSubject, result: Result, best: TrialRecord) -> dict[
         "compression": subject.config.compression,
         "measured": len(result.measured),
         "configurations": space.size,
-        "different": found.num_distinct() if combinations <= MOST_COUNTED else None,
+        "different": candidates.num_distinct() if combinations <= MOST_COUNTED else None,
     }
 
 
 def export(config: NasConfig, chosen: Config) -> dict[str, Any]:
-    """An architecture is a model, not a way to compress one.
+    """Refuses the export: an architecture is a model, not a setting of compression.
 
     Raises:
-        ConfigError: always; it says where the model is.
+        ConfigError: always; names the folder of the models.
     """
     raise ConfigError(
-        f"an architecture is no setting of `chop compress`: the best models are in "
-        f"{config.folder}/best, and MaseGraph.from_checkpoint reads them."
+        "an architecture is not a setting of `chop compress`. The best models are in "
+        f"{config.folder}/best; load them with MaseGraph.from_checkpoint."
     )
 
 
 JOB = SearchJob(NasConfig.JOB_NAME, NasConfig, NasSubject, report, export)
-"""Behind `chop search nas`."""
+"""Job of `chop search nas`."""

@@ -1,4 +1,4 @@
-"""Mixed precision as a job: which format each layer takes, within a budget of bits."""
+"""Mixed-precision search job: chooses the format of each layer within budgets."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from chop.workloads.workload import Workload
 
 
 def prepare(config: PrecisionConfig, workload: Workload | None = None) -> Search:
-    """The search over the formats of what `config` names; it has not run.
+    """Returns the search over formats for the model that `config` names, before its run.
 
     Raises:
-        ConfigError: settings that do not fit the model.
-        UnavailableError: the model or the data set is not there.
+        ConfigError: if settings do not fit the model.
+        UnavailableError: if the model or the data set is missing.
     """
     return PrecisionSubject(config, workload).search
 
 
 def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
-    """The settings of `chop compress` that build a configuration, scales derived.
+    """Returns the settings of `chop compress` that build a configuration, with derived scales.
 
     Raises:
-        ConfigError: settings that do not fit the model.
-        UnavailableError: the model or the data set is not there.
+        ConfigError: if settings do not fit the model.
+        UnavailableError: if the model or the data set is missing.
     """
     rules = PrecisionSubject(config).problem.pass_args(chosen)
     if config.epochs:
         Console().print(
-            "The formats are exported, the weights that trials were trained to are not: those are "
-            f"in {config.folder}/best, and chop compress trains its own for {config.epochs} "
+            "The file has the formats only. The weights that trials trained are in "
+            f"{config.folder}/best; chop compress trains its own for {config.epochs} "
             f"epoch{'s' * (config.epochs > 1)} "
-            "where the rounded model is not within its --max-drop.",
+            "if the rounded model is not within its --max-drop.",
             highlight=False,
             markup=False,
         )
@@ -62,14 +62,14 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
 
 
 def split(config: PrecisionConfig) -> dict[str, dict[str, Any]]:
-    """With `per_format`, what the search of each format alone has of the settings, by the format.
+    """Returns the settings of each format's own search by format, with `per_format`; else {}.
 
-    It keeps the values of the fields that the format has.
+    Each keeps the values of the fields that its format has.
     """
-    found: dict[str, dict[str, Any]] = {}
+    settings_by_format: dict[str, dict[str, Any]] = {}
     for given in config.formats if config.per_format else ():
         fields = get_fields(given)
-        found[given] = {
+        settings_by_format[given] = {
             "formats": (given,),
             "per_format": False,
             "warm_start": config.begins_warm,
@@ -77,23 +77,23 @@ def split(config: PrecisionConfig) -> dict[str, dict[str, Any]]:
             "ranges": {name: values for name, values in config.ranges.items() if name in fields},
             "budgets": {} if config.budgets is None else config.budgets,
         }
-    return found
+    return settings_by_format
 
 
 def describe(config: PrecisionConfig) -> dict[str, Any]:
-    """For a table that compares searches, the options of a choice and the fields that they vary."""
+    """Returns the number of options and the varied fields, for a table of searches."""
     options = config.candidates()
     return {"options": len(options), "varied": varied_fields(options.values())}
 
 
 def finish(subject: PrecisionSubject, result: Result) -> None:
-    """Emits the circuit of the best, where it is asked for."""
+    """Emits the circuit of the best configuration, if requested."""
     if subject.config.emit and result.best is not None:
         emit_best(subject.config, subject.problem, result.best, subject.given)
 
 
 def is_complete(config: PrecisionConfig) -> bool:
-    """Whether the circuit of the best is there, if it is asked for: a kill may have come first."""
+    """Returns True unless a requested circuit of the best is missing, as after a kill."""
     if not config.emit:
         return True
     best = load_search(config.storage or str(config.out), config.study)[1].best
@@ -111,4 +111,4 @@ JOB: SearchJob[PrecisionSubject] = SearchJob(
     finish,
     is_complete,
 )
-"""Behind `chop search precision`."""
+"""Job of `chop search precision`."""

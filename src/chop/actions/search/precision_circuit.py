@@ -1,4 +1,4 @@
-"""Circuit of what a precision search found: emitted, verified, and estimated once more."""
+"""Circuit of a precision search's best configuration: emitted, verified and estimated again."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
 CIRCUIT = "circuit"
-"""Folder of the circuit, in that of the study."""
+"""Folder of the circuit in the folder of the study."""
 
 
 def check_can_emit(config: PrecisionConfig) -> None:
-    """Does nothing where all tools are there that `emit_best` runs, after hours of search.
+    """Checks before the search that all tools of `emit_best` are installed.
 
     Raises:
-        UnavailableError: a tool is not installed; says how to install it.
+        UnavailableError: if a tool is not installed; the message says how to install it.
     """
     for tool in VERSIONS:
         tool_path(tool)
@@ -44,27 +44,27 @@ def _label(best: TrialRecord) -> str:
 
 
 def is_emitted(config: PrecisionConfig, best: TrialRecord) -> bool:
-    """Returns true if the circuit of that trial was emitted, to its end."""
+    """Returns True if the circuit of that trial was emitted completely."""
     with suppress(CheckpointError):
-        found = runs.read_manifest(config.folder / CIRCUIT)
-        return found.state == "finished" and found.settings.get("formats") == _label(best)
+        manifest = runs.read_manifest(config.folder / CIRCUIT)
+        return manifest.state == "finished" and manifest.settings.get("formats") == _label(best)
     return False
 
 
 def emit_best(
-    config: PrecisionConfig, found: PrecisionProblem, best: TrialRecord, workload: Workload
+    config: PrecisionConfig, problem: PrecisionProblem, best: TrialRecord, workload: Workload
 ) -> dict[str, Any]:
     """Emits the circuit of a trial, and verifies it as `chop emit` does.
 
     Returns: see `chop.actions.emit.job.emit`.
     Raises:
-        VerificationError: the circuit is not what the graph is, or takes something else than the
-            search estimated.
-        UnavailableError: a tool is not there.
+        VerificationError: if the circuit differs from the graph, or its resources from the
+            search's estimates.
+        UnavailableError: if a tool is missing.
     """
-    assert found.circuit is not None
-    expected = found.circuit.design(found.formats(best.config), found.max_fold(best.config))
-    fold, label = found.max_fold(best.config), _label(best)
+    assert problem.circuit is not None
+    expected = problem.circuit.design(problem.formats(best.config), problem.max_fold(best.config))
+    fold, label = problem.max_fold(best.config), _label(best)
     out = config.folder / CIRCUIT
     settings = EmitConfig(
         **settings_of_workload(config, (WorkloadConfig,)),
@@ -78,23 +78,23 @@ def emit_best(
     )
 
     def lower(workload: Workload, _: EmitConfig, rows: int) -> Lowering:
-        assert found.circuit is not None
-        observed = {"observed": found.circuit.batches}
-        return lower_and_compare(found.graph(best.config), label, workload, rows, observed)
+        assert problem.circuit is not None
+        observed = {"observed": problem.circuit.batches}
+        return lower_and_compare(problem.graph(best.config), label, workload, rows, observed)
 
-    family = found.circuit.settings.family
+    family = problem.circuit.settings.family
     result = emit(settings, workload, lower, family.has_multipliers)
     written = MaseGraph.from_checkpoint(out / "model")
     measured = design_cost(written, fold, family)
     numbers = {**measured.usage._asdict(), "interval": measured.interval}
     if measured != expected or any(best.values[name] != number for name, number in numbers.items()):
         raise VerificationError(
-            f"'{out}': the search estimated {expected} and noted {dict(best.values)}, and the "
-            f"circuit takes {measured}."
+            f"'{out}': the circuit takes {measured}, but the search estimated {expected} and "
+            f"recorded {dict(best.values)}."
         )
     taken = ", ".join(f"{name} {number:,.0f}" for name, number in measured.usage._asdict().items())
     get_console().print(
-        f"circuit of trial {best.number}: estimated as in the search ({taken}, interval "
+        f"circuit of trial {best.number}: resources as estimated in the search ({taken}, interval "
         f"{measured.interval:,}); {out}",
         highlight=False,
         markup=False,

@@ -1,4 +1,4 @@
-"""Evaluation of a precision search beside what needs no search, on rows of the search and test."""
+"""Evaluation of a precision search and its baselines, on search rows and test rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from chop.search.objective import select_constraints, select_objectives
 
 @dataclass(frozen=True)
 class SearchEvaluation:
-    """Evaluation of a search's configurations, each by its label in the table.
+    """Scores of a search's configurations and baselines, by their labels in the table.
 
     Attributes:
-        best: the label of the best, or of the nearest where nothing keeps within the budgets.
-        values: numbers on the rows of the search.
-        scores: numbers on the test rows; of what the search found, those of the best alone.
-        verdict: what the search gained on what needed none, for a line; "" where neither has it.
-        compared: the same as a sentence.
+        best: label of the best, or of the nearest if no trial is within the budgets.
+        values: values on the rows of the search.
+        scores: scores on the test rows; among searched configurations, only of the best.
+        verdict: gain of the search over its closed-form baseline, for a line; "" without one.
+        compared: the verdict as a sentence.
     """
 
     best: str
@@ -32,30 +32,30 @@ class SearchEvaluation:
     compared: str = ""
 
 
-def shown_trials(result: Result) -> list[TrialRecord]:
-    """The front, or the nearest where nothing keeps within the budgets."""
+def best_trials(result: Result) -> list[TrialRecord]:
+    """Returns the front, or the nearest trial if none is within the budgets."""
     return result.front or result.ranked[:1]
 
 
 def evaluate_search(
     subject: PrecisionSubject, result: Result, test: HeldOutRows
 ) -> SearchEvaluation:
-    """Measures what was not measured, and compares the best with what needed no search.
+    """Measures the baselines, and compares the best configuration with them.
 
     Args:
-        subject: its problem measures.
+        subject: subject with the problem that measures.
         result: trials of the search.
         test: rows that no trial saw.
     """
-    found, begin, space = subject.problem, subject.begin, subject.search.space
-    searched = {f"trial {trial.number}": trial.config for trial in shown_trials(result)}
+    problem, begin, space = subject.problem, subject.begin, subject.search.space
+    searched = {f"trial {trial.number}": trial.config for trial in best_trials(result)}
     best = next(iter(searched))
     compares = subject.config.begins_warm
-    uniforms = {text: found.uniform(text) for text in found.options} if compares else {}
+    uniforms = {text: problem.uniform(text) for text in problem.options} if compares else {}
     chosen_ahead = {
         label: chosen
         for label, chosen in {**uniforms, **begin}.items()
-        if costs_if_any(found, chosen) is not None
+        if costs_if_any(problem, chosen) is not None
     }
     plain = {"float": None, **chosen_ahead}
     known = {space.key(trial.config): trial.values for trial in result.measured}
@@ -65,9 +65,9 @@ def evaluate_search(
         if label in plain or label == best:
             scores[label] = test.score(chosen)
         if chosen is None:
-            values[label] = found.score({}) | found.costs({})
+            values[label] = problem.score({}) | problem.costs({})
         else:
-            values[label] = known.get(space.key(chosen)) or found.measure(chosen, _ignore_report)
+            values[label] = known.get(space.key(chosen)) or problem.measure(chosen, _ignore_report)
     baseline = _baseline(result, begin, values)
     if baseline is None:
         return SearchEvaluation(best, values, scores)
@@ -83,9 +83,9 @@ def _ignore_report(step: int, value: float) -> None:
 def _baseline(
     result: Result, begin: Mapping[str, Config], values: Mapping[str, Mapping[str, float]]
 ) -> str | None:
-    """The label of what the best is compared with: the better of what needed no search.
+    """Returns the label of the better closed-form assignment within the budgets.
 
-    Returns: None where there are several objectives, or no such configuration in the budgets.
+    Returns: None if there are several objectives, or no such configuration.
     """
     objectives = select_objectives(result.goals)
     if result.best is None or len(objectives) > 1 or objectives[0].name in COSTS:

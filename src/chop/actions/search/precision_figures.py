@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chop.actions.search.precision_evaluation import shown_trials
+from chop.actions.search.precision_evaluation import best_trials
 from chop.actions.search.settings import PrecisionConfig
 from chop.problems.mixed_precision import PrecisionProblem
 from chop.problems.mixed_precision.candidates import short_texts
@@ -20,32 +20,31 @@ from chop.search import Config, Result
 
 def precision_figures(
     sampler: str,
-    found: PrecisionProblem,
+    problem: PrecisionProblem,
     result: Result,
     begin: Mapping[str, Config],
     rows: Sequence[Mapping[str, Any]],
     title: str,
 ) -> dict[str, Writer]:
-    """Figures of a search over formats, those of `search_figures` among them.
+    """Returns the figures of a search over formats, including those of `search_figures`.
 
-    `accuracy` (named by the metric): that on the rows of the search against average bits, of every
-    trial, of the front, of the same format everywhere and of what needs no search; of the best on
-    the test rows as well. `formats`: the bits of each layer, with its format in the cell.
+    `accuracy` (named by the metric): metric on the search rows against average bits, for every
+    trial, the front, uniform formats and closed-form assignments; also the best on test rows.
+    `formats`: the bits of each layer, with its format in the cell.
 
     Args:
         sampler: label of the curve.
-        found: what was searched over.
-        result: with what was measured.
-        begin: what needed no search, by its label.
-        rows: the table: float, one option everywhere (if measured), `begin`, and what the search
-            found.
-        title: above each figure.
+        problem: problem of the search.
+        result: result with the measured trials.
+        begin: closed-form assignments by label.
+        rows: rows of the table: float, uniform formats (if measured), `begin`, and searched trials.
+        title: title of each figure.
     """
-    metric, shown = found.evaluator.task.metric, shown_trials(result)
+    metric, front = problem.evaluator.task.metric, best_trials(result)
     where, place = "search ", " on the rows of the search"
-    if found.judge is not None:
+    if problem.judge is not None:
         where, place = "", ""
-    uniform = [row for row in rows if row["formats"] in found.options]
+    uniform = [row for row in rows if row["formats"] in problem.options]
     ahead = [row for row in rows if row["formats"] in begin]
     searched = rows[1 + len(uniform) + len(ahead) :]
     parts = {"the same everywhere": uniform, LABEL: ahead, "searched": searched}
@@ -72,13 +71,13 @@ def precision_figures(
         metric=metric,
         trials=trials,
     )
-    mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in shown}}
+    mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in front}}
     cells = {
-        (name, label): found.bits(name, chosen[name])
-        for name in found.targets
+        (name, label): problem.bits(name, chosen[name])
+        for name in problem.targets
         for label, chosen in mixed.items()
     }
-    short, meaning = short_texts(found.options)
+    short, meaning = short_texts(problem.options)
     written = {(name, label): short[mixed[label][name]] for name, label in cells}
     formats = figure_files(
         "formats",
@@ -90,7 +89,7 @@ def precision_figures(
         texts=written,
     )
     shares = (metric.name,) if metric.is_share else ()
-    return {**accuracy, **formats, **search_figures(sampler, result, found.space, title, shares)}
+    return {**accuracy, **formats, **search_figures(sampler, result, problem.space, title, shares)}
 
 
 def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
@@ -100,10 +99,13 @@ def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
 
 
 def _formats_table(result: Result) -> Table:
-    """Table of the formats of every layer and of the circuit: a column for each of the front."""
-    shown = shown_trials(result)
+    """Returns the table of formats by layer and circuit: a column per trial of the front."""
+    front = best_trials(result)
     rows = [
-        {"choice": name, **{f"trial {trial.number}": trial.config[name] for trial in shown}}
-        for name in shown[0].config
+        {
+            "choice": name,
+            **{f"trial {trial.number}": trial.config[name] for trial in front},
+        }
+        for name in front[0].config
     ]
     return Table("Formats by layer", rows)

@@ -1,4 +1,4 @@
-"""Recipe of a precision search: formats of weights, as loading and jobs read them."""
+"""Recipe of a precision search: formats of weights for `from_pretrained` and other jobs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from chop.ir.huggingface.quantizer import ChopConfig
 
 RECIPE_FILE = "recipe.toml"
-"""What `chop compress --config` builds the best from; those of a front have its trial's number."""
+"""File for `chop compress --config` with the best; those of a front have the trial's number."""
 
 
 @dataclass(frozen=True)
 class _WeightRecipe:
-    """Formats of weights; inputs and biases are float.
+    """Formats of weights, with inputs and biases in float.
 
     Attributes:
-        format: of most layers.
-        operators: what is quantized.
-        recipe: of the other layers.
+        format: format of most layers.
+        operators: operators to quantize.
+        recipe: formats of the other layers.
     """
 
     format: str
@@ -48,7 +48,7 @@ class _WeightRecipe:
     recipe: Recipe
 
     def settings(self) -> dict[str, Any]:
-        """Settings of `chop compress`."""
+        """Returns settings of `chop compress`."""
         return {
             "formats": [self.format],
             "operands": ["weight"],
@@ -57,7 +57,7 @@ class _WeightRecipe:
         }
 
     def config(self) -> ChopConfig:
-        """Settings for `from_pretrained`."""
+        """Returns settings for `from_pretrained`."""
         from chop.ir.huggingface.quantizer import ChopConfig
 
         return ChopConfig(self.format, operators=self.operators, **self.recipe.plain())
@@ -68,30 +68,30 @@ class PrecisionResult(Result):
     """Result of a precision search.
 
     Attributes:
-        recipes: by trial number, the recipes of the best and of the Pareto front; empty where
-            inputs or biases have formats, too.
+        recipes: recipes of the best and of the Pareto front by trial number; empty if inputs or
+            biases have formats too.
     """
 
     recipes: Mapping[int, _WeightRecipe] = field(default_factory=dict)
 
     @property
     def recipe(self) -> ChopConfig:
-        """What the best came to, for `from_pretrained`.
+        """Recipe of the best trial for `from_pretrained`.
 
         Raises:
-            ConfigError: there is no best, or it has no recipe.
+            ConfigError: if there is no best, or it has no recipe.
         """
-        found = None if self.best is None else self.recipes.get(self.best.number)
-        if found is None:
+        recipe = None if self.best is None else self.recipes.get(self.best.number)
+        if recipe is None:
             raise ConfigError(
-                "recipe: expected a best with formats of weights alone, as a search with "
-                "operands=('weight',) and bias='float' finds them."
+                "recipe: expected a best trial with formats for weights only: search with "
+                "operands=('weight',) and bias='float'."
             )
-        return found.config()
+        return recipe.config()
 
 
 def get_recipe(problem: PrecisionProblem, config: Config) -> _WeightRecipe | None:
-    """The recipe of a configuration; None where more than weights is rounded, or nothing is."""
+    """Returns the recipe of a configuration; None if it rounds more than weights, or nothing."""
     chosen = problem.formats(config)
     texts = {name: _weight_text(problem, name, formats) for name, formats in chosen.items()}
     if _rounds_others(chosen) or not any(texts.values()):
@@ -112,18 +112,18 @@ def _rounds_others(chosen: Mapping[str, Formats]) -> bool:
 
 
 def _weight_text(problem: PrecisionProblem, name: str, formats: Formats) -> str | None:
-    """The format of a layer's weight as people type it; None where it stays float."""
+    """Returns the format string of a layer's weight; None if it stays float."""
     number_format = formats.get("weight")
     if number_format is None or number_format.is_identity:
         return None
-    if isinstance(number_format, WITH_BIAS):  # the text alone would have a bias of its own
+    if isinstance(number_format, WITH_BIAS):  # the text has no exponent bias, so fit it here
         path, part = next(iter(problem.layers.by_name[name].parts.items()))
         number_format = problem.layers.fit(path, part, "weight", number_format)
     return format_string(number_format)
 
 
 def recipe_files(config: PrecisionConfig, result: PrecisionResult) -> dict[str, Writer]:
-    """By file, what writes the recipe of a trial: of the best, and of each of a front."""
+    """Returns the writers of recipe files by name: for the best, and for each trial of a front."""
     assert result.best is not None
     named = {RECIPE_FILE: result.best.number}
     if len(result.recipes) > 1:
@@ -138,7 +138,7 @@ def recipe_files(config: PrecisionConfig, result: PrecisionResult) -> dict[str, 
 
 
 def _compress_settings(config: PrecisionConfig, recipe: _WeightRecipe) -> dict[str, Any]:
-    """Settings of `chop compress` that build what a recipe says."""
+    """Returns settings of `chop compress` that build a recipe."""
     qat = {"qat_epochs": config.epochs, **({"qat_lr": config.lr} if config.epochs else {})}
     own = settings_of_workload(config)
     return {**import_setting(), **own, "keep_best": True, **qat, **recipe.settings()}
@@ -147,7 +147,7 @@ def _compress_settings(config: PrecisionConfig, recipe: _WeightRecipe) -> dict[s
 def about_recipe(
     config: PrecisionConfig, result: PrecisionResult, chosen: Mapping[str, Formats]
 ) -> str:
-    """How the best is built, of which `chosen` are the formats by layer."""
+    """Returns the command that builds the best; `chosen` are its formats by layer."""
     assert result.best is not None
     imports, named = import_options(), options_naming(vars(config))
     more = f"{imports}{named}"
@@ -155,11 +155,11 @@ def about_recipe(
         file = shlex.quote(str(config.folder / RECIPE_FILE))
         return f"recipe: chop compress{more} --config {file}"
     if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
-        return "no recipe: in the best all layers are float"
+        return "no recipe: all layers of the best are float"
     folder = shlex.quote(str(config.folder))
     trust = " --trust-code" if named else ""
     export = f"chop search export {folder} best.toml{imports}{trust}"
-    if config.circuit_goals():  # all operators of a circuit are rounded, inputs too
+    if config.circuit_goals():  # a circuit also rounds inputs
         return f"all formats: {export}"
     return f"build the best: {export} && chop compress{more} --config best.toml"
 
@@ -167,7 +167,7 @@ def about_recipe(
 def settings_of_workload(
     config: PrecisionConfig, kinds: Sequence[type] = (WorkloadConfig, JudgedConfig)
 ) -> dict[str, Any]:
-    """Settings that name the model and its data, the same for every job."""
+    """Returns the settings that name the model and its data, the same for every job."""
     own = {"out", "batch_size", "device"}
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     same = [name for name in fields if name not in own]

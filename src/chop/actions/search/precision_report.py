@@ -1,8 +1,8 @@
 """Report of a precision search: table, figures, `best.json`, recipes, and next steps.
 
-Test numbers are given for float, of one option everywhere, of what needs no search, and of the best
-alone. The rest of a Pareto front has numbers of the search only: a reader who chose among it by
-test numbers would be left without a test, as trials that were chosen by them would.
+Only float, uniform formats, closed-form assignments and the best have test scores. The rest of a
+Pareto front has scores on search rows only: choosing from it by test scores would leave no unseen
+test data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from chop.actions.next_steps import export_search_step, steps_after_search
 from chop.actions.search.job import BEST_FILE, best_model, where_model_is
-from chop.actions.search.precision_evaluation import SearchEvaluation, evaluate_search, shown_trials
+from chop.actions.search.precision_evaluation import SearchEvaluation, best_trials, evaluate_search
 from chop.actions.search.precision_figures import page_tables, precision_figures
 from chop.actions.search.precision_recipe import (
     RECIPE_FILE,
@@ -41,38 +41,38 @@ def report(subject: PrecisionSubject, result: Result) -> Report[Result]:
     """Reports a search in `table.csv`, `table.md`, `best.json` and `precision_figures`.
 
     Raises:
-        ConfigError: nothing was measured.
+        ConfigError: if no trial was measured.
     """
     if not result.measured:
         raise ConfigError(result.why_nothing)
-    config, found, workload = subject.config, subject.problem, subject.workload
+    config, problem, workload = subject.config, subject.problem, subject.workload
     held_out = Evaluator(
-        found.layers.mg.model,
+        problem.layers.mg.model,
         fitting(workload.test, workload),
         batch_size=config.eval_batch_size,
         task=workload.task,
     )
-    test = HeldOutRows(found, held_out, select_objectives(result.goals)[0].name)
+    test = HeldOutRows(problem, held_out, select_objectives(result.goals)[0].name)
     evaluation = evaluate_search(subject, result, test)
     table = _table(subject, result, evaluation, test)
     figures = precision_figures(
-        config.sampler, found, result, subject.begin, table.rows, workload.title
+        config.sampler, problem, result, subject.begin, table.rows, workload.title
     )
-    recipes = {trial.number: get_recipe(found, trial.config) for trial in shown_trials(result)}
-    kept = {number: recipe for number, recipe in recipes.items() if recipe is not None}
-    whole = PrecisionResult(result.goals, result.trials, kept)
+    recipes = {trial.number: get_recipe(problem, trial.config) for trial in best_trials(result)}
+    weight_recipes = {number: recipe for number, recipe in recipes.items() if recipe is not None}
+    whole = PrecisionResult(result.goals, result.trials, weight_recipes)
     report: Report[Result] = report_of_tables({"table": table}, whole, figures)
     report = replace(report, tables=page_tables(config, whole))
     if whole.best is None:
         return replace(report, closing=[f"{_nearest(whole)}; {config.folder}"])
-    noted = _best(subject, whole, evaluation, len(test.held_out))
-    own = {BEST_FILE: lambda path: write_json(path, noted)} | recipe_files(config, whole)
+    summary = _best(subject, whole, evaluation, len(test.held_out))
+    own = {BEST_FILE: lambda path: write_json(path, summary)} | recipe_files(config, whole)
     return replace(
         report,
         files={**report.files, **own},
         closing=[
             _closing(subject, whole, evaluation, test),
-            about_recipe(config, whole, found.formats(whole.best.config)),
+            about_recipe(config, whole, problem.formats(whole.best.config)),
         ],
         tiles=[_tile(subject, evaluation, test)],
         outcome=_outcome(subject, whole, evaluation),
@@ -83,7 +83,7 @@ def report(subject: PrecisionSubject, result: Result) -> Report[Result]:
 def _table(
     subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation, test: HeldOutRows
 ) -> MeasuredTable:
-    """The table of the search beside what needs none, with its note."""
+    """Returns the table of the search and its baselines, with its note."""
     workload, metric = subject.workload, subject.workload.task.metric
     get_row = table_row if workload.judge is None else judged_row
     circuit = subject.config.circuit_columns()
@@ -97,19 +97,21 @@ def _table(
         count,
         workload.count_test(count),
         test.held_out,
-        shown_trials(result),
+        best_trials(result),
         evaluation.compared,
     )
     if workload.judge is not None:
         note = judged_note(workload.about_test, test.has_rows, evaluation.compared)
     columns = dict.fromkeys((metric.name, f"search {metric.name}", f"test {metric.name}"), metric)
-    return MeasuredTable(f"{workload.title}: mixed precision beside uniform", lines, columns, note)
+    return MeasuredTable(
+        f"{workload.title}: mixed precision against uniform formats", lines, columns, note
+    )
 
 
 def _best(
     subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation, test_rows: int
 ) -> dict[str, Any]:
-    """Content of `best.json`."""
+    """Returns the content of `best.json`."""
     best, held_out = result.best, evaluation.scores[evaluation.best]
     assert best is not None
     return {
@@ -130,7 +132,7 @@ def _best(
 def _closing(
     subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation, test: HeldOutRows
 ) -> str:
-    """The line about the best."""
+    """Returns the closing line about the best."""
     config, workload, best = subject.config, subject.workload, result.best
     assert best is not None
     metric, values = workload.task.metric, best.values
@@ -138,7 +140,7 @@ def _closing(
     if workload.judge is None:
         chosen_by = metric.format_value(values[metric.name])
         counted = workload.count_test(len(test.held_out))
-        searched = f"{chosen_by} on {len(subject.split.rows)} rows of the search"
+        searched = f"{chosen_by} on {len(subject.split.rows)} search rows"
         reached = f"{searched} and {reached} on {counted}"
     return (
         f"best: {values['bits']:.2f} bits per weight, {metric.name} {reached}"
@@ -147,15 +149,15 @@ def _closing(
 
 
 def _nearest(result: Result) -> str:
-    """The line where nothing keeps within the budgets."""
+    """Returns the closing line if no trial is within the budgets."""
     nearest = result.ranked[0]
     reached = ", ".join(f"{goal.name} {nearest.values[goal.name]:.4g}" for goal in result.goals)
     beyond = f"the nearest, trial {nearest.number}, has {reached}"
-    return f"no configuration keeps within the budgets; {beyond}"
+    return f"no configuration is within the budgets; {beyond}"
 
 
 def _tile(subject: PrecisionSubject, evaluation: SearchEvaluation, test: HeldOutRows) -> Tile:
-    """The best's score on the test rows, for the page."""
+    """Returns the tile with the best's score on the test rows, for the page."""
     workload, metric = subject.workload, subject.workload.task.metric
     score = evaluation.scores[evaluation.best]
     about = f"float {evaluation.scores['float'].format_cell(metric)}"
@@ -166,7 +168,7 @@ def _tile(subject: PrecisionSubject, evaluation: SearchEvaluation, test: HeldOut
 
 
 def _outcome(subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation) -> Outcome:
-    """The best's numbers, for the list of runs."""
+    """Returns the best's numbers for the list of runs."""
     metric, best = subject.workload.task.metric, result.best
     assert best is not None
     return Outcome(
@@ -181,7 +183,7 @@ def _outcome(subject: PrecisionSubject, result: Result, evaluation: SearchEvalua
 
 
 def _steps(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
-    """Steps that build and load the best. Without a recipe they list formats by layer."""
+    """Returns steps that build and load the best. Without a recipe they list formats by layer."""
     assert result.best is not None
     has_recipe = result.best.number in result.recipes
     recipe = config.folder / RECIPE_FILE if has_recipe else None

@@ -1,4 +1,4 @@
-"""Subject of a precision search: model, rows and problem, each loaded once for all its steps."""
+"""Subject of a precision search: model, rows and problem, each loaded once for all steps."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from chop.workloads.workload import Workload
 
 
 class PrecisionSubject:
-    """Model, rows and problem of a precision search. Each is made when it is first used.
+    """Model, rows and problem of a precision search, each created on first use.
 
     Args:
-        config: the settings.
-        workload: a trained model and rows of the caller; None loads what `config` names.
+        config: settings of the search.
+        workload: a trained model and rows of the caller. Default: loaded from `config`.
     """
 
     def __init__(self, config: PrecisionConfig, workload: Workload | None = None) -> None:
@@ -42,38 +42,38 @@ class PrecisionSubject:
         """The model and all its rows.
 
         Raises:
-            ConfigError: settings, model and data do not go together.
-            UnavailableError: the model or the data set is not there.
+            ConfigError: if settings, model and data do not fit together.
+            UnavailableError: if the model or the data set is missing.
         """
         return workload_for(self.config, self._workload)
 
     @cached_property
     def split(self) -> SearchRows:
-        """Rows that trials are measured on, and a workload that does not train on them."""
+        """Rows that measure trials, and a workload that does not train on them."""
         return get_rows(self.config, self.given)
 
     @property
     def workload(self) -> Workload:
-        """The workload without the rows of the search among its training rows."""
+        """Workload whose training rows exclude the rows of the search."""
         return self.split.workload
 
     @cached_property
     def settings(self) -> PrecisionConfig:
-        """The settings with goals that the task has."""
+        """Settings with goals that the task supports."""
         return goals_for(self.config, self.workload)
 
     @cached_property
     def problem(self) -> PrecisionProblem:
-        """The space of formats and its measure."""
+        """Space of formats with its measure."""
         config, workload = self.settings, self.workload
-        # A pruner compares what is reported with the objective's own direction.
+        # A pruner compares reported values in the direction of the objective.
         scores = (workload.task.metric.name, *SCORES)
         goal = next((score for score in scores if config.goals[0] == score), None)
         training = None
         if config.epochs and not workload.task.can_train:
             raise ConfigError(
-                "epochs: evaluate judges the model, and no loss is known to train trials by: give "
-                "--loss file.py:fn or --task."
+                "epochs: training needs a loss, and evaluate has none: give --loss file.py:fn or "
+                "--task."
             )
         if config.epochs:
             tuning = workload.tuning(config.epochs, config.lr, config)
@@ -83,7 +83,7 @@ class PrecisionSubject:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that a trial's numbers depend on."""
+        """All inputs that determine a trial's values."""
         judge, training = self.workload.judge, self.problem.training
         return {
             "weights": fingerprint_of_weights(self.workload.model),
@@ -96,12 +96,12 @@ class PrecisionSubject:
 
     @cached_property
     def begin(self) -> Mapping[str, Config]:
-        """Configurations that need no search, by their labels in tables; measured once."""
-        config, found = self.settings, self.problem
+        """Closed-form assignments by their labels in tables; measured once."""
+        config, problem = self.settings, self.problem
         if not config.begins_warm:
             return {}
-        steps = 3 * config.epochs * len(self.workload.train) / len(found.evaluator)
-        # Where a storage has no folder here, every worker would measure loss increases for itself.
+        steps = 3 * config.epochs * len(self.workload.train) / len(problem.evaluator)
+        # Without a local storage folder, every worker would have to measure loss increases.
         is_here = storage_file(config.url) is not None
         evaluations = SHARE * config.trials * (1 + steps) if is_here else 0.0
         goals = config.all_goals()
@@ -109,33 +109,33 @@ class PrecisionSubject:
         return cached(
             config.folder / "no-search.json",
             key,
-            lambda: warm_start(found, self.workload.train, goals, evaluations),
+            lambda: warm_start(problem, self.workload.train, goals, evaluations),
         )
 
     @cached_property
     def search(self) -> Search:
-        """The search over the formats; it has not run.
+        """The search over the formats, before its run.
 
         Raises:
-            ConfigError: settings that do not fit the model.
-            UnavailableError: a tool that emits circuits is not there.
+            ConfigError: if settings do not fit the model.
+            UnavailableError: if a tool for emitting circuits is missing.
         """
         config, workload = self.settings, self.workload
         if workload.judge is not None:
             check_judged(workload, config)
-        found, goals = self.problem, config.all_goals()
-        found.check_goals(goals)
+        problem, goals = self.problem, config.all_goals()
+        problem.check_goals(goals)
         if config.emit:
             check_can_emit(config)
         begin = self.begin
-        uniforms = uniforms_within(found, goals) if config.begins_warm else {}
+        uniforms = uniforms_within(problem, goals) if config.begins_warm else {}
         if workload.judge is None:
-            check_answers(found.evaluator, found.reference, workload, config)
+            check_answers(problem.evaluator, problem.reference, workload, config)
         return config.search(
-            found.space,
-            found.measure,
+            problem.space,
+            problem.measure,
             goals,
             start=[*begin.values(), *uniforms.values()],
-            save=lambda chosen, folder: found.graph(chosen).export(folder / "model"),
+            save=lambda chosen, folder: problem.graph(chosen).export(folder / "model"),
             problem=self.identity,
         )

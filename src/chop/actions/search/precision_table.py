@@ -20,14 +20,14 @@ def table_row(
     test: HeldOutScore | None,
     circuit: Sequence[tuple[str, int]] = (),
 ) -> dict[str, Any]:
-    """A line of the table.
+    """Returns a row of the table.
 
     Args:
-        label: what the formats are called.
-        values: numbers and costs on the rows of the search.
-        metric: the task's.
-        test: None leaves the columns of the test rows empty.
-        circuit: which numbers of a circuit have a column, and places of their fractions.
+        label: label of the formats.
+        values: scores and costs on the search rows.
+        metric: metric of the task.
+        test: score on the test rows, or None for empty columns.
+        circuit: names of circuit costs with a column, and their decimal places.
     """
     interval = None if test is None or test.interval is None else test.interval
     row = {
@@ -72,8 +72,8 @@ def judged_row(
 
 def judged_note(about: str, has_rows: bool, compared: str) -> str:
     """Returns the note below the table if a function of the user computes the score."""
-    kind = f"Intervals are at {LEVEL_TEXT}, of one number for each row."
-    single = "The function gives one number, which has no interval."
+    kind = f"{LEVEL_TEXT} confidence intervals over one number per row."
+    single = "The function gives one number, without a confidence interval."
     return f"{about} {kind if has_rows else single} {compared}".strip()
 
 
@@ -88,7 +88,7 @@ def table_note(
     """Returns the note below the table.
 
     Args:
-        searched: number and kind of the rows that trials were measured on.
+        searched: number and kind of the search rows.
         count: number of test rows.
         tested: number and kind of the test rows.
         held_out: evaluator on the test rows.
@@ -98,10 +98,10 @@ def table_note(
     parts = [f"search: {searched}.", f"test: {tested}, used for reporting only."]
     parts.append(interval_note(held_out.task.metric))
     if len(held_out.labels) > count:
-        parts.append("Tokens of one text count as independent.")
+        parts.append("Tokens of a text are treated as independent.")
     if len(front) > 1:
         parts.append(
-            "Of the Pareto front only the best by the first goal has test numbers: to choose "
-            "among the others by them would leave no test."
+            "Only the best of the Pareto front by the first goal has test scores: choosing among "
+            "the others by test scores would leave no unseen test data."
         )
     return " ".join([*parts, compared]).strip()

@@ -22,16 +22,16 @@ from chop.workloads.workload import Workload
 def measure_sensitivity(
     config: SensitivityConfig, workload: Workload | None = None
 ) -> list[dict[str, Any]]:
-    """Measures every layer in every format, all others float, on the test rows.
+    """Measures every layer in every format on the test rows, with all other layers in float.
 
-    Writes into `config.out`: `points.jsonl` (each layer and format the moment it is measured; run
-    again, the job goes on from there), `table.csv`, `table.md`, `sensitivity.json`, and for each
-    metric a map of the layers, `kl.svg` and `.png` and so on.
+    Writes into `config.out`: `points.jsonl` (finished points, from which the same job resumes),
+    `table.csv`, `table.md`, `sensitivity.json`, and a map of the layers for each metric, such as
+    `kl.svg` and `.png`.
 
-    Returns: one mapping for each layer and format, see `chop.search.sensitivity`.
+    Returns: one mapping per layer and format, see `chop.search.sensitivity`.
     Raises:
-        ConfigError: settings that do not fit together.
-        UnavailableError: the model or the data set is not there.
+        ConfigError: if settings do not fit together.
+        UnavailableError: if the model or the data set is missing.
     """
     return run_job(SENSITIVITY, config, workload)
 
@@ -40,7 +40,7 @@ def _sensitivity(
     config: SensitivityConfig, workload: Workload, output: Output
 ) -> Report[list[dict[str, Any]]]:
     rows, metric = _measure(config, workload), workload.task.metric
-    title = f"{workload.title}: each layer alone in each format"
+    title = f"{workload.title}: one layer at a time in each format"
     plain = ("bits", metric.name)
     formatted = [{n: x if n in plain else _cell(x) for n, x in row.items()} for row in rows]
     report = report_of_tables(
@@ -86,8 +86,8 @@ def _measure(config: SensitivityConfig, workload: Workload) -> list[dict[str, An
     title = workload.title
     results = measure_all(title, points, Journal(_journal(config)), workload.task.metric)
     return [
-        {**line(problem, *pair), **found}
-        for pair, found in zip(problem.pairs, results, strict=True)
+        {**line(problem, *pair), **values}
+        for pair, values in zip(problem.pairs, results, strict=True)
     ]
 
 
@@ -104,7 +104,7 @@ def _figures(
 
 
 def _cell(value: Any) -> Any:
-    """Sensitivities span many powers of ten."""
+    """Formats a sensitivity with three digits, since they span many powers of ten."""
     if not isinstance(value, float):
         return value
     return "-" if value != value else f"{value:.3g}"

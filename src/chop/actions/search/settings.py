@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from chop.search.objective import Direction, Goals, Measure
 
 USUAL_BITS = 4.0
-"""The budget of bits per weight where none is given."""
+"""Default budget of bits per weight."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class SearchConfig(WorkloadConfig):
         trials: total number of configurations. Those of earlier runs are included.
         sampler: algorithm that proposes configurations, such as tpe.
         pruner: early stopping of trials that are behind, such as asha. Default: none.
-        workers: processes of this machine that run trials.
+        workers: processes on this machine that run trials.
         storage: `postgresql://user@host/db` for many machines, or a file. Default: a SQLite file in
             `out`.
-        name: study name in the storage and of its folder in `out`. Default: the job's.
-        keep: number of best models to keep on disk.
+        name: name of the study in the storage and of its folder in `out`. Default: the job's.
+        keep: number of best models to save.
         seeds: number of searches, with seeds from `seed` on, compared in OUT/NAME-compared.
-        samplers: samplers to compare, each a search (with each seed) of `trials` trials. Default:
-            `sampler` alone.
+        samplers: samplers to compare, with a search of `trials` trials for each and each seed.
+            Default: only `sampler`.
 
     The other settings are those of `WorkloadConfig`.
     """
@@ -55,23 +55,23 @@ class SearchConfig(WorkloadConfig):
 
     @property
     def study(self) -> str:
-        """The name of the study."""
+        """Name of the study."""
         return self.name or self.JOB_NAME
 
     @property
     def folder(self) -> Path:
-        """Where the study writes: several may share `out` and its storage."""
+        """Output folder of the study; several studies can share `out` and its storage."""
         return self.out / self.study
 
     @property
     def url(self) -> str:
-        """The URL of the storage."""
+        """URL of the storage."""
         from chop.search.location import storage_url
 
         return storage_url(self.storage, self.out)
 
     def search(self, space: SearchSpace, measure: Measure, goals: Goals, **further: Any) -> Search:
-        """The search of these settings; `further` are arguments of `chop.search.Search`."""
+        """Returns the search of these settings; `further` are arguments of `chop.search.Search`."""
         from chop.search import Search
 
         names = ("sampler", "pruner", "storage", "out", "seed", "keep")
@@ -95,7 +95,7 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
     """Settings of `chop search sensitivity`.
 
     Attributes:
-        metrics: per-layer metrics, as kl,fisher. All are kl, mse, weight_error, fisher, hessian and
+        metrics: per-layer metrics, as kl,fisher. Choices: kl, mse, weight_error, fisher, hessian,
             activation_variance.
         vectors: random vectors that estimate the Hessian's trace.
 
@@ -121,25 +121,24 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
     """Settings of `chop search precision`.
 
     Attributes:
-        goals: objectives, as accuracy,bits. They are accuracy (or the metric of another task),
-            loss, kl, bits, activation_bits, bytes, bit_operations; of the model's circuit lut, ff,
-            dsp, bram, interval (cycles), latency_us; several give a Pareto front. kl, the
-            divergence from the float model's outputs, still ranks formats where accuracy is
-            saturated. It needs classes: loss stands for it where outputs are none, and with
-            `evaluate` its number.
+        goals: objectives, as accuracy,bits. Choices: accuracy (or the metric of another task),
+            loss, kl, bits, activation_bits, bytes, bit_operations; for the model's circuit lut, ff,
+            dsp, bram, interval (cycles), latency_us. Several give a Pareto front. kl, the
+            divergence from the float model's outputs, still ranks formats if accuracy is
+            saturated. It needs classes; other outputs use loss, and `evaluate` its own number.
         per: `operand` for one choice per operand of a layer, `layer` for one per layer.
-        joined: one choice for the layers that vLLM and SGLang join (q_proj, k_proj and v_proj;
+        joined: one choice for layers that vLLM and SGLang merge (q_proj, k_proj and v_proj;
             gate_proj and up_proj). Default: yes for language models.
-        budgets: largest cost, least accuracy. Constraints on what goals may name. Example:
-            `bits=4`. Default: bits=4 for one objective that is no cost, where a format has fewer
-            bits; none with `per_format`.
-        per_format: a search for each of `formats`, compared in OUT/NAME-compared; fields that a
-            format lacks are left out of its `ranges`.
-        warm_start: begin with what needs no search: one option everywhere, and the least predicted
-            loss; else the table has neither. Default: yes, but not with `per_format`.
-        search_rows: validation rows that trials are measured on, at most; training rows if there
-            are fewer than 100 validation rows and nothing is trained.
-        epochs: epochs of QAT in each trial. They begin at the same weights; 0 measures PTQ.
+        budgets: largest cost, least accuracy. They are constraints on any value of goals. Example:
+            `bits=4`. Default: bits=4 for a single objective that is not a cost, if a format has
+            fewer bits; none with `per_format`.
+        per_format: one search for each of `formats`, compared in OUT/NAME-compared. Each format
+            uses only its own fields of `ranges`.
+        warm_start: begin with uniform formats and closed-form assignments. Without it the table has
+            neither. Default: yes, but not with `per_format`.
+        search_rows: maximum number of validation rows that measure trials. Training rows are used
+            if there are fewer than 100 validation rows and nothing is trained.
+        epochs: epochs of QAT in each trial. All trials start from the same weights; 0 measures PTQ.
         lr: peak learning rate of QAT. Default: by model and number of epochs.
 
     The other settings are those of `JudgedConfig`, `CircuitOptions`, `FormatSettings` and
@@ -171,31 +170,31 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
         select_objectives(self.all_goals())
         self.check_circuit()
         if self.emit and self.epochs:
-            raise ConfigError("emit: a circuit of weights that trials train is not emitted.")
+            raise ConfigError("emit: expected no epochs, as weights of trials cannot be emitted.")
         if self.pruner is not None and self.goals[0] in COSTS:
             raise ConfigError(
-                f"pruner: '{self.goals[0]}' is known before a trial runs: there is nothing to stop."
+                f"pruner: leave it out: '{self.goals[0]}' is known before a trial runs."
             )
         if self.lr is not None and not self.epochs:
-            raise ConfigError(f"lr: got {self.lr:g}, but trials are trained with epochs alone.")
+            raise ConfigError(f"lr: got {self.lr:g}, but trials are not trained: give epochs too.")
 
     def goal_names(self) -> tuple[str, ...]:
-        """What goals and budgets are about."""
+        """Returns the names that goals and budgets refer to."""
         return (*self.goals, *(self.budgets or ()))
 
     def identity(self) -> dict[str, Any]:
-        """All of these settings that a result depends on, as plain JSON."""
+        """Returns all settings that determine a result, as plain JSON."""
         own = {"evaluate": self.evaluate, "metric": self.metric, "loss": self.loss}
         judged = own if self.evaluate or self.loss else {}
         return super().identity() | self.circuit_identity() | judged
 
     @property
     def begins_warm(self) -> bool:
-        """True if the first trials are those that need no search."""
+        """True if the first trials are uniform formats and closed-form assignments."""
         return not self.per_format if self.warm_start is None else self.warm_start
 
     def all_goals(self) -> tuple[Goal | Constraint, ...]:
-        """Objectives, then constraints."""
+        """Returns the objectives, then the constraints."""
         from chop.problems.mixed_precision.costs import COSTS
         from chop.problems.mixed_precision.goals import precision_goals
         from chop.train.tasks import find_task
@@ -227,24 +226,24 @@ class NasConfig(JudgedConfig, SearchConfig):
         fields: values of fields of the model's configuration. Example: `hidden_size=32,64`.
             Default: half, once and twice the number of layers and of heads, hidden size and
             intermediate size.
-        square_layers: candidates for each linear layer of as many inputs as outputs; the first is
-            the default.
-        goals: objectives, as accuracy,parameters. The third is size_bytes; several give a Pareto
-            front. With `evaluate`, accuracy stands for its number, by its name.
-        budgets: largest cost, least accuracy. Constraints on what goals may name. Example:
+        square_layers: candidates for each linear layer with as many inputs as outputs; the first
+            is the default.
+        goals: objectives, as accuracy,parameters. The third choice is size_bytes. Several give a
+            Pareto front. With `evaluate`, accuracy means its number.
+        budgets: largest cost, least accuracy. They are constraints on any value of goals. Example:
             `parameters=20000`. Default: none.
         epochs: epochs of training in each trial.
         lr: peak learning rate of each trial.
-        validation: share of the training rows that trials are evaluated on; test rows are for the
-            best alone.
-        compression: evaluate models as they are, or compressed. With `compress-train` they are
-            trained again.
+        validation: share of the training rows that evaluates trials; test rows evaluate only the
+            best.
+        compression: evaluate models as they are, or compressed. `compress-train` trains them again
+            after compression.
         pass_args: settings of the compression passes, by pass. Example:
             'prune_transform_pass = {"weight": {"sparsity": 0.3}}'. Default: 4-bit integers and 50 %
             sparsity.
         compression_epochs: epochs of training after compression, for `compress-train`.
-        proxy: score that filters architectures before training. A zero-cost proxy, such as synflow.
-            Default: none.
+        proxy: score that filters architectures before training. It is a zero-cost proxy, such as
+            synflow. Default: none.
         share: share of architectures that pass the proxy.
 
     The other settings are those of `JudgedConfig` and `SearchConfig`.
@@ -284,17 +283,17 @@ class NasConfig(JudgedConfig, SearchConfig):
             for name in names:
                 check_known(name, known, f"{where}: unknown")
         self.all_goals()
-        self.how_compressed()
+        self.compression_settings()
 
-    def how_compressed(self) -> Compression:
-        """What is done to a trained model."""
+    def compression_settings(self) -> Compression:
+        """Returns the settings of the compression of trained models."""
         from chop.problems.nas.compression import PASS_ARGS, Compression
 
         pass_args = PASS_ARGS if self.pass_args is None else self.pass_args
         return Compression(self.compression, pass_args, self.compression_epochs)
 
     def all_goals(self) -> tuple[Goal | Constraint, ...]:
-        """Objectives, then constraints."""
+        """Returns the objectives, then the constraints."""
         from chop.problems.nas.goals import nas_goals
 
         judged: dict[str, Direction] | None = None

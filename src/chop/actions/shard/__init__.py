@@ -1,3 +1,3 @@
-"""Shard job: a model on several processes, beside one process."""
+"""Shard job: runs a model on several processes, and compares it with one process."""
 
 __all__: list[str] = []

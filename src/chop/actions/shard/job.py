@@ -1,4 +1,4 @@
-"""Shard job: plans which process keeps what of a model, runs it and checks the outputs."""
+"""Shard job: finds a sharding plan for a model, runs it and checks the outputs."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ from chop.report.report import (
 from chop.runs import Outcome
 
 MEMORY_BANDWIDTH = 1.5e12
-"""Bytes per second between a process and its memory, for predictions."""
+"""Memory bandwidth of a process in bytes per second, for predictions."""
 PROVEN = 1e-3
-"""Distance from the bound below which a plan is proven to be the fastest."""
+"""Relative optimality gap below which a plan counts as the fastest."""
 NAMED = 3
-"""Replicated parameters that are named."""
+"""Maximum number of replicated parameters in a message."""
 
 
 def shard(config: ShardConfig) -> dict[str, Any]:
-    """Plans which process keeps what of a model, and with `config.run` runs and checks it.
+    """Finds a sharding plan for a model, and with `config.run` runs and checks it.
 
     Writes into `config.out`: `plan.json`, `plans.png`, `table.md`, `result.json`, `manifest.json`,
-    and `tp_plan.json` where it is asked for. Under torchrun all processes call it, and the first
-    writes.
+    and `tp_plan.json` if requested. Under torchrun all processes call this function, and the first
+    one writes.
 
-    Returns: what is in `result.json`; on torchrun's other processes, what `run_here` gives.
+    Returns: the content of `result.json`; on torchrun's other processes, that of `run_here`.
     Raises:
-        ConfigError: settings that do not fit together, or torchrun started a job without `run`.
-        PlanError: the plan does not fit the model, the mesh or the processes.
-        CheckpointError: files of the model are missing or broken.
-        UnavailableError: the model is not there.
-        DistributedError: a process ended, or the sharded model differs from one process.
+        ConfigError: if settings do not fit together, or torchrun started a job without `run`.
+        PlanError: if the plan does not fit the model, the mesh or the processes.
+        CheckpointError: if files of the model are missing or broken.
+        UnavailableError: if the model is missing.
+        DistributedError: if a process ended, or the sharded model differs from one process.
     """
     if is_launched() and not config.run:
         raise ConfigError(
-            f"expected run=True under torchrun, which started {os.environ['WORLD_SIZE']} "
-            "processes: add --run, or leave torchrun out, since one process plans."
+            f"expected run=True under torchrun with {os.environ['WORLD_SIZE']} processes: add "
+            "--run, or leave out torchrun for planning."
         )
     if is_launched() and os.environ["RANK"] != "0":
         get_console().quiet = True
@@ -77,13 +77,13 @@ def shard(config: ShardConfig) -> dict[str, Any]:
 def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[str, Any]]:
     model = ShardedModel.of(config)
     announce(str(config.model), "planning")
-    found = _planned(model, config)
-    plan = found.plan
-    result = _result(model, found, config)
+    sharding = _planned(model, config)
+    plan = sharding.plan
+    result = _result(model, sharding, config)
     title = _title(result)
     planned = show(
-        Table(title, [_shown_plan(row) for row in result["plans"]]),
-        Table("", [_shown_process(row) for row in result["processes"]]),
+        Table(title, [_plan_row(row) for row in result["plans"]]),
+        Table("", [_process_row(row) for row in result["processes"]]),
     )
     files: dict[str, Writer] = {"plan.json": plan.write}
     if config.export_tp_plan:
@@ -92,7 +92,7 @@ def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[s
     if config.run:
         result["run"] = _run(model, plan, config)
         result["collectives"] = result["run"].pop("collectives")
-    layers = Table("", [_shown_layer(row) for row in result["layers"]], is_printed=False)
+    layers = Table("", [_layer_row(row) for row in result["layers"]], is_printed=False)
     return Report(
         title,
         {"table.md": [*planned, Note("\n".join(_sentences(result))), layers]},
@@ -112,7 +112,7 @@ SHARD = Job("shard", _shard, load_nothing)
 
 
 def _planned(model: ShardedModel, config: ShardConfig) -> Sharding:
-    """The plan of the settings, with what it is predicted to cost."""
+    """Returns the plan of the settings, with its predicted costs."""
     if config.plan == AUTO:
         machine = _machine(mesh_shape(config), config)
         with get_console().status("planning") as status:
@@ -125,14 +125,14 @@ def _planned(model: ShardedModel, config: ShardConfig) -> Sharding:
             )
     plan = _given(model, config)
     machine = _machine(plan.mesh, config)
-    found = simulate(model.graph, plan, model.inputs, machine)
-    if machine.memory_bytes is not None and found.peak_bytes > machine.memory_bytes:
+    simulation = simulate(model.graph, plan, model.inputs, machine)
+    if machine.memory_bytes is not None and simulation.peak_bytes > machine.memory_bytes:
         raise PlanError(
-            f"plan {plan.name or config.plan} needs {found.peak_bytes:,} bytes on a process, and "
-            f"there are {machine.memory_bytes:,}; expected --plan {AUTO}, which searches for one "
-            "that fits, more --memory, or a larger --mesh."
+            f"plan {plan.name or config.plan} needs {simulation.peak_bytes:,} bytes on a process, "
+            f"which has {machine.memory_bytes:,}. Use --plan {AUTO} to search for one that fits, "
+            "more --memory, or a larger --mesh."
         )
-    return Sharding(found, {}, without_rule=tuple(operators_without_rule()))
+    return Sharding(simulation, {}, without_rule=tuple(operators_without_rule()))
 
 
 def _given(model: ShardedModel, config: ShardConfig) -> ShardingPlan:
@@ -152,14 +152,14 @@ def _run(model: ShardedModel, plan: ShardingPlan, config: ShardConfig) -> dict[s
     return run_on_processes(plan, config)
 
 
-def _result(model: ShardedModel, found: Sharding, config: ShardConfig) -> dict[str, Any]:
-    plan, simulation = found.plan, found.simulation
+def _result(model: ShardedModel, sharding: Sharding, config: ShardConfig) -> dict[str, Any]:
+    plan, simulation = sharding.plan, sharding.simulation
     simulations: dict[str, Simulation] = {plan.name or config.plan: simulation}
-    kept, replicated = kept_bytes(model.graph, plan), replicated_bytes(model.graph, plan)
+    sizes, replicated = kept_bytes(model.graph, plan), replicated_bytes(model.graph, plan)
     (whole,) = kept_bytes(model.graph, replace(plan, mesh=(1,), parameters={}, reads={}))
     rows = [
         {"process": rank, "size_bytes": size, "share": size / whole}
-        for rank, size in enumerate(kept)
+        for rank, size in enumerate(sizes)
     ]
     return {
         "config": {**asdict(config), "out": str(config.out)},
@@ -167,32 +167,32 @@ def _result(model: ShardedModel, found: Sharding, config: ShardConfig) -> dict[s
         "mesh": format_mesh(plan.mesh),
         "size_bytes": whole,
         "memory_bytes": None if config.memory is None else parse_bytes(config.memory),
-        "largest_share": max(kept) / whole,
+        "largest_share": max(sizes) / whole,
         "replicated_bytes": sum(replicated.values()),
         "replicated": replicated,
         "processes": rows,
-        "plans": plan_rows({**simulations, **found.alternatives}),
-        "failures": dict(found.failures),
+        "plans": plan_rows({**simulations, **sharding.alternatives}),
+        "failures": dict(sharding.failures),
         "layers": layer_rows(model.graph, simulation),
         "predicted": [asdict(each) for each in simulation.collectives],
         "collectives": [asdict(each) for each in simulation.collectives],
-        "fallbacks": dict(found.fallbacks),
-        "without_rule": list(found.without_rule),
-        "gap": found.gap,
-        "planning_seconds": dict(found.planning_seconds),
+        "fallbacks": dict(sharding.fallbacks),
+        "without_rule": list(sharding.without_rule),
+        "gap": sharding.gap,
+        "planning_seconds": dict(sharding.planning_seconds),
         "run": None,
         "tp_plan": None,
     }
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
-    share = f"a process keeps at most {result['largest_share']:.1%} of the model"
+    share = f"a process holds at most {result['largest_share']:.1%} of the model"
     run = f"; {_outcome(result['run'])}" if result["run"] else ""
     return f"Plan {result['plan'] or 'given'} on a mesh of {result['mesh']}: {share}{run}."
 
 
 def _tiles(result: Mapping[str, Any]) -> list[Tile]:
-    """Memory and time of the chosen plan."""
+    """Returns tiles with memory and time of the chosen plan."""
     chosen = result["plans"][0]
     return [
         Tile(
@@ -211,7 +211,7 @@ def _title(result: Mapping[str, Any]) -> str:
     return f"{result['config']['model']} on a mesh of {result['mesh']}{name}"
 
 
-def _shown_process(row: Mapping[str, Any]) -> dict[str, Any]:
+def _process_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "process": row["process"],
         "weights (kB)": _kilobytes(row["size_bytes"]),
@@ -219,7 +219,7 @@ def _shown_process(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown_plan(row: Mapping[str, Any]) -> dict[str, Any]:
+def _plan_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "plan": row["plan"],
         "weights (kB)": _kilobytes(row["kept_bytes"]),
@@ -228,7 +228,7 @@ def _shown_plan(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown_layer(row: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "layer": row["layer"],
         "activations (kB)": _kilobytes(row["activation_bytes"]),
@@ -249,11 +249,11 @@ def _kilobytes(size: float) -> Cell:
 
 
 def _sentences(result: Mapping[str, Any]) -> list[str]:
-    """What is below the table."""
+    """Returns the sentences below the table."""
     names = enumerate_names(list(result["replicated"]), NAMED)
     share = result["replicated_bytes"] / result["size_bytes"]
     lines = [
-        f"whole model {result['size_bytes'] / 1000:,.1f} kB; a process keeps at most "
+        f"whole model {result['size_bytes'] / 1000:,.1f} kB; a process holds at most "
         f"{result['largest_share']:.1%}; replicated {share:.1%} ({names or 'nothing'})"
     ]
     sent = [
@@ -262,19 +262,19 @@ def _sentences(result: Mapping[str, Any]) -> list[str]:
     ]
     config = result["config"]
     rows = f"a forward of {config['batch']} rows"
-    lines.append(f"each process sends in {rows}: {', '.join(sent) or 'nothing'}")
+    lines.append(f"each process sends, in {rows}: {', '.join(sent) or 'nothing'}")
     lines += _failures(result)
     if result["without_rule"]:
         names = ", ".join(result["without_rule"])
-        lines.append(f"computed on whole tensors, since DTensor has no rule for them: {names}")
+        lines.append(f"computed on whole tensors (DTensor has no sharding rule): {names}")
     if result["fallbacks"]:
         lines.append(f"multiplied on whole tensors: {', '.join(result['fallbacks'])}")
     if result["gap"] > PROVEN:
-        lines.append("the plan fits, but is not proven to be the fastest (gap in result.json)")
+        lines.append("the plan fits, but may not be the fastest (see gap in result.json)")
     if result["run"]:
         lines.append(_outcome(result["run"]))
         is_as_predicted = result["collectives"] == result["predicted"]
-        lines.append(f"collectives are {'' if is_as_predicted else 'not '}those predicted")
+        lines.append(f"collectives {'equal' if is_as_predicted else 'differ from'} the prediction")
     return lines
 
 
@@ -287,7 +287,7 @@ def _outcome(run: Mapping[str, Any]) -> str:
     if check is None:
         return f"ran on {run['backend']}; not checked"
     return (
-        f"ran on {run['backend']}; {check['nodes']} nodes equal those of one process, the largest "
-        f"difference is {check['max_difference']:.1e} of a node's values, "
-        f"{check['final_difference']:.1e} of the output's"
+        f"ran on {run['backend']}; {check['nodes']} nodes agree with one process: relative "
+        f"difference at most {check['max_difference']:.1e}, at the output "
+        f"{check['final_difference']:.1e}"
     )

@@ -1,4 +1,4 @@
-"""Model to shard: its graph, the source of its weights, and rows of a forward."""
+"""Model to shard: its graph, the source of its weights, and example inputs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from chop.distributed.source import TensorSource
 
 FILES = ["*.json", "*.safetensors"]
-"""Of a hub repository: configuration and weights."""
+"""Files of a hub repository: configuration and weights."""
 
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """A model that is to be sharded.
+    """Model to shard.
 
     Attributes:
-        graph: without weights where there is a source.
-        inputs: of a small forward, by name; the same on every process.
-        source: where each process reads its part of the weights. None: the graph has them.
+        graph: graph of the model, without weights if there is a source.
+        inputs: inputs of a small forward by name; the same on every process.
+        source: source from which each process reads its part of the weights. None: the graph has
+            them.
     """
 
     graph: MaseGraph
@@ -41,41 +42,43 @@ class ShardedModel:
 
     @classmethod
     def of(cls, config: ShardConfig) -> ShardedModel:
-        """What the settings name.
+        """Loads the model that the settings name.
 
         Raises:
-            ConfigError: there is no such model, or it is none whose weights can be read in parts.
-            CheckpointError: files are missing or broken.
-            UnavailableError: a hub name that is neither in the local cache nor reachable.
+            ConfigError: if there is no such model, or its weights cannot be read in parts.
+            CheckpointError: if files are missing or broken.
+            UnavailableError: if a hub name is neither in the local cache nor reachable.
         """
         checkpoint = get_checkpoint(config.model)
         if checkpoint is not None:
-            return cls._of_checkpoint(checkpoint, config)
+            return cls._from_checkpoint(checkpoint, config)
         if is_own(config.model):
             raise ConfigError(
                 f"model '{config.model}': expected a built-in model, a Hugging Face folder or hub "
-                "name, or a checkpoint; export its graph with MaseGraph(model).export(PATH), and "
-                "give that."
+                "name, or a checkpoint. Export its graph with MaseGraph(model).export(PATH), and "
+                "give PATH."
             )
         if builtin_model(config.model):
             if config.task is not None:
-                raise ConfigError(f"task: built-in model '{config.model}' has one of its own.")
+                raise ConfigError(
+                    f"task: leave it out; built-in model '{config.model}' has its own."
+                )
             mg = _without_cache(load_model(config.model, seed=config.seed))
             return cls(mg, _example(mg, config))
-        return cls._of_folder(_folder(config.model), config)
+        return cls._from_folder(_folder(config.model), config)
 
     @classmethod
-    def _of_checkpoint(cls, checkpoint: Path, config: ShardConfig) -> ShardedModel:
+    def _from_checkpoint(cls, checkpoint: Path, config: ShardConfig) -> ShardedModel:
         from chop.distributed.load import CheckpointSource, meta_graph
 
         if config.task is not None:
-            raise ConfigError(f"task: checkpoint '{checkpoint}' has a model of one task.")
+            raise ConfigError(f"task: leave it out: checkpoint '{checkpoint}' has its own.")
         mg = meta_graph(checkpoint)
         mg.model.eval()
         return cls(mg, _example(mg, config), CheckpointSource(checkpoint))
 
     @classmethod
-    def _of_folder(cls, folder: Path, config: ShardConfig) -> ShardedModel:
+    def _from_folder(cls, folder: Path, config: ShardConfig) -> ShardedModel:
         from chop.models.meta import meta_model, weights_source
 
         model = meta_model(folder, task=config.task)
@@ -85,9 +88,9 @@ class ShardedModel:
 
 
 def get_checkpoint(model: str) -> Path | None:
-    """The checkpoint of chop that a name means, with a suffix or not, or a run's folder has.
+    """Returns the chop checkpoint at a path, with or without a suffix, or in a run's folder.
 
-    None if there is none.
+    Returns: its path without a suffix, or None.
     """
     path = Path(model).expanduser()
     stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
@@ -96,7 +99,7 @@ def get_checkpoint(model: str) -> Path | None:
 
 
 def whole_graph(config: ShardConfig) -> MaseGraph:
-    """The graph of the same model with all its weights."""
+    """Returns the graph of the same model with all its weights."""
     checkpoint = get_checkpoint(config.model)
     if checkpoint is not None:
         return MaseGraph.from_checkpoint(checkpoint)
@@ -104,12 +107,12 @@ def whole_graph(config: ShardConfig) -> MaseGraph:
 
 
 def _without_cache(model: nn.Module) -> MaseGraph:
-    """The graph of a model, whose nodes a plan names: the same with weights and without."""
+    """Captures a model without a key-value cache, with the same nodes with and without weights."""
     return MaseGraph(model, hf_input_names=[*dummy_inputs(model)])
 
 
 def _folder(name: str) -> Path:
-    """The local folder of a model; one on the hub is downloaded first."""
+    """Returns the local folder of a model, after downloading it from the hub if needed."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -118,20 +121,20 @@ def _folder(name: str) -> Path:
 
     reachable = hub_is_reachable()
     try:
-        found = snapshot_download(name, allow_patterns=FILES, local_files_only=not reachable)
+        downloaded = snapshot_download(name, allow_patterns=FILES, local_files_only=not reachable)
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = first_line(error) if reachable else "the hub cannot be reached"
         raise UnavailableError(
-            f"'{name}' is no folder or checkpoint here, and not in the hub's cache ({reason}); "
-            f"give a local folder, or a built-in model: {did_you_mean(name, BUILTIN_MODELS)}"
+            f"'{name}' is not a local folder or checkpoint, and not in the hub's cache ({reason}). "
+            f"Give a local folder, or a built-in model: {did_you_mean(name, BUILTIN_MODELS)}"
         ) from error
-    return Path(found)
+    return Path(downloaded)
 
 
 def _example(mg: MaseGraph, config: ShardConfig) -> dict[str, Any]:
-    """Inputs as at the capture, but of the batch and length asked for where the graph is not fixed.
+    """Returns example inputs as in the capture, with batch and length of the settings if dynamic.
 
-    The first dimension is the batch; others of integers, which are tokens, are the length.
+    The first dimension is the batch; other dimensions of integer inputs (tokens) are the length.
     """
     given: dict[str, Any] = mg.model.record.example_inputs
     shapes = {

@@ -1,7 +1,7 @@
-"""Run of a sharded model: on this process and its group, or on processes of its own.
+"""Run of a sharded model, in this process group or in new processes.
 
-Settings, imports, plan, result and errors of the processes that `run_on_processes` starts are files
-of a temporary folder.
+A temporary folder holds settings, imports, plan, result and errors of the processes that
+`run_on_processes` starts.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from chop.errors import ChopError, DistributedError
 from chop.kernels.matmul_precision import matmul_precision
 
 PROCESSES = 2
-"""Where neither the settings nor torchrun say how many."""
-"""Of temporary folders, which the next run removes where a kill has left them."""
+"""Number of processes if neither the settings nor torchrun set it."""
 FAILED = 2
-"""The exit code of a process whose error is in the folder."""
+"""Exit code of a process that wrote its error to the folder."""
 INTERRUPTED = 130
-"""That of one that Ctrl-C stopped, as in shells."""
+"""Exit code of a process stopped by Ctrl-C, as in shells."""
 PROGRAM = (
     "import os, runpy, signal, sys;"
     f"runpy.run_path({children.__file__!r})['end_with'](int(sys.argv[2]));"
@@ -46,22 +45,23 @@ PROGRAM = (
     "from chop.actions.shard import run;"
     "sys.exit(run.run_from(sys.argv[1]))"
 )
-"""What the processes run; arguments are a folder and the number of the process that launches them.
-Its end and Ctrl-C reach them as early as while they import; one says so."""
+"""Program of the processes; arguments are the folder and the process id of the launcher. It handles
+the end of the launcher and Ctrl-C even during imports.
+"""
 
 
 def is_launched() -> bool:
-    """Returns true if torchrun, or what does the same, started this process."""
+    """Returns True if torchrun or a similar launcher started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def mesh_shape(config: ShardConfig) -> tuple[int, ...]:
-    """The mesh of a plan that is searched for: as the settings say, or all of torchrun's."""
+    """Returns the mesh for a plan search: that of the settings, or all of torchrun's processes."""
     return parse_mesh(config.mesh or processes())
 
 
 def processes() -> int:
-    """How many run where nothing else says so: torchrun's, or two."""
+    """Returns the default number of processes: torchrun's, or two."""
     return int(os.environ["WORLD_SIZE"]) if is_launched() else PROCESSES
 
 
@@ -69,14 +69,15 @@ def run_here(model: ShardedModel, plan: ShardingPlan | None, config: ShardConfig
     """Shards a model, checks its first forward and runs it. Called by all processes.
 
     Args:
-        model: the same on all of them.
-        plan: of as many processes as there are. None: that of the first process, which searches.
-        config: whether it is checked, and the backend.
+        model: the same on all processes.
+        plan: plan for as many processes as there are. None: that of the first process, which
+            searches.
+        config: settings of the check and the backend.
     Returns: `backend`; `local_bytes` of each process; `check`, a report or None; `collectives` of
         a forward.
     Raises:
-        PlanError: the plan does not fit the model or the processes.
-        DistributedError: a process ended, or the sharded model differs from one process.
+        PlanError: if the plan does not fit the model or the processes.
+        DistributedError: if a process ended, or the sharded model differs from one process.
     """
     import torch
     import torch.distributed as dist
@@ -90,7 +91,7 @@ def run_here(model: ShardedModel, plan: ShardingPlan | None, config: ShardConfig
         if config.plan == AUTO:
             plan = found_by_first_process(lambda: plan)
         assert plan is not None
-        # Compared below, on inputs of the batch and length that were asked for.
+        # The check follows below, on inputs with the requested batch and length.
         given = {"plan": plan, "backend": config.backend, "source": model.source, "check": False}
         mg, info = passes.resharding_transform_pass(model.graph, given)
         inputs = _on_device(model.inputs, mesh.device_type)
@@ -112,15 +113,15 @@ def run_here(model: ShardedModel, plan: ShardingPlan | None, config: ShardConfig
 
 
 def run_on_processes(plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
-    """Runs `run_here` on processes of this machine, started for it.
+    """Runs `run_here` on new processes of this machine.
 
     Args:
-        plan: the layouts; says how many processes.
-        config: the model, and what else `run_here` reads.
+        plan: the layouts, and the number of processes.
+        config: the model, and the other settings of `run_here`.
     Returns: see `run_here`.
     Raises:
-        ChopError: what a process raised, or a process ended.
-        KeyboardInterrupt: all were stopped.
+        ChopError: the error of a process, or if a process ended.
+        KeyboardInterrupt: if all were stopped.
     """
     with scratch_folder("shard") as folder:
         plan.write(folder / "plan.json")
@@ -138,13 +139,13 @@ def run_on_processes(plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
 
 
 def _read_error(folder: Path, code: int, processes: int) -> ChopError:
-    """What the processes said; one that only missed another comes last."""
-    said = [json.loads(path.read_text()) for path in sorted(folder.glob("error-*.json"))]
-    if not said:
+    """Returns the first error of the processes; missing another process comes last."""
+    messages = [json.loads(path.read_text()) for path in sorted(folder.glob("error-*.json"))]
+    if not messages:
         return DistributedError(
-            f"a process of {processes} ended with exit code {code}; what it said is above."
+            f"one of {processes} processes ended with exit code {code}; see its output above."
         )
-    first = min(said, key=lambda error: error["misses_another"])
+    first = min(messages, key=lambda error: error["misses_another"])
     kind: type[ChopError] = getattr(errors, first["class"], ChopError)
     return kind(first["message"])
 
@@ -159,10 +160,10 @@ def _on_device(inputs: Mapping[str, Any], device: str) -> dict[str, Any]:
 
 
 def run_from(folder: str | Path) -> int:
-    """The part of one process in `run_on_processes`.
+    """Runs the part of one process in `run_on_processes`.
 
     Args:
-        folder: with the settings and the plan; results and errors are written there.
+        folder: folder with the settings and the plan, and for results and errors.
     Returns: the exit code.
     """
     folder, rank = Path(folder), os.environ["RANK"]
@@ -172,12 +173,12 @@ def run_from(folder: str | Path) -> int:
         result = run_here(ShardedModel.of(config), ShardingPlan.read(config.plan), config)
     except ChopError as error:
         cause = error.__cause__
-        said = {
+        content = {
             "class": type(error).__name__,
             "message": str(error),
             "misses_another": cause is not None and is_peer_failure(cause),
         }
-        write_json(folder / f"error-{rank}.json", said)
+        write_json(folder / f"error-{rank}.json", content)
         return FAILED
     if rank == "0":
         write_json(folder / "result.json", result)

@@ -15,26 +15,26 @@ class ShardConfig:
     """Settings of `chop shard`.
 
     Attributes:
-        model: built-in name, folder, hub name or checkpoint. Weights of a built-in one are drawn
-            from `seed`; a folder is one of Hugging Face or of `chop compress`, a checkpoint one of
+        model: built-in name, folder, hub name or checkpoint. Weights of a built-in model are
+            random, from `seed`. A folder is from Hugging Face or `chop compress`, a checkpoint from
             chop (`runs/demo/model`).
         mesh: processes along each axis, as 2 or 2x2. Default: that of the plan's file; all
             processes under torchrun; else 2.
-        plan: layout: auto, megatron, rows, data or a file. auto searches for the fastest that fits
-            into `memory`, megatron has pairs of linear layers by columns and rows, rows those of
-            every weight matrix, data samples, and replicate the whole model; a file is one that
-            `out` of an earlier run or an editor has left.
-        memory: memory of a process, as 4GB or 512MiB. It is for parameters and activations; a plan
-            that needs more is refused. Default: no limit.
+        plan: layout: auto, megatron, rows, data or a file. auto searches for the fastest plan
+            within `memory`; megatron splits pairs of linear layers by columns and rows; rows splits
+            every weight matrix by rows; data splits the batch; replicate copies the model. A file
+            is plan.json of an earlier run, possibly edited.
+        memory: memory of a process, as 4GB or 512MiB. It must hold parameters and activations; a
+            plan that needs more is refused. Default: no limit.
         out: folder for all results.
-        run: runs the model on as many processes. They are on this machine, or torchrun's.
-        plan_only: stops once the plan is written, as is done without `run`.
-        check: compares every node with one process. This is done in the first forward, and stops at
+        run: run the model on that many processes. They are on this machine, or torchrun's.
+        plan_only: stop once the plan is written, as without `run`.
+        check: compare every node with one process. The check covers the first forward, and stops at
             the first node that differs.
-        export_tp_plan: writes the plan for transformers. It is `tp_plan.json`; the weights are read
+        export_tp_plan: write the plan for transformers. It is `tp_plan.json`; the weights are read
             in one process.
-        backend: gloo (CPU) or nccl (a CUDA device per process). Default: nccl where each process
-            has a device, else gloo.
+        backend: gloo (CPU) or nccl (a CUDA device per process). Default: nccl if each process has a
+            device, else gloo.
         task: task of a local folder or hub name: text-classification, image-classification,
             token-classification, text-generation, fill-mask or feature-extraction. Default: the
             class that the checkpoint names.
@@ -43,11 +43,11 @@ class ShardConfig:
         seed: random seed of built-in models.
         flops: floating-point operations per second of a process, for predictions.
         bandwidth: bytes per second that a process sends.
-        latency: seconds of one message without its bytes.
+        latency: seconds per message, without its bytes.
         time_limit_s: seconds for each integer program of the search.
-        matmul_precision: precision of float32 products. As in `torch.set_float32_matmul_precision`:
-            medium lets packed layers round to bfloat16 where that is faster. The check is in the
-            highest. Default: as torch is set, highest.
+        matmul_precision: precision of float32 products. As in `torch.set_float32_matmul_precision`;
+            with medium, packed layers may round to bfloat16 if that is faster. The check uses the
+            highest. Default: torch's setting, highest.
     """
 
     model: str = "vit"
@@ -87,4 +87,4 @@ class ShardConfig:
         if self.memory is not None:
             parse_bytes(self.memory)
         if self.run and self.plan_only:
-            raise ConfigError("expected run or plan_only, got both.")
+            raise ConfigError("run and plan_only: give one of them.")

@@ -1,3 +1,3 @@
-"""Sweeps: one setting varied over a range, measured point by point, drawn, and never twice."""
+"""Sweeps: measure a range of settings point by point, once each, and plot the curves."""
 
 __all__: list[str] = []

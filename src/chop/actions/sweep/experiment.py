@@ -16,24 +16,25 @@ from chop.workloads.workload import Training, Workload, raise_to_graph
 
 S = TypeVar("S")
 JOURNAL = "points.jsonl"
-"""The file of the finished points in a sweep's output folder."""
+"""File of the finished points in a sweep's output folder."""
 FLOAT, START = "float", "start"
-"""Stages of the float model, and of the graph that a sweep starts from where that is another."""
+"""Stages of the float model, and of another graph that a sweep starts from."""
 
 BACKWARD = 3
-"""Time of training on a row, as a multiple of the time of evaluating it."""
+"""Time of training on a row, relative to evaluating it."""
 Results = dict[str, float]
-"""What is measured of a graph: the metric, `low` and `high`, the ends of its 95 % interval,
-`seconds`, and what the sweep describes."""
+"""Measured values of a graph: the metric, `low` and `high` (bounds of its 95 % interval),
+`seconds`, and the values from `Experiment.describe`.
+"""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Graph that a sweep starts from in the place of the float model's.
+    """Graph that a sweep starts from instead of the float model's.
 
     Attributes:
-        graph: makes it, when a point first needs it.
-        settings: all that it depends on, the float model and the rows aside.
+        graph: creates the graph on first use.
+        settings: everything that determines it, except the float model and the rows.
     """
 
     graph: Callable[[], MaseGraph]
@@ -42,19 +43,21 @@ class Start:
 
 @dataclass(frozen=True)
 class Experiment(Generic[S]):
-    """A change of a model, one setting at a time.
+    """Change of a model with one setting at a time.
 
     Attributes:
-        stages: what the model is called after the change, and after further training.
-        change: graph, setting, seed -> a new graph.
-        draws: setting -> whether the change depends on the seed.
-        describe: graph -> numbers to keep beside its metric.
-        described: setting -> names of those that each of its graphs has.
-        get_settings: setting, seed -> all that the change depends on, model and rows aside.
-        label: setting -> a word for the progress bar.
-        training: arguments of `chop.train.fit`, the seed aside; no epochs, no second stage.
-        seeds: of what is drawn by the change and by training; each gives a result.
-        start: what is changed; None takes the float model.
+        stages: names of the model after the change, and after further training.
+        change: function from graph, setting and seed to a new graph.
+        draws: function from setting to True if the change depends on the seed.
+        describe: function from graph to values to store beside its metric.
+        described: function from setting to the names of these values.
+        get_settings: function from setting and seed to everything that determines the change,
+            except model and rows.
+        label: function from setting to a word for the progress bar.
+        training: arguments of `chop.train.fit` without the seed; without epochs there is no second
+            stage.
+        seeds: seeds of the change and of training; each gives a result.
+        start: graph to change. Default: the float model's.
     """
 
     stages: tuple[str, str]
@@ -70,10 +73,10 @@ class Experiment(Generic[S]):
 
 
 class Sweep(Generic[S]):
-    """An experiment on a workload.
+    """Experiment on a workload.
 
     Args:
-        experiment: what is changed and how.
+        experiment: the change and its settings.
         workload: the model and its rows.
     """
 
@@ -83,24 +86,24 @@ class Sweep(Generic[S]):
     def measure(
         self, settings: Sequence[S], out: Path
     ) -> dict[tuple[str, S | None], list[Results]]:
-        """The results by stage and setting, one for each seed that makes a difference.
+        """Returns the results by stage and setting, one per seed that makes a difference.
 
-        That of the float model is `(FLOAT, None)`, that of another start `(START, None)`. Each
-        result is noted in `out` the moment it is there; what is noted already is not measured.
+        The key of the float model is `(FLOAT, None)`, that of another start `(START, None)`. Each
+        result is stored in `out` at once; stored results are not measured again.
         """
         keyed = list(self._points(settings))
         points, journal = [point for _, point in keyed], Journal(out / JOURNAL)
         workload = self.workload
         if any(point.find(journal) is None for point in points):
-            _ = self.float_graph  # the first point does not look slow for it
+            _ = self.float_graph  # capture it before the first point is timed
         results = measure_all(workload.title, points, journal, workload.task.metric, self._costs())
-        found: dict[tuple[str, S | None], list[Results]] = {}
+        by_setting: dict[tuple[str, S | None], list[Results]] = {}
         for (key, _), result in zip(keyed, results, strict=True):
-            found.setdefault(key, []).append(result)
-        return found
+            by_setting.setdefault(key, []).append(result)
+        return by_setting
 
     def _costs(self) -> dict[str, float]:
-        """Relative duration of points of each stage: rows that are trained on go backward, too."""
+        """Returns the relative cost of a point of each stage; training includes backward passes."""
         trained = BACKWARD * self.experiment.training["epochs"] * len(self.workload.train)
         judging = (self.workload.test, self.workload.validation)
         evaluated = sum(len(rows) for rows in judging if rows is not None)
@@ -108,24 +111,24 @@ class Sweep(Generic[S]):
 
     @functools.cached_property
     def float_graph(self) -> MaseGraph:
-        """The graph of the workload's model."""
+        """Graph of the workload's model."""
         return raise_to_graph(self.workload)
 
     @functools.cached_property
     def start_graph(self) -> MaseGraph:
-        """The graph that is changed."""
+        """Graph that the experiment changes."""
         start = self.experiment.start
         return self.float_graph if start is None else start.graph()
 
     def settings_at(self, stage: str, setting: S, seed: int) -> dict[str, Any]:
-        """All that the result of a stage depends on: the key of its point in the journal."""
+        """Returns the journal key of a point: everything that determines its result."""
         about = {**self._identity, **self._origin, **self._get_settings(setting, seed)}
         if stage == self.experiment.stages[0]:
             return about
         return {**about, "training": self._training(seed)}
 
     def graph_at(self, stage: str, setting: S, seed: int) -> MaseGraph:
-        """The graph of a stage, made anew."""
+        """Returns a new graph of a stage."""
         drawn = self._drawn(setting, seed)
         changed = self.experiment.change(self.start_graph, setting, drawn)
         return changed if stage == self.experiment.stages[0] else self._trained(changed, seed)
@@ -143,7 +146,7 @@ class Sweep(Generic[S]):
         return self.experiment.get_settings(setting, self._drawn(setting, seed))
 
     def _drawn(self, setting: S, seed: int) -> int:
-        """The seed of a change; where nothing is drawn the first, whatever is asked for."""
+        """Returns the seed of a change; the first one if the change is not random."""
         return seed if self.experiment.draws(setting) else self.experiment.seeds[0]
 
     def _training(self, seed: int) -> Training:
@@ -164,7 +167,7 @@ class Sweep(Generic[S]):
         return {**result, "seconds": time.monotonic() - began}
 
     def _points(self, settings: Sequence[S]) -> Iterator[tuple[tuple[str, S | None], Point]]:
-        """In the order in which one graph serves several of them."""
+        """Yields points in an order in which consecutive points share a graph."""
 
         @functools.lru_cache(maxsize=1)
         def changed(setting: S, drawn: int) -> MaseGraph:

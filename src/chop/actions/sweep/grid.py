@@ -1,4 +1,4 @@
-"""Ranges as users write them: `4:32:4`, `0.1:0.9:0.1`, `8,16`."""
+"""Numeric ranges as users write them: `4:32:4`, `0.1:0.9:0.1`, `8,16`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ONE = Decimal(1)
 
 
 def parse_range(text: str | float | Iterable[float], where: str) -> tuple[float, ...]:
-    """The numbers that a range stands for, rising, each once.
+    """Returns the distinct numbers of a range in ascending order.
 
     Args:
-        text: numbers and ranges `first:last:step` (step 1 may be left out), both ends included,
-            separated by commas; or the numbers themselves.
-        where: what the range belongs to, for messages.
+        text: numbers and ranges `first:last:step` (default step 1, both ends included), separated
+            by commas; or the numbers themselves.
+        where: name of the setting, for messages.
     Raises:
-        ConfigError: it is malformed, is empty, or has more than `MAX_VALUES` values.
+        ConfigError: if it is malformed, empty, or has more than `MAX_VALUES` values.
 
     >>> parse_range("4:16:4, 32", "widths")
     (4, 8, 12, 16, 32)
@@ -39,16 +39,16 @@ def parse_range(text: str | float | Iterable[float], where: str) -> tuple[float,
 
 
 def whole(values: Iterable[float], where: str) -> tuple[int, ...]:
-    """The same numbers as ints.
+    """Converts numbers to integers.
 
     Raises:
-        ConfigError: one of them has a fraction.
+        ConfigError: if a number has a fraction.
     """
-    found = tuple(values)
-    for value in found:
+    numbers = tuple(values)
+    for value in numbers:
         if value != int(value):
             raise ConfigError(f"{where}: expected whole numbers, got {value}.")
-    return tuple(int(value) for value in found)
+    return tuple(int(value) for value in numbers)
 
 
 def _range(part: str, where: str) -> list[float]:
@@ -58,7 +58,7 @@ def _range(part: str, where: str) -> list[float]:
         last, step = {0: (first, ONE), 1: (*rest, ONE), 2: rest}[len(rest)]
     except (InvalidOperation, KeyError):
         raise ConfigError(
-            f"{where}: '{part}' is neither a number nor first:last:step, as 4:32:4."
+            f"{where}: '{part}' is neither a number nor first:last:step, such as 4:32:4."
         ) from None
     finite = all(number.is_finite() for number in (first, last, step))
     if not finite or step <= 0 or last < first or (last - first) / step > MAX_VALUES:

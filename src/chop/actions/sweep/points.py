@@ -1,4 +1,4 @@
-"""Points of a sweep: what each is measured by, and measuring those that a journal lacks."""
+"""Points of a sweep, and the measurement of those that a journal lacks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from chop.workloads.workload import Workload
 
 @dataclass(frozen=True)
 class Point:
-    """One thing to measure.
+    """Measurement of one configuration.
 
     Attributes:
-        label: what the progress bar calls it.
-        settings: all that its result depends on; equal settings, equal result.
-        measure: does the work; returns plain numbers by name.
-        kind: points of one kind take about as long; they share one estimate of the time left.
-        names: numbers that its result always has.
+        label: name in the progress bar.
+        settings: everything that determines the result; equal settings have equal results.
+        measure: measures the point; returns plain numbers by name.
+        kind: points of a kind take equally long, and share an estimate of the time left.
+        names: numbers that every result has.
     """
 
     label: str
@@ -38,7 +38,7 @@ class Point:
     names: tuple[str, ...] = ()
 
     def find(self, journal: Journal) -> Mapping[str, float] | None:
-        """The result in a journal; None: there is none, or it lacks numbers of the point."""
+        """Returns the result in a journal; None if there is none, or it lacks values."""
         return journal.find(self.settings, partial(has_numbers, names=self.names))
 
 
@@ -49,14 +49,14 @@ def measure_all(
     metric: Metric = CLASSIFICATION.metric,
     costs: Mapping[str, float] | None = None,
 ) -> list[dict[str, float]]:
-    """The result of every point, measured or remembered, with a progress bar.
+    """Returns the result of every point, from the journal or measured, with a progress bar.
 
-    The metric of each is printed as it is there; in a pipe with how many are, and the time left.
+    Prints the metric of each new point; in a pipe also the count and the time left.
 
     Args:
         title: title of the progress bar.
         points: points to measure.
-        journal: remembers results.
+        journal: journal of results.
         metric: metric of the results to print.
         costs: cost of a point of each kind, see `chop.runs.progress.Estimate`.
     Returns: one mapping per point, in their order.
@@ -68,7 +68,7 @@ def measure_all(
     with work_bar(estimate) as bar:
         if done:
             bar.console.print(
-                f"{done} of {len(points)} points are there already: {journal.path}", markup=False
+                f"{done} of {len(points)} points are already in {journal.path}", markup=False
             )
         task = bar.add_task(title, total=len(todo))
         for number, point in enumerate(todo.values(), 1):
@@ -76,20 +76,20 @@ def measure_all(
             estimate.begin(point.kind)
             result = journal.add(point.settings, point.measure())
             estimate.end()
-            said = point.label
+            line = point.label
             if metric.name in result:
-                said += f": {metric.format_value(result[metric.name])}"
+                line += f": {metric.format_value(result[metric.name])}"
             if not bar.console.is_terminal:
-                said = f"{number} of {len(todo)}: {said}, {format_clock(estimate.seconds)} left"
-            if said != point.label:
-                say_line(bar.console, said)
+                line = f"{number} of {len(todo)}: {line}, {format_clock(estimate.seconds)} left"
+            if line != point.label:
+                say_line(bar.console, line)
             bar.advance(task)
         bar.update(task, description=title)
     return [journal.get(point.settings) for point in points]
 
 
 def get_identity(workload: Workload) -> dict[str, str]:
-    """Identity of a workload: names and fingerprints of its model and rows, and its metric."""
+    """Returns the identity of a workload: names, fingerprints of model and rows, and the metric."""
     metric = workload.task.metric.name
     judged = {} if metric == "accuracy" else {"task": workload.task.name, "metric": metric}
     if workload.judge is not None:

@@ -1,4 +1,4 @@
-"""Accuracy against sparsity of weights and of activations, before and after fine-tuning."""
+"""Pruning sweep: accuracy against sparsity of weights and activations, with fine-tuning."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from chop.workloads.workload import Workload
 
 STAGES = ("pruned", "fine-tuned")
 SPARSITY, INPUT_SPARSITY = "sparsity", "input sparsity"
-"""Shares of zeros that are measured: of the pruned layers' weights, and of their inputs."""
+"""Measured shares of zeros: in the weights of pruned layers, and in their inputs."""
 POINT = ("pruned part", "activation method", "activation sparsity")
-"""Columns where activations are pruned."""
+"""Columns of sweeps that prune activations."""
 COUNTED_ROWS = 32
-"""Training rows in whose activations zeros are counted."""
+"""Number of training rows for counting zeros in activations."""
 XLABELS = {
     "weights": "sparsity",
     "activations": "sparsity of activations",
@@ -49,27 +49,27 @@ XLABELS = {
 
 
 def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> list[dict[str, Any]]:
-    """Measures every method and sparsity after pruning, and fine-tuned after that.
+    """Measures every method and sparsity after pruning, and after fine-tuning.
 
-    Writes into `config.out`: `points.jsonl` (each point as it is finished; run again, the sweep
-    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png` (named by the metric;
-    where activations are pruned `accuracy-activations` and `accuracy-both` too).
+    Writes into `config.out`: `points.jsonl` (finished points, from which the same sweep resumes),
+    `table.csv`, `table.md`, `accuracy.svg` and `.png` (named by the metric; with pruned activations
+    also `accuracy-activations` and `accuracy-both`).
 
     Args:
-        config: the settings.
-        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
-            names.
-    Returns: one mapping per point: `method`, `sparsity` (asked), `actual sparsity` of the chosen
-        layers' weights after everything, `float`, `start` (where `config.start_from` is given),
-        `pruned` and `fine-tuned` (accuracies from 0 to 1, or what the task's metric is; means over
-        the seeds, with several of these their range too, else the ends of their 95 % interval,
-        `pruned (95 % low)` ...), and `seconds` that the point took.
-        Where activations are pruned, `weights` and `inputs` (in words), `pruned part`,
-        `activation method`, `activation sparsity` (asked) and `zero inputs` (measured) too.
+        config: settings of the sweep.
+        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+            data that `config` names.
+    Returns: one mapping per point: `method`, `sparsity` (requested), `actual sparsity` of the
+        chosen layers' weights in the end, `float`, `start` (with `config.start_from`), `pruned` and
+        `fine-tuned`, and `seconds` of the point. Scores are accuracies from 0 to 1, or the task's
+        metric, as means with the range over several seeds, or with the bounds of the 95 % interval,
+        `pruned (95 % low)` ... With pruned activations also `weights` and `inputs` (in words),
+        `pruned part`, `activation method`, `activation sparsity` (requested) and `zero inputs`
+        (measured).
     Raises:
-        ConfigError: settings that do not fit together.
-        UnavailableError: the model or the data set is not there.
-        CheckpointError: `config.start_from` holds no model, or one of another model or other rows.
+        ConfigError: if settings do not fit together.
+        UnavailableError: if the model or the data set is missing.
+        CheckpointError: if `config.start_from` has no model, or one of another model or other rows.
     """
     config = config_of_run(config, workload)
     return run_job(PRUNE, config, workload)
@@ -80,8 +80,8 @@ def _sweep(
 ) -> Report[list[dict[str, Any]]]:
     _check_methods(config, workload)
     metric, settings = workload.task.metric, config.settings()
-    found = Sweep(_experiment(config, workload), workload).measure(settings, config.out)
-    rows = [_row(config, found, setting, metric.name) for setting in settings]
+    results = Sweep(_experiment(config, workload), workload).measure(settings, config.out)
+    rows = [_row(config, results, setting, metric.name) for setting in settings]
     columns = dict.fromkeys((FLOAT, START, *STAGES), metric)
     heading = f"{workload.title}: {metric.name} against sparsity"
     note = ", ".join(f"{name} {metric.format_value(rows[0][name])}" for name in _bases(rows))
@@ -101,12 +101,12 @@ PRUNE = Job(
 
 
 def _bases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The stages of which all rows have the same number."""
+    """Returns the stages with the same number in all rows."""
     return [name for name in (FLOAT, START) if name in rows[0]]
 
 
 def _unprinted(config: PruneSweepConfig) -> tuple[str, ...]:
-    """Columns that the printed table leaves to its file: others, or its note, say the same."""
+    """Returns columns that are only in the table's file, since others or the note repeat them."""
     unprinted = (*POINT, "method", "sparsity") if config.inputs_are_pruned else ()
     return unprinted if config.start_from is None else (*unprinted, FLOAT, START)
 
@@ -148,40 +148,40 @@ def _label(setting: PruneSetting) -> str:
 
 
 def _sparsities(mg: MaseGraph, workload: Workload) -> dict[str, float]:
-    """The share of the pruned layers' weights that does not count, and of zeros that enter them."""
+    """Returns the share of pruned weights in pruned layers, and of zeros in their inputs."""
     layers = [m for m in mg.model.modules() if isinstance(m, QuantizedOperator) and m.is_pruned]
     hidden = total(ZeroCount.of(layer.effective("weight")) for layer in layers)
-    found = {SPARSITY: hidden.share}
+    shares = {SPARSITY: hidden.share}
     pruners = {node for node in mg.nodes if isinstance(mg.get_module(node), PruneActivation)}
     if pruners:
         batches = calibration_batches(mg.model, workload.train, rows=COUNTED_ROWS)
         counts = layer_zeros(mg, select_inputs(mg, batches, "chop sweep prune"))
-        found[INPUT_SPARSITY] = total(
+        shares[INPUT_SPARSITY] = total(
             inputs
             for layer, (_, inputs) in counts.items()
             if any(node.all_input_nodes[0] in pruners for node in layer.nodes)
         ).share
-    return found
+    return shares
 
 
 def _check_methods(config: PruneSweepConfig, workload: Workload) -> None:
-    """Raises ConfigError where a method needs a loss that pruning does not know."""
+    """Raises ConfigError if a method needs a loss that pruning does not support."""
     needy = [name for name in config.methods if SCORES[name].needs == "gradients"]
     if needy and workload.task.name != "classification":
         others = (name for name, score in SCORES.items() if score.needs != "gradients")
         raise ConfigError(
-            f"methods: {', '.join(needy)} looks at gradients of a classifier's loss, the task is "
-            f"'{workload.task.name}': take of {', '.join(others)}."
+            f"methods: {', '.join(needy)} needs a classifier, and the task is "
+            f"'{workload.task.name}'. Choose among {', '.join(others)}."
         )
 
 
 def _row(
     config: PruneSweepConfig,
-    found: Mapping[tuple[str, PruneSetting | None], Sequence[Results]],
+    results: Mapping[tuple[str, PruneSetting | None], Sequence[Results]],
     setting: PruneSetting,
     metric: str,
 ) -> dict[str, Any]:
-    stages = {name: found[name, setting] for name in STAGES if (name, setting) in found}
+    stages = {name: results[name, setting] for name in STAGES if (name, setting) in results}
     last = list(stages.values())[-1]
     method, share = setting.weight or (None, None)
     row = {"method": method, "sparsity": share, "actual sparsity": None}
@@ -193,12 +193,12 @@ def _row(
         row["zero inputs"] = None
         if setting.activation is not None:
             row |= over_seeds({"zero inputs": last}, INPUT_SPARSITY, ranged=False)
-    bases = [name for name in (FLOAT, START) if (name, None) in found]
+    bases = [name for name in (FLOAT, START) if (name, None) in results]
     return {
         **row,
-        **{name: found[name, None][0][metric] for name in bases},
+        **{name: results[name, None][0][metric] for name in bases},
         **over_seeds(stages, metric, ranged=config.seeds > 1),
-        **compute_intervals({name: found[name, None] for name in bases}),
+        **compute_intervals({name: results[name, None] for name in bases}),
         **({} if config.seeds > 1 else compute_intervals(stages)),
         "seconds": get_seconds(stages),
     }
@@ -211,18 +211,18 @@ def _figures(
     points: Sequence[tuple[PruneSetting, Mapping[str, Any]]],
 ) -> dict[str, Writer]:
     metric = workload.task.metric
-    shown = [(setting, row) for setting, row in points if setting.part == part]
-    first = shown[0][1]
+    family_points = [(setting, row) for setting, row in points if setting.part == part]
+    first = family_points[0][1]
     paired = part == "both" and config.activation_sparsity is None
     return figure_files(
         metric.name if part == "weights" else f"{metric.name}-{part}",
         accuracy_charts,
-        _curves(config, shown),
+        _curves(config, family_points),
         {**{name: first[name] for name in _bases([first])}, **workload.baselines},
         metric=metric,
         xlabel="sparsity of weights and of activations" if paired else XLABELS[part],
         title=f"{workload.title}: {metric.name} against sparsity",
-        ticks=sorted({setting.sparsity for setting, _ in shown}),
+        ticks=sorted({setting.sparsity for setting, _ in family_points}),
     )
 
 
@@ -242,12 +242,12 @@ def _curves(
 
 def _curve(family: str, rows: Sequence[Mapping[str, Any]], stage: str) -> Curve:
     x = "activation sparsity" if rows[0]["method"] is None else "sparsity"
-    found, ranges = list_points(rows, x, stage)
-    return Curve(f"{family}, {stage}", found, family, stage == STAGES[0], ranges)
+    points, ranges = list_points(rows, x, stage)
+    return Curve(f"{family}, {stage}", points, family, stage == STAGES[0], ranges)
 
 
 def _family(config: PruneSweepConfig, setting: PruneSetting) -> str:
-    """What a pair of curves has in common."""
+    """Returns the common label of a pair of curves."""
     if setting.weight is None or setting.activation is None:
         return (setting.weight or setting.activation or ("",))[0]
     share = "" if config.activation_sparsity is None else f" {setting.activation[1]:g}"

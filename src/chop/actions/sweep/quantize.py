@@ -1,4 +1,4 @@
-"""Accuracy against bit width: rounded after training (PTQ) and trained with rounding (QAT)."""
+"""Quantization sweep: accuracy against bit width, after training (PTQ) and with QAT."""
 
 from __future__ import annotations
 
@@ -35,27 +35,25 @@ from chop.workloads.workload import Workload
 def quantize_sweep(
     config: QuantizeSweepConfig, workload: Workload | None = None
 ) -> list[dict[str, Any]]:
-    """Measures every width and fraction after training, and trained with rounding.
+    """Measures every width and fraction after training (PTQ), and trained with rounding (QAT).
 
-    Writes into `config.out`: `points.jsonl` (each point as it is finished; run again, the sweep
-    goes on from there), `table.csv`, `table.md`, `accuracy.svg` and `.png` (named by the metric),
-    and, where widths and fractions both vary, `heatmap-ptq` and `heatmap-qat`. With
-    `config.integer_bits` or `config.fraction_bits` it varies these instead, see
-    `chop.actions.sweep.split_widths`.
+    Writes into `config.out`: `points.jsonl` (finished points, from which the same sweep resumes),
+    `table.csv`, `table.md`, `accuracy.svg` and `.png` (named by the metric), and `heatmap-ptq` and
+    `heatmap-qat` if widths and fractions both vary. With `config.integer_bits` or
+    `config.fraction_bits` it varies these instead, see `chop.actions.sweep.split_widths`.
 
     Args:
-        config: the settings.
-        workload: a trained model and rows of your own, see `Workload.of`; default, what `config`
-            names.
+        config: settings of the sweep.
+        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+            data that `config` names.
     Returns: one mapping per width and fraction: `width`, `frac_width`, `bits` (average storage
-        per parameter of the whole model), `float`, `PTQ` and `QAT` (accuracies from 0 to 1, or
-        what the task's metric is; means over the seeds, with several of these their range too, else
-        the ends of their 95 % interval, `PTQ (95 % low)` and `PTQ (95 % high)` ...),
-        `seconds` that the point took, and, where there are validation rows, `PTQ validation` and
-        `QAT validation`, which other jobs choose by.
+        per parameter of the whole model), `float`, `PTQ`, `QAT`, and `seconds` of the point. Scores
+        are accuracies from 0 to 1, or the task's metric. They are means, with the range over seeds
+        or the bounds of the 95 % interval, `PTQ (95 % low)` and `PTQ (95 % high)` ... With
+        validation rows also `PTQ validation` and `QAT validation`, which other jobs choose by.
     Raises:
-        ConfigError: settings that do not fit together.
-        UnavailableError: the model or the data set is not there.
+        ConfigError: if settings do not fit together.
+        UnavailableError: if the model or the data set is missing.
     """
     return run_job(QUANTIZE, config, workload)
 
@@ -77,14 +75,14 @@ QUANTIZE = Job(
 
 def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[list[dict[str, Any]]]:
     metric, title = workload.task.metric, workload.title
-    lines, left_out = config.lines(), config.left_out()
+    lines, unmeasured = config.lines(), config.unmeasured()
     settings = list(dict.fromkeys(setting for line in lines.values() for setting in line))
-    if left_out:
-        text = f"Not measured, because a fraction has to be below its width: {', '.join(left_out)}."
+    if unmeasured:
+        text = f"Skipped {', '.join(unmeasured)}: a fraction must be below its width."
         get_console().print(text, highlight=False, markup=False)
-    found = Sweep(build_rounding(config, workload), workload).measure(settings, config.out)
+    results = Sweep(build_rounding(config, workload), workload).measure(settings, config.out)
     rows = [
-        {"width": width, "frac_width": frac, **get_row(found, (width, frac), workload)}
+        {"width": width, "frac_width": frac, **get_row(results, (width, frac), workload)}
         for width, frac in settings
     ]
     heading = f"{title}: {metric.name} against width"
@@ -102,7 +100,7 @@ def _steps(
     rows: list[dict[str, Any]],
     outcome: Outcome | None,
 ) -> list[Step]:
-    """The format of the smallest width that loses little, for `chop compress`."""
+    """Returns next steps with the smallest good format, for `chop compress`."""
     value = None if outcome is None else outcome.value
     matching = [row for row in rows if value in [row.get(stage) for stage in STAGES]]
     least = min(matching, key=lambda row: row["width"], default=None)
@@ -116,11 +114,11 @@ def _accuracy_figures(
     rows: list[dict[str, Any]],
     title: str,
 ) -> dict[str, Writer]:
-    found = {(row["width"], row["frac_width"]): row for row in rows}
+    row_at = {(row["width"], row["frac_width"]): row for row in rows}
     metric, curves = workload.task.metric, []
     for label, settings in lines.items():
         for stage in stages_in(rows):
-            points, ranges = list_points([found[setting] for setting in settings], "width", stage)
+            points, ranges = list_points([row_at[setting] for setting in settings], "width", stage)
             name = stage if len(lines) == 1 else f"{stage}, fraction {label}"
             family = stage if len(lines) == 1 else label
             curves.append(Curve(name, points, family, stage == PTQ and len(lines) > 1, ranges))
@@ -139,7 +137,7 @@ def _accuracy_figures(
 def _heat_maps(
     workload: Workload, lines: Mapping[str, list[Setting]], rows: list[dict[str, Any]]
 ) -> dict[str, Writer]:
-    """Of the numbered fractions, where they and the widths both vary."""
+    """Returns heat maps of numeric fractions, if they and the widths both vary."""
     fixed, files = set(lines) - {HALF, *DERIVED}, dict[str, Writer]()
     numbers = {
         (row["width"], row["frac_width"]): row for row in rows if str(row["frac_width"]) in fixed

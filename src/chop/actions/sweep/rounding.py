@@ -1,4 +1,4 @@
-"""Rounding to fixed point as the sweeps measure it: after training (PTQ) and in training (QAT)."""
+"""Fixed-point rounding in sweeps: after training (PTQ) and in training (QAT)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from chop.report.measured import compute_intervals, get_seconds, list_points, ov
 from chop.workloads.workload import Workload
 
 Setting = tuple[int, int | str]
-"""A width, and a fraction or the rule that derives one."""
-Found = Mapping[tuple[str, Setting | None], Sequence[Results]]
+"""Width, and fraction width or the rule that calibrates it."""
+ResultsBySetting = Mapping[tuple[str, Setting | None], Sequence[Results]]
 PTQ, QAT = STAGES = ("PTQ", "QAT")
 VALIDATION = "validation"
-"""The metric on validation rows, among the results of a point."""
+"""Name of the metric on validation rows in the results of a point."""
 UNPRINTED = tuple(f"{stage} {VALIDATION}" for stage in STAGES)
-"""Columns of that metric, which other jobs choose by."""
+"""Columns of the validation metric, which other jobs choose by."""
 
 
 def build_rounding(config: QuantizeSweepConfig, workload: Workload) -> Experiment[Setting]:
-    """Rounding of the chosen operators to a setting; nothing but training draws."""
+    """Returns the experiment that rounds the chosen operators; only training is random."""
     operators = relevant_operators(workload.model, config.operators)
     depends = {"operators": operators, "calibration_rows": config.calibration_rows}
 
@@ -57,21 +57,21 @@ def build_rounding(config: QuantizeSweepConfig, workload: Workload) -> Experimen
     )
 
 
-def get_row(found: Found, setting: Setting, workload: Workload) -> dict[str, Any]:
-    """The results of a setting: bits, the metric of each stage, its range over seeds, seconds.
+def get_row(measured: ResultsBySetting, setting: Setting, workload: Workload) -> dict[str, Any]:
+    """Returns the row of a setting: bits, metric of each stage, range over seeds, seconds.
 
-    Where there are validation rows, columns of `UNPRINTED` have the metric on them; None in points
-    of a version that did not note it.
+    With validation rows, the columns of `UNPRINTED` have the metric on them; None in points of
+    earlier versions.
     """
-    stages = {name: found[name, setting] for name in STAGES if (name, setting) in found}
+    stages = {name: measured[name, setting] for name in STAGES if (name, setting) in measured}
     trained = {name: results for name, results in stages.items() if name == QAT}
     metric = workload.task.metric.name
     return {
-        "bits": found[PTQ, setting][0]["bits"],
-        FLOAT: found[FLOAT, None][0][metric],
+        "bits": measured[PTQ, setting][0]["bits"],
+        FLOAT: measured[FLOAT, None][0][metric],
         **over_seeds({PTQ: stages[PTQ]}, metric, ranged=False),
         **over_seeds(trained, metric, ranged=len(stages.get(QAT, ())) > 1),
-        **compute_intervals({FLOAT: found[FLOAT, None], PTQ: stages[PTQ]}),
+        **compute_intervals({FLOAT: measured[FLOAT, None], PTQ: stages[PTQ]}),
         **({} if len(stages.get(QAT, ())) > 1 else compute_intervals(trained)),
         "seconds": get_seconds(stages),
         **(_get_validation(stages) if workload.chooses_by_rows else {}),
@@ -88,11 +88,11 @@ def _get_validation(stages: Mapping[str, Sequence[Results]]) -> dict[str, float 
 
 
 def stages_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The stages that rows have."""
+    """Returns the stages that rows have."""
     return [name for name in STAGES if name in rows[0]]
 
 
 def build_curve(rows: Sequence[Mapping[str, Any]], x: str, stage: str) -> Curve:
-    """A stage over a column of the rows."""
+    """Returns the curve of a stage over a column of the rows."""
     points, ranges = list_points(rows, x, stage)
     return Curve(stage, points, ranges=ranges)

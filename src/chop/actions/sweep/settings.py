@@ -25,16 +25,16 @@ class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
     """Settings of `chop sweep quantize`.
 
     Attributes:
-        widths: bit widths, as 2,4,8 or 2:8:1. Numbers by commas, or ranges `first:last:step`.
-        frac: fraction widths, one curve each. By commas: `half` of the width; numbers and ranges
-            (those below the width); `auto`, `minmax` or `mse`, which calibrate each tensor's.
-        integer_bits: integer bits in the place of widths. The sign is among them: numbers or
-            ranges. The largest weights and inputs are measured first, and say which numbers are of
-            use. Default: widths are varied; 1:6 where `fraction_bits` is given.
-        fraction_bits: fraction bits in the place of widths. Integer bits are varied at the largest
-            of them, then fraction bits at the least number of integer bits that loses nothing after
-            training (PTQ). Default: widths are varied; 1:12 where `integer_bits` is given.
-        seeds: number of seeds of QAT. They are from `seed` on; tables and figures have their mean
+        widths: bit widths, as 2,4,8 or 2:8:1. Ranges are `first:last:step`.
+        frac: fraction widths, one curve each. Separated by commas: `half` of the width; numbers
+            and ranges (used if below the width); `auto`, `minmax` or `mse` (calibrated by tensor).
+        integer_bits: integer bits to vary instead of widths. They include the sign, and are
+            numbers or ranges. Integer bits beyond the largest weights and inputs are skipped.
+            Default: widths are varied; 1:6 with `fraction_bits`.
+        fraction_bits: fraction bits to vary instead of widths. Integer bits are varied first, at
+            the most fraction bits; then fraction bits, at the fewest integer bits without a loss by
+            PTQ. Default: widths are varied; 1:12 with `integer_bits`.
+        seeds: number of seeds of QAT, beginning with `seed`. Tables and figures have their mean
             and range.
 
     The other settings are those of `JudgedConfig`, `QuantizationSettings` and `WorkloadConfig`.
@@ -60,11 +60,11 @@ class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
 
     @property
     def splits_widths(self) -> bool:
-        """True when integer bits and fraction bits are varied, not widths."""
+        """True if integer bits and fraction bits are varied instead of widths."""
         return self.integer_bits is not None or self.fraction_bits is not None
 
     def split(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Integer bits and fraction bits of the sweep, both rising."""
+        """Returns integer bits and fraction bits of the sweep in ascending order."""
         given = {
             "integer_bits": INTEGER_BITS if self.integer_bits is None else self.integer_bits,
             "fraction_bits": FRACTION_BITS if self.fraction_bits is None else self.fraction_bits,
@@ -77,7 +77,7 @@ class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
 
         if (self.widths, self.frac) != (WIDTHS, HALF):
             raise ConfigError(
-                "integer_bits: a width is integer bits + fraction bits; leave widths and frac out."
+                "integer_bits: leave out widths and frac; a width is integer bits + fraction bits."
             )
         integer, fraction = self.split()
         if integer[0] < 1:
@@ -86,20 +86,20 @@ class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
             Integer(bits + frac_width, frac_width)
 
     def lines(self) -> dict[str, list[tuple[int, int | str]]]:
-        """Widths and fractions of each curve, by the name of its fraction.
+        """Returns widths and fractions of each curve, by the name of its fraction.
 
         Raises:
-            ConfigError: a range is malformed, or no fraction is below its width.
+            ConfigError: if a range is malformed, or no fraction is below its width.
         """
-        pairs = {label: [*filter(_is_below, found)] for label, found in self._pairs().items()}
+        pairs = {label: [*filter(_is_below, each)] for label, each in self._pairs().items()}
         lines = {label: settings for label, settings in pairs.items() if settings}
         if not lines:
-            raise ConfigError(f"frac: '{self.frac}': no fraction is below a width.")
+            raise ConfigError(f"frac: '{self.frac}': expected a fraction below a width.")
         return lines
 
-    def left_out(self) -> list[str]:
-        """What is not measured, as `width.fraction`: the fraction is not below the width."""
-        pairs = [pair for found in self._pairs().values() for pair in found]
+    def unmeasured(self) -> list[str]:
+        """Returns the settings `width.fraction` without a fraction below the width."""
+        pairs = [pair for each in self._pairs().values() for pair in each]
         return [f"{width}.{frac}" for width, frac in pairs if not _is_below((width, frac))]
 
     def _pairs(self) -> dict[str, list[tuple[int, int | str]]]:
@@ -122,18 +122,18 @@ def _is_below(pair: tuple[int, int | str]) -> bool:
 
 
 def _default_products() -> tuple[str, ...]:
-    """The names of quantizable operators that multiply by a weight."""
+    """Returns the names of quantizable operators that multiply by a weight."""
     from chop.ir.ops import OPS
 
     return tuple(name for name in default_operators() if OPS[name].is_product)
 
 
 class PruneSetting(NamedTuple):
-    """What a point of the sweep prunes.
+    """Pruning of a point of the sweep.
 
     Attributes:
-        weight: method and share; None prunes no weights.
-        activation: the same of the operators' inputs.
+        weight: method and share for weights, or None.
+        activation: method and share for inputs of operators, or None.
     """
 
     weight: tuple[str, float] | None
@@ -148,15 +148,15 @@ class PruneSetting(NamedTuple):
 
     @property
     def sparsity(self) -> float:
-        """The share of the weights; where none are pruned, that of the inputs."""
-        found = self.weight or self.activation
-        assert found is not None
-        return found[1]
+        """Share of pruned weights; without pruned weights, of pruned inputs."""
+        pruned = self.weight or self.activation
+        assert pruned is not None
+        return pruned[1]
 
     @property
     def draws(self) -> bool:
-        """True when a method is random."""
-        return any(found is not None and found[0] == "random" for found in self)
+        """True if a method is random."""
+        return any(each is not None and each[0] == "random" for each in self)
 
 
 PARTS = ("weights", "activations", "both")
@@ -167,20 +167,19 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
     """Settings of `chop sweep prune`.
 
     Attributes:
-        sparsity: shares to prune, as 0.5,0.9 or 0.1:0.9:0.1. Shares of weights: numbers by commas,
-            or ranges `first:last:step`.
+        sparsity: shares of weights to prune, as 0.5,0.9. Ranges are `first:last:step`, as
+            0.1:0.9:0.1.
         methods: pruning scores, as l1-norm,wanda. Each is a pair of curves.
-        activation: scores that prune inputs of operators, too. These inputs are activations; the
-            scores l1-norm, random. Default: inputs are not pruned.
-        activation_sparsity: shares of inputs to prune. Default: those of weights, and both together
-            have equal shares.
-        parts: what is pruned, a figure each: weights, activations, both (every method of weights
-            with every method of activations). Default: weights; all three where `activation` is
-            given.
-        start_from: run or checkpoint to prune, not the float model. A folder of `chop sweep
-            quantize` (the point with the best metric), one of `chop compress`, or a checkpoint.
-            Model and data are those of the folder. Default: the float model.
-        scope: share of each layer, or over all together. `local` prunes the share in each layer,
+        activation: scores that also prune inputs of operators. The scores are l1-norm and random.
+            Default: inputs are not pruned.
+        activation_sparsity: shares of inputs to prune. Default: those of weights, with equal shares
+            when both are pruned.
+        parts: pruned parts, one figure each: weights, activations, both (every method of weights
+            with every method of activations). Default: weights; with `activation` all three.
+        start_from: run or checkpoint to prune. It is a folder of `chop sweep quantize` (the point
+            with the best metric), one of `chop compress`, or a checkpoint. Model and data are those
+            of the folder. Default: the float model.
+        scope: pruned share per layer, or over all layers. `local` prunes the share in each layer,
             `global` over all layers together.
         operators: operators to prune, by name: linear, conv2d ... Default: all that multiply by a
             weight.
@@ -188,8 +187,8 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
             Default: 15 for built-in models, else 1.
         finetune_lr: peak learning rate of fine-tuning. Default: by model and number of epochs.
         calibration_rows: training rows for the scores that need data.
-        seeds: number of seeds of pruning and fine-tuning. They are from `seed` on, for random
-            pruning; tables and figures have their mean and range.
+        seeds: number of seeds of random pruning and fine-tuning. They begin with `seed`; tables and
+            figures have their mean and range.
 
     The other settings are those of `JudgedConfig` and `WorkloadConfig`.
     """
@@ -223,29 +222,29 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
         for name in self.parts:
             check_known(name, PARTS, "parts: unknown")
         if not self.activation and (self.activation_sparsity is not None or self.inputs_are_pruned):
-            raise ConfigError("activation: expected at least one method, as l1-norm, got none.")
+            raise ConfigError("activation: expected at least one method, such as l1-norm.")
         for setting in self.settings():
             settings = {**self.pass_args(setting, self.seed), "batches": ()}
             parse(PruneConfig, settings, "chop sweep prune")
 
     @property
     def measured_parts(self) -> tuple[str, ...]:
-        """What is pruned, in the order of `PARTS`."""
+        """Pruned parts, in the order of `PARTS`."""
         chosen = self.parts or (PARTS if self.activation else PARTS[:1])
         return tuple(part for part in PARTS if part in chosen)
 
     @property
     def inputs_are_pruned(self) -> bool:
-        """True when some points prune inputs."""
+        """True if some points prune inputs."""
         return self.measured_parts != PARTS[:1]
 
     def settings(self) -> list[PruneSetting]:
-        """The points of the sweep, those of a curve together."""
+        """Returns the points of the sweep, grouped by curve."""
         weights = list(itertools.product(self.methods, _shares(self.sparsity, "sparsity")))
         paired = self.activation_sparsity is None
         shares = self.sparsity if self.activation_sparsity is None else self.activation_sparsity
         inputs = list(itertools.product(self.activation, _shares(shares, "activation_sparsity")))
-        found = {
+        points = {
             "weights": [PruneSetting(weight, None) for weight in weights],
             "activations": [PruneSetting(None, activation) for activation in inputs],
             "both": [
@@ -254,22 +253,22 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
                 if not paired or weight[1] == activation[1]
             ],
         }
-        return list(dict.fromkeys(point for part in self.measured_parts for point in found[part]))
+        return list(dict.fromkeys(point for part in self.measured_parts for point in points[part]))
 
     def pass_args(self, setting: PruneSetting, seed: int) -> dict[str, Any]:
-        """The settings of `prune_transform_pass` for a point, without data."""
+        """Returns the settings of `prune_transform_pass` for a point, without data."""
         common = {"scope": self.scope, "seed": seed}
         named = {"weight": setting.weight, "activation": setting.activation}
         pruned = {
-            operand: {"method": found[0], "sparsity": found[1], **common}
-            for operand, found in named.items()
-            if found is not None
+            operand: {"method": pruning[0], "sparsity": pruning[1], **common}
+            for operand, pruning in named.items()
+            if pruning is not None
         }
         return {**pruned, "include": self.operators}
 
 
 def _shares(given: str | float | tuple[float, ...], where: str) -> tuple[float, ...]:
-    """The sparsities of a sweep."""
-    found = tuple(map(float, parse_range(given, where)))
-    Range(0, below=1).check(found, where)
-    return found
+    """Returns the sparsities of a sweep."""
+    shares = tuple(map(float, parse_range(given, where)))
+    Range(0, below=1).check(shares, where)
+    return shares

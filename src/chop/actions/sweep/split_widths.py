@@ -1,4 +1,4 @@
-"""Accuracy against integer bits, then against fraction bits at the number of them that suffices."""
+"""Sweep over integer bits, then over fraction bits at the fewest sufficient integer bits."""
 
 from __future__ import annotations
 
@@ -41,31 +41,27 @@ PLURALS = {"weight": "weights", "bias": "biases", "input": "inputs"}
 NAMES = {INTEGER: "integer bits", FRACTION: "fraction bits"}
 FILES = {INTEGER: "integer-bits", FRACTION: "fraction-bits"}
 TOLERATED = 0.01
-"""Loss of a metric that has no standard error here; see `Metric.within`."""
+"""Tolerated loss of a metric without a standard error, see `Metric.within`."""
 Rows = list[dict[str, Any]]
 
 
 def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[Rows]:
     """Varies integer bits at the most fraction bits, then fraction bits at the chosen integer bits.
 
-    The largest weights, biases and inputs are measured first: integer bits beyond what they need
-    change nothing and are not measured. Numbers are chosen by PTQ on validation rows, see
+    The largest weights, biases and inputs are measured first: integer bits beyond their needs
+    change nothing and are skipped. PTQ on validation rows chooses the numbers, see
     `least_without_loss`.
 
     The journal is `points.jsonl`; results are `ranges` (.csv, .md: magnitudes by layer; .svg, .png:
-    histograms above the values of formats), `integer-bits` and `fraction-bits` (.csv, .md, .svg,
-    .png). Rows have `varied`, `integer_bits`, `frac_width`, `width`, and what
-    `chop.actions.sweep.quantize.quantize_sweep` says.
-
-    Args:
-        config: the settings.
-        workload: the model and its rows; without validation rows, a share of the training rows.
+    histograms with the values of formats), `integer-bits` and `fraction-bits` (.csv, .md, .svg,
+    .png). Rows have `varied`, `integer_bits`, `frac_width`, `width`, and the columns of
+    `chop.actions.sweep.quantize.quantize_sweep`.
     """
     workload = workload.with_validation()
     sweep = Sweep(build_rounding(config, workload), workload)
     ranges = value_ranges(sweep.float_graph, config.operators, workload, config.calibration_rows)
     magnitudes = table_of_ranges(ranges, workload)
-    shown = show(*magnitudes.blocks)
+    blocks = show(*magnitudes.blocks)
     integer, fraction = config.split()
     useful = _useful(integer, ranges, config.calibration_rows)
     by_integer = _measured(sweep, INTEGER, [(n, fraction[-1]) for n in useful], config.out)
@@ -88,27 +84,27 @@ def sweep_split_widths(config: QuantizeSweepConfig, workload: Workload) -> Repor
     ]
     files = {FILES[varied]: table for varied, table in tables.items()}
     report = report_of_tables({RANGES: magnitudes, **files}, rows, figures)
-    return replace(report, documents={**report.documents, f"{RANGES}.md": shown}, rows=rows)
+    return replace(report, documents={**report.documents, f"{RANGES}.md": blocks}, rows=rows)
 
 
 def _useful(integer: Sequence[int], ranges: Sequence[ValueRange], rows: int) -> tuple[int, ...]:
-    """The integer bits that are worth measuring; says which are not."""
+    """Returns the integer bits worth measuring, and prints the others."""
     need = _needed(ranges)
     listed = ", ".join(f"{what} {bits}" for what, bits in need.items())
     most = max([*need.values(), integer[0]])
     beyond = [str(bits) for bits in integer if bits > most]
-    text = f"Integer bits, the sign among them, that hold the largest numbers: {listed}."
+    text = f"Integer bits (with sign) for the largest values: {listed}."
     if beyond:
         text += (
-            f" Not measured, because no weight and no input of {rows} training rows needs more "
-            f"than {most}: {', '.join(beyond)}."
+            f" Skipped {', '.join(beyond)}: no weight, and no input on {rows} training rows, needs "
+            f"more than {most}."
         )
     get_console().print(text, highlight=False, markup=False)
     return tuple(bits for bits in integer if bits <= most)
 
 
 def _needed(ranges: Sequence[ValueRange]) -> dict[str, int]:
-    """Integer bits by operand, of all layers."""
+    """Returns the needed integer bits by operand, over all layers."""
     operands = dict.fromkeys(each.operand for each in ranges)
     return {
         PLURALS[operand]: max(each.integer_bits for each in ranges if each.operand == operand)
@@ -119,34 +115,34 @@ def _needed(ranges: Sequence[ValueRange]) -> dict[str, int]:
 def _measured(
     sweep: Sweep[Setting], varied: str, splits: Sequence[tuple[int, int]], out: Path
 ) -> Rows:
-    """One row for each number of integer bits and fraction bits."""
-    found = sweep.measure([(integer + frac, frac) for integer, frac in splits], out)
+    """Measures each split into integer bits and fraction bits; returns a row per split."""
+    results = sweep.measure([(integer + frac, frac) for integer, frac in splits], out)
     return [
         {
             **dict(
                 sorted({INTEGER: integer, FRACTION: frac}.items(), key=lambda x: x[0] != varied)
             ),
             "width": integer + frac,
-            **get_row(found, (integer + frac, frac), sweep.workload),
+            **get_row(results, (integer + frac, frac), sweep.workload),
         }
         for integer, frac in splits
     ]
 
 
 def _least(rows: Rows, varied: str, workload: Workload) -> int:
-    """The least number of bits whose PTQ is within an error of the best; says so."""
+    """Returns and prints the fewest bits with PTQ within an error of the best."""
     metric, judges = workload.task.metric, workload.validation
     where, columns, count = " on validation rows", UNPRINTED, len(judges or ())
     if workload.judge is not None:
         where, columns = "", STAGES
-    elif any(row[UNPRINTED[0]] is None for row in rows):  # an earlier version measured some of them
+    elif any(row[UNPRINTED[0]] is None for row in rows):  # some points are from an earlier version
         where, columns, count = " on test rows", STAGES, len(workload.test)
     scores = {row[varied]: row[columns[0]] for row in rows}
     best = max(scores.values(), key=metric.key)
     chosen, error = least_without_loss(scores, metric, count)
     get_console().print(
-        f"Least number of {NAMES[varied]} that loses nothing by {PTQ}: {chosen}, within an error "
-        f"of {metric.format_drop(error)} of {metric.format_value(best)}, the best{where}.",
+        f"{PTQ} needs {chosen} {NAMES[varied]}: the fewest within the error "
+        f"({metric.format_drop(error)}) of the best{where}, {metric.format_value(best)}.",
         highlight=False,
         markup=False,
     )
@@ -154,13 +150,13 @@ def _least(rows: Rows, varied: str, workload: Workload) -> int:
 
 
 def least_without_loss(scores: Mapping[int, float], metric: Metric, rows: int) -> tuple[int, float]:
-    """The one-standard-error rule: the least number whose score is within an error of the best.
+    """Applies the one-standard-error rule: returns the least number within an error of the best.
 
     Args:
-        scores: number -> score.
-        metric: of the scores.
-        rows: on how many they were measured.
-    Returns: the number, and the error: sqrt(p (1 - p) / rows) of a share p, else `TOLERATED`.
+        scores: score by number.
+        metric: metric of the scores.
+        rows: number of rows they were measured on.
+    Returns: the number, and the error: sqrt(p (1 - p) / rows) for a share p, else `TOLERATED`.
 
     Source: Breiman et al. 1984, "Classification and Regression Trees", section 3.4.3.
     """
@@ -173,13 +169,15 @@ def _counted(bits: int, what: str) -> str:
     return f"{bits} {NAMES[what]}" if bits != 1 else f"1 {NAMES[what].removesuffix('s')}"
 
 
-def _marks(ranges: Sequence[ValueRange], shown: Sequence[int]) -> dict[str, float]:
-    """Where the figure says how many integer bits the operands need."""
+def _marks(ranges: Sequence[ValueRange], measured: Sequence[int]) -> dict[str, float]:
+    """Returns marks of the figure: the integer bits that operands need."""
     operands: dict[int, list[str]] = {}
     for operand, bits in _needed(ranges).items():
         operands.setdefault(bits, []).append(operand)
     return {
-        f"{', '.join(found)} need {bits}": bits for bits, found in operands.items() if bits in shown
+        f"{', '.join(names)} need {bits}": bits
+        for bits, names in operands.items()
+        if bits in measured
     }
 
 
@@ -208,8 +206,8 @@ def _figures(
 
 
 def _candidates(integer: int, frac_width: int) -> dict[str, Integer]:
-    """The chosen format by its label, and those with a bit less before and after the point."""
+    """Returns the chosen format by its label, and formats with a bit or two less."""
     splits = [(integer, frac_width), (integer - 1, frac_width), (integer, frac_width - 1)]
     splits.append((integer, frac_width - 2))
-    found = [Integer(m + f, f) for m, f in splits if m > 0 and f >= 0 and m + f > 1]
-    return {each.label + (", chosen" if each is found[0] else ""): each for each in found}
+    formats = [Integer(m + f, f) for m, f in splits if m > 0 and f >= 0 and m + f > 1]
+    return {each.label + (", chosen" if each is formats[0] else ""): each for each in formats}

@@ -1,4 +1,4 @@
-"""Models that a pruning sweep starts from: the best point of a sweep, or a checkpoint."""
+"""Start model of a pruning sweep: the best point of a quantization sweep, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SWEEP = "sweep quantize"
 
 
 def find_start(config: PruneSweepConfig, workload: Workload) -> Start | None:
-    """What `config.start_from` names; None where the float model is pruned.
+    """Returns the start that `config.start_from` names; None for the float model.
 
     Raises:
-        CheckpointError: there is no model, or that of a sweep on another model or other rows.
+        CheckpointError: if there is no model, or the sweep used another model or other rows.
     """
     folder = config.start_from
     if folder is None:
@@ -39,7 +39,7 @@ def find_start(config: PruneSweepConfig, workload: Workload) -> Start | None:
         return _start_of_sweep(folder, manifest, config, workload)
     if manifest is not None and manifest.kind.startswith("sweep"):
         raise CheckpointError(
-            f"'{folder}' is of chop {manifest.kind}, which keeps no model: expected a folder of "
+            f"'{folder}' is from chop {manifest.kind}, which saves no model: expected a folder of "
             "chop sweep quantize or chop compress, or a checkpoint."
         )
     checkpoint = checkpoint_in(folder)
@@ -50,9 +50,9 @@ def find_start(config: PruneSweepConfig, workload: Workload) -> Start | None:
 def _start_of_sweep(
     folder: Path, manifest: Manifest, config: PruneSweepConfig, workload: Workload
 ) -> Start:
-    """The best point of a sweep, made again; the file of its graph is kept in `config.out`.
+    """Returns the best point of a sweep, rebuilt on first use and saved in `config.out`.
 
-    Sweeps keep numbers alone. Equal seeds give equal weights on the same machine.
+    Sweeps save numbers only. Equal seeds give equal weights on the same machine.
     """
     own: QuantizeSweepConfig = parse(QuantizeSweepConfig, manifest.settings, str(folder))
     judged = workload.with_validation() if own.splits_widths else workload
@@ -69,9 +69,7 @@ def _start_of_sweep(
 
     def made() -> MaseGraph:
         if not path.with_suffix(".mz").exists():
-            get_console().print(
-                f"start: making {stage} {label} again", highlight=False, markup=False
-            )
+            get_console().print(f"start: rebuilding {stage} {label}", highlight=False, markup=False)
             sweep.graph_at(stage, setting, seed).export(path)
         return read_graph(path, workload)
 
@@ -81,30 +79,30 @@ def _start_of_sweep(
 def _best(
     folder: Path, manifest: Manifest, sweep: Sweep[Setting]
 ) -> tuple[str, Setting, int, float]:
-    """Stage, setting, seed and metric of the best point; of equal ones that of fewest bits.
+    """Returns stage, setting, seed and metric of the best point; among equals, that of fewest bits.
 
-    By validation rows, where the sweep has measured them.
+    Uses the metric on validation rows if the sweep measured it.
     """
     points = list(_list_points(manifest.rows))
     metric, seed = sweep.workload.task.metric, sweep.experiment.seeds[0]
     if not points:
-        raise CheckpointError(f"'{folder}': the table of its manifest has no point.")
+        raise CheckpointError(f"'{folder}': the table in its manifest has no points.")
     judges = 0 if all(validation is not None for _, _, (validation, _), _ in points) else 1
     stage, setting, _, _ = max(points, key=lambda p: (metric.key(p[2][judges]), -p[3]))
     is_result = functools.partial(has_numbers, names=[metric.name])
-    found = Journal(folder / JOURNAL).find(sweep.settings_at(stage, setting, seed), is_result)
-    if found is None:
+    result = Journal(folder / JOURNAL).find(sweep.settings_at(stage, setting, seed), is_result)
+    if result is None:
         raise CheckpointError(
-            f"'{folder}' has measured another model or other rows than {sweep.workload.title}: "
-            "give the model and data of that sweep."
+            f"'{folder}' used another model or other rows than {sweep.workload.title}: give the "
+            "model and data of that sweep."
         )
-    return stage, setting, seed, found[metric.name]
+    return stage, setting, seed, result[metric.name]
 
 
 def _list_points(
     rows: tuple[Mapping[str, Any], ...],
 ) -> Iterator[tuple[str, Setting, tuple[Any, Any], float]]:
-    """Stage, setting, metric on validation and on test rows, and bits."""
+    """Yields stage, setting, metric on validation and on test rows, and bits."""
     for row in rows:
         for stage, validation in zip(STAGES, UNPRINTED, strict=True):
             if row.get(stage) is not None:

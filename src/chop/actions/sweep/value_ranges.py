@@ -22,21 +22,21 @@ from chop.workloads.workload import Workload
 
 BINS = 128
 OPERANDS = {"weight": "weight", "bias": "bias", "data_in_0": "input"}
-"""What the statistics call a tensor -> what the tables call it."""
+"""Name of a tensor in tables, by its name in the statistics."""
 STATISTICS: Mapping[str, Any] = {"range_min_max": {"abs": True}, "histogram": {"bins": BINS}}
 NAME = "ranges"
-"""Of the files."""
+"""Base name of the files."""
 
 
 @dataclass(frozen=True)
 class ValueRange:
-    """Numbers of one tensor of a layer.
+    """Range of one tensor of a layer.
 
     Attributes:
-        layer: its path.
+        layer: path of the layer.
         operand: `weight`, `bias` or `input`.
-        largest: magnitude.
-        histogram: of the numbers.
+        largest: largest magnitude.
+        histogram: histogram of the values.
     """
 
     layer: str
@@ -46,7 +46,7 @@ class ValueRange:
 
     @property
     def integer_bits(self) -> int:
-        """The fewest, the sign among them, whose range holds both signs of the largest number.
+        """Fewest integer bits, including the sign, that hold the largest magnitude in both signs.
 
         The range of m integer bits is -2^(m-1) to below 2^(m-1).
         """
@@ -59,12 +59,12 @@ def value_ranges(
     """Measures weights, biases and inputs of the layers of `operators`, in the graph's order.
 
     Args:
-        mg: the float graph; it stays as it is.
-        operators: those that the graph lacks are passed over.
-        workload: gives the training rows from which the inputs come.
-        rows: how many of them.
+        mg: the float graph, unchanged.
+        operators: names; those that the graph lacks are ignored.
+        workload: source of the training rows for inputs.
+        rows: number of training rows.
     Raises:
-        ConfigError: the graph has none of the operators.
+        ConfigError: if the graph has none of the operators.
     """
     names = present_operators(mg, operators)
     paths = {
@@ -78,21 +78,21 @@ def value_ranges(
     settings = {"by": "name", **targets, **statistics, "input_generator": batches, "quiet": True}
     _, info = passes.profile_statistics_analysis_pass(mg.sharing_copy(), settings)
     return [
-        _get_range(paths[name], OPERANDS[tensor], found)
+        _get_range(paths[name], OPERANDS[tensor], statistics)
         for name, sides in info["statistics"].items()
-        for tensor, found in sides["args"].items()
+        for tensor, statistics in sides["args"].items()
         if tensor in OPERANDS
     ]
 
 
-def _get_range(layer: str, operand: str, found: Mapping[str, Mapping[str, Any]]) -> ValueRange:
-    counts, edges = (found["histogram"][key].tolist() for key in ("counts", "edges"))
+def _get_range(layer: str, operand: str, statistics: Mapping[str, Mapping[str, Any]]) -> ValueRange:
+    counts, edges = (statistics["histogram"][key].tolist() for key in ("counts", "edges"))
     histogram = Histogram(f"{layer} {operand}", tuple(counts), edges[0], edges[-1])
-    return ValueRange(layer, operand, found["range_min_max"]["max"].item(), histogram)
+    return ValueRange(layer, operand, statistics["range_min_max"]["max"].item(), histogram)
 
 
 def table_of_ranges(ranges: Sequence[ValueRange], workload: Workload) -> MeasuredTable:
-    """The largest numbers by layer."""
+    """Returns the table of the largest magnitudes by layer."""
     rows: dict[str, dict[str, Any]] = {}
     empty = {
         column: None
@@ -106,27 +106,27 @@ def table_of_ranges(ranges: Sequence[ValueRange], workload: Workload) -> Measure
             row |= {column: each.largest, bits: each.integer_bits}
     number = dataclasses.replace(workload.task.metric, is_share=False)
     columns = {column: number for column in empty if column.startswith("largest")}
-    title = f"{workload.title}: magnitudes, and the integer bits that they need"
+    title = f"{workload.title}: largest magnitudes, and the integer bits they need"
     return MeasuredTable(title, list(rows.values()), columns)
 
 
 def figures_of_ranges(
     ranges: Sequence[ValueRange], formats: Mapping[str, Integer], title: str
 ) -> dict[str, Writer]:
-    """Histograms of weights and inputs above the values of some formats.
+    """Returns histograms of weights and inputs with the values of some formats.
 
-    They are `ranges` (.svg, .png); of more layers than one figure has room for, `ranges-1` ...
+    They are `ranges` (.svg, .png), or `ranges-1` ... if the layers need several figures.
 
     Args:
         ranges: from `value_ranges`.
         formats: by label, the first on top.
-        title: above the figure.
+        title: title of the figure.
     """
     grids = [_get_grid(label, number_format) for label, number_format in formats.items()]
     layers: dict[str, dict[str, Histogram]] = {}
     for each in ranges:
         layers.setdefault(each.layer, {}).setdefault(each.operand, each.histogram)
-    pairs = [[found["weight"], found["input"]] for found in layers.values() if "input" in found]
+    pairs = [[each["weight"], each["input"]] for each in layers.values() if "input" in each]
     pages = [pairs[first : first + MAX_LAYERS] for first in range(0, len(pairs), MAX_LAYERS)]
     files: dict[str, Writer] = {}
     for number, page in enumerate(pages, 1):

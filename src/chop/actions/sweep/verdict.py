@@ -1,4 +1,4 @@
-"""Verdict of a sweep: how far each stage goes before it loses more than a little."""
+"""Verdict of a sweep: farthest setting of each stage within a small loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chop.runs import Outcome
 from chop.train import Metric
 
 LOSS = 0.01
-"""Of the float model's metric; what `chop compress` allows by default."""
+"""Tolerated loss of the metric against float, as in the default of `chop compress`."""
 R = Report[list[dict[str, Any]]]
 
 
@@ -26,39 +26,39 @@ def with_verdict(
     family: str | None = None,
     data: str = "",
 ) -> R:
-    """A report with its verdict and tiles: the farthest setting that each stage bears.
+    """Adds a verdict and tiles to a report: the farthest good setting of each stage.
 
     Args:
-        report: of a sweep, rows with `float` and the stages.
-        metric: of the task.
+        report: report of a sweep, with rows of `float` and the stages.
+        metric: metric of the task.
         stages: columns of rows.
         axis: column that is swept.
-        best: which end of it is the better one.
-        family: column that tells curves apart; None where there is one.
+        best: better end of the axis.
+        family: column that distinguishes curves; None for a single curve.
         data: name of the data set.
     """
-    rows, said, tiles = report.rows, [], []
+    rows, sentences, tiles = report.rows, [], []
     none: list[str] = []
     chosen: list[tuple[Mapping[str, Any], str]] = []
     for kind in dict.fromkeys(row.get(family) if family else None for row in rows):
         mine = [row for row in rows if family is None or row.get(family) == kind]
         for stage in stages:
             name = stage if kind is None else f"{kind}, {stage}"
-            found = _farthest(mine, metric, stage, axis, best)
-            if found is None:
+            row = _farthest(mine, metric, stage, axis, best)
+            if row is None:
                 none.append(name)
                 continue
-            chosen.append((found, stage))
-            said.append(f"{name} at {axis} {found[axis]:g} ({metric.format_value(found[stage])})")
-            about = f"{axis} {found[axis]:g}"
-            shown = Cell(found[stage], metric.format_value(found[stage]))
-            tiles.append(Tile(f"{name}, within {metric.format_drop(LOSS)} of float", shown, about))
+            chosen.append((row, stage))
+            sentences.append(f"{name} at {axis} {row[axis]:g} ({metric.format_value(row[stage])})")
+            about = f"{axis} {row[axis]:g}"
+            cell = Cell(row[stage], metric.format_value(row[stage]))
+            tiles.append(Tile(f"{name}, within {metric.format_drop(LOSS)} of float", cell, about))
     exact = rows[0][FLOAT]
     first = Tile(FLOAT, Cell(exact, metric.format_value(exact)))
     within = f"within {metric.format_drop(LOSS)} of float"
-    verdict = f"W{within[1:]}: {'; '.join(said)}." if said else f"Nothing is {within}."
-    if said and none:
-        verdict += f" Not at any {axis}: {'; '.join(none)}."
+    verdict = f"W{within[1:]}: {'; '.join(sentences)}." if sentences else f"No point is {within}."
+    if sentences and none:
+        verdict += f" Larger losses at every {axis}: {'; '.join(none)}."
     choose = min if best == "least" else max
     row, stage = choose(chosen, key=lambda each: each[0][axis], default=(None, ""))
     outcome = Outcome(
