@@ -147,7 +147,9 @@ def _seconds(function: Any) -> float:
 
 def _plans(found: Sharding) -> dict[str, list[float]]:
     rows: dict[str, Simulation] = {"auto": found.simulation, **found.alternatives}
-    return {name: [x.seconds, x.sent_bytes, x.kept_bytes, x.peak_bytes] for name, x in rows.items()}
+    return {
+        name: [x.seconds, x.sent_bytes, x.parameter_bytes, x.peak_bytes] for name, x in rows.items()
+    }
 
 
 def in_own_process(name: str) -> dict[str, Any]:

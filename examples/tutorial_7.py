@@ -42,7 +42,7 @@ def row(name, info):
     return {
         "": name,
         "predicted (us)": f"{found.seconds * 1e6:.1f}",
-        "parameters (kB)": f"{found.kept_bytes / 1000:.1f}",
+        "parameters (kB)": f"{found.parameter_bytes / 1000:.1f}",
         "peak memory (kB)": f"{found.peak_bytes / 1000:.1f}",
         "sent": ", ".join(f"{x.calls} {x.operation}" for x in found.collectives) or "nothing",
     }

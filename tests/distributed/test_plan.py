@@ -63,8 +63,8 @@ def test_negative_dimensions_are_counted_from_the_front():
     [
         ([], "expected an object with format 'chop sharding plan'"),
         ({"format": "other"}, "expected an object with format"),
-        ({"mesh": [2], "version": 9}, "version 9, this chop reads 1"),
-        ({"mesh": [2], "paramters": {}}, "unknown key 'paramters' is not there; .*'parameters'"),
+        ({"mesh": [2], "version": 9}, "expected version 1, got 9"),
+        ({"mesh": [2], "paramters": {}}, "key 'paramters' does not exist; .*'parameters'"),
         ({}, "mesh: expected the processes per axis"),
         ({"mesh": []}, "mesh: expected the processes per axis"),
         ({"mesh": [0]}, "mesh: expected the processes per axis"),
@@ -87,14 +87,14 @@ def test_documents_that_are_no_plan(document: Any, message: str):
         ),
         (
             ShardingPlan((2,), {"classifier.weight": ("S2",)}),
-            "S2 cuts dimension 2 of a tensor that has 2",
+            "S2 shards dimension 2 of a tensor with 2",
         ),
         (ShardingPlan((2,), {"classifier.weight": ("S0", "R")}), "expected 1 placements, .* got 2"),
         (ShardingPlan((2,), {"classifier.weight": ("P",)}), "placement 'P': expected R"),
-        (ShardingPlan((2,), reads={"nothing": {"a": ("R",)}}), "node 'nothing' is not there"),
+        (ShardingPlan((2,), reads={"nothing": {"a": ("R",)}}), "node 'nothing' does not exist"),
         (
             ShardingPlan((2,), reads={"classifier": {"input_ids": ("R",)}}),
-            "node 'classifier' reads no 'input_ids'",
+            "node 'classifier': input 'input_ids'",
         ),
     ],
 )
@@ -135,7 +135,7 @@ def test_plans_that_are_not_found(given_plan: Any, mesh: Any, message: str):
 def test_a_file_that_json_cannot_read_is_no_plan(tmp_path: Path):
     path = tmp_path / "plan.json"
     path.write_text("[" * 200_000)
-    with pytest.raises(PlanError, match="is no JSON"):
+    with pytest.raises(PlanError, match="is not valid JSON"):
         ShardingPlan.read(path)
 
 

@@ -82,7 +82,7 @@ def test_a_process_that_hangs_is_named_within_the_time_of_silence(tmp_path: Path
     assert peers.SILENCE_S + peers.PERIOD_S + peers.GRACE_S < LIMIT_S
     cluster.run(hangs, 2, 3.0, str(tmp_path / "log"), ending={0, 1})
     assert (tmp_path / "log").read_text() == (
-        "error: process 1 of 2 does not answer during the sum: no heartbeat for 3 s; it ended or "
+        "error: process 1 of 2 does not respond during the sum: no heartbeat for 3 s; it ended or "
         "hangs.\n"
     )
 

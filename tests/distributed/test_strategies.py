@@ -224,7 +224,7 @@ def test_attention_is_cut_by_heads_and_by_samples_where_its_mask_is():
         # The mask stays as it is, so the others follow it.
         assert samples[:3] == ["S(0)", "R", "S(0)"]
         assert heads[:3] == ["S(1)", "S(1)", "S(0)"]
-        assert all("an attention mask (4, 1, 6, 6)" in text for text in (samples[3], heads[3]))
+        assert all("attention mask (4, 1, 6, 6)" in text for text in (samples[3], heads[3]))
 
 
 def test_refusals_are_plan_errors():

@@ -137,7 +137,7 @@ def test_results_equal_one_process_and_the_check_agrees(case: str):
 
 def test_a_write_that_would_be_lost_is_refused():
     for found in on_two():
-        assert "node 'mul_' writes into a part of a tensor that is cut" in found["written"]
+        assert "node 'mul_' writes into a part of a sharded tensor" in found["written"]
 
 
 def test_the_check_leaves_buffers_that_the_model_writes_as_they_were():

@@ -216,7 +216,9 @@ FIXED = {"name": "integer", "width": 8, "frac_width": 4}
 
 def test_float_operators_are_refused_or_quantized():
     mg, x = small(linear=FIXED)
-    with pytest.raises(ConfigError, match=r"of act \(relu, float\); .*key 'missing', as '8.auto'"):
+    with pytest.raises(
+        ConfigError, match=r"of act \(relu, float\); .*key 'missing', such as '8.auto'"
+    ):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
     settings = {"batches": [{"x": x}], "missing": "8.auto"}
     integer, info = passes.lower_to_integer_transform_pass(mg, settings)
@@ -293,5 +295,5 @@ def test_what_leaves_without_a_format_is_refused_with_a_way_out(more):
     mg = MaseGraph(ReturnsMore(more).eval(), dummy_in={"x": x})
     mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": {"x": x}})
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": {"config": FIXED}})
-    with pytest.raises(ConfigError, match=r"has a format; let one .* or take it out of what"):
+    with pytest.raises(ConfigError, match=r"without a format; compute it by .* or remove it from"):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})

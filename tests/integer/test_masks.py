@@ -189,7 +189,7 @@ def test_masks_that_are_added_to_codes_are_refused(fill):
     """They would saturate to the lowest code, and be seen."""
     added = torch.zeros(KEYS, KEYS).masked_fill(torch.ones(KEYS, KEYS).triu(1).bool(), fill)
     with pytest.raises(
-        ConfigError, match=r"add \(add of a mask\); rewrite attention .* by fuse_att"
+        ConfigError, match=r"add \(add of a mask\); rewrite manual attention .* with fuse_att"
     ):
         lowered(Causal(added), Integer(8, 4))
     lowered(Causal(torch.rand(KEYS, KEYS)), Integer(8, 4))

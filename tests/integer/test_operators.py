@@ -89,8 +89,8 @@ def test_pools_products_and_what_is_joined():
     ("model", "x", "named"),
     [
         (Scaled, torch.randn(3, 4), r"mul \(mul of a number\)"),
-        (Functional, torch.randn(3, 4), r"linear \(linear whose parameters are no module's\)"),
-        (Sorted, torch.arange(6).view(2, 3), r"remainder \(remainder of whole numbers\)"),
+        (Functional, torch.randn(3, 4), r"linear \(linear with parameters that no module owns\)"),
+        (Sorted, torch.arange(6).view(2, 3), r"remainder \(remainder of integers\)"),
     ],
     ids=["number", "parameters", "whole numbers"],
 )

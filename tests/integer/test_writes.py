@@ -103,7 +103,7 @@ def into_out(self, y):
         (transposed, "'act'"),
         (by_module, "'act'"),
         (viewed_before, "'getitem'"),
-        (sums, "'total', and integer graphs keep no state"),
+        (sums, "'total', and integer graphs have no state"),
         (into_out, "'add'"),
     ],
 )

@@ -23,7 +23,7 @@ CALLS = {
 EXEMPT = {
     "ir/ops/": "the operator table",
     "hardware/settings.py": "reserved words of SystemVerilog",
-    "integer/ways_out.py": "sentences on operators that have no circuit",
+    "integer/suggestions.py": "sentences on operators that have no circuit",
     "cli/bench.py": "names of studies, of which two are operators too",
     "captured/": "what a graph holds of every function and method of Python and torch",
     "capture/": "runs before there is a graph, on every function and method of Python and torch",

@@ -1,4 +1,4 @@
-"""Sharding of a graph by a plan: parameters become DTensors, nodes read in planned layouts."""
+"""Graph sharding by a plan: parameters become DTensors, and nodes read planned layouts."""
 
 from __future__ import annotations
 
@@ -35,28 +35,27 @@ def shard_graph(
 ) -> None:
     """Shards a graph in place.
 
-    Its model then takes plain whole inputs and gives plain whole outputs on every process. Nodes
-    keep their names; others are put in between: inputs and constants become replicated DTensors,
-    what a node reads is redistributed where the plan says so, and what views read is contiguous.
-    Parameters and buffers, constants of the graph included, are distributed here, once.
+    Its model then takes and returns plain, whole tensors on every process. Existing nodes keep
+    their names. New nodes turn inputs and constants into replicated DTensors, redistribute values
+    where the plan requires it, and make the inputs of views contiguous. Parameters and buffers,
+    including constants of the graph, are distributed once, here.
 
     Args:
-        mg: the graph; without a source every process has the same tensors in it.
+        mg: the graph. Without a source, every process has to have the same tensors.
         plan: the layouts.
-        mesh: the processes; of the plan's shape.
-        source: where the tensors are read from, each process its part, if the model is on the
+        mesh: the processes, in the plan's mesh shape.
+        source: source of the tensors, from which each process reads its part, for a model on the
             meta device.
 
     Raises:
-        PlanError: the plan does not fit the graph or the mesh, the graph is sharded already,
-            learned scales wait for a first batch, or a tensor is on the meta device and there is
-            no source.
+        PlanError: if the plan does not fit the graph or the mesh, the graph is sharded already,
+            learned scales are not initialized, or a tensor is on the meta device without a source.
     """
     if tuple(mesh.shape) != plan.mesh:
         text = f"{format_mesh(plan.mesh)}, the processes are {format_mesh(tuple(mesh.shape))}"
         raise PlanError(f"the plan is for a mesh of {text}.")
     if is_sharded(mg):
-        raise PlanError("the graph is sharded already; shard the graph that it was made of.")
+        raise PlanError("the graph is sharded already; shard the original graph instead.")
     _check_modules(mg.model)
     mg.keep_evaluation("a sharded graph has the nodes of eval(); train the model before")
     plan = plan.checked(mg)
@@ -68,12 +67,12 @@ def shard_graph(
 
 
 def is_sharded(mg: MaseGraph) -> bool:
-    """Whether `shard_graph` has been applied."""
+    """Returns whether a graph is sharded."""
     return any(node.target is runtime.replicate for node in mg.nodes)
 
 
 def local_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters and buffers that this process keeps; tied ones are counted once."""
+    """Returns the bytes of this process's parameters and buffers; tied ones count once."""
     from torch.distributed.tensor import DTensor
 
     tensors = {id(x): x for _, x in named_tensors(model)}.values()
@@ -81,18 +80,17 @@ def local_bytes(model: nn.Module) -> int:
 
 
 def _check_modules(model: nn.Module) -> None:
-    """Scales that start from a batch would start from chunks of it, as random masks would."""
+    """Raises PlanError for scales that initialize from a batch, and for random masks."""
     for path, module in model.named_modules():
         if isinstance(module, QuantizedOperator) and module.waiting:
             raise PlanError(
-                f"'{path}': the learned scales of its {' and '.join(module.waiting)} wait for a "
-                "batch; run the model on one in train(), or calibrate_transform_pass, before it is "
-                "sharded."
+                f"'{path}': the learned scales of its {' and '.join(module.waiting)} are not "
+                "initialized; run a batch in train(), or calibrate_transform_pass, before sharding."
             )
         if isinstance(module, PruneActivation) and module.method == "random":
             raise PlanError(
-                f"'{path}' drops activations at random, which has no sharding rule; prune them by "
-                "method 'l1-norm', or by a threshold."
+                f"'{path}' prunes activations at random, which has no sharding rule; use the "
+                "method 'l1-norm' or a threshold."
             )
 
 
@@ -134,7 +132,7 @@ def _local_part(
     if source is not None and tensor.is_meta:
         return source.read(path, slices).to(device)
     if tensor.is_meta:
-        raise PlanError(f"'{path}' is on the meta device, and there is no source to read it from.")
+        raise PlanError(f"'{path}' is on the meta device, and no source of its values was given.")
     return tensor.detach()[slices].to(device).clone(memory_format=torch.contiguous_format)
 
 
@@ -146,7 +144,7 @@ def _put(model: nn.Module, path: str, tensor: Tensor) -> None:
 
 
 def _cut_given_scales(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) -> None:
-    """Formats that bring a scale per channel along get those of the rows that are here."""
+    """Cuts given channel scales of formats to the rows of this process."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
     for path, module in model.named_modules():
@@ -164,18 +162,18 @@ def _cut_given_scales(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) ->
 def with_cut_scales(
     spec: QuantSpec, operand: str, shape: Sequence[int], rows: slice, name: str
 ) -> QuantSpec:
-    """Formats of an operator of whose channels one process has some rows.
+    """Returns the formats of an operator for one process's rows of channels.
 
     Raises:
-        PlanError: the format has a scale per channel, and the parts are not equal.
+        PlanError: if the format has a scale per channel and the parts are not equal.
     """
     number_format = getattr(spec, operand)
     if not isinstance(number_format, NumberFormat) or not has_cut_scales(number_format, shape):
         return spec
     if shape[0] % (rows.stop - rows.start or shape[0] + 1):
         raise PlanError(
-            f"'{name}': its format has a scale for each of {shape[0]} channels, which are not cut "
-            "into equal parts; expected a number that the processes divide."
+            f"'{name}': its format has a scale for each of {shape[0]} channels, which the number "
+            "of processes has to divide."
         )
     changed: dict[str, Any] = {operand: with_scales_for(number_format, rows)}
     return dataclasses.replace(spec, **changed)
@@ -185,7 +183,7 @@ def with_cut_scales(
 
 
 class _Rewriter:
-    """Puts nodes between those of a graph, so that these compute on DTensors by a plan."""
+    """Inserts nodes into a graph so that it computes on DTensors by a plan."""
 
     def __init__(self, mg: MaseGraph, plan: ShardingPlan) -> None:
         self._mg, self._plan = mg, plan
@@ -227,7 +225,7 @@ class _Rewriter:
             _insert(first, node, runtime.contiguous)
 
     def _arrange(self, node: fx.Node, source: fx.Node) -> None:
-        """Puts between a node and one of its inputs what constants and the plan ask for."""
+        """Inserts the conversions of a node's input that constants and the plan require."""
         placements = self._plan.reads.get(node.name, {}).get(self._names.get(source, ""))
         given = source
         if source not in self._distributed and _gives_tensors(source):
@@ -238,7 +236,7 @@ class _Rewriter:
     def _shared(
         self, source: fx.Node, user: fx.Node, function: Callable[..., Any], given: Any
     ) -> fx.Node:
-        """What `user` reads instead of a source: a node, or the one that an earlier user reads."""
+        """Returns a converted input for `user`, reusing the node that an earlier user reads."""
         key = (source, function, given)
         if key in self._copies:
             user.replace_input_with(source, self._copies[key])
@@ -247,7 +245,7 @@ class _Rewriter:
         return self._copies[key]
 
     def _arrange_writes(self, node: fx.Node) -> None:
-        """What a node writes has to reach the tensor that others read, and not a copy."""
+        """Makes in-place writes reach the original tensor instead of a copy."""
         sources = self._writes[node]
         for index, read in enumerate(_first_inputs(node)):
             now, source = read, sources.get(index)
@@ -261,33 +259,35 @@ class _Rewriter:
 
 
 def _sources_of_writes(node: fx.Node) -> dict[int, fx.Node]:
-    """By the places of inputs that a node writes into: whose memory it is, where others read it."""
+    """Returns the node that owns the memory of each written input, by index, if others read it."""
     shared = shared_writes(node)
     return {i: shared[x] for i, x in enumerate(_first_inputs(node)) if x in shared}
 
 
 def _first_inputs(node: fx.Node) -> list[fx.Node]:
-    """The first argument, or those in it where it is a list."""
+    """Returns the first argument, or its elements if it is a list."""
     first = node.args[0] if node.args else None
     several = first if isinstance(first, list | tuple) else [first]
     return [x for x in several if isinstance(x, fx.Node)]
 
 
 def _insert(source: fx.Node, user: fx.Node, function: Callable[..., Any], *given: Any) -> fx.Node:
-    """Makes `user`, or all users where it is the source, read `function(source, *given)`."""
+    """Inserts `function(source, *given)` ahead of `user`, or of all users of the source."""
     graph = source.graph
     with graph.inserting_after(source) if user is source else graph.inserting_before(user):
         new = graph.call_function(function, (source, *given))
     new.meta = {key: copy.copy(value) for key, value in source.meta.items() if key != "mase"}
     if user is source:
-        source.replace_all_uses_with(new, delete_user_cb=lambda found: found is not new)
+        source.replace_all_uses_with(
+            new, delete_user_cb=lambda user_of_source: user_of_source is not new
+        )
     else:
         user.replace_input_with(source, new)
     return new
 
 
 def _has_tensors(mg: MaseGraph, node: fx.Node) -> bool:
-    """Whether a node reads parameters or buffers of its own."""
+    """Returns whether a node reads its own parameters or buffers."""
     if node.op == "get_attr":
         return True
     module = mg.get_module(node)
@@ -295,10 +295,10 @@ def _has_tensors(mg: MaseGraph, node: fx.Node) -> bool:
 
 
 def _gives_tensors(node: fx.Node) -> bool:
-    """Whether the result of a node has tensors, by what was noted at capture."""
-    found: list[TensorSpec] = []
-    map_specs(lambda x: found.append(x) if isinstance(x, TensorSpec) else None, _spec(node))
-    return bool(found)
+    """Returns whether a node's result has tensors, by its recorded metadata."""
+    specs: list[TensorSpec] = []
+    map_specs(lambda x: specs.append(x) if isinstance(x, TensorSpec) else None, _spec(node))
+    return bool(specs)
 
 
 def _spec(node: fx.Node) -> Any:

@@ -1,4 +1,4 @@
-"""Plans that need no search: replicated, data parallel, by rows of weights, and Megatron's."""
+"""Plans without search: replicated, data parallel, row-sharded weights, and Megatron."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PlanMaker = Callable[[MaseGraph, tuple[int, ...]], ShardingPlan]
 
 
 def replicate_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
-    """Every process has the whole model: nothing is sent, and no memory is saved."""
+    """Replicates the whole model on every process, without communication or memory savings."""
     return ShardingPlan(mesh, name="replicate")
 
 
 def rows_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
-    """Every weight matrix is cut along its outputs, and each result is gathered.
+    """Shards every weight matrix along its outputs and gathers each result.
 
-    A matrix that does not divide, or whose format does not allow the cut, is replicated.
+    A matrix that does not divide, or whose format cannot be sharded, is replicated.
     """
     plan = _Draft(mesh, "rows")
     for product in list_products(mg):
@@ -38,15 +38,15 @@ def rows_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
 
 
 def megatron_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
-    """Pairs of linear layers: the first ones cut along outputs, the last along inputs.
+    """Shards pairs of linear layers: the first ones along outputs, the last along inputs.
 
-    Between the two, as attention heads and activations, each process computes its own part; one
-    all-reduce sums what the last layers give. A pair whose last layer cannot be cut along its
-    inputs, as packed codes and blocks that do not divide, gathers instead. Linear layers without a
-    partner, embeddings and convolutions stay replicated.
+    Between the two, such as in attention heads and activations, each process computes its own part.
+    One all-reduce sums the results of the last layers. A pair is gathered instead if its last layer
+    cannot be sharded along its inputs, such as with packed codes and blocks that do not divide.
+    Linear layers without a partner, embeddings and convolutions are replicated.
 
     Raises:
-        PlanError: attention heads do not divide by the last axis of the mesh.
+        PlanError: if attention heads do not divide by the last axis of the mesh.
 
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
@@ -76,9 +76,9 @@ def megatron_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
 
 
 def _data_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
-    """Every process has the whole model, and computes its part of the samples of each input.
+    """Replicates the model and shards the samples of each input.
 
-    A batch that the processes do not divide is refused when the model runs.
+    A batch that is not divisible by the number of processes raises an error in the forward pass.
     """
     cut = (sharded(0),) * len(mesh)
     reads: dict[str, dict[str, Placements]] = {}
@@ -97,7 +97,7 @@ PLANS: dict[str, PlanMaker] = {
     "rows": rows_plan,
     "megatron": megatron_plan,
 }
-"""The plans by name."""
+"""Built-in plans by name."""
 
 
 def find_plan(
@@ -106,16 +106,16 @@ def find_plan(
     mesh: tuple[int, ...] | int | str | None = None,
     processes: int = 1,
 ) -> ShardingPlan:
-    """The plan that a user means.
+    """Resolves a user's plan argument.
 
     Args:
-        given: a name of `PLANS`, a plan, the path of its JSON file, or what that holds.
-        mg: the graph that it is for.
-        mesh: processes along each axis; None: as a plan that is given has them, else `processes`.
-        processes: how many there are.
+        given: name in `PLANS`, a plan, the path of its JSON file, or the file's content.
+        mg: graph of the plan.
+        mesh: processes along each axis; default: the mesh of a given plan, otherwise `processes`.
+        processes: number of processes.
 
     Raises:
-        PlanError: there is no such plan or file, it is no plan, or it is for another mesh.
+        PlanError: if the plan or file does not exist, is invalid, or has another mesh.
     """
     wanted = None if mesh is None else parse_mesh(mesh)
     if isinstance(given, str) and given in PLANS:
@@ -135,7 +135,7 @@ def find_plan(
 
 
 class _Draft:
-    """A plan in the making."""
+    """A plan under construction."""
 
     def __init__(self, mesh: tuple[int, ...], name: str) -> None:
         self.mesh, self.name = mesh, name
@@ -143,16 +143,16 @@ class _Draft:
         self.reads: dict[str, dict[str, Placements]] = {}
 
     def columns(self, product: Product) -> None:
-        """Cuts a product along its outputs."""
+        """Shards a product along its outputs."""
         self.parameters |= placements(product.along_outputs, self.mesh)
 
     def gathered(self, product: Product) -> None:
-        """Cuts a product along its outputs, which all readers read whole."""
+        """Shards a product along its outputs; all readers read the gathered result."""
         self.columns(product)
         self._read_whole(product)
 
     def rows(self, product: Product) -> None:
-        """Cuts a product along its inputs; all readers read the sum."""
+        """Shards a product along its inputs; all readers read the reduced sum."""
         self.parameters |= placements(product.along_inputs, self.mesh)
         self._read_whole(product)
 
@@ -163,7 +163,7 @@ class _Draft:
                 self.reads.setdefault(user.name, {})[product.node.name] = whole
 
     def finished(self, mg: MaseGraph) -> ShardingPlan:
-        """The plan; what is tied to a tensor, as an embedding's table is, is cut as that is."""
+        """Returns the plan, with tied tensors, such as an embedding table, sharded alike."""
         tensors = named_tensors(mg.model)
         cut = {id(x): self.parameters[path] for path, x in tensors if path in self.parameters}
         parameters = {path: cut[id(x)] for path, x in tensors if id(x) in cut}
@@ -173,27 +173,27 @@ class _Draft:
 def _partners(
     mg: MaseGraph, last: Product, by_node: dict[fx.Node, Product], taken: set[fx.Node]
 ) -> list[Product]:
-    """The products that a product reads, through nodes without weights; none if it reads others."""
-    found = []
+    """Returns the products that feed a product through nodes without weights; none if others do."""
+    partners = []
     for node in _between(last.data_in, by_node):
         if node in by_node:
             if node in taken:
                 return []
-            found.append(by_node[node])
+            partners.append(by_node[node])
         row, module = mg.operator(node), mg.get_module(node)
         stops = row.kind is Kind.NORM or (row.weight is not None and node not in by_node)
         if stops and module is not None:
             return []
-    return found
+    return partners
 
 
 def _between(start: fx.Node, by_node: dict[fx.Node, Product]) -> Iterator[fx.Node]:
-    """The nodes that lead to `start`, itself included, back to products, which are the ends."""
+    """Returns the nodes from products to `start`, including both."""
     return reached([start], lambda node: [] if node in by_node else node.all_input_nodes)
 
 
 def _after(first: Product, last: Product) -> Iterator[fx.Node]:
-    """The nodes from one product to another, without them."""
+    """Returns the nodes between two products."""
     before = {
         *reached([last.data_in], lambda x: [n for n in x.all_input_nodes if n is not first.node])
     }
@@ -202,7 +202,7 @@ def _after(first: Product, last: Product) -> Iterator[fx.Node]:
 
 
 def _parts_features(node: fx.Node) -> bool:
-    """Whether a tensor is parted, as a fused query, key and value is: chunks are other columns."""
+    """Returns whether a node splits features, such as a fused query, key and value."""
     return isinstance(node.meta.get("spec"), tuple | list)
 
 

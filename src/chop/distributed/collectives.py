@@ -1,4 +1,4 @@
-"""Collectives: what processes send one another, counted while a model runs."""
+"""Collectives: communication between processes, counted while a model runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 SILENT = ("wait_tensor", "_wrap_tensor_autograd")
-"""Operators of functional collectives that send nothing."""
+"""Operators of functional collectives that do not communicate."""
 NAMESPACES = ("_c10d_functional", "_dtensor")
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One call of a collective by this process.
+    """One collective call of this process.
 
     Attributes:
-        operation: as `all_reduce`, `all_gather_into_tensor`.
-        size_bytes: of the tensor that the process gave it.
-        axis: of the mesh, along which it was sent; None: over several axes at once.
+        operation: name, such as `all_reduce` or `all_gather_into_tensor`.
+        size_bytes: bytes of this process's input tensor.
+        axis: mesh axis; None for several axes at once.
     """
 
     operation: str
@@ -34,12 +34,12 @@ class Sent:
 
 @dataclass(frozen=True)
 class Collective:
-    """Calls of one collective operation in a forward, by one process.
+    """Calls of one collective operation by one process in a forward pass.
 
     Attributes:
-        operation: as `all_reduce`, `all_gather_into_tensor`.
-        calls: how many.
-        size_bytes: of the tensors that the process gave it.
+        operation: name, such as `all_reduce` or `all_gather_into_tensor`.
+        calls: number of calls.
+        size_bytes: bytes of this process's input tensors.
     """
 
     operation: str
@@ -48,40 +48,39 @@ class Collective:
 
 
 def totals(sent: Iterable[Sent]) -> list[Collective]:
-    """Calls and bytes of each operation, in the order of the first calls.
+    """Sums calls and bytes of each operation, in the order of the first calls.
 
     >>> totals([Sent("all_reduce", 4, 0), Sent("all_reduce", 8, 0)])
     [Collective(operation='all_reduce', calls=2, size_bytes=12)]
     """
-    found: dict[str, Collective] = {}
+    collectives: dict[str, Collective] = {}
     for each in sent:
-        so_far = found.get(each.operation, Collective(each.operation, 0, 0))
-        found[each.operation] = Collective(
+        so_far = collectives.get(each.operation, Collective(each.operation, 0, 0))
+        collectives[each.operation] = Collective(
             each.operation, so_far.calls + 1, so_far.size_bytes + int(each.size_bytes)
         )
-    return list(found.values())
+    return list(collectives.values())
 
 
 def is_silent(operator: Any) -> bool:
-    """Whether an operator belongs to collectives and sends nothing: it gives what it is given."""
+    """Returns whether an operator belongs to collectives but returns its input unchanged."""
     return operator.namespace in NAMESPACES and operator.__name__.partition(".")[0] in SILENT
 
 
 def _is_collective(operator: Any) -> bool:
-    """Whether an operator sends."""
     return operator.namespace in NAMESPACES and not is_silent(operator)
 
 
 def buffer_bytes(operator: Any, arguments: Sequence[Any], result: Any, backend: str) -> int:
-    """Bytes that a collective needs beside its input and its result; 0 of other operators.
+    """Returns the buffer bytes of a collective besides its input and result; 0 for other operators.
 
-    Gloo gathers into a buffer for all chunks, and adds up in a copy of the whole input before it
-    takes its chunk. Those of nccl do not depend on the tensors.
+    Gloo gathers into a buffer for all chunks, and reduces in a copy of the whole input before it
+    takes its chunk. nccl's buffers do not depend on the tensors.
 
     Args:
-        operator: the overload.
-        arguments: of its call.
-        result: of its call.
+        operator: the operator overload.
+        arguments: its arguments.
+        result: its result.
         backend: "gloo" or "nccl".
     """
     if backend != "gloo" or not _is_collective(operator):
@@ -93,10 +92,10 @@ def buffer_bytes(operator: Any, arguments: Sequence[Any], result: Any, backend: 
 
 @contextmanager
 def counted_collectives(mesh: DeviceMesh | None = None) -> Iterator[list[Sent]]:
-    """Yields a list that grows by what this process sends inside the block.
+    """Yields a list that collects this process's collective calls within the block.
 
     Args:
-        mesh: whose axes are distinguished; None: all is taken to go over all axes.
+        mesh: mesh whose axes are distinguished; None attributes all calls to all axes.
     """
     dims = range(mesh.ndim) if mesh is not None else ()
     axes = {str(mesh.get_group(d).group_name): d for d in dims} if mesh is not None else {}
@@ -105,7 +104,7 @@ def counted_collectives(mesh: DeviceMesh | None = None) -> Iterator[list[Sent]]:
 
 
 class _Counter(TorchDispatchMode):
-    """Notes functional collectives, which DTensor's are."""
+    """Records functional collectives, which DTensor uses."""
 
     def __init__(self, axes: dict[str, int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -114,7 +113,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Runs the operator; DTensor's come again as those on its local tensors."""
+        """Runs the operator. DTensor operators are dispatched again on local tensors."""
         from torch.distributed.tensor import DTensor
 
         if any(issubclass(kind, DTensor) for kind in types):

@@ -1,4 +1,4 @@
-"""Bytes of parameters and buffers that each process keeps by a plan."""
+"""Bytes of parameters and buffers on each process of a plan."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from chop.distributed.plan import ShardingPlan, named_tensors
 from chop.ir.graph import MaseGraph
 
 
-def kept_bytes(mg: MaseGraph, plan: ShardingPlan) -> list[int]:
-    """Bytes of the parameters and buffers that each process keeps, by its rank.
+def parameter_bytes(mg: MaseGraph, plan: ShardingPlan) -> list[int]:
+    """Returns the bytes of each process's parameters and buffers, by rank.
 
     Args:
-        mg: the graph, sharded or not; it may be on the meta device.
-        plan: checked, see `ShardingPlan.checked`.
+        mg: the graph, sharded or not, possibly on the meta device.
+        plan: checked plan, see `ShardingPlan.checked`.
     """
     return [
         sum(_local_bytes(x, plan, path, place) for path, x in _tensors(mg))
@@ -27,14 +27,14 @@ def kept_bytes(mg: MaseGraph, plan: ShardingPlan) -> list[int]:
 
 
 def replicated_bytes(mg: MaseGraph, plan: ShardingPlan) -> dict[str, int]:
-    """Bytes of those parameters and buffers that every process keeps whole, largest first."""
+    """Returns the bytes of replicated parameters and buffers, largest first."""
     whole = (REPLICATED,) * len(plan.mesh)
     sizes = {path: x.nbytes for path, x in _tensors(mg) if plan.placement(path) == whole}
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def _tensors(mg: MaseGraph) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by path, tied ones once."""
+    """Returns parameters and buffers by path, tied ones once."""
     seen = set[int]()
     for path, tensor in named_tensors(mg.model):
         if id(tensor) not in seen:

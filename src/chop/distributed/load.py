@@ -1,8 +1,8 @@
-"""Weights by slices: each process of a sharded model reads what it keeps of every tensor.
+"""Sliced loading of weights: each process of a sharded model reads only its parts.
 
-Files are opened for one tensor at a time and mapped no longer than that, so that a process has
-never more in memory than its own slices and one tensor: the pages of a whole tensor are touched
-where its slices are cut along another dimension than the first.
+Files are opened and mapped for one tensor at a time. A process therefore never has more in memory
+than its own slices and one tensor, whose pages are all touched if it is cut along another dimension
+than the first.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from chop.ir.storage.tensor_store import STORABLE, open_file, restore_one, unpac
 from chop.nn.transposed import stores_transposed
 
 PlaceOfExpert = Callable[[str], tuple[int, ...] | None]
-"""By the name of a tensor in a file, the number of its expert and its place within; or None."""
+"""Returns expert index and position from a tensor name in a file, or None."""
 
 
 class SafetensorsSource:
-    """The weights of a model on the meta device, in safetensors files.
+    """Safetensors files with the weights of a model on the meta device.
 
-    Tensors are looked up when the source is made: by the model's names, or else by those with one
-    step more or less in front, as files of a model's body and of the whole model have them
-    (`encoder.x` and `bert.encoder.x`). What is tied to another tensor may be stored once.
+    Tensors are looked up in the constructor, by the model's names or by names with one more or one
+    fewer prefix, since files of a model's body and of the whole model differ in that
+    (`encoder.x` and `bert.encoder.x`). Tied tensors may be stored once.
 
     Args:
         path: a Hugging Face folder, with `model.safetensors` or with
             `model.safetensors.index.json` and its shards; or one file.
-        model: its tensors on the meta device are those that are looked for; those of floating-point
-            numbers come in the model's dtype.
-        rename: from a name in the file to one of the model, where they differ otherwise.
-        place_of_expert: of a matrix that is one of several which make up a tensor of the model.
+        model: model whose tensors on the meta device are looked up. Floating-point tensors are
+            loaded in the model's dtype.
+        rename: maps a file's tensor name to the model's, if they differ otherwise.
+        place_of_expert: position of an expert matrix within a stacked tensor of the model.
 
     Raises:
-        CheckpointError: a file is missing or broken, or lacks a tensor of the model, has it in
-            another shape, or has two that may be it.
+        CheckpointError: if a file is missing or damaged, or a tensor of the model is missing, has
+            another shape or has two candidates.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class SafetensorsSource:
         self._stored = _look_up(model, stored, rename, place_of_expert, path)
 
     def read(self, name: str, slices: Slices) -> Tensor:
-        """A part of a tensor, contiguous and in memory of its own.
+        """Reads a part of a tensor into new, contiguous memory.
 
         Args:
             name: the tensor's path in the model.
-            slices: one per dimension, of step one.
+            slices: one per dimension, with step one.
 
         Raises:
-            CheckpointError: the model had no such tensor on the meta device, or the file has been
-                removed since.
+            CheckpointError: if the model had no such tensor on the meta device, or the file has
+                been removed since.
         """
         if name not in self._stored:
-            raise CheckpointError(f"no weights of '{name}' were looked up: the model lacks it.")
+            raise CheckpointError(f"'{name}' is not a tensor of the model on the meta device.")
         stored = self._stored[name]
         if stored.has_experts or stored.parts:
             return read_experts(stored, slices)
@@ -86,15 +86,15 @@ class SafetensorsSource:
 
 
 class CheckpointSource:
-    """The tensors of a checkpoint of chop, by their paths in the graph's model.
+    """Tensors of a chop checkpoint, by their paths in the graph's model.
 
     Args:
-        checkpoint: the name given to `MaseGraph.export`, with or without a suffix.
-        verify: compares the digest of all tensors, which reads them once; one process of those
-            that read the same files is enough. The others compare their size.
+        checkpoint: name given to `MaseGraph.export`, with or without a suffix.
+        verify: checks the digest of all tensors, which reads them once. One process per set of
+            files is enough; the others compare file sizes.
 
     Raises:
-        CheckpointError: a file is missing, cut off, corrupt, foreign or from a later version.
+        CheckpointError: if a file is missing, truncated, corrupt, foreign or of a later version.
     """
 
     def __init__(self, checkpoint: str | Path, verify: bool = True) -> None:
@@ -105,17 +105,17 @@ class CheckpointSource:
         self._keys = dict(_keys_by_path(document["modules"]))
 
     def read(self, name: str, slices: Slices) -> Tensor:
-        """A part of a tensor, contiguous, in memory of its own and as it is stored.
+        """Reads a part of a tensor, as stored, into new, contiguous memory.
 
-        Codes of packed layers have one dimension; a chunk of them is that of the weight's rows
-        where these divide.
+        Codes of packed layers have one dimension. A chunk of them has the codes of a chunk of
+        weight rows, if the rows divide.
 
         Args:
-            name: the tensor's path in the model, any of its paths where it is tied.
-            slices: one per dimension, of step one.
+            name: the tensor's path in the model; any of its paths if it is tied.
+            slices: one per dimension, with step one.
 
         Raises:
-            CheckpointError: the checkpoint has no such tensor.
+            CheckpointError: if the checkpoint has no such tensor.
         """
         path = self._first_path(name)
         if path not in self._keys:
@@ -132,7 +132,7 @@ class CheckpointSource:
         return whole[slices].clone(memory_format=torch.contiguous_format)
 
     def _bytes(self, key: str) -> Tensor:
-        """A tensor that is in the document, or of a type that the file's format lacks."""
+        """Reads a tensor stored in the document, or of a type that the file format lacks."""
         if key in self._inline:
             return unpack_inline({key: self._inline[key]}, self._table)[key]
         with open_file(self._file) as file:
@@ -140,7 +140,7 @@ class CheckpointSource:
             return data
 
     def _first_path(self, name: str) -> str:
-        """The path at which a tensor of a shared module is described."""
+        """Returns the path under which a shared module's tensor is stored."""
         *steps, last = name.split(".")
         path = ""
         for step in steps:
@@ -150,16 +150,16 @@ class CheckpointSource:
 
 
 def meta_graph(checkpoint: str | Path, allow: Iterable[Any] = ()) -> MaseGraph:
-    """The graph of a checkpoint of chop without its weights, which `CheckpointSource` reads.
+    """Returns the graph of a chop checkpoint without weights, for `CheckpointSource`.
 
     Args:
-        checkpoint: the name given to `MaseGraph.export`, with or without a suffix.
-        allow: module classes and functions of your own that the checkpoint may contain.
-    Returns: a graph whose parameters and buffers are on the meta device; real are those only that
-        an attribute of a module shares.
+        checkpoint: name given to `MaseGraph.export`, with or without a suffix.
+        allow: your module classes and functions that the checkpoint may contain.
+    Returns: a graph with parameters and buffers on the meta device, except tensors that a module
+        attribute shares.
 
     Raises:
-        CheckpointError: files are missing, broken, or name a class that is not allowed.
+        CheckpointError: if files are missing, damaged, or name a class that is not allowed.
     """
     return MaseGraph.from_checkpoint(checkpoint, allow=allow, meta=True)
 
@@ -171,16 +171,16 @@ def _look_up(
     place_of_expert: PlaceOfExpert,
     path: str | Path,
 ) -> dict[str, Stored]:
-    """Where each of the model's tensors on the meta device is."""
+    """Returns the file location of each of the model's tensors on the meta device."""
     tensors = {name: x for name, x in named_tensors(model) if x.is_meta}
-    found = _by_path(tensors, stored, rename, place_of_expert, _joined_names(model))
+    places = _by_path(tensors, stored, rename, place_of_expert, _joined_names(model))
     modules = dict(model.named_modules(remove_duplicate=False))
-    tied: dict[int, Stored] = {id(tensors[name]): place for name, place in found.items()}
+    tied: dict[int, Stored] = {id(tensors[name]): place for name, place in places.items()}
     for name, tensor in tensors.items():
-        place = found.get(name) or tied.get(id(tensor))
+        place = places.get(name) or tied.get(id(tensor))
         if place is None:
             raise CheckpointError(
-                f"'{path}' lacks the tensor '{name}' of the model; the nearest that it has is "
+                f"'{path}' lacks the model's tensor '{name}'; the nearest is "
                 f"'{nearest(name, stored)}'."
             )
         owner, _, own = name.rpartition(".")
@@ -195,17 +195,17 @@ def _look_up(
                 f"tensor '{name}': the model has the shape {expected}, '{place.file}' "
                 f"has {place.shape}."
             )
-        found[name] = replace(
+        places[name] = replace(
             place,
             dtype=tensor.dtype if tensor.is_floating_point() else None,
             transposed=is_transposed,
             has_experts=stacked is not None,
         )
-    return found
+    return places
 
 
 def _joined_names(model: nn.Module) -> dict[str, str]:
-    """By name of a tensor in state dicts, the one parameter that it is of, where it is renamed."""
+    """Returns, by state-dict name of a tensor, the single renamed parameter that it belongs to."""
     return {
         f"{path}.{name}".lstrip("."): f"{path}.{parts[0]}".lstrip(".")
         for path, module in model.named_modules()
@@ -221,9 +221,9 @@ def _by_path(
     place_of_expert: PlaceOfExpert,
     joined: Mapping[str, str],
 ) -> dict[str, Stored]:
-    """Where the model's tensors are, by its names: the same in the file, or the likeness of one."""
-    found = {name: place for name, place in stored.items() if name in tensors}
-    exact = set(found)
+    """Returns file locations by the model's tensor names, exact or with another prefix."""
+    places = {name: place for name, place in stored.items() if name in tensors}
+    exact = set(places)
     firsts = dict.fromkeys(name.partition(".")[0] for name in tensors)
     experts: dict[str, dict[tuple[int, ...], Stored]] = {}
     for name, place in stored.items():
@@ -239,16 +239,16 @@ def _by_path(
         if expert is not None:
             experts.setdefault(path, {})[expert] = place
             continue
-        if found.setdefault(path, place) is not place:
+        if places.setdefault(path, place) is not place:
             raise CheckpointError(
-                f"both '{found[path].name}' and '{name}' of '{place.file.parent}' may be the "
+                f"both '{places[path].name}' and '{name}' of '{place.file.parent}' may be the "
                 f"model's '{path}'; expected one tensor of that name."
             )
-    return found | {path: Stored.of_experts(parts) for path, parts in experts.items()}
+    return places | {path: Stored.from_experts(parts) for path, parts in experts.items()}
 
 
 def _keys_by_path(records: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The name in the table of each parameter and buffer, by its path."""
+    """Returns the table key of each parameter and buffer, by path."""
     for record in records:
         prefix = f"{record['path']}." if record["path"] else ""
         for kind in ("parameters", "buffers"):

@@ -1,4 +1,4 @@
-"""Memory of a forward: the bytes of the tensors that live at once, real ones and fake ones."""
+"""Memory of a forward pass: bytes of simultaneously live tensors, real or fake."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from chop.private.torch_api import TorchDispatchMode
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Counts the memory of tensors that operators make inside it, while they live.
+    """Dispatch mode that measures the memory of tensors created within it.
 
     Attributes:
-        live: bytes now.
-        peak: the largest of `live` since `restart`.
+        live: current bytes.
+        peak: largest `live` since `restart`.
     """
 
     def __init__(self, known: Iterable[Tensor] = (), backend: str = "gloo") -> None:
-        """Starts with nothing.
+        """Starts with no tensors.
 
         Args:
-            known: tensors that are there already, which are not counted.
-            backend: of the collectives, which may need buffers.
+            known: existing tensors, which do not count.
+            backend: backend of the collectives, which may need buffers.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._backend = backend
@@ -39,13 +39,13 @@ class MemoryMeter(TorchDispatchMode):
             self._note(tensor, 0)
 
     def restart(self) -> None:
-        """Counts the peak from now on."""
+        """Restarts the peak measurement."""
         self.peak = self.live
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Runs the operator; DTensor's come again as those on its local tensors."""
+        """Runs the operator. DTensor operators are dispatched again on local tensors."""
         from torch.distributed.tensor import DTensor
 
         if any(issubclass(kind, DTensor) for kind in types):

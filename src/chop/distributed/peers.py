@@ -1,4 +1,4 @@
-"""Other processes that ended or hang: how their end shows in an error here, and heartbeats."""
+"""Failure of other processes: detection in errors, and heartbeats."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 SILENCE_S = 20.0
-"""After so long without a heartbeat a process counts as hung or gone."""
+"""Seconds without a heartbeat after which a process counts as hung or ended."""
 PERIOD_S = 2.0
 GRACE_S = 3.0
-"""For the main thread to raise by itself what a collective tells it."""
+"""Seconds for the main thread to raise an error that a collective reports."""
 AWAY = b"away"
 _GLOO_DETAIL = re.compile(r"\.cc:\d+\] (.*?)(?:\. This is typical|$)", re.MULTILINE)
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether a collective failed because another process ended or does not answer.
+    """Returns whether a collective failed because another process ended or does not respond.
 
-    torch 2.13 has no class for it under gloo: a RuntimeError with the C++ file of the transport.
-    The store and NCCL raise subclasses of `torch.distributed.DistError`.
+    torch 2.13 has no class for this in gloo: it raises a RuntimeError with the C++ file of the
+    transport. The store and NCCL raise subclasses of `torch.distributed.DistError`.
 
     >>> is_peer_failure(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
     True
@@ -40,11 +40,11 @@ def is_peer_failure(error: BaseException) -> bool:
 
 
 def peer_failure_text(error: BaseException, what: str) -> str:
-    """One sentence for such an error.
+    """Formats such an error as one sentence.
 
     Args:
         error: see `is_peer_failure`.
-        what: what this process was doing.
+        what: activity of this process.
 
     >>> text = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:7. This is typical"
     >>> peer_failure_text(RuntimeError(text), "the forward")
@@ -57,12 +57,12 @@ def peer_failure_text(error: BaseException, what: str) -> str:
 
 @dataclass(frozen=True)
 class Peers:
-    """The processes of a run, and the store in which they leave their heartbeats.
+    """Processes of a run, and the store of their heartbeats.
 
     Attributes:
-        store: a connection of its own, so that no collective that is set up keeps it waiting.
-        rank: of this process.
-        processes: how many there are.
+        store: separate connection, which is not blocked by the setup of a collective.
+        rank: rank of this process.
+        processes: number of processes.
     """
 
     store: Store
@@ -71,7 +71,7 @@ class Peers:
 
     @classmethod
     def join(cls, store: Store, rank: int, processes: int) -> Peers:
-        """Notes this process in the store; the others' entries are there after a barrier."""
+        """Registers this process in the store; entries of the others exist after a barrier."""
         from torch.distributed import PrefixStore
 
         own = store.clone()  # type: ignore[attr-defined]
@@ -85,30 +85,30 @@ class Peers:
         self.store.set(str(self.rank), entry)  # type: ignore[arg-type]
 
     def entries(self) -> dict[int, bytes]:
-        """The entries of the others by rank."""
+        """Returns the entries of the other processes by rank."""
         others = (rank for rank in range(self.processes) if rank != self.rank)
         return {rank: self.store.get(str(rank)) for rank in others}
 
 
 class Heartbeat(threading.Thread):
-    """Writes a heartbeat every two seconds, and ends this process where another's stay out.
+    """Thread that writes a heartbeat every two seconds, and ends this process if another's stop.
 
-    A collective that waits for a process that hangs cannot be broken off, so one sentence is
-    printed and the process exits with code 1.
+    A collective that waits for a hung process cannot be interrupted. The thread therefore prints
+    one sentence and exits the process with code 1.
 
     Args:
-        peers: the processes that are watched while they beat as well.
-        what: what is going on, for the sentence.
+        peers: processes to watch, while they send heartbeats too.
+        what: activity, for the sentence.
     """
 
     def __init__(self, peers: Peers, what: str) -> None:
         super().__init__(daemon=True, name="heartbeat")
         self._peers, self._what = peers, what
-        self._left = threading.Event()
+        self._stopped = threading.Event()
         self._silence = SilenceCounter[int]()
 
     def run(self) -> None:
-        """Beats until `leave`."""
+        """Sends and checks heartbeats until `leave`."""
         from torch.distributed import DistError, DistNetworkError
 
         count = 0
@@ -120,21 +120,21 @@ class Heartbeat(threading.Thread):
             except DistNetworkError:
                 return  # the process that has the store ended: collectives will say so
             except DistError:
-                silent = "the process that has the store of the run"
-            if silent and not self._left.wait(GRACE_S):
+                silent = "the process with the store of the run"
+            if silent and not self._stopped.wait(GRACE_S):
                 self._exit(silent)
-            if self._left.wait(PERIOD_S):
+            if self._stopped.wait(PERIOD_S):
                 return
 
     def leave(self, done: bool) -> None:
-        """Stops beating.
+        """Stops the heartbeats.
 
         Args:
-            done: nobody needs this process any more; else the others will miss it.
+            done: no other process needs this one any more. Otherwise the others report its end.
         """
         from torch.distributed import DistError
 
-        self._left.set()
+        self._stopped.set()
         if done:
             self.join(PERIOD_S)
             with contextlib.suppress(DistError):  # nobody is left who would read it
@@ -149,7 +149,7 @@ class Heartbeat(threading.Thread):
 
     def _exit(self, silent: str) -> None:
         text = (
-            f"error: {silent} does not answer during {self._what}: no heartbeat for "
+            f"error: {silent} does not respond during {self._what}: no heartbeat for "
             f"{SILENCE_S:.0f} s; it ended or hangs.\n"
         )
         os.write(2, text.encode())  # the main thread may have the lock of sys.stderr

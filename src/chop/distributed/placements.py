@@ -1,4 +1,4 @@
-"""Placements: how a tensor lies on the axes of a mesh of processes, as text and as slices."""
+"""Placements of a tensor on the axes of a process mesh, as text and as slices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
 REPLICATED = "R"
-"""Every process along the axis of the mesh has the whole tensor."""
+"""Placement of a tensor that is whole on every process along the mesh axis."""
 _SHARDED = re.compile(r"S(-?\d+)")
 
 
 def sharded(dim: int) -> str:
-    """The text of a tensor that is cut into chunks along a dimension.
+    """Returns the placement of a tensor that is sharded along a dimension.
 
     >>> sharded(0)
     'S0'
@@ -26,42 +26,44 @@ def sharded(dim: int) -> str:
 
 
 def shard_dim(text: str) -> int | None:
-    """The dimension that a placement cuts; None where it is replicated.
+    """Returns the sharded dimension of a placement; None if it is replicated.
 
     >>> shard_dim("S-1"), shard_dim("R")
     (-1, None)
 
     Raises:
-        PlanError: it is no placement.
+        PlanError: if it is not a placement.
     """
     if text == REPLICATED:
         return None
-    found = _SHARDED.fullmatch(text)
-    if found is None:
-        raise PlanError(f"placement '{text}': expected R (replicated) or S and a dimension, as S0.")
-    return int(found[1])
+    match = _SHARDED.fullmatch(text)
+    if match is None:
+        raise PlanError(
+            f"placement '{text}': expected R (replicated) or S and a dimension, such as S0."
+        )
+    return int(match[1])
 
 
 def normalized(texts: Sequence[str], rank: int, where: str) -> tuple[str, ...]:
-    """Placements with dimensions counted from the front.
+    """Returns placements with non-negative dimensions.
 
     >>> normalized(["S-1", "R"], 3, "weight")
     ('S2', 'R')
 
     Raises:
-        PlanError: a tensor of that rank has no such dimension.
+        PlanError: if a tensor of that rank has no such dimension.
     """
-    found = []
+    placements = []
     for text in texts:
         dim = shard_dim(text)
         if dim is not None and not -rank <= dim < rank:
-            raise PlanError(f"{where}: {text} cuts dimension {dim} of a tensor that has {rank}.")
-        found.append(REPLICATED if dim is None else sharded(dim % rank))
-    return tuple(found)
+            raise PlanError(f"{where}: {text} shards dimension {dim} of a tensor with {rank}.")
+        placements.append(REPLICATED if dim is None else sharded(dim % rank))
+    return tuple(placements)
 
 
 def as_torch(texts: Sequence[str]) -> tuple[Placement, ...]:
-    """Placements as `torch.distributed.tensor` has them."""
+    """Converts placements to those of `torch.distributed.tensor`."""
     from torch.distributed.tensor import Replicate, Shard
 
     dims = map(shard_dim, texts)
@@ -74,16 +76,16 @@ def local_slices(
     coordinate: Sequence[int],
     placements: Sequence[str],
 ) -> tuple[slice, ...]:
-    """What of a tensor one process has.
+    """Returns the slices of a tensor on one process.
 
-    Along each axis of the mesh in turn, a dimension is cut as by `torch.chunk`: all chunks have
-    the same size but the last, and there may be fewer chunks than processes.
+    Along each mesh axis in turn, a dimension is cut like by `torch.chunk`: all chunks except the
+    last have the same size, and there may be fewer chunks than processes.
 
     Args:
-        shape: of the whole tensor.
+        shape: shape of the whole tensor.
         mesh: processes along each axis.
-        coordinate: the place of the process on the mesh.
-        placements: one text per axis of the mesh; dimensions counted from the front.
+        coordinate: position of the process in the mesh.
+        placements: one text per mesh axis, with non-negative dimensions.
     Returns: one slice per dimension.
 
     Example:

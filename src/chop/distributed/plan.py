@@ -1,4 +1,4 @@
-"""Sharding plan: the mesh of processes, what each keeps, and how each node reads its inputs."""
+"""Sharding plan: process mesh, parameter placements, and input layouts of nodes."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ from chop.ir.graph import MaseGraph
 FORMAT = "chop sharding plan"
 VERSION = 1
 Placements = tuple[str, ...]
-"""One text per axis of the mesh: "R", or "S" and the dimension that is cut."""
+"""One text per mesh axis: "R", or "S" and the sharded dimension."""
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Where the parameters of a model lie on several processes, and what its nodes read.
+    """Placements of a model's parameters, and layouts in which nodes read their inputs.
 
-    A plan decides layouts, never results: tensors keep their global shapes, and what a node cannot
-    compute in the layout that it gets is redistributed.
+    A plan affects layouts, never results. Tensors keep their global shapes, and inputs in a layout
+    that a node cannot compute in are redistributed.
 
     Attributes:
         mesh: processes along each axis.
-        parameters: the placement of parameters and buffers by dotted path; others are replicated.
-        reads: by node, the placement in which it reads what another node gives; what is not named
-            is read as it comes.
-        name: for reports.
+        parameters: placements of parameters and buffers by dotted path; others are replicated.
+        reads: by node, the placement in which it reads each input node; default: as produced.
+        name: name in reports.
     """
 
     mesh: tuple[int, ...]
@@ -47,20 +46,20 @@ class ShardingPlan:
 
     @property
     def processes(self) -> int:
-        """How many processes the plan is for."""
+        """Number of processes."""
         return math.prod(self.mesh)
 
     def placement(self, parameter: str) -> Placements:
-        """The placement of a parameter or buffer."""
+        """Returns the placements of a parameter or buffer."""
         return self.parameters.get(parameter, (REPLICATED,) * len(self.mesh))
 
     def checked(self, mg: MaseGraph) -> ShardingPlan:
-        """The plan with dimensions counted from the front.
+        """Validates the plan for a graph and returns it with non-negative dimensions.
 
         Raises:
-            PlanError: it names a parameter or node that the graph lacks, a dimension that a
-                parameter lacks, or gives another number of placements than the mesh has axes; or
-                tied parameters differ.
+            PlanError: if it names a parameter or node that the graph lacks or a dimension that a
+                parameter lacks, its number of placements differs from the mesh axes, or tied
+                parameters differ.
         """
         model = mg.model
         tensors = dict(named_tensors(model))
@@ -71,9 +70,9 @@ class ShardingPlan:
             path: normalized(self._whole(path, texts), tensors[path].ndim, f"parameter '{path}'")
             for path, texts in self.parameters.items()
         }
-        found = dataclasses.replace(self, parameters=parameters)
-        found._check_ties(model)
-        return found
+        plan = dataclasses.replace(self, parameters=parameters)
+        plan._check_ties(model)
+        return plan
 
     def _check_nodes(self, mg: MaseGraph) -> None:
         nodes = {node.name: node for node in mg.nodes}
@@ -81,7 +80,7 @@ class ShardingPlan:
             _check_name("node", name, nodes)
             inputs = {source.name for source in nodes[name].all_input_nodes}
             for source, texts in sources.items():
-                _check_name(f"node '{name}' reads no", source, inputs)
+                _check_name(f"node '{name}': input", source, inputs)
                 for text in self._whole(f"{name} <- {source}", texts):
                     shard_dim(text)
 
@@ -104,7 +103,7 @@ class ShardingPlan:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data."""
+        """Returns the plan as plain data."""
         own = {
             "mesh": list(self.mesh),
             "name": self.name,
@@ -118,18 +117,18 @@ class ShardingPlan:
 
     @classmethod
     def from_json(cls, document: Any, where: str = "plan") -> ShardingPlan:
-        """Inverse of `to_json`.
+        """Builds a plan from plain data. Inverse of `to_json`.
 
         Raises:
-            PlanError: it is no plan; the message says where.
+            PlanError: if the data are invalid; the message says where.
         """
         if not isinstance(document, Mapping) or document.get("format", FORMAT) != FORMAT:
             raise PlanError(f"{where}: expected an object with format '{FORMAT}'.")
         if document.get("version", VERSION) != VERSION:
-            raise PlanError(f"{where}: version {document['version']}, this chop reads {VERSION}.")
+            raise PlanError(f"{where}: expected version {VERSION}, got {document['version']}.")
         known = {entry.name for entry in dataclasses.fields(cls)}
         for key in document.keys() - {"format", "version"}:
-            _check_name(f"{where}: unknown key", key, known)
+            _check_name(f"{where}: key", key, known)
         reads = _mapping(document.get("reads", {}), f"{where}.reads")
         return cls(
             parse_mesh(document.get("mesh"), f"{where}.mesh"),
@@ -139,48 +138,50 @@ class ShardingPlan:
         )
 
     def write(self, path: str | Path) -> None:
-        """Writes the plan as JSON; a file of before stays until all is written."""
+        """Writes the plan as JSON. An existing file is replaced atomically."""
         with atomic_file(Path(path)) as temporary:
             temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: str | Path) -> ShardingPlan:
-        """Reads what `write` wrote.
+        """Reads a plan from a file of `write`.
 
         Raises:
-            PlanError: there is no such file, or it holds no plan.
+            PlanError: if the file does not exist or has no valid plan.
         """
         try:
             document = read_json(path, "plan", None)
         except OSError as error:
             raise PlanError(f"plan '{path}' cannot be read: {error.strerror}.") from None
         except ConfigError as error:
-            raise PlanError(f"plan '{path}' is no JSON: {error}.") from None
+            raise PlanError(f"plan '{path}' is not valid JSON: {error}.") from None
         return cls.from_json(document, f"plan '{path}'")
 
 
 def parse_mesh(value: Any, where: str = "mesh") -> tuple[int, ...]:
-    """The shape of a mesh from numbers, or a text such as "2x4".
+    """Parses a mesh shape from numbers, or from text such as "2x4".
 
     >>> parse_mesh("2x4"), parse_mesh(2)
     ((2, 4), (2,))
 
     Raises:
-        PlanError: it is neither, or a number is below one.
+        PlanError: if it is neither, or a number is below one.
     """
     sizes = value.lower().split("x") if isinstance(value, str) else value
     sizes = [sizes] if isinstance(sizes, int) else sizes
     try:
-        found = tuple(int(size) for size in sizes if not isinstance(size, float | bool))
+        mesh = tuple(int(size) for size in sizes if not isinstance(size, float | bool))
     except (TypeError, ValueError):
-        found = ()
-    if not found or min(found) < 1 or len(found) < len(sizes):
-        raise PlanError(f"{where}: expected the processes per axis, as 4 or 2x2, got {value!r}.")
-    return found
+        mesh = ()
+    if not mesh or min(mesh) < 1 or len(mesh) < len(sizes):
+        raise PlanError(
+            f"{where}: expected the processes per axis, such as 4 or 2x2, got {value!r}."
+        )
+    return mesh
 
 
 def format_mesh(mesh: tuple[int, ...]) -> str:
-    """The text of a mesh.
+    """Formats a mesh shape.
 
     >>> format_mesh((2, 4))
     '2x4'
@@ -189,7 +190,7 @@ def format_mesh(mesh: tuple[int, ...]) -> str:
 
 
 def named_tensors(model: nn.Module) -> list[tuple[str, Any]]:
-    """Parameters and buffers by dotted path; tied ones at each of their paths."""
+    """Returns parameters and buffers by dotted path; tied ones at each of their paths."""
     parameters = model.named_parameters(remove_duplicate=False)
     return [*parameters, *model.named_buffers(remove_duplicate=False)]
 
@@ -198,7 +199,7 @@ def _check_name(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1) or list(known)[:1]
         hint = f"one of {len(known)} is '{near[0]}'" if near else "there are none"
-        raise PlanError(f"{what} '{name}' is not there; {hint}.")
+        raise PlanError(f"{what} '{name}' does not exist; {hint}.")
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
@@ -208,9 +209,9 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _placements(value: Any, where: str) -> dict[str, Placements]:
-    found = {}
+    placements = {}
     for name, texts in _mapping(value, where).items():
         if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
             raise PlanError(f"{where}.{name}: expected texts such as ['S0'], got {texts!r}.")
-        found[name] = tuple(texts)
-    return found
+        placements[name] = tuple(texts)
+    return placements

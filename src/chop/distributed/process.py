@@ -1,4 +1,4 @@
-"""Processes of a sharded run: joined under torchrun, guarded against each other's end, launched."""
+"""Processes of a sharded run: process group, failure detection, and launcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("gloo", "nccl")
 TIMEOUT_S = 600.0
-"""For one collective: processes that load a model reach the first at different times."""
+"""Timeout of one collective: processes that load a model reach the first at different times."""
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _joined: list[Peers] = []
 
@@ -31,22 +31,21 @@ _joined: list[Peers] = []
 def start(
     mesh: tuple[int, ...], backend: str | None = None, timeout_s: float = TIMEOUT_S
 ) -> DeviceMesh:
-    """Joins the processes that torchrun started, and arranges them.
+    """Initializes the process group of torchrun, and arranges it in a mesh.
 
-    A process group that is there already is used where it fits. A mesh of one process needs no
-    torchrun.
+    An existing process group is used if it fits. A mesh of one process does not need torchrun.
 
     Args:
         mesh: processes along each axis; all of torchrun's.
-        backend: "gloo" (CPU) or "nccl" (CUDA, one device per process). None: "nccl" where each
-            process of the machine has a device, else "gloo".
-        timeout_s: how long a collective waits for the others, in seconds.
+        backend: "gloo" (CPU) or "nccl" (CUDA, one device per process). None: "nccl" if each process
+            of the machine has a device, otherwise "gloo".
+        timeout_s: timeout of a collective, in seconds.
     Returns: the mesh, on the device of this process.
 
     Raises:
-        PlanError: torchrun did not start this process, or not as many as the mesh has; or the
-            backend is unknown or unfit.
-        DistributedError: not all of them came.
+        PlanError: if torchrun did not start this process, its number of processes differs from the
+            mesh, or the backend is unknown or unsuitable.
+        DistributedError: if not all processes joined.
     """
     import torch
     import torch.distributed as dist
@@ -69,7 +68,7 @@ def start(
 
 
 def world_size() -> int:
-    """How many processes run: of the process group, or that torchrun started; 1 elsewhere."""
+    """Returns the number of processes: of the process group, or from torchrun; otherwise 1."""
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
@@ -77,15 +76,14 @@ def world_size() -> int:
 
 @contextmanager
 def guarded(what: str = "the run") -> Iterator[None]:
-    """Inside, the end of another process is one DistributedError; other errors pass unchanged.
+    """Turns the failure of another process into one DistributedError; other errors pass unchanged.
 
-    A collective with a process that was killed raises at once. Of a process that hangs, nothing is
-    heard in a collective: where `start` joined the processes, heartbeats are exchanged, and after
-    20 s of silence this process prints one sentence and exits with code 1. Processes that have
-    left are not missed.
+    A collective with a killed process raises at once, but a hung process blocks it silently. If
+    `start` joined the processes, they exchange heartbeats. After 20 s of silence this process
+    prints one sentence and exits with code 1. Processes that left the block are not reported.
 
     Raises:
-        DistributedError: another process ended or does not answer.
+        DistributedError: if another process ended or does not respond.
     """
     heartbeat = Heartbeat(_joined[0], what) if _joined else None
     if heartbeat:
@@ -104,18 +102,18 @@ def guarded(what: str = "the run") -> Iterator[None]:
 
 
 def launch(command: Sequence[str], processes: int) -> int:
-    """Runs a command on several processes of this machine, as `torchrun --nproc-per-node` does.
+    """Runs a command on several processes of this machine, like `torchrun --nproc-per-node`.
 
-    Their output is passed on. Where one fails the others are ended; of one that a signal ended, one
-    sentence says so, since it could say nothing itself. Interrupting this process ends all.
+    Their output is passed on. If one fails, the others are ended. A message reports a process that
+    a signal ended, because it could not do so itself. An interrupt of this process ends all.
 
     Args:
-        command: a program and its arguments; each process runs it with torchrun's environment.
-        processes: how many.
-    Returns: 0, or the exit code of the first process that failed; 128 and the signal's number where
-        a signal ended it, or this process received one.
+        command: program and arguments; each process runs it with torchrun's environment.
+        processes: number of processes.
+    Returns: 0, or the exit code of the first process that failed; 128 plus the signal number if a
+        signal ended it, or this process received one.
     Raises:
-        Terminated: this process received SIGTERM, and all were ended.
+        Terminated: if this process received SIGTERM, after all were ended.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -134,7 +132,7 @@ def launch(command: Sequence[str], processes: int) -> int:
     )
     try:
         with _quiet_launcher(processes):
-            # Its templates are torchrun's, not ours: dollars are meant as they are.
+            # torchrun substitutes templates, but dollars are meant literally here.
             arguments = [text.replace("$", "$$") for text in command[1:]]
             elastic_launch(config, command[0])(*arguments)
     except ChildFailedError as error:
@@ -153,7 +151,7 @@ def launch(command: Sequence[str], processes: int) -> int:
 
 @contextmanager
 def _quiet_launcher(processes: int) -> Iterator[None]:
-    """Inside, torch's launcher logs nothing, and threads are shared out; its traces are undone."""
+    """Silences torch's launcher and divides threads between processes within the block."""
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     settings = {"OMP_NUM_THREADS": threads, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # Windows lacks the last two
@@ -192,7 +190,7 @@ def _check_size(mesh: tuple[int, ...], processes: int) -> None:
 
 
 def _check_device(backend: str | None) -> str:
-    """The backend, or the one that fits."""
+    """Returns the backend, or the suitable one by default."""
     import torch
 
     devices = torch.cuda.device_count()

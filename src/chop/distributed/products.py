@@ -1,4 +1,4 @@
-"""Matrix products by a parameter, as plans see them: what lies along outputs, what along inputs."""
+"""Matrix products by a parameter, with the tensors along their outputs and inputs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Product:
 
     Attributes:
         node: the call.
-        data_in: the node that gives what is multiplied.
+        data_in: node of the other factor.
         outputs: number of outputs.
-        inputs: number of inputs, which are summed over.
-        along_outputs: the parameters and buffers that are cut with the outputs, and the dimension
-            of each; empty where the format of the weight does not allow it.
-        along_inputs: those that are cut with the inputs.
-        output_multiple: at which outputs may be cut.
-        input_multiple: at which inputs may be cut.
+        inputs: number of inputs, the length of the sums.
+        along_outputs: dimension of each parameter and buffer that is sharded with the outputs;
+            empty if the weight's format does not allow it.
+        along_inputs: the same for the inputs.
+        output_multiple: multiple of outputs at which a cut is allowed.
+        input_multiple: multiple of inputs at which a cut is allowed.
     """
 
     node: fx.Node
@@ -48,30 +48,30 @@ class Product:
     input_multiple: int = 1
 
     def columns(self, processes: int) -> bool:
-        """Whether each process can have a part of the outputs."""
+        """Returns whether outputs divide among the processes."""
         return bool(self.along_outputs) and self.outputs % (processes * self.output_multiple) == 0
 
     def rows(self, processes: int) -> bool:
-        """Whether each process can have a part of the inputs."""
+        """Returns whether inputs divide among the processes."""
         return bool(self.along_inputs) and self.inputs % (processes * self.input_multiple) == 0
 
 
 def placements(dims: Mapping[str, int], mesh: tuple[int, ...]) -> dict[str, Placements]:
-    """Parameters cut along the last axis of a mesh, and replicated along the others."""
+    """Returns parameters sharded along the last axis of a mesh, and replicated along the others."""
     others = (REPLICATED,) * (len(mesh) - 1)
     return {path: (*others, sharded(dim)) for path, dim in dims.items()}
 
 
 def list_products(mg: MaseGraph) -> list[Product]:
-    """The matrix products by a parameter, in the order of the graph.
+    """Returns the matrix products by a parameter, in graph order.
 
-    Convolutions and experts are left out: each process has all of them.
+    Convolutions and experts are excluded, and stay whole on each process.
     """
-    return [found for node in mg.nodes if (found := _get_product(mg, node)) is not None]
+    return [product for node in mg.nodes if (product := _get_product(mg, node)) is not None]
 
 
 def _get_product(mg: MaseGraph, node: fx.Node) -> Product | None:
-    """What a node multiplies by a parameter; None where it does not."""
+    """Returns the product of a node; None if it does not multiply by a parameter."""
     row, module = mg.operator(node), mg.get_module(node)
     if module is None:
         return _function(mg, node)
@@ -120,7 +120,7 @@ def _layer(node: fx.Node, module: Any, weight: Weight) -> Product | None:
 
 
 def _rows_of_codes(module: PackedOperator) -> dict[str, int]:
-    """The buffers of packed parameters, and a float bias, where rows have bytes of their own."""
+    """Returns the buffers of packed parameters, and a float bias, if rows have separate bytes."""
     separable = {
         operand
         for operand, shape in module.packed_shapes.items()
@@ -143,12 +143,12 @@ def _paths(module: nn.Module, path: str, names: Mapping[str, int]) -> dict[str, 
 def _format(module: nn.Module, operand: str) -> NumberFormat | None:
     if not isinstance(module, QuantizedOperator) or module.spec.learns(operand):
         return None
-    found = getattr(module.spec, operand)
-    return found if isinstance(found, NumberFormat) else None
+    number_format = getattr(module.spec, operand)
+    return number_format if isinstance(number_format, NumberFormat) else None
 
 
 def _bias_can_be_cut(module: Any, outputs: int) -> bool:
-    """Whether a bias can be cut anywhere; one whose elements share scales stays whole."""
+    """Returns whether a bias can be cut anywhere, unlike one whose elements share scales."""
     number_format = _format(module, "bias")
     if number_format is None or getattr(module, "bias", None) is None:
         return True

@@ -1,6 +1,6 @@
-"""Runtime functions of sharded graphs: from plain tensors to DTensors, back, and resharding.
+"""Runtime functions of sharded graphs: conversion of plain tensors and DTensors, and resharding.
 
-Arguments that say where are plain, so that sharded graphs are copied as others.
+Arguments that describe locations are plain data, so that sharded graphs can be copied.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ _MESHES: dict[tuple[int, ...], DeviceMesh] = {}
 
 
 def use_mesh(mesh: DeviceMesh) -> None:
-    """Makes a mesh the one of its shape that sharded graphs run on in this process."""
+    """Registers a mesh for the sharded graphs of its shape in this process."""
     _MESHES[tuple(mesh.shape)] = mesh
 
 
 def _get_mesh(shape: Sequence[int]) -> DeviceMesh:
-    """The mesh of a shape.
+    """Returns the mesh of a shape.
 
     Raises:
-        PlanError: this process is on no such mesh.
+        PlanError: if this process has no such mesh.
     """
-    found = _MESHES.get(tuple(shape))
-    if found is None:
+    mesh = _MESHES.get(tuple(shape))
+    if mesh is None:
         raise PlanError(
-            f"mesh {format_mesh(tuple(shape))}: this process is on no such mesh; shard the graph "
+            f"mesh {format_mesh(tuple(shape))}: this process has no such mesh; shard the graph "
             "with resharding_transform_pass first."
         )
-    return found
+    return mesh
 
 
 def replicate(value: Any, mesh: tuple[int, ...]) -> Any:
-    """Plain tensors as DTensors that every process has whole; others, and numbers, as they are.
+    """Converts plain tensors to replicated DTensors; DTensors and numbers are returned unchanged.
 
     Nothing is sent: each process has made the same tensor.
 
     Args:
-        value: a tensor, or tuples, lists and dicts of some.
-        mesh: its shape.
+        value: a tensor, or tuples, lists and dicts of tensors.
+        mesh: shape of the mesh.
 
     Raises:
-        PlanError: this process is on no such mesh, or in `torch.inference_mode`.
+        PlanError: if this process has no such mesh, or is in `torch.inference_mode`.
     """
     from torch.distributed.tensor import DTensor
 
@@ -64,31 +64,31 @@ def replicate(value: Any, mesh: tuple[int, ...]) -> Any:
 
     if torch.is_inference_mode_enabled():
         raise PlanError(
-            "a sharded graph cannot run in torch.inference_mode(), which DTensor's views refuse: "
-            "run it under torch.no_grad()."
+            "a sharded graph cannot run in torch.inference_mode(), which DTensor's views do not "
+            "support: use torch.no_grad()."
         )
     return tree_map(of, value)
 
 
 def redistribute(value: Any, placements: tuple[str, ...]) -> Any:
-    """DTensors, or tuples, lists and dicts of some, in another layout; others stay as they are.
+    """Redistributes DTensors, also in tuples, lists and dicts; other values are returned unchanged.
 
     Raises:
-        PlanError: a tensor has no such dimension.
+        PlanError: if a tensor has no such dimension.
     """
     from torch.distributed.tensor import DTensor
 
     def of(x: Any) -> Any:
         if not isinstance(x, DTensor):
             return x
-        wanted = normalized(placements, x.ndim, "what a node reads")
+        wanted = normalized(placements, x.ndim, "input of a node")
         return x.redistribute(x.device_mesh, as_torch(wanted))
 
     return tree_map(of, value)
 
 
 def contiguous(value: Any) -> Any:
-    """A DTensor whose chunks lie in memory in the order of their dimensions, as views need them."""
+    """Returns a DTensor with contiguous chunks, as views require."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(value, DTensor):
@@ -108,7 +108,7 @@ def contiguous(value: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """A DTensor that every process has whole: itself, or a copy."""
+    """Returns a replicated DTensor: the value itself, or a copy."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(value, DTensor) or _is_whole(value):
@@ -117,12 +117,14 @@ def whole(value: Any) -> Any:
 
 
 def write_back(written: Any, value: Any) -> Any:
-    """Makes a DTensor, whose copy `whole` gave, what has been written into that; gives it."""
+    """Writes a copy made by `whole` back to its DTensor, and returns it."""
     from torch.distributed.tensor import DTensor
 
     if isinstance(value, DTensor) and not _is_whole(value):
         if any(place.is_partial() for place in value.placements):
-            raise PlanError("a slice of partial sums is written; expected a plan that reads 'R'.")
+            raise PlanError(
+                "a node writes into a slice of partial sums; expected a plan that reads 'R'."
+            )
         part = written.redistribute(value.device_mesh, value.placements)
         value.to_local().copy_(part.to_local())
         return value
@@ -130,10 +132,10 @@ def write_back(written: Any, value: Any) -> Any:
 
 
 def same_memory(value: Any, source: Any, name: str) -> Any:
-    """A part of a tensor that is about to be written.
+    """Returns a part of a tensor ahead of a write to it.
 
     Raises:
-        PlanError: it is a copy, which DTensor has made to compute it in another layout.
+        PlanError: if it is a copy, made by DTensor to compute in another layout.
     """
     from torch.distributed.tensor import DTensor
 
@@ -141,8 +143,8 @@ def same_memory(value: Any, source: Any, name: str) -> Any:
     if all(map(_is_whole, tensors)) or _memory(value) == _memory(source):
         return value
     raise PlanError(
-        f"node '{name}' writes into a part of a tensor that is cut, and would write into a copy; "
-        "expected a plan in which that tensor is replicated."
+        f"node '{name}' writes into a part of a sharded tensor, and would write into a copy; "
+        "expected a plan that replicates this tensor."
     )
 
 
@@ -159,7 +161,7 @@ def _memory(value: Any) -> int:
 
 
 def gather(value: Any) -> Any:
-    """DTensors as plain whole tensors, which every process has."""
+    """Gathers DTensors to plain, whole tensors on every process."""
     from torch.distributed.tensor import DTensor
 
     return tree_map(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, value)

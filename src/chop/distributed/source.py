@@ -1,4 +1,4 @@
-"""Tensor sources: files that the parameters of a sharded model are read from."""
+"""Tensor sources: files with the parameters of a sharded model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,4 @@ class TensorSource(Protocol):
     """Reads parts of the tensors of a model on the meta device."""
 
     def read(self, name: str, slices: tuple[slice, ...]) -> Tensor:
-        """A part of a tensor.
-
-        Returns: contiguous, in memory of its own.
-        """
+        """Reads a part of a tensor into new, contiguous memory."""

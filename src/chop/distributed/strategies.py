@@ -1,16 +1,17 @@
-"""Sharding rules of chop's operators: in which layouts rounding a chunk is a chunk of the rounding.
+"""DTensor sharding rules of chop's operators: layouts in which rounding commutes with sharding.
 
-The rule of a number format follows from its layout: what decides a scale has to be on one process.
+The rule of a number format follows from its layout: the data that determine a scale have to be on
+one process.
 
 | format | may be sharded |
 |---|---|
 | elements without scales, or with one given scale | along any dimension |
-| blocks that share a scale | along any dimension, that of the blocks at multiples of the block |
-| a scale per channel | along dimension 0; given scales are cut along |
+| blocks with a shared scale | along any dimension; along the blocks at multiples of the block |
+| a scale per channel | along dimension 0, together with given scales |
 | a scale, fraction or threshold of the whole tensor from its data; random rounding | replicated |
-| packed codes | rows, where each has bytes of its own |
+| packed codes | along rows, if each row has separate bytes |
 
-Partial sums are reduced before any rounding: no rule takes them.
+Partial sums are reduced before any rounding, so no rule accepts them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from chop.private.dtensor import (
     replicate_operators_without_rule,
 )
 
-TRAINING = "is of training; sharded models are for inference: call model.eval() under no_grad"
-EXPORT = "stands in an ONNX file; shard the graph that was exported"
+TRAINING = (
+    "is for training; sharded models only support inference: call model.eval() and use no_grad"
+)
+EXPORT = "is for ONNX files; shard the graph that was exported"
 REFUSED: dict[str, str] = {
     "fake_quantize_marking": TRAINING,
     "lsq_gradients": TRAINING,
@@ -49,16 +52,16 @@ REFUSED: dict[str, str] = {
     "qonnx_quant": EXPORT,
     "qonnx_bipolar": EXPORT,
 }
-"""Operators without a rule, and why."""
+"""Operators without a rule, and the reason."""
 
 
 def shardable_dims(number_format: NumberFormat, shape: Sequence[int]) -> dict[int, int]:
-    """Dimensions along which a tensor can be cut, so that its chunks round as the whole does.
+    """Returns the dimensions along which a tensor's chunks round like the whole tensor.
 
     Args:
-        number_format: the format; its given scales are those of the whole tensor.
-        shape: of the tensor.
-    Returns: per dimension the multiple at which a cut may lie.
+        number_format: the format; its given scales must be those of the whole tensor.
+        shape: shape of the tensor.
+    Returns: by dimension, the multiple at which a cut is allowed.
     """
     every = dict.fromkeys(range(len(shape)), 1)
     if number_format.is_identity:
@@ -84,14 +87,14 @@ def _shardable(layout: Layout, every: dict[int, int]) -> dict[int, int]:
 
 
 def _given_scales(layout: Layout | None) -> int:
-    """How many scales of groups a format brings along; 0 where they follow the data."""
+    """Returns the number of group scales given by a format; 0 if scales follow the data."""
     if layout is None or not isinstance(layout.scaling, StaticScale):
         return 0
     return layout.scaling.known(torch.device("cpu")).numel()
 
 
 def has_cut_scales(number_format: NumberFormat, shape: Sequence[int]) -> bool:
-    """Whether a format brings scales of groups along that are cut with dimension 0."""
+    """Returns whether a format has given group scales that are cut with dimension 0."""
     layout = number_format.layout() if number_format.is_fitted else None
     if layout is None or layout.levels is not None or _given_scales(layout) < 2:
         return False
@@ -99,7 +102,7 @@ def has_cut_scales(number_format: NumberFormat, shape: Sequence[int]) -> bool:
 
 
 def _layouts_of_rounding(x: Any, key: str) -> list[Strategy]:
-    """One output, one input: replicated, or cut along the same dimension."""
+    """Returns layouts of one output and one input: replicated, or sharded along one dimension."""
     shape, number_format = tuple(x.tensor_meta.shape), from_key(key)
     if has_cut_scales(number_format, shape):
         return [_everywhere(2), _cut(0, 2)]
@@ -107,7 +110,7 @@ def _layouts_of_rounding(x: Any, key: str) -> list[Strategy]:
 
 
 def _rounds_chunks(given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Chunks have whole groups, and as many given scales as groups."""
+    """Returns whether chunks have whole groups, and one given scale per group."""
     x, key = given[0], given[1]
     whole, local, number_format = tuple(x.tensor_meta.shape), shapes[0], from_key(key)
     if has_cut_scales(number_format, whole):
@@ -122,7 +125,7 @@ def _rounds_chunks(given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> b
 
 
 def _layouts_of_lsq(x: Any, scales: Any, key: str, is_batch: bool) -> list[Strategy]:
-    """Learned scales are parameters: one for all chunks, or those of channels cut along."""
+    """Returns layouts of learned scales: one for all chunks, or channel scales cut with rows."""
     shape, count = tuple(x.tensor_meta.shape), scales.tensor_meta.shape[0]
     if count > 1:
         return [_everywhere(3), _cut(0, 3)]
@@ -132,12 +135,12 @@ def _layouts_of_lsq(x: Any, scales: Any, key: str, is_batch: bool) -> list[Strat
 def _layouts_of_codes(
     codes: Any, scales: Any, tensor_scale: Any, shape: Sequence[int], key: str, dtype: Any
 ) -> list[Strategy]:
-    """Rows of codes decode to rows."""
+    """Returns layouts of packed codes, whose rows decode to rows."""
     inputs = [codes, scales, tensor_scale]
-    found = [[_replicate(), *_present(inputs, [_replicate()] * 3)]]
+    layouts = [[_replicate(), *_present(inputs, [_replicate()] * 3)]]
     if shape[0] == -1:
-        found.append([_shard(0), *_present(inputs, [_shard(0), _shard(0), _replicate()])])
-    return found
+        layouts.append([_shard(0), *_present(inputs, [_shard(0), _shard(0), _replicate()])])
+    return layouts
 
 
 def _layouts_of_product(
@@ -151,49 +154,49 @@ def _layouts_of_product(
     bias: Any,
     exact: bool,
 ) -> list[Strategy]:
-    """Rows of codes multiply to columns of the result; rows of `x` to rows of it."""
+    """Returns layouts of packed products: code rows become result columns, `x` rows result rows."""
     inputs = [x, codes, scales, tensor_scale, bias]
     rank, whole = len(x.tensor_meta.shape), _replicate()
-    found = [[whole, *_present(inputs, [whole] * 5)]]
+    layouts = [[whole, *_present(inputs, [whole] * 5)]]
     if shape[0] == -1:
         cut = _shard(0)
-        found.append([_shard(rank - 1), *_present(inputs, [whole, cut, cut, whole, cut])])
+        layouts.append([_shard(rank - 1), *_present(inputs, [whole, cut, cut, whole, cut])])
     multiples = shardable_dims(from_key(x_key), tuple(x.tensor_meta.shape))
     for dim in range(rank - 1):
         if multiples.get(dim) == 1:
-            found.append([_shard(dim), *_present(inputs, [_shard(dim), *[whole] * 4])])
-    return found
+            layouts.append([_shard(dim), *_present(inputs, [_shard(dim), *[whole] * 4])])
+    return layouts
 
 
 def _layouts_of_clipping(grad: Any, mask: Any) -> list[Strategy]:
-    """Element by element, of two tensors of one shape."""
+    """Returns layouts of an elementwise operator on two tensors of one shape."""
     return [_everywhere(3), *(_cut(dim, 3) for dim in range(len(grad.tensor_meta.shape)))]
 
 
 def _layouts_of_selection(x: Any, count: int) -> list[Strategy]:
-    """Magnitudes are compared over the whole tensor."""
+    """Returns the replicated layout, because magnitudes are compared over the whole tensor."""
     return [_everywhere(2)]
 
 
 def _layouts_of_attention(
     query: Any, *others: Any, attn_mask: Any = None, **_: Any
 ) -> list[Strategy]:
-    """Result and log-sum-exp, of query, key, value and mask: cut by heads, or by samples."""
+    """Returns layouts of result, log-sum-exp, query, key, value, mask: by heads or samples."""
     if attn_mask is None:
         return [_everywhere(5), _cut(1, 5), _cut(0, 5)]
     whole, mask = tuple(query.tensor_meta.shape), tuple(attn_mask.tensor_meta.shape)
-    found = [_everywhere(6)]
+    layouts = [_everywhere(6)]
     for dim in (0, 1):
         # A mask of one sample or head, or without the dimension, is for all of them.
         is_alike = len(mask) == len(whole) and mask[dim] == whole[dim]
-        found.append([*_cut(dim, 5), _shard(dim) if is_alike else _replicate()])
-    known = {place for layout in found for place in layout[5:]}
+        layouts.append([*_cut(dim, 5), _shard(dim) if is_alike else _replicate()])
+    known = {place for layout in layouts for place in layout[5:]}
     if not set(attn_mask.placements) <= known:
         raise PlanError(
-            f"an attention mask {mask} lies as {', '.join(map(str, attn_mask.placements))}; "
-            f"expected {' or '.join(sorted(map(str, known)))}, as queries {whole} are cut."
+            f"attention mask {mask} with placements {', '.join(map(str, attn_mask.placements))}: "
+            f"expected {' or '.join(sorted(map(str, known)))}, for sharded queries {whole}."
         )
-    return found
+    return layouts
 
 
 def _refuse(name: str, *arguments: Any) -> NoReturn:
@@ -201,7 +204,7 @@ def _refuse(name: str, *arguments: Any) -> NoReturn:
 
 
 def _has_whole_rows(given: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Chunks of packed tensors begin and end with a row; `given` begins with their parts."""
+    """Returns whether chunks of packed tensors, the first of `given`, consist of whole rows."""
     codes, scales, _, shape, key = given[:5]
     if shape[0] != -1:
         return True
@@ -228,12 +231,12 @@ RULES: Mapping[str, tuple[Callable[..., Any], Callable[..., bool], int]] = {
     "lowest_magnitudes": (_layouts_of_selection, _any_chunks, 1),
     **{name: (partial(_refuse, name), _any_chunks, 1) for name in REFUSED},
 }
-"""By operator: its layouts, which chunks it takes, and the first argument that these depend on."""
+"""By operator: its layouts, a check of its chunks, and the index of the first argument for it."""
 
 
 @cache
 def register_strategies() -> None:
-    """Tells DTensor the rules, once per process."""
+    """Registers the rules in DTensor, once per process."""
     from chop.export.onnx import operators as _onnx_operators  # noqa: F401 - defines the operators
 
     for name, (layouts, accepts, static_argnum) in RULES.items():
@@ -268,5 +271,5 @@ def _cut(dim: int, count: int) -> Strategy:
 
 
 def _present(tensors: Sequence[Any], placements: Sequence[Any]) -> Strategy:
-    """The placements of tensors that are there."""
+    """Returns the placements of the tensors that are present."""
     return [place for x, place in zip(tensors, placements, strict=True) if x is not None]

@@ -1,4 +1,4 @@
-"""Tensor-parallel plan of transformers: the style in which each linear layer is sharded."""
+"""Tensor-parallel plan for transformers, with a style for each linear layer."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 def tp_plan(mg: MaseGraph, plan: ShardingPlan) -> dict[str, str]:
-    """The plan as `DistributedConfig(tp_plan=...)` of transformers takes it.
+    """Returns the plan for `DistributedConfig(tp_plan=...)` of transformers.
 
-    A linear layer is `colwise` where its weight has the placement S0, and `colwise_gather_output`
-    where another node or the model's output reads its result whole; `rowwise` where its weight has
-    S1, and `rowwise_split_input` where its input comes whole. Embeddings may be sharded too. All
-    other linear layers and embeddings are named `replicate`: a plan that transformers has for the
-    model would else shard them.
+    A linear layer is `colwise` if its weight has the placement S0, and `colwise_gather_output` if
+    another node or the model's output reads its whole result. It is `rowwise` if its weight has S1,
+    and `rowwise_split_input` if its input is whole. Embeddings may be sharded too. All other linear
+    layers and embeddings are named `replicate`, because transformers may have its own plan that
+    would shard them.
 
-    transformers runs the model's own Python on the parts of its processes, so that what lies
-    between two sharded layers must work on each part alone; that is measured, see
+    transformers runs the model's own Python on the parts of each process. Operators between two
+    sharded layers therefore have to work on each part separately. This is measured, see
     `chop.distributed.checking.slice_influence`.
 
     Args:
-        mg: the graph, with weights, of a model whose modules have transformers' names.
-        plan: one axis of its mesh has several processes.
-    Returns: a style by path, with `*` for the numbers of layers.
+        mg: the graph, with weights, of a model with transformers' module names.
+        plan: plan with several processes on exactly one mesh axis.
+    Returns: a style by path, with `*` for layer numbers.
     Raises:
-        PlanError: the plan shards anything else than linear layers and embeddings; layers whose
-            paths differ by numbers have different styles; or something between two layers needs
-            more than a process has. The message names the parameter.
+        PlanError: if the plan shards other layers than linear layers and embeddings, layers whose
+            paths differ by numbers have different styles, or an operator between two layers needs
+            data of other processes. The message names the parameter.
     Source: transformers 5.23, `transformers/distributed/tensor_parallel.py`.
 
     Example:
@@ -54,15 +54,15 @@ def tp_plan(mg: MaseGraph, plan: ShardingPlan) -> dict[str, str]:
     styles = layers.styles | {
         str(node.target): "rowwise_split_input" for node in layers.summed if node not in split
     }
-    found: dict[str, str] = {}
+    styles_by_pattern: dict[str, str] = {}
     for path, style in styles.items():
         pattern = LAYER_NUMBER.sub(".*", path)
-        if found.setdefault(pattern, style) != style:
+        if styles_by_pattern.setdefault(pattern, style) != style:
             raise PlanError(
-                f"'{path}.weight': transformers shards all of '{pattern}' alike, but by the plan "
-                f"one is {found[pattern]} and this one {style}."
+                f"'{path}.weight': transformers shards all of '{pattern}' alike, but the plan "
+                f"has the styles {styles_by_pattern[pattern]} and {style}."
             )
-    return found
+    return styles_by_pattern
 
 
 @dataclass
@@ -70,8 +70,8 @@ class _Layers:
     """Linear layers and embeddings of a graph.
 
     Attributes:
-        styles: by path.
-        local: nodes of whose result each process has a part.
+        styles: style by path.
+        local: nodes with a result sharded over the processes.
         summed: nodes that sum over parts of their input.
     """
 
@@ -81,28 +81,28 @@ class _Layers:
 
     @classmethod
     def of(cls, mg: MaseGraph, plan: ShardingPlan) -> _Layers:
-        """Reads a checked plan.
+        """Reads the layers of a checked plan.
 
         Raises:
-            PlanError: no style shards what the plan does.
+            PlanError: if the plan has a placement without a style.
         """
         axis = _axis(plan)
         texts = {path: placements[axis] for path, placements in plan.parameters.items()}
-        found = cls()
+        layers = cls()
         for node in mg.nodes:
             module = mg.get_module(node)
-            # What stands in for a layer of transformers has the weight the other way round.
+            # Stand-ins for layers of transformers may store the transposed weight.
             if isinstance(module, nn.Linear) and not stores_transposed(module):
-                found._add_linear(node, module, texts, _is_gathered(node, plan, axis))
+                layers._add_linear(node, module, texts, _is_gathered(node, plan, axis))
             elif isinstance(module, nn.Embedding):
-                found.styles[str(node.target)] = TABLES[texts.get(f"{node.target}.weight", "R")]
+                layers.styles[str(node.target)] = TABLES[texts.get(f"{node.target}.weight", "R")]
         for path, text in texts.items():
-            if text != REPLICATED and path.rpartition(".")[0] not in found.styles:
+            if text != REPLICATED and path.rpartition(".")[0] not in layers.styles:
                 raise PlanError(
-                    f"'{path}' has the placement {text}, but transformers shards linear layers "
-                    "and embeddings alone; replicate it (R)."
+                    f"'{path}' has the placement {text}, but transformers only shards linear "
+                    "layers and embeddings; replicate it (R)."
                 )
-        return found
+        return layers
 
     def _add_linear(
         self, node: fx.Node, module: nn.Linear, texts: Mapping[str, str], is_gathered: bool
@@ -112,8 +112,8 @@ class _Layers:
         bias, expected = texts.get(f"{path}.bias", REPLICATED), {ROWS: ROWS}.get(weight, REPLICATED)
         if module.bias is not None and bias != expected:
             raise PlanError(
-                f"'{path}.bias' has the placement {bias}, expected {expected} beside a weight "
-                f"with {weight}."
+                f"'{path}.bias' has the placement {bias}, expected {expected} for a "
+                f"weight with {weight}."
             )
         if weight == ROWS:
             self.styles[path] = "colwise_gather_output" if is_gathered else "colwise"
@@ -126,18 +126,18 @@ class _Layers:
 
 
 def _axis(plan: ShardingPlan) -> int:
-    """The axis of the mesh that has the processes."""
+    """Returns the mesh axis with several processes."""
     axes = [axis for axis, size in enumerate(plan.mesh) if size > 1]
     if len(axes) != 1:
         raise PlanError(
-            f"mesh {format_mesh(plan.mesh)}: transformers' tp_plan has one axis of several "
-            "processes."
+            f"mesh {format_mesh(plan.mesh)}: transformers' tp_plan supports several "
+            "processes on one axis only."
         )
     return axes[0]
 
 
 def _is_gathered(node: fx.Node, plan: ShardingPlan, axis: int) -> bool:
-    """True where a user of a result reads it whole."""
+    """Returns whether a user of a result reads it whole."""
     return any(
         user.op == "output"
         or plan.reads.get(user.name, {}).get(node.name, (None,) * len(plan.mesh))[axis]

@@ -1,6 +1,6 @@
-"""Safetensors files of weights: which tensors are where, and parts of them.
+"""Safetensors weight files: locations of tensors, and reading of their parts.
 
-A file is opened for one tensor at a time and mapped no longer than that.
+A file is opened and mapped for one tensor at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLOATING = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""The floating-point types that whole models are in, by safetensors' names."""
+"""Floating-point dtypes of models, by safetensors name."""
 
 
 def read_slices(
@@ -37,17 +37,17 @@ def read_slices(
     dtype: torch.dtype | None = None,
     transposed: bool = False,
 ) -> Tensor:
-    """A part of one tensor of a safetensors file, contiguous and in memory of its own.
+    """Reads a part of one tensor of a safetensors file into new, contiguous memory.
 
     Args:
-        path: the file; it is not mapped any more when the function returns.
-        name: the tensor's in the file.
-        slices: one per dimension, of step one.
-        dtype: of the result, if the tensor is one of floating-point numbers.
-        transposed: whether the file has the matrix the other way round.
+        path: the file; it is unmapped when the function returns.
+        name: tensor name in the file.
+        slices: one per dimension, with step one.
+        dtype: dtype of the result, if the tensor is floating-point.
+        transposed: the file stores the transposed matrix.
 
     Raises:
-        CheckpointError: the file cannot be read, or the tensor has other dimensions.
+        CheckpointError: if the file cannot be read, or the tensor has other dimensions.
     """
     if transposed:
         return read_slices(path, name, slices[::-1], dtype).t().contiguous()
@@ -56,7 +56,7 @@ def read_slices(
         shape = mapped.get_shape()
         if len(slices) != len(shape) or any(s.stop > n for s, n in zip(slices, shape, strict=True)):
             raise CheckpointError(
-                f"tensor '{name}' of '{path}' has the shape {tuple(shape)}, which has no part "
+                f"tensor '{name}' of '{path}' has the shape {tuple(shape)}, without a part "
                 f"{[(s.start, s.stop) for s in slices]}."
             )
         part: Tensor = mapped[slices]
@@ -65,16 +65,15 @@ def read_slices(
 
 
 def read_experts(stored: Stored, slices: Slices) -> Tensor:
-    """A part of the matrices of experts, which a file has in three dimensions or each by itself.
+    """Reads a part of expert matrices, stored in one three-dimensional tensor or separately.
 
     Args:
-        stored: the tensor, (experts, outputs, inputs), or where it is transposed (experts, inputs,
-            outputs).
-        slices: of (experts * outputs, inputs) where it `has_experts`, or else of its shape; of step
-            one.
+        stored: the tensor, (experts, outputs, inputs), or (experts, inputs, outputs) if transposed.
+        slices: slices of (experts * outputs, inputs) if it `has_experts`, otherwise of its shape;
+            with step one.
 
     Raises:
-        CheckpointError: the file cannot be read.
+        CheckpointError: if the file cannot be read.
     """
     if stored.parts:
         rows = torch.cat([_read_whole(x, stored.dtype) for x in stored.parts])
@@ -95,26 +94,26 @@ def _read_whole(stored: Stored, dtype: torch.dtype | None) -> Tensor:
 
 
 def stored_dtype(path: str | Path) -> torch.dtype | None:
-    """The dtype of the first floating-point tensor of a safetensors file or Hugging Face folder.
+    """Returns the dtype of the first floating-point tensor in a file or Hugging Face folder.
 
     Raises:
-        CheckpointError: a file is missing or broken.
+        CheckpointError: if a file is missing or damaged.
     """
     for file in _files(Path(path)):
         with open_file(file) as opened:
             for name in opened.offset_keys():
-                if (found := opened.get_slice(name).get_dtype()) in FLOATING:
-                    return FLOATING[found]
+                if (dtype := opened.get_slice(name).get_dtype()) in FLOATING:
+                    return FLOATING[dtype]
     return None
 
 
 def stored_dtypes(path: str | Path) -> dict[str, str]:
-    """The type of every tensor of a safetensors file or Hugging Face folder, by its name there.
+    """Returns the tensor types of a safetensors file or Hugging Face folder, by tensor name.
 
-    Returns: safetensors' names, such as "F32" and "I8".
+    Returns: safetensors' type names, such as "F32" and "I8".
 
     Raises:
-        CheckpointError: a file is missing or broken.
+        CheckpointError: if a file is missing or damaged.
     """
     dtypes: dict[str, str] = {}
     for file in _files(Path(path)):
@@ -128,14 +127,13 @@ class Stored:
     """A tensor in a file.
 
     Attributes:
-        file: where it is.
-        name: its name there.
-        shape: its whole shape.
-        dtype: what to read it in; None: as it is stored.
-        transposed: whether a graph has the matrix the other way round.
-        has_experts: whether a graph has its matrices one below the other.
-        parts: the matrices that it is put together from, in the order of their rows; empty where
-            the file has it whole.
+        file: path of the file.
+        name: tensor name in the file.
+        shape: whole shape.
+        dtype: dtype to read; None: as stored.
+        transposed: the graph has the transposed matrix.
+        has_experts: the graph stacks the matrices of experts along the rows.
+        parts: matrices that form the tensor, in row order; empty if the file has it whole.
     """
 
     file: Path
@@ -147,14 +145,14 @@ class Stored:
     parts: tuple[Stored, ...] = ()
 
     @classmethod
-    def of_experts(cls, parts: Mapping[tuple[int, ...], Stored]) -> Self:
-        """Matrices one below the other, (experts, outputs, inputs).
+    def from_experts(cls, parts: Mapping[tuple[int, ...], Stored]) -> Self:
+        """Stacks expert matrices to (experts, outputs, inputs).
 
         Args:
-            parts: by the number of the expert, and the place within.
+            parts: matrices by expert number and position within the expert.
 
         Raises:
-            CheckpointError: experts have other shapes than the first.
+            CheckpointError: if experts differ in shape.
         """
         experts: dict[int, list[Stored]] = {}
         for place in sorted(parts):
@@ -164,7 +162,7 @@ class Stored:
         if other or any(len(x.shape) != 2 or x.shape[1] != first[0].shape[1] for x in first):
             raise CheckpointError(
                 f"the matrices of expert {other} of '{first[0].file}', beside "
-                f"'{first[0].name}', are not those of the first."
+                f"'{first[0].name}', differ in shape from those of the first expert."
             )
         outputs = sum(x.shape[0] for x in first)
         shape = (len(experts), outputs, first[0].shape[1])
@@ -173,12 +171,12 @@ class Stored:
 
 
 def stored_tensors(path: str | Path) -> Iterator[tuple[str, Stored]]:
-    """Every tensor of a safetensors file or Hugging Face folder, by its name there.
+    """Returns every tensor of a safetensors file or Hugging Face folder, by tensor name.
 
-    Of a folder with an index, those that the index names.
+    For a folder with an index, these are the tensors that the index lists.
 
     Raises:
-        CheckpointError: a file is missing or broken, or lacks a tensor that the index has there.
+        CheckpointError: if a file is missing or damaged, or lacks a tensor listed in the index.
     """
     for file, names in _files(Path(path)).items():
         with open_file(file) as opened:
@@ -186,7 +184,7 @@ def stored_tensors(path: str | Path) -> Iterator[tuple[str, Stored]]:
             missing = sorted(set(names or ()).difference(there))
             if missing:
                 raise CheckpointError(
-                    f"'{file}' lacks the tensor '{missing[0]}', which {INDEX} says is in it; fetch "
+                    f"'{file}' lacks the tensor '{missing[0]}', which {INDEX} lists; fetch "
                     "the folder again."
                 )
             for name in there if names is None else names:
@@ -194,7 +192,7 @@ def stored_tensors(path: str | Path) -> Iterator[tuple[str, Stored]]:
 
 
 def _files(path: Path) -> dict[Path, list[str] | None]:
-    """The files of weights; per file the tensors that count, None: all."""
+    """Returns the weight files, with the tensors to use from each; None for all."""
     if path.is_file():
         return {path: None}
     if (path / WEIGHTS).is_file():
@@ -202,28 +200,28 @@ def _files(path: Path) -> dict[Path, list[str] | None]:
     index = path / INDEX
     if not index.is_file():
         raise CheckpointError(
-            f"'{path}' holds no weights: expected a safetensors file, or a folder with {WEIGHTS} "
+            f"'{path}' has no weights: expected a safetensors file, or a folder with {WEIGHTS} "
             f"or {INDEX}; save_pretrained writes them."
         )
     shards: dict[Path, list[str]] = {}
     try:
         for name, file in read_json(index, "index")["weight_map"].items():
             if Path(file).name != file:
-                raise ConfigError(f"'{file}' is no file of the folder")
+                raise ConfigError(f"'{file}' is not a file of the folder")
             shards.setdefault(path / file, []).append(name)
     except ConfigError as error:
-        raise CheckpointError(f"'{index}' is no index of weights: {error}.") from None
+        raise CheckpointError(f"'{index}' is not a valid index of weights: {error}.") from None
     except (OSError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"'{index}' is no index of weights: {error!r}.") from None
+        raise CheckpointError(f"'{index}' is not a valid index of weights: {error!r}.") from None
     missing = sorted(file.name for file in shards if not file.is_file())
     if missing:
         raise CheckpointError(
-            f"'{path}' lacks {len(missing)} of the {len(shards)} files that {INDEX} names, the "
+            f"'{path}' lacks {len(missing)} of the {len(shards)} files that {INDEX} lists, the "
             f"first is '{missing[0]}'; fetch the folder again."
         )
     return {**shards}
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The name that is most like another one, for messages."""
+    """Returns the most similar name, for messages."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)), "none")

@@ -1,3 +1,3 @@
-"""Circuits of integer graphs: SystemVerilog, its simulation and its synthesis."""
+"""Hardware back end: SystemVerilog circuits of integer graphs, simulation and synthesis."""
 
 __all__: list[str] = []

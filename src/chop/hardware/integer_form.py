@@ -1,4 +1,4 @@
-"""Integer form of a graph: what circuits are made from."""
+"""Integer form of a graph, the source of circuits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from chop.ir.settled import refuse_nested, settled_copy
 from chop.nn.integer import Decode, Encode, IntegerOptions
 
 SEED = 0
-"""Of the inputs that a graph is lowered with: they follow the example in sizes and types alone."""
+"""Seed of the lowering inputs. Only their sizes and types matter."""
 
 
 def integer_form(mg: MaseGraph) -> MaseGraph:
-    """A graph of integers: the graph itself, or, of a quantized one, the lowered copy.
+    """Returns an integer graph: the graph itself, or the lowered copy of a quantized graph.
 
     Args:
-        mg: a graph of `lower_to_integer_transform_pass`, or a quantized one.
+        mg: a graph from `lower_to_integer_transform_pass`, or a quantized one.
     Raises:
-        ConfigError: it has no integer form, or no example inputs are recorded.
+        ConfigError: if it has no integer form, or no recorded example inputs.
     """
     if is_integer(mg):
         return mg
@@ -36,15 +36,15 @@ def integer_form(mg: MaseGraph) -> MaseGraph:
 
 
 def is_integer(mg: MaseGraph) -> bool:
-    """Whether the graph encodes inputs, or decodes results, of integers."""
+    """Returns whether the graph encodes its inputs to, or decodes its results from, integers."""
     return any(isinstance(mg.get_module(node), Encode | Decode) for node in mg.nodes)
 
 
 def example_batch(mg: MaseGraph, seed: int = SEED) -> dict[str, Tensor]:
-    """Random inputs of the sizes and types that the graph was captured with, by name.
+    """Returns random inputs by name, with the sizes and types of the graph's capture.
 
     Raises:
-        ConfigError: the graph does not tell them.
+        ConfigError: if the graph has not recorded them.
     """
     generator = torch.Generator().manual_seed(seed)
     specs = mg.model.record.example_inputs

@@ -9,9 +9,9 @@ from chop.errors import ConfigError
 
 TOP = "top"
 PROJECT = Path("~/.mase/top")
-"""Folder of a project where none is chosen, as in MASE."""
+"""Default project folder, as in MASE."""
 BENCH = "testbench"
-"""Module of the testbench."""
+"""Module name of the testbench."""
 RESERVED_WORDS = """
 accept_on alias always always_comb always_ff always_latch and assert assign assume automatic
 before begin bind bins binsof bit break buf bufif0 bufif1 byte case casex casez cell chandle
@@ -43,10 +43,10 @@ class EmitSettings:
     """Settings of the passes that write a project.
 
     Attributes:
-        project_dir: folder of the project; files of the same names are replaced.
+        project_dir: project folder; files of the same names are replaced.
         top_name: name of the top module.
-        fold: most cycles that a component may take for a sample: products that one multiplier
-            computes. Lanes are the fewest that reach it. 0 chooses one that takes about 256
+        fold: maximum cycles of a component per sample, the products that one multiplier computes.
+            Each component gets the fewest lanes within this limit. 0 chooses a fold with about 256
             multipliers.
     """
 
@@ -59,9 +59,11 @@ class EmitSettings:
         name = self.top_name
         if not (name.isascii() and name.isidentifier()) or name.startswith("chop_"):
             raise ConfigError(
-                f"top_name: expected letters, digits and _, and not chop_ at the beginning, which "
-                f"modules of the library have; got '{name}'."
+                f"top_name: expected letters, digits and _, without the prefix chop_ of library "
+                f"modules; got '{name}'."
             )
         if name in RESERVED_WORDS.split() or name == BENCH:
-            reason = "is the testbench's" if name == BENCH else "is a word of SystemVerilog"
-            raise ConfigError(f"top_name: '{name}' {reason}; choose another, as '{name}_top'.")
+            reason = "is the testbench's" if name == BENCH else "is a SystemVerilog keyword"
+            raise ConfigError(
+                f"top_name: '{name}' {reason}; choose another name, such as '{name}_top'."
+            )

@@ -18,33 +18,33 @@ VERSIONS = {
     "iverilog": ("-V", r"version (\S+)"),
     "yosys": ("-V", r"Yosys (\S+)"),
 }
-"""By tool: the option that asks for its version, and where the answer has it."""
+"""Version option of each tool, and the pattern of the version in its output."""
 INSTALL = "apt-get install --no-install-recommends verilator iverilog yosys"
 LINT_SECONDS = 300
 ENDED = (-signal.SIGKILL, -signal.SIGTERM)
-"""Exit statuses of what others have ended."""
+"""Exit statuses of processes ended by a signal from outside."""
 
 
 def version(tool: str) -> str | None:
-    """Version of a tool of `VERSIONS`; None where it is not installed."""
+    """Returns the version of a tool in `VERSIONS`; None if it is not installed."""
     option, pattern = VERSIONS[tool]
     try:
-        found = re.search(pattern, run_tool(tool, option))
+        match = re.search(pattern, run_tool(tool, option))
     except (OSError, subprocess.SubprocessError):
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of all tools; None for those that are not installed."""
+    """Returns the versions of all tools; None for tools that are not installed."""
     return {tool: version(tool) for tool in VERSIONS}
 
 
 def tool_path(tool: str) -> str:
-    """Path of a tool.
+    """Returns the path of a tool.
 
     Raises:
-        UnavailableError: it is not installed; says how to install it.
+        UnavailableError: if it is not installed; the message says how to install it.
     """
     path = shutil.which(tool)
     if path is None:
@@ -53,10 +53,10 @@ def tool_path(tool: str) -> str:
 
 
 def require(*tools: str) -> None:
-    """Does nothing where all tools are installed.
+    """Checks that all tools are installed.
 
     Raises:
-        UnavailableError: one is not; says how to install it.
+        UnavailableError: if one is not installed; the message says how to install it.
     """
     for tool in tools:
         tool_path(tool)
@@ -68,15 +68,15 @@ def lint(
     parameters: Mapping[str, int] | None = None,
     folder: Path | None = None,
 ) -> str:
-    """Messages of `verilator --lint-only -Wall`; empty where it has no complaint.
+    """Returns the messages of `verilator --lint-only -Wall`; empty if there are none.
 
     Args:
-        sources: SystemVerilog; relative paths start in `folder`. Verilator splits paths at blanks.
-        top: the top module.
-        parameters: of the top module.
-        folder: to run in; default, the working folder.
+        sources: SystemVerilog sources, relative to `folder`. Verilator splits paths at blanks.
+        top: top module.
+        parameters: parameters of the top module.
+        folder: working folder; default: the current one.
     Raises:
-        UnavailableError: Verilator is not installed, or takes longer than `LINT_SECONDS`.
+        UnavailableError: if Verilator is not installed or takes longer than `LINT_SECONDS`.
     """
     values = [f"-G{name}={value}" for name, value in (parameters or {}).items()]
     command = [tool_path("verilator"), "--lint-only", "-Wall", "--top-module", top, *values]
@@ -85,14 +85,14 @@ def lint(
 
 
 def elaborate(sources: Sequence[Path], top: str, folder: Path) -> str:
-    """Messages of Yosys when it elaborates a design; empty where it has no complaint.
+    """Returns the messages of Yosys from elaborating a design; empty if there are none.
 
     Args:
-        sources: SystemVerilog.
-        top: the top module.
-        folder: of the project, in which Yosys starts: memories are read from there.
+        sources: SystemVerilog sources.
+        top: top module.
+        folder: project folder, where Yosys runs and reads memories.
     Raises:
-        UnavailableError: Yosys is not installed, or takes longer than `LINT_SECONDS`.
+        UnavailableError: if Yosys is not installed or takes longer than `LINT_SECONDS`.
     """
     script = f"{read_command(sources)}; hierarchy -check -top {top}; proc; check -assert"
     done = run([tool_path("yosys"), "-q", "-p", script], folder, LINT_SECONDS)
@@ -102,15 +102,15 @@ def elaborate(sources: Sequence[Path], top: str, folder: Path) -> str:
 def run(
     command: Sequence[str], folder: Path | None, seconds: float, name: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a tool; what it prints is text, and its exit status is not looked at.
+    """Runs a tool and captures its text output, without checking its exit status.
 
     Args:
         command: path of the tool, and its arguments.
-        folder: to run in; None for the working folder.
+        folder: working folder; None for the current one.
         seconds: time limit.
-        name: of the tool in messages; default, that of its program.
+        name: tool name in messages; default: the program name.
     Raises:
-        UnavailableError: it takes longer, or is ended from elsewhere, as for want of memory.
+        UnavailableError: if it exceeds the limit or is killed, such as when memory runs out.
     """
     name = name or Path(command[0]).name
     try:
@@ -119,21 +119,20 @@ def run(
         raise UnavailableError(f"{name} takes longer than {seconds:g} seconds") from None
     if done.returncode in ENDED:
         raise UnavailableError(
-            f"{name} was ended by {signal.Signals(-done.returncode).name}, perhaps for want of "
-            "memory: what it found is lost; try again"
+            f"{name} was ended by {signal.Signals(-done.returncode).name}, perhaps because memory "
+            "ran out; try again"
         )
     return done
 
 
 def read_command(sources: Sequence[Path], option: str = "-defer") -> str:
-    """The command of Yosys that reads sources.
+    """Returns the Yosys command that reads sources.
 
     Args:
-        sources: SystemVerilog; relative paths start where Yosys does.
-        option: `-defer`, for modules that get the parameters of each instance, or `-lib`, for
-            black boxes.
+        sources: SystemVerilog sources, relative to Yosys' working folder.
+        option: `-defer` for modules with parameters per instance, or `-lib` for black boxes.
     Raises:
-        ConfigError: a path has a character that Yosys splits or ends commands at.
+        ConfigError: if a path has a character at which Yosys splits or ends commands.
     """
     names = [str(source) for source in sources]
     if any(re.search(r"[\s;\"#]", name) for name in names):

@@ -1,3 +1,3 @@
-"""Integer graphs: a quantized graph in integer arithmetic, bit for bit as its circuit."""
+"""Integer graphs: exact integer arithmetic of a circuit, derived from a quantized graph."""
 
 __all__: list[str] = []

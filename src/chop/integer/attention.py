@@ -1,4 +1,4 @@
-"""Attention in three steps on codes: products with keys, softmax, products with values."""
+"""Integer attention in three steps: query-key products, softmax, and products with values."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from chop.nn.integer import BlockGrid, IntegerMatmul, IntegerScale, IntegerSoftm
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 SETTINGS = ("dropout_p", "is_causal", "scale", "enable_gqa")
-"""Arguments that are no tensors; a graph may compute them, as it does by its mode."""
+"""Non-tensor arguments, which a graph may compute, such as from its training mode."""
 
 
 def lower_attention(
     lowering: GraphLowering, node: fx.Node, module: QuantScaledDotProductAttention
 ) -> Codes:
-    """Lowers an attention; each step has formats of its own.
+    """Lowers an attention, in which each step has its own formats.
 
-    The scale is a float32 constant: its significand multiplies the products, its exponent is part
-    of their step, and the softmax's format rounds once.
+    The scale is a float32 constant. Its significand multiplies the products, its exponent becomes
+    part of their step, and the softmax's format rounds once.
 
     Raises:
-        ConfigError: it drops weights at random.
+        ConfigError: if it has dropout.
     """
     call = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
     call.apply_defaults()
@@ -43,9 +43,9 @@ def lower_attention(
     groups = lowering.folded.shape(query)[-3] // lowering.folded.shape(key)[-3]
     groups = groups if given["enable_gqa"] else 1
     sizes = lowering.folded.shape(query)[-2], lowering.folded.shape(key)[-2]
-    kept = lowering.kept_keys(node, given["attn_mask"], given["is_causal"], sizes)
-    scores = _scores(lowering, node, module, query, key, groups, given["scale"], kept)
-    weights = _weights(lowering, node, module, scores, kept, sizes[1])
+    mask = lowering.visible_keys(node, given["attn_mask"], given["is_causal"], sizes)
+    scores = _scores(lowering, node, module, query, key, groups, given["scale"], mask)
+    weights = _weights(lowering, node, module, scores, mask, sizes[1])
     return _context(lowering, node, module, weights, value, groups)
 
 
@@ -64,7 +64,7 @@ def _repeated(lowering: GraphLowering, node: fx.Node, codes: Codes, groups: int)
 def _transposed(
     lowering: GraphLowering, node: fx.Node, key: fx.Node, grid: AnyGrid, groups: int
 ) -> Codes:
-    """Keys as the second factor of the product."""
+    """Returns the transposed keys, the second factor of the product."""
     keys = lowering.coded(key, grid)
     repeated = _repeated(lowering, node, keys, groups)
     return Codes(lowering.builder.call_method(node, "transpose", repeated, -2, -1), keys.edge)
@@ -78,9 +78,9 @@ def _scores(
     key: fx.Node,
     groups: int,
     scale: float | None,
-    kept: fx.Node | None,
+    visible_keys: fx.Node | None,
 ) -> Codes:
-    """Scores in the codes of the softmax; blocks follow those that are kept."""
+    """Returns the scores as softmax input codes. Shared block exponents ignore masked scores."""
     grid, size = _required(lowering, module.product, "data_in"), lowering.folded.shape(query)[-1]
     factor = 1 / math.sqrt(size) if scale is None else scale
     q = lowering.coded(query, grid)
@@ -99,9 +99,9 @@ def _scores(
         return scores if mask is None else scores.masked_fill(~mask, 0)
 
     scores = _required(lowering, module.softmax, "data_in")
-    # Exponents follow the scores that are kept; without them a score is rounded by itself.
+    # Shared exponents depend only on visible scores. Without them each score is rounded by itself.
     follows = isinstance(scores, BlockGrid) and scores.lowest < scores.highest
-    mask = (Codes(kept, None),) if kept is not None and follows else ()
+    mask = (Codes(visible_keys, None),) if visible_keys is not None and follows else ()
     inputs = (q, k, *mask)
     step = Step(f"{node.name}.product", "matmul", inputs, codes, reference, lowering.dtype(node))
     return _rounded(lowering, node, step, scores, mask)
@@ -112,12 +112,12 @@ def _weights(
     node: fx.Node,
     module: QuantScaledDotProductAttention,
     scores: Codes,
-    kept: fx.Node | None,
+    visible_keys: fx.Node | None,
     keys: int,
 ) -> Codes:
-    """Attention weights in the codes of the products with values."""
+    """Returns the attention weights as input codes of the product with values."""
     softmax = IntegerSoftmax(scores.proven, keys, -1, lowering.options)
-    inputs = (scores,) if kept is None else (scores, Codes(kept, None))
+    inputs = (scores,) if visible_keys is None else (scores, Codes(visible_keys, None))
     codes = lowering.call(node, softmax, inputs, "_softmax")
 
     def reference(scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -164,7 +164,7 @@ def _rounded(
     grid: AnyGrid,
     mask: tuple[Codes, ...] = (),
 ) -> Codes:
-    """The result of a step, under a mask, in the codes of the next one."""
+    """Requantizes the result of a step, optionally under a mask, for the next step."""
     suffix = f"{step.result.node.name.removeprefix(node.name)}_to_{grid_text(grid)}"
     requantize = requantizer(step.result.proven, grid)
     rounded = lowering.call(node, requantize, (step.result, *mask), suffix)

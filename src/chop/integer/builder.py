@@ -1,4 +1,4 @@
-"""Builder of a graph beside another: nodes, and the modules and constants that they need."""
+"""Builder of a new graph that mirrors an existing one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from chop.private.modules import (
     own_members,
 )
 
-SAVED_METADATA = ("nn_module_stack", "source")
+COPIED_METADATA = ("nn_module_stack", "source")
 
 
 class GraphBuilder:
-    """Nodes of a new graph; each stands beside a node of the old one, whose path it takes.
+    """Builds a new graph. Each new node takes the module path of a node of the old graph.
 
     Args:
         mg: the old graph.
@@ -35,23 +35,23 @@ class GraphBuilder:
         self.graph = fx.Graph()
 
     def placeholder(self, like: fx.Node) -> fx.Node:
-        """The same input."""
+        """Adds the same input."""
         return self._create(like, "placeholder", str(like.target), like.args, {}, like.name)
 
     def call_module(
         self, like: fx.Node, module: nn.Module, inputs: tuple[fx.Node, ...], suffix: str = ""
     ) -> fx.Node:
-        """A call of a new module, at the path of `like` or, with a suffix, beside it."""
+        """Adds a call of a new module at the path of `like`, with an optional suffix."""
         path = self._add(like, module, suffix)
         return self._create(like, "call_module", path, inputs, {}, like.name + suffix)
 
     def constant(self, like: fx.Node, value: Tensor, suffix: str = "") -> fx.Node:
-        """A buffer of the graph."""
+        """Adds a buffer of the graph."""
         path = self._add(like, value, suffix)
         return self._create(like, "get_attr", path, (), {}, like.name + suffix)
 
     def again(self, like: fx.Node, read: Callable[[fx.Node], Any]) -> fx.Node:
-        """The same call with other arguments: what `read` makes of the nodes in the old ones."""
+        """Adds the same call with arguments mapped by `read`."""
         target = like.target
         if like.op == "call_module":
             module = self._mg.get_module(like)
@@ -62,15 +62,15 @@ class GraphBuilder:
         return self._create(like, like.op, target, args, kwargs, like.name)
 
     def call_method(self, like: fx.Node, method: str, *args: Any) -> fx.Node:
-        """A call of a method of a tensor."""
+        """Adds a call of a tensor method."""
         return self._create(like, "call_method", method, args, {}, f"{like.name}_{method}")
 
     def install(self, sizes: Mapping[str, tuple[int | None, ...]], where: str) -> None:
-        """Puts the new graph in the place of the old one.
+        """Replaces the old graph with the new one.
 
         Args:
-            sizes: those of inputs that are fixed, by name; None leaves one free.
-            where: the pass that fixes them.
+            sizes: fixed input sizes by name; None for a variable size.
+            where: pass that fixes the sizes, for messages.
         """
         model: Any = self._mg.model
         names = {path: class_label(module) for path, module in model.named_modules()}
@@ -102,7 +102,7 @@ class GraphBuilder:
         model.eval()
 
     def note_examples(self, example: Mapping[str, Any]) -> None:
-        """Records an example as that of the graph's inputs."""
+        """Records an example of the graph's inputs."""
         specs = self._mg.model.record.example_inputs
         for name, value in example.items():
             if name in specs and isinstance(value, Tensor):
@@ -124,5 +124,5 @@ class GraphBuilder:
         self, like: fx.Node, op: str, target: Any, args: Any, kwargs: Any, name: str
     ) -> fx.Node:
         node = self.graph.create_node(op, target, tuple(args), dict(kwargs), name=name)
-        node.meta.update({key: like.meta[key] for key in SAVED_METADATA if key in like.meta})
+        node.meta.update({key: like.meta[key] for key in COPIED_METADATA if key in like.meta})
         return node

@@ -1,4 +1,4 @@
-"""Calls of a graph as integer operators take them: input tensors in order, and other arguments."""
+"""Graph calls bound for integer operators: input tensors in order, and other arguments."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from chop.nn.integer import Call
 from chop.nn.quantized import QuantCall, QuantizedOperator
 
 UNNAMED = "arg_"
-"""Begins the names of positional arguments that no signature tells."""
+"""Prefix of the names of positional arguments without a known signature."""
 
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A node with what it reads.
+    """A node with its arguments.
 
     Attributes:
         node: the call.
-        module: that it calls, if it is quantized.
-        inputs: the nodes that give it tensors, in the order of its arguments.
-        operands: what each is to a quantized operator.
-        call: shapes and other arguments.
-        reference: the node's result from values of the inputs, in the order of `inputs`.
-        unrounded: the same by the operator without formats.
+        module: the quantized module that it calls, or None.
+        inputs: nodes of its tensor arguments, in order.
+        operands: operand name of each input in a quantized operator.
+        call: input shapes and other arguments.
+        reference: computes the node's result from values of `inputs`, in order.
+        unrounded: the same without number formats.
     """
 
     node: fx.Node
@@ -48,10 +48,10 @@ class BoundCall:
 
 
 def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
-    """What a node reads; arguments that are no tensors have their folded values.
+    """Binds the arguments of a node; non-tensor arguments have their folded values.
 
     Raises:
-        ConfigError: the name of such an argument of a function is not known.
+        ConfigError: if the name of a function's non-tensor argument is unknown.
     """
     module = mg.get_module(node)
     inputs: list[fx.Node] = []
@@ -66,7 +66,9 @@ def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
             inputs.append(given)
             operands.append(arguments.get(name) if arguments else "data_in")
         elif is_call and name.startswith(UNNAMED):
-            raise ConfigError(f"argument {position} of {mg.operator(node).name} has no known name")
+            raise ConfigError(
+                f"argument {position} of {mg.operator(node).name} has an unknown name"
+            )
         else:
             others[name] = fx.node.map_arg(given, folded.values.__getitem__)
     call = Call([folded.shape(given) for given in inputs], others)
@@ -81,7 +83,7 @@ def bind(mg: MaseGraph, node: fx.Node, folded: Folded) -> BoundCall:
 
 
 def _caller(node: fx.Node, target: Any, folded: Folded) -> Callable[..., Tensor]:
-    """What a node computes by `target` from values of the tensors that it reads."""
+    """Returns a function that calls `target` with values for the node's tensor arguments."""
 
     def run(*values: Tensor) -> Tensor:
         given = (value.clone() for value in values)  # the call may write into them
@@ -99,12 +101,12 @@ def _caller(node: fx.Node, target: Any, folded: Folded) -> Callable[..., Tensor]
 
 
 def _named(node: fx.Node) -> dict[str, Any]:
-    """Arguments by name; an integer graph has no masks beside those of attentions."""
+    """Returns the keyword arguments without padding masks, which integer graphs do not use."""
     return {name: given for name, given in node.kwargs.items() if name != MASKS_AHEAD}
 
 
 def _names(mg: MaseGraph, node: fx.Node) -> list[str]:
-    """Names of the positional arguments; `arg_1` ... where no signature tells them."""
+    """Returns the names of the positional arguments; `arg_1` etc. without a known signature."""
     unnamed = [f"{UNNAMED}{position}" for position in range(len(node.args))]
     module = mg.get_module(node)
     if module is not None and not isinstance(module, QuantCall):
@@ -119,7 +121,7 @@ def _names(mg: MaseGraph, node: fx.Node) -> list[str]:
 
 
 def _signatures(called: Any) -> Iterator[inspect.Signature]:
-    """Those of a function, or of torch's function of the same name as a method."""
+    """Yields the signatures of a function, or of the torch function with a method's name."""
     name = called if isinstance(called, str) else getattr(called, "__name__", "")
     function = getattr(torch, name, called)
     yield from get_signature_for_torch_op(function) or ()

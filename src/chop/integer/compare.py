@@ -1,4 +1,4 @@
-"""Comparison of an integer graph with the quantized one, operator by operator."""
+"""Comparison of an integer graph with its quantized graph, operator by operator."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ LABELS = "labels"
 
 @dataclass
 class StepRecord:
-    """What was seen of an operator; the keys of a row of the pass's info.
+    """Comparison of an operator; the fields are the keys of the pass's info rows.
 
     Attributes:
-        name: of the node.
-        kind: name of the operator.
-        low: proven bound of the codes of the result, before any reader rounds them.
-        high: the other one.
-        bits: the width that holds both.
-        codes: how many codes were compared, in all formats that read the result; outputs of the
-            model are compared as real numbers.
-        different: how many of them differ.
-        largest: the largest difference in steps of the reader; of blocks, in steps of the finest.
-        saturated: how many results lie beyond the ends of a format that reads them.
-        seen: the largest magnitude of a code of the result.
+        name: node name.
+        kind: operator name.
+        low: proven lower bound of the result's codes, before requantization.
+        high: proven upper bound.
+        bits: width for both bounds.
+        codes: number of compared codes, in all formats that read the result. Outputs of the model
+            are compared as real numbers.
+        different: number of different codes.
+        largest: largest difference in steps of the reader; for blocks, in steps of the finest.
+        saturated: number of results outside the range of a format that reads them.
+        seen: largest magnitude of a result's code.
     """
 
     name: str
@@ -55,14 +55,14 @@ class StepRecord:
 def compare(
     lowered: MaseGraph, steps: Sequence[Step], batches: Iterable[Mapping[str, Any]]
 ) -> list[StepRecord]:
-    """Runs an integer graph, and beside each operator what it stands for on the same inputs.
+    """Runs an integer graph and compares each operator with its reference on the same inputs.
 
     Args:
         lowered: the integer graph.
         steps: its operators.
         batches: inputs by name.
     Raises:
-        GuardError: a batch has other sizes than the graph.
+        GuardError: if a batch has other sizes than the graph.
     """
     order = {node.name: place for place, node in enumerate(lowered.nodes)}
     records = [_record(step) for step in steps]
@@ -113,7 +113,7 @@ def _add(record: StepRecord, step: Step, values: Mapping[str, Any]) -> None:
 
 
 def _beyond(x: Tensor, grid: AnyGrid) -> int:
-    """How many values are more than half a step beyond the ends of a grid of whole numbers."""
+    """Counts the values more than half a step outside the range of an integer grid."""
     if isinstance(grid, Grid) and grid.rounding in ("sign", "threshold"):
         return 0
     steps, ends = x.double() / grid.step, grid.edge
@@ -133,13 +133,13 @@ def _real(given: Codes, step: Step, values: Mapping[str, Any]) -> Tensor:
 
 @matmul_precision("highest")
 def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | None:
-    """Share of rows whose largest result is that of the label; None without classes.
+    """Returns the top-1 accuracy; None without class labels.
 
     Args:
         mg: the graph.
         batches: inputs by name and, as `labels`, the class of each row.
     Raises:
-        ConfigError: there are more or fewer labels than rows.
+        ConfigError: if the number of labels differs from the number of rows.
     """
     right = rows = 0
     inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
@@ -161,13 +161,13 @@ def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | Non
 def compare_outputs(
     integer: MaseGraph, quantized: MaseGraph, batch: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Real outputs of an integer graph beside those of the quantized one.
+    """Compares the real outputs of an integer graph with those of the quantized graph.
 
     Args:
-        integer: the graph of integers.
-        quantized: what it was lowered from.
-        batch: inputs by name; others are ignored.
-    Returns: how many `outputs` were compared, how many are `different`, and the `largest`
+        integer: the integer graph.
+        quantized: the graph from which it was lowered.
+        batch: inputs by name; extra entries are ignored.
+    Returns: the number of compared `outputs`, the number of `different` ones, and the `largest`
         difference.
     """
     compared = different = 0

@@ -1,4 +1,4 @@
-"""Constant folding: what a graph computes from shapes and parameters alone, by evaluation."""
+"""Constant folding: values of a graph that depend only on shapes and parameters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from chop.ir.propagate import propagate
 
 @dataclass(frozen=True)
 class Folded:
-    """Values of a graph at the batch and length of an example.
+    """Values of a graph for the batch size and length of an example.
 
     Attributes:
-        values: results of all nodes on the example; real numbers that follow inputs are meta
-            tensors: of them only shapes and dtypes are kept.
-        static: the nodes whose results are the same whatever the inputs of these shapes.
-        reads_sizes: some of them follow the sizes of inputs.
+        values: results of all nodes on the example. Real tensors that depend on inputs are meta
+            tensors, with shape and dtype only.
+        static: nodes whose results do not depend on input values, for these shapes.
+        reads_sizes: some static results depend on input sizes.
     """
 
     values: Mapping[fx.Node, Any]
@@ -30,25 +30,25 @@ class Folded:
     reads_sizes: bool
 
     def has_tensors(self, node: fx.Node) -> bool:
-        """Whether the result is a tensor, or a sequence of them."""
+        """Returns whether the result is a tensor or a sequence of tensors."""
         value = self.values[node]
         parts = value if isinstance(value, tuple | list) else (value,)
         return any(isinstance(part, Tensor) for part in parts)
 
     def is_float(self, node: fx.Node) -> bool:
-        """Whether the result is a tensor of real numbers, or a sequence of them."""
-        found = list(tensors_in(self.values[node])) if self.has_tensors(node) else []
-        return bool(found) and all(x.is_floating_point() for x in found)
+        """Returns whether the result is a floating-point tensor, or a sequence of them."""
+        tensors = list(tensors_in(self.values[node])) if self.has_tensors(node) else []
+        return bool(tensors) and all(x.is_floating_point() for x in tensors)
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
-        """The shape of the result, a tensor."""
+        """Returns the shape of a tensor result."""
         return tuple(self.values[node].shape)
 
 
 def fold(mg: MaseGraph, example: Mapping[str, Any]) -> Folded:
-    """Evaluates a graph on an example, and tells what follows from shapes alone.
+    """Evaluates a graph on an example and determines its constants.
 
-    Sizes, dtypes and devices do, and what is computed from them and from parameters and buffers.
+    Constants are sizes, dtypes, devices, parameters, buffers, and results computed from them.
     """
     values: dict[fx.Node, Any] = {}
     static: set[fx.Node] = set()
@@ -71,13 +71,13 @@ def fold(mg: MaseGraph, example: Mapping[str, Any]) -> Folded:
 
 
 def drop_empty_fills(mg: MaseGraph, folded: Folded) -> bool:
-    """Takes out each `masked_fill` that changes no code; True if there was one.
+    """Removes each `masked_fill` that changes no code; returns whether there was one.
 
-    It fills nothing on the example's shapes; or it fills NaN, whose code is 0, where an attention
-    has a query from which every key is hidden, whose context has the code 0 already.
+    Such a fill has an empty mask for the example's shapes. Or it fills NaN, whose code is 0, after
+    an attention with fully masked queries, whose context already has the code 0.
     """
-    found = [node for node in mg.nodes if _fills_nothing(mg, node, folded)]
-    for node in found:
+    fills = [node for node in mg.nodes if _fills_nothing(mg, node, folded)]
+    for node in fills:
         filled, mask = node.args[:2]
         assert isinstance(filled, fx.Node)
         node.replace_all_uses_with(filled)
@@ -86,11 +86,11 @@ def drop_empty_fills(mg: MaseGraph, folded: Folded) -> bool:
             source = mask.args[0] if mask.args else None
             mg.fx_graph.erase_node(mask)
             mask = source
-    return bool(found)
+    return bool(fills)
 
 
 def _fills_nothing(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
-    # What writes in place has become a value before.
+    # In-place variants were replaced by `thread_writes` before.
     if mg.operator(node).name != "masked_fill" or len(node.args) != 3:
         return False
     filled, mask, value = node.args

@@ -1,4 +1,4 @@
-"""Grids of a quantized graph: what its operators round their operands to, as whole numbers."""
+"""Integer grids of the operands in a quantized graph."""
 
 from __future__ import annotations
 
@@ -28,35 +28,34 @@ from chop.private.modules import own_parameters
 
 AnyGrid = Grid | BlockGrid
 WINDOW = 8
-"""Places below the largest shared exponent seen: blocks smaller than that are rounded coarser."""
+"""Exponent range below the largest observed shared exponent. Smaller blocks are rounded coarser."""
 
 
 @dataclass(frozen=True)
 class Grids:
-    """The grids of operands.
+    """Grids of operands.
 
     Attributes:
-        windows: the smallest and the largest shared exponent of an operand, by the id of its
-            operator and its name.
+        windows: smallest and largest shared exponent by operator id and operand name.
     """
 
     windows: Mapping[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
 
     def of(self, operator: QuantizedOperator, operand: str) -> AnyGrid | None:
-        """The grid that an operator rounds an operand to; None if there is none."""
+        """Returns the grid of an operand; None without a format."""
         number_format: Any = operator.operand_format(operand)
         if number_format.is_identity:
             return None
-        found = Grid.of(number_format)
+        grid = Grid.of(number_format)
         window = self.windows.get((id(operator), operand))
-        if found is None and window is not None:
+        if grid is None and window is not None:
             return BlockGrid.of(number_format, *window)
-        return found
+        return grid
 
 
 @dataclass(eq=False)
 class _Exponents(StandIn):
-    """Rounds, and notes the shared exponents of blocks."""
+    """Rounds, and records the range of shared block exponents."""
 
     number_format: NumberFormat
     ends: tuple[int, int] | None = None
@@ -70,10 +69,10 @@ class _Exponents(StandIn):
 
 
 def observed_grids(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Grids:
-    """The grids of a graph; windows of shared exponents hold what batches show.
+    """Returns the grids of a graph, with windows of shared exponents observed on batches.
 
     Args:
-        mg: the quantized graph; it is left as it was.
+        mg: the quantized graph; it is not changed.
         batches: inputs by name.
     """
     steps = leaf_operators(mg.model).values()
@@ -94,17 +93,19 @@ def observed_grids(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Grids
     finally:
         for step, spec in specs.items():
             step.spec = spec
-    windows = {key: found.ends for key, found in observers.items() if found.ends is not None}
+    windows = {
+        key: observer.ends for key, observer in observers.items() if observer.ends is not None
+    }
     return Grids({key: (max(low, high - WINDOW), high) for key, (low, high) in windows.items()})
 
 
 def requantizer(edge: Edge, grid: AnyGrid) -> IntegerOperator:
-    """What rounds codes of an edge to a grid."""
+    """Returns the operator that requantizes codes of an edge to a grid."""
     return RequantizeBlocks(edge, grid) if isinstance(grid, BlockGrid) else Requantize(edge, grid)
 
 
 def holds(grid: AnyGrid, edge: Edge) -> bool:
-    """Whether codes of an edge are those of a grid already."""
+    """Returns whether codes of an edge already lie on a grid."""
     if isinstance(grid, BlockGrid) or grid.rounding not in ("nearest_even", "floor"):
         return False
     same = edge.divisor == 1 and edge.step.dim() == 0 and edge.scalar_step == grid.step
@@ -112,7 +113,7 @@ def holds(grid: AnyGrid, edge: Edge) -> bool:
 
 
 def grid_text(grid: AnyGrid) -> str:
-    """Name of a grid: `s8f4` of 8 bits with sign and a step of 2^-4; `b16f9` of blocks.
+    """Returns a grid's name: `s8f4` for signed 8 bits with step 2^-4; `b16f9` for blocks.
 
     >>> grid_text(Grid(2**-4, -128, 127)), grid_text(Grid(4.0, 0, 255)), grid_text(Grid(0.3, 0, 3))
     ('s8f4', 'u8fm2', 'u2')

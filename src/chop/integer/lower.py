@@ -1,4 +1,4 @@
-"""Lowering: a quantized graph to one that computes in integers only."""
+"""Lowering of a quantized graph to integer arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.integer.grids import Grids
 from chop.integer.lowering import GraphLowering
 from chop.integer.refusals import refusals
 from chop.integer.steps import Step
-from chop.integer.ways_out import ways_out
+from chop.integer.suggestions import suggest_changes
 from chop.integer.writes import thread_writes
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph
@@ -31,8 +31,8 @@ class Lowered:
     """An integer graph.
 
     Attributes:
-        mg: the graph; it takes and gives what the quantized one does.
-        steps: its operators, in the order in which they run.
+        mg: the graph, with the inputs and outputs of the quantized graph.
+        steps: its operators in execution order.
     """
 
     mg: MaseGraph
@@ -46,23 +46,22 @@ def lower(
     options: IntegerOptions,
     is_run: bool = False,
 ) -> Lowered:
-    """Rewrites a quantized graph to integers.
+    """Lowers a quantized graph to integers.
 
     Args:
-        mg: the graph, of `settled_copy`; it is changed. Modules that the steps' references call
-            are its old ones.
-        example: inputs by name; their sizes are fixed where the graph computes with them, and
-            all but the first of each input are in any case.
-        grids: of its operands.
+        mg: a graph from `settled_copy`; it is changed. The steps' references call its old modules.
+        example: inputs by name. Sizes are fixed if the graph computes with them. All sizes except
+            the first of each input are always fixed.
+        grids: grids of its operands.
         options: widths inside operators.
-        is_run: describes nodes by a run of the example, which is faster than one on fake tensors
-            where it has few rows.
+        is_run: annotates nodes by running the example, which is faster than fake tensors for an
+            example with few rows.
     Raises:
-        ConfigError: operators or formats have no integer form; the message names all of them. Or
-            modules have forward hooks, or what is written is read by another name.
+        ConfigError: if operators or formats have no integer form (the message lists all of them),
+            modules have forward hooks, or written memory is read under another name.
     """
     if any(isinstance(module, Encode | Decode) for module in mg.model.modules()):
-        raise ConfigError(f"{WHERE}: this is a graph of integers already; use it as it is.")
+        raise ConfigError(f"{WHERE}: the graph is an integer graph already; use it as it is.")
     refuse_hooks(hooked_modules(mg), WHERE, "an integer graph")
     inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
     example = {name: value for name, value in example.items() if name in inputs}
@@ -76,8 +75,8 @@ def lower(
     refused = refusals(mg, folded, grids)
     if refused:
         missing = [refusal.text for refusal in refused]
-        way_out = "; ".join(ways_out(mg, refused))
-        raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, way_out))
+        suggestion = "; ".join(suggest_changes(mg, refused))
+        raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, suggestion))
     lowering = GraphLowering(mg, folded, grids, options, lower_attention)
     try:
         lowering.run()
@@ -92,7 +91,7 @@ def lower(
 
 
 def _fixed_sizes(example: Mapping[str, Any], folded: Folded) -> dict[str, tuple[int | None, ...]]:
-    """Sizes of inputs that a graph holds for; the first is free where nothing follows it."""
+    """Returns the fixed input sizes; the first is variable if the graph does not depend on it."""
     tensors = {name: value for name, value in example.items() if isinstance(value, Tensor)}
     free = 0 if folded.reads_sizes else 1
     return {name: (*[None] * free, *x.shape[free:])[: x.dim()] for name, x in tensors.items()}

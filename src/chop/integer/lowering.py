@@ -1,7 +1,8 @@
-"""Lowering of a quantized graph, from outputs to inputs: each value in the codes of its readers.
+"""Demand-driven lowering of a quantized graph, from outputs to inputs.
 
-An operator's result is exact: whole numbers of a step. What reads it in a format has it rounded
-once, right after the operator; layouts in between move codes. Nothing is made that nobody reads.
+An operator's result is exact: an integer multiple of a step. A reader with a format gets it rounded
+once, directly after the operator. Layout operators in between move codes. Unused values are not
+computed.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from chop.nn.integer.mask import KeptKeys
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 FINE_BITS = 40
-"""Of tables that no format reads, or blocks do, and of constants beside exact results."""
+"""Bits of tables without an integer output format, and of constants beside exact results."""
 LowerAttention = Callable[["GraphLowering", fx.Node, QuantScaledDotProductAttention], Codes]
-"""A lowering, an attention's node and its module -> the codes of its result."""
+"""Lowers an attention node with its module; returns the codes of its result."""
 
 
 def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
-    """Whether a node hands numbers on as they are, in another order, joined or parted."""
+    """Returns whether a node only moves values: reorders, joins or splits them."""
     row = mg.operator(node)
     if row.layout == "cast":
         (source,) = node.all_input_nodes[:1] or (node,)
@@ -54,12 +55,12 @@ def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
 
 
 class GraphLowering:
-    """A new graph of integers, made on demand.
+    """Builds an integer graph on demand.
 
     Args:
-        mg: the quantized graph, settled and without what has no integer form.
+        mg: the quantized graph, settled and checked by `refusals`.
         folded: its values on the example.
-        grids: of its operands.
+        grids: grids of its operands.
         options: widths inside operators.
         lower_attention: lowers an attention, which takes several steps.
     """
@@ -76,14 +77,14 @@ class GraphLowering:
         self._lower_attention = lower_attention
         self.builder = GraphBuilder(mg)
         self.steps: list[Step] = []
-        self._step_of: dict[fx.Node, Step] = {}
+        self._steps_by_node: dict[fx.Node, Step] = {}
         self._exact: dict[fx.Node, Codes] = {}
         self._coded: dict[tuple[fx.Node, AnyGrid], Codes] = {}
         self._inputs: dict[fx.Node, fx.Node] = {}
         self._others: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> None:
-        """Makes the whole graph: the same inputs and outputs as the old one."""
+        """Builds the whole graph, with the inputs and outputs of the old one."""
         for node in self.mg.nodes:
             if node.op == "placeholder":
                 self._inputs[node] = self.builder.placeholder(node)
@@ -91,7 +92,7 @@ class GraphLowering:
         self.builder.again(output, self.decoded)
 
     def decoded(self, node: fx.Node) -> Any:
-        """The real numbers of a node's result; the object of a model's outputs."""
+        """Returns a node's result as real numbers, or the output structure of the model."""
         if not self.folded.has_tensors(node):
             static = node in self.folded.static
             return self._folded(node) if static else self.builder.again(node, self.decoded)
@@ -100,12 +101,12 @@ class GraphLowering:
         if node not in self.folded.static and is_moved(self.mg, node, self.folded):
             return self._move(node, self.decoded)
         exact = self.exact(node)
-        if node in self._step_of:
-            self._step_of[node].is_decoded = True
+        if node in self._steps_by_node:
+            self._steps_by_node[node].is_decoded = True
         return self.builder.call_module(node, Decode(exact.proven), (exact.node,), "_decoded")
 
     def whole_numbers(self, node: fx.Node) -> fx.Node:
-        """Token ids and the like, as they are in the quantized graph."""
+        """Returns integer values, such as token ids, unchanged from the quantized graph."""
         if node in self._inputs:
             return self._inputs[node]
         if node not in self._others:
@@ -116,14 +117,14 @@ class GraphLowering:
             self._others[node] = made
         return self._others[node]
 
-    def kept_keys(
+    def visible_keys(
         self, node: fx.Node, mask: Any, is_causal: bool, sizes: tuple[int, int]
     ) -> fx.Node | None:
-        """The boolean mask of an attention; None if all keys are kept.
+        """Returns the boolean mask of an attention; None if no key is masked.
 
         Args:
             node: the attention.
-            mask: its argument, a node or None.
+            mask: its mask argument, a node or None.
             is_causal: its argument.
             sizes: numbers of queries and of keys.
         """
@@ -136,12 +137,12 @@ class GraphLowering:
         like = mask if isinstance(mask, fx.Node) else node
         if like not in self._others:
             inputs = () if source is None else (self._inputs[source],)
-            kept = KeptKeys(*sizes, is_causal)
-            self._others[like] = self.builder.call_module(like, kept, inputs, "_kept")
+            operator = KeptKeys(*sizes, is_causal)
+            self._others[like] = self.builder.call_module(like, operator, inputs, "_kept")
         return self._others[like]
 
     def coded(self, node: fx.Node, grid: AnyGrid) -> Codes:
-        """A node's result in the codes of a reader's grid."""
+        """Returns a node's result in the codes of a reader's grid."""
         if (node, grid) not in self._coded:
             self._coded[node, grid] = self._code(node, grid)
         return self._coded[node, grid]
@@ -174,30 +175,30 @@ class GraphLowering:
         return self._round(node, grid, suffix)
 
     def _negated(self, node: fx.Node, grid: Grid) -> Codes:
-        """What is negated is rounded before: to even, -x is as x is, where the ends change too."""
+        """Rounds the operand of a negation instead of its result, on the mirrored grid."""
         mirrored = replace(grid, low=-grid.high, high=-grid.low)
         read = self.coded(node.all_input_nodes[0], mirrored)
         operator = IntegerNegate.from_quantized(None, [read.proven], self.options)
         return self.call(node, operator, (read,), f"_to_{grid_text(grid)}")
 
     def _code_blocks(self, node: fx.Node, grid: BlockGrid, suffix: str) -> Codes:
-        """Blocks run along axes of what is read: they are rounded after layouts, not before."""
+        """Rounds to blocks after layout operators, because blocks run along axes of the operand."""
         unrounded = self.unrounded_input(node)
         if unrounded is not None:
             return self.call(node, EncodeBlocks(grid), (Codes(unrounded, None),), suffix)
         return self._round(node, grid, suffix)
 
     def unrounded_input(self, node: fx.Node) -> fx.Node | None:
-        """An input of the graph, or layouts of one, as real numbers; None for other nodes."""
+        """Returns a real graph input, possibly moved by layout operators; None for other nodes."""
         if node in self._inputs or node in self.folded.static:
             return self._inputs.get(node)
         if not is_moved(self.mg, node, self.folded):
             return None
         floats = [given for given in node.all_input_nodes if self.folded.is_float(given)]
-        found = {given: self.unrounded_input(given) for given in floats}
-        if None in found.values():
+        inputs = {given: self.unrounded_input(given) for given in floats}
+        if None in inputs.values():
             return None
-        return self._move(node, lambda given: found.get(given) or self._argument(given))
+        return self._move(node, lambda given: inputs.get(given) or self._argument(given))
 
     def _round(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
         exact = self.exact(node)
@@ -205,12 +206,12 @@ class GraphLowering:
         if not holds(grid, exact.proven):
             requantize = requantizer(exact.proven, grid)
             coded = self.call(node, requantize, (exact,), suffix)
-        if node in self._step_of:
-            self._step_of[node].readers.append((coded.node, grid))
+        if node in self._steps_by_node:
+            self._steps_by_node[node].readers.append((coded.node, grid))
         return coded
 
     def exact(self, node: fx.Node) -> Codes:
-        """The whole numbers of a node's result, before any reader rounds them."""
+        """Returns the exact codes of a node's result, before requantization."""
         if node not in self._exact:
             try:
                 self._exact[node] = self._lower(node)
@@ -247,7 +248,7 @@ class GraphLowering:
         return self.grids.of(module, "data_out") if isinstance(module, QuantizedOperator) else None
 
     def _table(self, node: fx.Node, grid: Grid | None) -> Codes:
-        """The table of a function for a reader; without one in steps as fine as int64 allows."""
+        """Returns a function table with a reader's grid, or the finest steps that int64 allows."""
         bound = bind(self.mg, node, self.folded)
         read = self._read(bound.inputs[0], bound.operands[0], bound)
         chosen = grid or Table.fine_grid(bound.unrounded, read.proven, FINE_BITS)
@@ -257,27 +258,27 @@ class GraphLowering:
         step = Step(node.name, kind, (read,), result, bound.reference, self.dtype(node))
         self.steps.append(step)
         if grid is None:
-            self._step_of[node] = step
+            self._steps_by_node[node] = step
         else:
             step.readers.append((result.node, grid))
         return result
 
     def dtype(self, node: fx.Node) -> torch.dtype:
-        """Of a node's result in the quantized graph."""
+        """Returns the dtype of a node's result in the quantized graph."""
         value: Tensor = self.folded.values[node]
         return value.dtype
 
     def note(self, node: fx.Node, step: Step) -> Codes:
-        """Keeps an operator for comparisons, and rounds its result if it has a format."""
+        """Records an operator for comparison, and requantizes its result if it has a format."""
         self.steps.append(step)
-        self._step_of[node] = step
+        self._steps_by_node[node] = step
         grid = self._data_out(node)
         if grid is None:
             return step.result
         suffix = f"_to_{grid_text(grid)}"
         rounded = self.call(node, requantizer(step.result.proven, grid), (step.result,), suffix)
         step.readers.append((rounded.node, grid))
-        del self._step_of[node]
+        del self._steps_by_node[node]
         return rounded
 
     def _read(self, node: fx.Node, operand: str | None, bound: BoundCall) -> Codes:
@@ -290,20 +291,24 @@ class GraphLowering:
         return self.coded(node, grid)
 
     def _exact_move(self, node: fx.Node) -> Codes:
-        """A layout of one result that is exact; constants beside it are rounded to its step."""
+        """Moves one exact result; constants beside it are rounded to its step."""
         floats = [given for given in node.all_input_nodes if self.folded.is_float(given)]
         followed = [given for given in floats if given not in self.folded.static]
         if len(followed) != 1 or self.exact(followed[0]).proven.step.dim():
-            raise ConfigError("what it joins or moves has steps of its own, and no reader a format")
+            raise ConfigError(
+                "it joins or moves values with different steps, and no reader has a format"
+            )
         exact = self.exact(followed[0]).proven
         grid = Grid(exact.scalar_step, -(2**FINE_BITS), 2**FINE_BITS)
-        found = {given: self.coded(given, grid) for given in floats if given not in followed}
-        found[followed[0]] = self.exact(followed[0])
-        low = min(codes.proven.low for codes in found.values())
-        high = max(codes.proven.high for codes in found.values())
+        codes_by_node = {
+            given: self.coded(given, grid) for given in floats if given not in followed
+        }
+        codes_by_node[followed[0]] = self.exact(followed[0])
+        low = min(codes.proven.low for codes in codes_by_node.values())
+        high = max(codes.proven.high for codes in codes_by_node.values())
 
         def read(source: fx.Node) -> Any:
-            return found[source].node if source in found else self._argument(source)
+            return codes_by_node[source].node if source in codes_by_node else self._argument(source)
 
         return Codes(self._move(node, read), replace(exact, low=low, high=high))
 
@@ -314,7 +319,7 @@ class GraphLowering:
         return self.folded.values[node]
 
     def _move(self, node: fx.Node, read: Callable[[fx.Node], Any]) -> fx.Node:
-        """The layout `node` of what `read` makes of its inputs."""
+        """Adds the layout operator `node` with inputs mapped by `read`."""
         row = self.mg.operator(node)
         if row.kind is Kind.DROPOUT or row.layout == "cast":
             source: fx.Node = read(node.all_input_nodes[0])
@@ -328,13 +333,13 @@ class GraphLowering:
     def call(
         self, node: fx.Node, operator: IntegerOperator, inputs: tuple[Codes, ...], suffix: str = ""
     ) -> Codes:
-        """A call of an integer operator, at the path of `node` or, with a suffix, beside it."""
+        """Adds a call of an integer operator at the path of `node`, with an optional suffix."""
         nodes = tuple(given.node for given in inputs)
         return Codes(self.builder.call_module(node, operator, nodes, suffix), operator.out)
 
 
 def _without_format(mg: MaseGraph, node: fx.Node) -> str:
-    """Why a value has no codes, and the way out."""
+    """Returns the reason why a value has no codes, with a suggestion."""
     for reader in node.users:
         row, is_float = (
             mg.operator(reader),
@@ -342,11 +347,10 @@ def _without_format(mg: MaseGraph, node: fx.Node) -> str:
         )
         if row.is_quantizable and is_float:
             return (
-                f"nothing that reads it has a format; quantize '{reader.name}' ({row.name}), with "
-                "a format of its data_in"
+                f"none of its readers has a format; quantize '{reader.name}' ({row.name}) with a "
+                "format for data_in"
             )
     return (
-        "no quantized operator computes what leaves the graph here, so that nothing that reads it "
-        "has a format; let one that has a data_out format compute it, such as a quantized relu or "
-        "add, or take it out of what the model returns"
+        "the graph returns it without a format; compute it by a quantized operator with a data_out "
+        "format, such as relu or add, or remove it from the model's outputs"
     )

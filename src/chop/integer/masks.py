@@ -1,4 +1,4 @@
-"""Attention masks: a proof by probes that a graph hides the keys its input hides, and no more."""
+"""Attention masks: a proof by probing that a graph masks exactly the keys that its input masks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from chop.ir.propagate import GraphRunner
 from chop.nn.quantized import QuantScaledDotProductAttention
 
 HIDDEN = -1e4
-"""Added to a score, this or less hides a key: its weight is zero in float32."""
+"""Largest additive mask value that masks a key: its weight is zero in float32."""
 PROBED_KEYS = 32
 RANDOM_PROBES = 8
 
 
 @dataclass(frozen=True)
 class ProvenMask:
-    """What a mask depends on.
+    """Dependence of a mask on inputs.
 
     Attributes:
-        source: the input, (B, K), whose zeros hide keys; None for none.
-        is_causal: keys after a query are hidden too.
+        source: the input, (B, K), whose zeros mask keys; None for none.
+        is_causal: keys after a query are masked too.
     """
 
     source: fx.Node | None
@@ -35,7 +35,7 @@ class ProvenMask:
 
 
 def mask_argument(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
-    """The mask that an attention reads; None for other nodes and without one."""
+    """Returns the mask argument of an attention; None for other nodes or without a mask."""
     if mg.operator(node).twin is not QuantScaledDotProductAttention:
         return None
     position = 3
@@ -44,59 +44,61 @@ def mask_argument(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
 
 
 def demanded_nodes(mg: MaseGraph) -> set[fx.Node]:
-    """The nodes whose results reach the outputs otherwise than as masks."""
-    found: set[fx.Node] = set()
+    """Returns the nodes that outputs depend on other than through masks."""
+    demanded: set[fx.Node] = set()
     for node in reversed(mg.nodes):
-        if node.op == "output" or node in found:
+        if node.op == "output" or node in demanded:
             mask = mask_argument(mg, node)
-            found.update({node, *(given for given in node.all_input_nodes if given is not mask)})
-    return found
+            demanded.update({node, *(given for given in node.all_input_nodes if given is not mask)})
+    return demanded
 
 
 def proven_mask(mg: MaseGraph, node: fx.Node, folded: Folded) -> ProvenMask:
-    """Proves what a mask hides: keys where an input is zero, keys after each query, or both.
+    """Proves which keys a mask hides: those with input zero, those after each query, or both.
 
-    The nodes between the input and the mask are evaluated on inputs that hide one key, all but
-    one, and random ones, all of 0 and 1: the proof holds for no other values. Queries that would
-    see no key at all are left out: what models do with them differs.
+    The nodes between the input and the mask are evaluated on 0/1 inputs that hide one key, all but
+    one, and random keys. The proof holds for no other input values. Queries with all keys masked
+    are not compared, because models differ in their treatment.
 
     Args:
         mg: the graph.
-        node: the mask: boolean, True keeps; or added to scores.
-        folded: its values.
+        node: the mask, either boolean with True to keep a key, or added to scores.
+        folded: values of the graph.
     Raises:
-        ConfigError: it is another mask.
+        ConfigError: if it is another kind of mask.
     """
     sources = _list_inputs(node, folded)
     if not sources:
-        kept = _kept(node, folded.values[node])
-        return ProvenMask(None, _is_causal(node, kept))
+        visible = _visible_keys(node, folded.values[node])
+        return ProvenMask(None, _is_causal(node, visible))
     (source, *others) = sources
     example = folded.values[source]
     if others or not isinstance(example, Tensor) or example.dim() != 2 or folded.is_float(source):
-        names = " and ".join(str(found.target) for found in sources)
-        raise ConfigError(f"mask '{node.name}' of {names}, expected one of an input (batch, keys)")
+        names = " and ".join(str(each.target) for each in sources)
+        raise ConfigError(
+            f"mask '{node.name}' depends on {names}, expected one input (batch, keys)"
+        )
     is_causal = _is_causal(node, _evaluated(mg, node, source, torch.ones_like(example), folded))
     for probe in _probes(example):
-        found = _evaluated(mg, node, source, probe, folded)
-        expected = probe.bool()[:, None, None, :].expand(-1, 1, found.size(-2), -1)
+        actual = _evaluated(mg, node, source, probe, folded)
+        expected = probe.bool()[:, None, None, :].expand(-1, 1, actual.size(-2), -1)
         expected = _causal(expected) if is_causal else expected
         sees_any = expected.any(-1, keepdim=True)
-        if found.size(-1) != probe.size(1) or bool(((found != expected) & sees_any).any()):
+        if actual.size(-1) != probe.size(1) or bool(((actual != expected) & sees_any).any()):
             raise ConfigError(
-                f"mask '{node.name}', expected one that hides key k where {source.target}[k] is 0"
+                f"mask '{node.name}' has to hide exactly the keys k with {source.target}[k] = 0"
             )
     return ProvenMask(source, is_causal)
 
 
 def _list_inputs(node: fx.Node, folded: Folded) -> list[fx.Node]:
-    """The inputs of the graph whose values reach a node, in the graph's order."""
+    """Returns the graph inputs whose values a node depends on, in graph order."""
     followed = _followed(node, folded)
     return [step for step in node.graph.nodes if step.op == "placeholder" and step in followed]
 
 
 def _followed(node: fx.Node, folded: Folded) -> set[fx.Node]:
-    """The nodes that a value follows from, itself included, and that inputs change."""
+    """Returns the input-dependent nodes that a value depends on, including its own."""
 
     def changing(nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return [step for step in nodes if step not in folded.static]
@@ -108,48 +110,50 @@ def _followed(node: fx.Node, folded: Folded) -> set[fx.Node]:
 def _evaluated(
     mg: MaseGraph, node: fx.Node, source: fx.Node, probe: Tensor, folded: Folded
 ) -> Tensor:
-    """Boolean (B or 1, 1, Q, K): what the mask keeps for a value of an input."""
+    """Evaluates a mask for a value of an input: boolean (B or 1, 1, Q, K), True to keep a key."""
     run = GraphRunner(mg.model)
     run.env = {**folded.values, source: probe}
     needed = _followed(node, folded) - {source}
     for step in mg.nodes:
         if step in needed:
             run.env[step] = run.run_node(step)
-    return _kept(node, run.env[node])
+    return _visible_keys(node, run.env[node])
 
 
-def _kept(node: fx.Node, mask: Tensor) -> Tensor:
-    """Boolean (B or 1, 1, Q, K): True where a key is kept.
+def _visible_keys(node: fx.Node, mask: Tensor) -> Tensor:
+    """Normalizes a mask to boolean (B or 1, 1, Q, K), True to keep a key.
 
     Raises:
-        ConfigError: some scores are changed and not hidden, or heads have masks of their own.
+        ConfigError: if some scores are changed without being masked, or heads have different masks.
     """
     if mask.dtype != torch.bool:
-        kept = mask == 0
-        if bool((~kept & (mask > HIDDEN)).any()):
-            raise ConfigError(f"mask '{node.name}', expected one of 0 and at most {HIDDEN:g}")
-        mask = kept
+        is_zero = mask == 0
+        if bool((~is_zero & (mask > HIDDEN)).any()):
+            raise ConfigError(f"mask '{node.name}': expected values 0 or at most {HIDDEN:g}")
+        mask = is_zero
     mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
     if bool((mask != mask[:, :1]).any()):
-        raise ConfigError(f"mask '{node.name}', expected the same for all heads")
+        raise ConfigError(f"mask '{node.name}': expected the same mask for all heads")
     return mask[:, :1]
 
 
-def _is_causal(node: fx.Node, kept: Tensor) -> bool:
-    """Whether keys after each query are hidden, where no input hides any; False: no key is."""
-    if bool(kept.all()):
+def _is_causal(node: fx.Node, visible: Tensor) -> bool:
+    """Returns whether a mask is causal if the input masks nothing, False if it masks no key."""
+    if bool(visible.all()):
         return False
-    if torch.equal(kept, _causal(torch.ones_like(kept))):
+    if torch.equal(visible, _causal(torch.ones_like(visible))):
         return True
-    raise ConfigError(f"mask '{node.name}', expected a causal one or none where no key is hidden")
+    raise ConfigError(
+        f"mask '{node.name}': expected a causal mask, or one that hides no key by itself"
+    )
 
 
-def _causal(kept: Tensor) -> Tensor:
-    return kept & torch.ones_like(kept).tril()
+def _causal(visible: Tensor) -> Tensor:
+    return visible & torch.ones_like(visible).tril()
 
 
 def _probes(example: Tensor) -> Iterator[Tensor]:
-    """0 and 1, of the example's shape and dtype."""
+    """Yields 0/1 tensors with the example's shape and dtype."""
     keys = example.size(1)
     for key in range(0, keys, max(1, keys // PROBED_KEYS)):
         one = torch.zeros_like(example)

@@ -1,4 +1,4 @@
-"""Refusals of lowering: every node of a graph without an integer form, by name."""
+"""Check for nodes of a graph without an integer form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chop.integer.folding import Folded
 from chop.integer.grids import Grids
 from chop.integer.lowering import is_moved
 from chop.integer.masks import demanded_nodes, mask_argument, proven_mask
-from chop.integer.ways_out import NUMBER, Refusal
+from chop.integer.suggestions import NUMBER, Refusal
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.ir.settled import operand_text
@@ -30,7 +30,7 @@ PARAMETERS = frozenset({"weight", "bias"})
 
 
 def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[Refusal]:
-    """Nodes and operands without an integer form; none if the graph can be lowered."""
+    """Returns the nodes and operands without an integer form; none if the graph can be lowered."""
     demanded = demanded_nodes(mg)
     computed = [
         node
@@ -46,12 +46,12 @@ def refusals(mg: MaseGraph, folded: Folded, grids: Grids) -> list[Refusal]:
         if node in demanded and _is_active_dropout(mg, node)
     ]
     return active + [
-        Refusal(node, text) for node in computed for text in _of_node(mg, node, folded, grids)
+        Refusal(node, text) for node in computed for text in _refuse_node(mg, node, folded, grids)
     ]
 
 
 def _is_active_dropout(mg: MaseGraph, node: fx.Node) -> bool:
-    """Whether a node drops values in any mode, by its own arguments."""
+    """Returns whether a functional dropout is active in any mode, by its arguments."""
     if mg.operator(node).kind is not Kind.DROPOUT or mg.get_module(node) is not None:
         return False
     given: dict[str, Any] = (
@@ -60,10 +60,10 @@ def _is_active_dropout(mg: MaseGraph, node: fx.Node) -> bool:
     return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
 
 
-def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iterator[str]:
+def _refuse_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iterator[str]:
     row, module = mg.operator(node), mg.get_module(node)
     if not folded.is_float(node):
-        yield f"{node.name} ({row.name} of whole numbers)"
+        yield f"{node.name} ({row.name} of integers)"
         return
     if not isinstance(module, QuantizedOperator):
         if row.integer is None or row.is_quantizable:
@@ -74,7 +74,7 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iter
         return
     if isinstance(module, QuantCall):
         if not PARAMETERS.isdisjoint(module.arguments):
-            yield f"{node.name} ({row.name} whose parameters are no module's)"
+            yield f"{node.name} ({row.name} with parameters that no module owns)"
             return
         try:
             count = len(bind(mg, node, folded).inputs)
@@ -88,7 +88,9 @@ def _of_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> Iter
             yield f"{node.name} ({row.name} of a mask)"
             return
     for name, step in leaf_operators(module).items():
-        yield from _of_operator(f"{node.target}.{name}" if name else str(node.target), step, grids)
+        yield from _refuse_operator(
+            f"{node.target}.{name}" if name else str(node.target), step, grids
+        )
     mask = mask_argument(mg, node)
     if mask is not None:
         try:
@@ -105,7 +107,7 @@ def _is_mask(node: fx.Node, folded: Folded) -> bool:
     return bool((value.abs() >= -LOWEST_SCORE).any())
 
 
-def _of_operator(path: str, step: QuantizedOperator, grids: Grids) -> Iterator[str]:
+def _refuse_operator(path: str, step: QuantizedOperator, grids: Grids) -> Iterator[str]:
     for operand in (*step.operands, "data_out"):
         quantizer = step.operand_format(operand)
         is_parameter = operand in PARAMETERS and not isinstance(step, QuantCall)

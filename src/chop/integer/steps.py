@@ -1,4 +1,4 @@
-"""Steps of an integer graph: operators, the codes between them, and what reads these."""
+"""Steps of an integer graph: operators, the codes between them, and their readers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Codes:
     """Codes in the new graph.
 
     Attributes:
-        node: gives them.
-        edge: what they mean; None of whole numbers that are no codes: token ids, masks.
+        node: node that computes them.
+        edge: meaning of the codes; None for plain integers such as token ids and masks.
     """
 
     node: fx.Node
@@ -26,24 +26,24 @@ class Codes:
 
     @property
     def proven(self) -> Edge:
-        """What they mean; they are codes."""
+        """Meaning of the codes, which must not be plain integers."""
         assert self.edge is not None
         return self.edge
 
 
 @dataclass(eq=False)
 class Step:
-    """An operator of the new graph beside what it stands for.
+    """An operator of the new graph with its reference.
 
     Attributes:
-        name: of the node in the old graph, and which step of it.
-        kind: name of the operator.
-        inputs: what it reads.
-        result: what it returns.
-        reference: its result by the quantized graph, from real numbers.
-        dtype: of these.
-        readers: the result in the codes of each grid that it is read in.
-        is_decoded: it is read as real numbers too: an output of the model.
+        name: name of the old node, with the name of the step.
+        kind: operator name.
+        inputs: input codes.
+        result: result codes.
+        reference: computes the result in the quantized graph from real numbers.
+        dtype: dtype of these numbers.
+        readers: nodes with the requantized result, by reading grid.
+        is_decoded: the result is an output of the model, as real numbers.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Writes into memory: integer graphs have values alone, so that what is written becomes one."""
+"""Functionalization of in-place writes, since integer graphs only have values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chop.nn.quantized import QuantScaledDotProductAttention
 
 
 def thread_writes(mg: MaseGraph, folded: Folded) -> bool:
-    """Makes later readers of what a node writes into read the node's result.
+    """Redirects later readers of written memory to the result of the writing node.
 
     Args:
         mg: the graph; it is changed.
@@ -21,7 +21,7 @@ def thread_writes(mg: MaseGraph, folded: Folded) -> bool:
     Returns: whether any node writes.
 
     Raises:
-        ConfigError: a view or another name of that memory is read afterwards, or it is a parameter
+        ConfigError: if a view or other name of that memory is read afterwards, or it is a parameter
             or buffer.
     """
     memory: dict[fx.Node, object] = {}
@@ -39,7 +39,7 @@ def thread_writes(mg: MaseGraph, folded: Folded) -> bool:
 
 
 def _memory(mg: MaseGraph, node: fx.Node, memory: dict[fx.Node, object]) -> object:
-    """What stands for the memory of a node's result: the node that made it, or a path."""
+    """Returns an identifier of the memory of a node's result: the allocating node, or a path."""
     if node.op == "get_attr":
         return str(node.target)
     targets = _targets(mg, node)
@@ -53,7 +53,7 @@ def _memory(mg: MaseGraph, node: fx.Node, memory: dict[fx.Node, object]) -> obje
 
 
 def _is_new(mg: MaseGraph, node: fx.Node) -> bool:
-    """Whether the result lies in memory of its own."""
+    """Returns whether the result has newly allocated memory."""
     row = mg.operator(node)
     computes = row.integer is not None
     computes |= isinstance(mg.get_module(node), QuantScaledDotProductAttention)
@@ -61,7 +61,7 @@ def _is_new(mg: MaseGraph, node: fx.Node) -> bool:
 
 
 def _targets(mg: MaseGraph, node: fx.Node) -> list[fx.Node]:
-    """The inputs that a node writes into, at inference."""
+    """Returns the inputs that a node writes into at inference."""
     module = mg.get_module(node)
     if module is None or getattr(module, "inplace", False) is True:
         drops = module is not None and mg.operator(node).kind is Kind.DROPOUT
@@ -81,7 +81,7 @@ def _check(
     written = memory[target]
     where = f"node '{node.name}' ({mg.operator(node).name} in place, at {node.meta.get('source')})"
     if isinstance(written, str):
-        raise ConfigError(f"{where} writes into '{written}', and integer graphs keep no state.")
+        raise ConfigError(f"{where} writes into '{written}', and integer graphs have no state.")
     for reader in later:
         if not (reader.op == "output" or folded.has_tensors(reader)):
             continue
@@ -89,8 +89,8 @@ def _check(
             if read not in (target, node) and memory.get(read) == written:
                 raise ConfigError(
                     f"{where} writes into memory that '{reader.name}' reads by another name, "
-                    f"'{read.name}', and integer graphs have values alone; let the model compute a "
-                    "new tensor there."
+                    f"'{read.name}', and integer graphs only have values; compute a new tensor "
+                    "instead."
                 )
 
 

@@ -42,7 +42,7 @@ class Bench:
         beats: int64 (samples * beats, lanes) for each port.
         memories: memory contents by file.
         folder: source folder, searched before the library.
-        is_beat_by_beat: stores the cycle of each beat in `BenchRun.left`, instead of each sample's
+        is_beat_by_beat: stores the cycle of each beat in `BenchRun.ends`, instead of each sample's
             last beat.
     """
 

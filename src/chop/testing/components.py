@@ -196,7 +196,7 @@ class Case:
     @property
     def output_cycles(self) -> Sequence[int]:
         """Cycle of each output beat without stalls."""
-        return self.runs[FULL_SPEED].left["data_out_0"]
+        return self.runs[FULL_SPEED].ends["data_out_0"]
 
 
 def _it_has_a_row_by_its_class(case: Case) -> None:

@@ -103,7 +103,7 @@ CHANGES = {
 @pytest.mark.parametrize(("name", "change"), CHANGES.values(), ids=CHANGES)
 def test_a_changed_file_fails_the_check(name, change, copied):
     (copied / name).write_text(change((copied / name).read_text()))
-    with pytest.raises(VerificationError, match=f"{name}' is not the file of the manifest"):
+    with pytest.raises(VerificationError, match=f"{name}' was changed after the manifest"):
         emit(EmitConfig(out=copied, check_only=True))
 
 
@@ -155,7 +155,7 @@ def test_nothing_is_run_of_a_folder_that_is_not_what_its_model_emits(
     (copied / name).write_text(change(text))
     assert (copied / name).read_text() != text
     forge(copied, name)
-    said = f"{name}' is not what chop {__version__} emits of the model .*; nothing of the folder"
+    said = f"{name}' differs .* chop {__version__} emits .*. No file of the folder was run"
     with pytest.raises(VerificationError, match=said):
         emit(EmitConfig(out=copied, check_only=True))
 
@@ -199,7 +199,7 @@ def test_a_folder_of_another_version_or_without_a_fold_is_told_so(copied):
         emit(EmitConfig(out=copied, check_only=True))
     manifest["settings"]["fold"] = "; rm -r /"
     path.write_text(json.dumps(manifest))
-    with pytest.raises(VerificationError, match="top.sv' is not the file|no number of cycles"):
+    with pytest.raises(VerificationError, match="top.sv' was changed|no number of cycles"):
         emit(EmitConfig(out=copied, check_only=True))
 
 
@@ -217,7 +217,7 @@ def test_a_golden_value_whose_hash_was_forged_fails_in_the_graph(copied):
     golden["received.last"][3, 1] += 1
     save_file(golden, copied / "golden.safetensors")
     forge(copied, "golden.safetensors")
-    with pytest.raises(VerificationError, match=r"received\.last is not what the graph computes"):
+    with pytest.raises(VerificationError, match=r"the graph computes another received\.last"):
         emit(EmitConfig(out=copied, check_only=True))
 
 
@@ -226,16 +226,18 @@ def test_only_emitted_folders_can_be_checked(tmp_path):
         emit(EmitConfig(out=tmp_path, check_only=True))
     with runs.start("sweep", {}, tmp_path):
         pass
-    with pytest.raises(CheckpointError, match="holds a run of 'sweep', finished: expected one of"):
+    with pytest.raises(
+        CheckpointError, match="a run of 'sweep', finished: expected a finished run of"
+    ):
         emit(EmitConfig(out=tmp_path, check_only=True))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: [], "the manifest has 0 simulations, which are not all"),
-        (lambda rows: rows[1:], "the manifest has 5 simulations, which are not all"),
-        (lambda rows: [{**row, "samples": 1} for row in rows], "which are not all of a circuit"),
+        (lambda rows: [], "the manifest lists 0 simulations, which is incomplete"),
+        (lambda rows: rows[1:], "the manifest lists 5 simulations, which is incomplete"),
+        (lambda rows: [{**row, "samples": 1} for row in rows], "incomplete for a circuit"),
         (lambda rows: [{**rows[0], "cycles": 7}, *rows[1:]], "the simulation measures others"),
         (lambda rows: [*rows[:-1], {**rows[-1], "equal": 10**6}], "the simulation measures others"),
     ],

@@ -248,7 +248,7 @@ def test_models_without_a_circuit_are_refused_before_anything_is_written(tmp_pat
     turned = Made(lambda m, x: m.linear(x.mT).flatten(1), linear=nn.Linear(3, 2))
     x, labels = torch.randn(12, 3, 4), torch.arange(12) % 3
     given = Workload.of(turned, (x, labels), (x, labels), device="cpu")
-    with pytest.raises(ConfigError, match="node 'linear'.* do not travel one after another"):
+    with pytest.raises(ConfigError, match="node 'linear'.* interleaved"):
         emit(EmitConfig(out=tmp_path / "out", **SETTINGS), given)
     assert list(tmp_path.iterdir()) == []
 

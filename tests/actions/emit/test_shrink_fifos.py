@@ -132,7 +132,9 @@ def test_checks_of_shrunk_circuits_can_be_repeated_and_depths_are_compared(shrun
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["settings"]["shrink_fifos"] = False
     (copied / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(VerificationError, match="is not what chop .* emits of the model"):
+    with pytest.raises(
+        VerificationError, match="differs from the file that chop .* emits for the model"
+    ):
         emit(EmitConfig(out=copied, check_only=True))
 
 
@@ -150,7 +152,7 @@ def ran(check, interval, fills):
         (1, 33.0, "with smaller ones a sample takes 33.0 cycles, not 32.0"),
         (1, None, "smaller ones fail: 4 samples: timeout"),
         (1000, 32.0, "no FIFO has room to spare"),
-        (-1, 32.0, "4 samples are too few to show what they need"),
+        (-1, 32.0, "4 samples are too few to measure their fill levels"),
     ],
 )
 def test_depths_are_kept_by_what_verification_says(used, interval, reason, tmp_path, monkeypatch):
@@ -214,7 +216,7 @@ def test_a_shrunk_fifo_has_a_word_more_than_it_stored(planned):
 
 
 def test_one_sample_is_refused():
-    with pytest.raises(ConfigError, match="shrink_fifos: 1 sample does not show what FIFOs store"):
+    with pytest.raises(ConfigError, match="shrink_fifos: 1 sample is too few"):
         EmitConfig(samples=1, shrink_fifos=True)
     with pytest.raises(ConfigError, match="simulate 2 or more"):
         shrink.check_samples(1)

@@ -281,7 +281,7 @@ def test_the_first_wrong_node_is_named(outcomes):
         assert kind == "DistributedError", (case, outcomes[case])
         assert f"({node}) is the first that differs from one process: " in text, case
     assert "layout (S2), (3, 7, 16) of (3, 7, 32) here, on process 1." in outcomes["chunk"]
-    assert "what a node reads: S5 cuts dimension 5 of a tensor that has 3" in outcomes["misread"]
+    assert "input of a node: S5 shards dimension 5 of a tensor with 3" in outcomes["misread"]
 
 
 def test_a_chunk_of_other_weights_is_not_seen_where_the_reference_is_gathered(outcomes):
@@ -291,7 +291,7 @@ def test_a_chunk_of_other_weights_is_not_seen_where_the_reference_is_gathered(ou
 def test_what_cannot_be_checked_is_refused(outcomes):
     assert outcomes["inputs"] == (
         "DistributedError: expected the same inputs on all processes, but 'input_ids' differs "
-        "between processes 0 and 1: draw it by one seed."
+        "between processes 0 and 1: use the same seed."
     )
-    assert outcomes["training"].startswith("ConfigError: the check expects models in evaluation")
+    assert outcomes["training"].startswith("ConfigError: expected models in evaluation")
     assert outcomes["not sharded"].startswith("PlanError: expected a sharded model")

@@ -229,7 +229,7 @@ def test_joined_processes_plan_and_stay_joined():
         found = found_for("bert", machine, compare=False, report=phases.append)
         assert found.plan.mesh == (2,) and phases[0] == "layouts" and phases[-1] == "simulation"
         assert torch.distributed.get_world_size() == 1
-        with pytest.raises(PlanError, match="cannot be simulated where processes are joined"):
+        with pytest.raises(PlanError, match="cannot be simulated after a process group"):
             simulate(graph_of("bert"), found.plan, list_inputs("bert", 4, 8), machine)
     finally:
         torch.distributed.destroy_process_group()

@@ -117,13 +117,13 @@ class Observed:
     Attributes:
         difference: the largest one from a single process.
         collectives: that it has called.
-        kept_bytes: of its parameters and buffers.
+        parameter_bytes: of its parameters and buffers.
         activation_bytes: at the worst moment, as the profiler of torch has them.
     """
 
     difference: float
     collectives: list[Collective]
-    kept_bytes: int
+    parameter_bytes: int
     activation_bytes: int
 
 
@@ -273,8 +273,8 @@ def test_collectives_are_those_predicted(case: Case, folder: Path):
 def test_memory_is_that_predicted(case: Case, folder: Path):
     simulation = sharding(case).simulation
     for seen in observed(case, folder):
-        assert seen.kept_bytes == simulation.kept_bytes
-        needed = seen.kept_bytes + seen.activation_bytes
+        assert seen.parameter_bytes == simulation.parameter_bytes
+        needed = seen.parameter_bytes + seen.activation_bytes
         assert needed == pytest.approx(simulation.peak_bytes, rel=0.15)
 
 

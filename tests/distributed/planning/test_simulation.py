@@ -35,7 +35,7 @@ WHOLE = 4 * (2 * WIDTH * HIDDEN + HIDDEN + WIDTH)
 def test_a_replicated_forward_sends_nothing_and_needs_two_values_at_once():
     found = simulated("replicate")
     assert (found.sent, found.collectives, found.sent_bytes) == ([], [], 0)
-    assert found.kept_bytes == WHOLE
+    assert found.parameter_bytes == WHOLE
     # Both ends of the activation, which has its own memory.
     assert found.peak_bytes == WHOLE + 2 * 4 * ROWS * HIDDEN
     nodes = list(dict.fromkeys(step.node for step in found.steps))
@@ -63,7 +63,7 @@ def test_columns_and_rows_are_summed_once():
     result = 4 * ROWS * WIDTH
     assert found.sent == [Sent("all_reduce", result, 0)]
     assert found.collectives == [Collective("all_reduce", 1, result)]
-    assert found.kept_bytes == 4 * (WIDTH * HIDDEN + HIDDEN // 2 + WIDTH)
+    assert found.parameter_bytes == 4 * (WIDTH * HIDDEN + HIDDEN // 2 + WIDTH)
     assert found.sent_bytes == result
     ring = 2 * (2 - 1) * (0.25 + result / 2 / 50.0)
     assert MACHINE.get_seconds(found.sent) == pytest.approx(ring)
@@ -73,7 +73,7 @@ def test_rows_are_gathered_after_each_layer():
     found = simulated("rows")
     chunks = [4 * ROWS * HIDDEN // 2, 4 * ROWS * WIDTH // 2]
     assert found.sent == [Sent("all_gather_into_tensor", size, 0) for size in chunks]
-    assert found.kept_bytes == WHOLE // 2
+    assert found.parameter_bytes == WHOLE // 2
     sent = {step.node: len(step.sent) for step in found.steps if step.sent}
     assert sent == {"_1": 1, "output": 1}  # a transfer belongs to the node that reads
 
@@ -81,7 +81,7 @@ def test_rows_are_gathered_after_each_layer():
 def test_samples_are_cut_at_the_inputs_and_gathered_at_the_end():
     found = simulated("data")
     assert found.sent == [Sent("all_gather_into_tensor", 4 * ROWS * WIDTH // 2, 0)]
-    assert found.kept_bytes == WHOLE
+    assert found.parameter_bytes == WHOLE
     assert found.peak_bytes < simulated("replicate").peak_bytes
     assert {step.flops for step in found.steps} == {0, 576}
 
@@ -110,7 +110,7 @@ def test_processes_that_are_joined_already_are_refused():
     mg = pair()
     process.start((1,), "gloo")
     try:
-        with pytest.raises(PlanError, match="mesh 2 cannot be simulated where processes are joi"):
+        with pytest.raises(PlanError, match="mesh 2 cannot be simulated after a process group"):
             simulate(mg, PLANS["rows"](mg, (2,)), X, MACHINE)
     finally:
         torch.distributed.destroy_process_group()

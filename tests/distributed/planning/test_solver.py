@@ -146,7 +146,9 @@ def check(seed: int) -> set[str]:
 
 
 def least_without_gap(solution: Solution) -> Solution:
-    return Solution(solution.choices, solution.seconds, solution.kept_bytes, solution.peak_bytes)
+    return Solution(
+        solution.choices, solution.seconds, solution.parameter_bytes, solution.peak_bytes
+    )
 
 
 def features(problem: Problem, sizes: list[int]) -> set[str]:
@@ -201,7 +203,7 @@ def test_time_and_memory_of_an_example_by_hand():
     assert once == Solution((1, 0, 0), 2 * 1 + 1 + 1 + 2 * 2, 10, 10 + 16 + 4 + 8 + 3)
     both = evaluate(problem, (1, 0, 1))
     assert both is not None
-    assert (both.seconds, both.kept_bytes) == (2 * 1 + 1 + 0.5 + 2 * (2 + 1), 10)
+    assert (both.seconds, both.parameter_bytes) == (2 * 1 + 1 + 0.5 + 2 * (2 + 1), 10)
     assert both.peak_bytes == 10 + 16 + 4 + (8 + 4) + (3 + 1)
 
 
@@ -221,7 +223,7 @@ def test_one_parameter_has_one_layout():
     problem = Problem((Node("a", own[0]), Node("b", own[1])), (), {"w": {R: 8, S: 4}})
     assert evaluate(problem, (1, 0)) is None
     found = solve(problem)
-    assert found is not None and (found.choices, found.kept_bytes) == ((0, 0), 8)
+    assert found is not None and (found.choices, found.parameter_bytes) == ((0, 0), 8)
     assert solve(problem, 7) is None
 
 

@@ -70,7 +70,7 @@ def test_names_and_sizes_that_no_design_has_are_refused(change, tmp_path):
 def test_code_of_others_is_announced_before_it_is_run(run, tmp_path, monkeypatch):
     monkeypatch.setattr("chop.hardware.check.verify.run_check", lambda *args: args)
     monkeypatch.setattr("chop.hardware.check.verify.asdict", lambda row: row)
-    with pytest.warns(ForeignCodeWarning, match="is compiled and run with your permissions"):
+    with pytest.warns(ForeignCodeWarning, match="is compiled and runs with your permissions"):
         run(with_source(write(tmp_path)))
     own = tmp_path / "own"
     own.mkdir()
@@ -118,7 +118,7 @@ def test_a_source_of_others_is_announced_beside_files_of_ours(
 ):
     emit_by(names, small_integers, tmp_path)
     with_source(tmp_path, foreign)
-    with pytest.warns(ForeignCodeWarning, match=f"rtl/{foreign}': SystemVerilog"):
+    with pytest.warns(ForeignCodeWarning, match=f"rtl/{foreign}': this process did not write"):
         projects.warn_if_foreign(tmp_path)
 
 
@@ -160,6 +160,6 @@ def test_sources_of_another_program_stay_with_a_warning(what, small_integers, tm
     other = tmp_path / "hardware" / "rtl"
     other.parent.mkdir()
     (other.mkdir if what == "a folder" else lambda: other.symlink_to(tmp_path / "gone"))()
-    with pytest.warns(UserWarning, match="is not of this project, whose sources are in"):
+    with pytest.warns(UserWarning, match="does not link to the project's sources"):
         passes.emit_verilog_top_transform_pass(small_integers, {"project_dir": tmp_path})
     assert (tmp_path / "rtl" / "top.sv").exists() and other.is_symlink() is (what == "a link")

@@ -45,9 +45,9 @@ def check_body(tmp_path, body):
 @needs_tools
 def test_a_register_passes_under_all_profiles(tmp_path):
     runs = check_body(tmp_path, REGISTER)
-    first, second = runs["none"].left["data_out_0"]
+    first, second = runs["none"].ends["data_out_0"]
     assert second - first == 3
-    assert all(len(run.left["data_out_0"]) == 2 for run in runs.values())
+    assert all(len(run.ends["data_out_0"]) == 2 for run in runs.values())
 
 
 @needs_tools
@@ -125,4 +125,4 @@ def test_ports_may_have_any_name(source, sink, tmp_path):
     (tmp_path / "chop_skid.sv").write_text((RTL / "chop_skid.sv").read_text())
     bench.compile_testbench(tmp_path, sorted(tmp_path.glob("*.sv")), "out")
     run = bench.run_testbench(tmp_path, "out", "uniform", seed=7)
-    assert run.passed and len(run.left[sink]) == 2
+    assert run.passed and len(run.ends[sink]) == 2

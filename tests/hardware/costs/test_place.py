@@ -217,7 +217,7 @@ def simulation_raises(monkeypatch):
 
 def test_what_cannot_fit_is_refused_before_it_is_simulated(simulation_raises, tmp_path):
     out = tmp_path / "out"
-    said = "place: the design does not fit ecp5-25: by estimate it takes 64 multipliers of 28; "
+    said = "place: the design does not fit ecp5-25: by estimate it takes 64 multipliers of 28. "
     for settings in ({"fold": 1}, {"device": "lut=90000,dsp=64,bram=9"}):
         with pytest.raises(ConfigError, match=said):
             wide_layer(out=out, place_on="ecp5-25", **settings)

@@ -160,7 +160,7 @@ def test_convolution_of_codes_without_zero():
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Conv2d(4, 6, 3), "pixels do not travel one after another"),
+        (nn.Conv2d(4, 6, 3), "channels last"),
     ],
 )
 def test_convolutions_without_a_circuit_are_refused(module, message):

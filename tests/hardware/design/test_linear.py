@@ -146,5 +146,5 @@ def test_features_and_rows_in_another_order(fold):
 
 def test_interrupted_rows_are_refused():
     stream = Stream(torch.arange(12).view(4, 3).T, EDGE, 1)
-    with pytest.raises(ConfigError, match="rows of 4 elements do not travel one after another"):
+    with pytest.raises(ConfigError, match="rows of 4 elements are interleaved"):
         COMPONENTS["IntegerLinear"].plan(Site(layer(2, 4), [stream], 24))

@@ -38,4 +38,4 @@ def test_embedding(rows, columns, shape, bits, fold, profiles):
 def test_words_of_large_memories_are_those_of_small_ones(lanes, width):
     half = 1 << width - 1
     codes = torch.randint(-half, half, (50, lanes))
-    assert Memory.of_codes(codes, width) == Memory.of(codes.tolist(), width)
+    assert Memory.from_codes(codes, width) == Memory.of(codes.tolist(), width)

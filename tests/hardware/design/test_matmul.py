@@ -61,7 +61,7 @@ def test_lanes_of_a_product_need_no_converter_that_slows_it():
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((2, 3, 5), (2, 5, 4)), "do not travel in turn, each head by head"),
+        (((2, 3, 5), (2, 5, 4)), "not sent row by row, each row head by head"),
         (((2, 3, 5), (5, 4)), r"a product of \(2, 3, 5\) and \(5, 4\) has no circuit"),
     ],
 )

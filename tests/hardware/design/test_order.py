@@ -35,7 +35,7 @@ def run(module, plan, inputs, expected, folder=RTL):
     files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
     memories = {files[key]: memory for key, memory in plan.memories.items()}
     runs = check_module(module, {**plan.parameters, **files}, sent, memories, folder=folder)
-    check_interval(runs["none"].left["data_out_0"], plan.cycles)
+    check_interval(runs["none"].ends["data_out_0"], plan.cycles)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_selection_in_every_period(period, first, last):
     }
     parameters = {"W": 16, "PERIOD": period, "FIRST": first, "LAST": last}
     runs = check_module("chop_select", parameters, ports)
-    check_interval(runs["none"].left["data_out_0"], 6 * period)
+    check_interval(runs["none"].ends["data_out_0"], 6 * period)
 
 
 def by_head(heads, rows, size, lanes, **more):
@@ -150,7 +150,7 @@ def test_copies_of_heads(heads, rows, size, times, lanes, fold):
 
 def test_codes_that_are_kept_or_repeated_otherwise_are_refused():
     stream = Stream.in_order((4, 6), EDGE)
-    with pytest.raises(ConfigError, match="not travel in pieces of one length"):
+    with pytest.raises(ConfigError, match="not segments of one length"):
         select_plan(stream, stream.positions.flatten()[[0, 1, 2, 7, 8]])
     with pytest.raises(ConfigError, match="repeats some codes more often than others"):
         copies_plan(stream, torch.cat((stream.positions, stream.positions[:1])), 99)
@@ -168,7 +168,7 @@ def test_codes_that_are_kept_or_repeated_otherwise_are_refused():
 def test_streams_of_other_steps_are_not_joined(other):
     streams = [Stream.in_order((3, 2), edge) for edge in (Edge.of(0.5, -8, 7), other)]
     for first, second in (streams, streams[::-1]):
-        with pytest.raises(ConfigError, match="what it joins has different steps"):
+        with pytest.raises(ConfigError, match="inputs have different steps"):
             concat_plan(first, second, -1)
 
 

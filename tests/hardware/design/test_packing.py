@@ -43,5 +43,5 @@ def test_no_beats_are_no_bytes():
 def test_codes_beyond_the_wires_are_refused(code):
     with pytest.raises(ConfigError, match="do not fit 3 bits"):
         pack(np.array([[code]]), port(3, 1))
-    with pytest.raises(ConfigError, match="codes of 65 bits; at most 64"):
+    with pytest.raises(ConfigError, match="codes of 65 bits, expected at most 64"):
         pack(np.array([[0]]), port(65, 1))

@@ -81,15 +81,15 @@ def test_features_travel_in_any_order_within_blocks():
     columns = torch.arange(24).view(8, 3).T.contiguous()
     across = requantizer(EDGE, size=8, window=(-4, 2))
     along = drawn_blocks(EDGE, 3, 8, positions=columns.T.reshape(8, 3).T.contiguous())
-    with pytest.raises(ConfigError, match="blocks of 8 codes do not travel one after another"):
+    with pytest.raises(ConfigError, match="blocks of 8 codes are interleaved"):
         COMPONENTS["RequantizeBlocks"].plan(Site(across, [along.stream], 24))
 
 
 @pytest.mark.parametrize(
     ("operator", "positions", "reason"),
     [
-        (requantizer(EDGE, size=2, block_dim=0), None, "codes of several samples"),
-        (requantizer(EDGE, size=(3, 4)), None, "codes of several samples"),
+        (requantizer(EDGE, size=2, block_dim=0), None, "span several samples"),
+        (requantizer(EDGE, size=(3, 4)), None, "span several samples"),
         (requantizer(EDGE, size=4), torch.arange(10).flip(0)[None], r"blocks of \[2, 4\] codes"),
     ],
 )
@@ -179,5 +179,5 @@ def test_blocks_of_masked_scores_are_refused():
     rules = {"by": "type", "scaled_dot_product_attention": config}
     quantized, _ = passes.quantize_transform_pass(mg, rules)
     integer, _ = passes.lower_to_integer_transform_pass(quantized, {"batches": [{"x": x}]})
-    with pytest.raises(ConfigError, match="masked scores share have no circuit; give"):
+    with pytest.raises(ConfigError, match="shared block exponents have no circuit; give"):
         emit(integer, fold=64)

@@ -5,7 +5,7 @@ import torch
 
 from chop.errors import ConfigError
 from chop.hardware.design.stream import Stream
-from chop.hardware.design.values import KEPT
+from chop.hardware.design.values import MASK_EDGE
 from chop.nn.integer import Edge, IntegerOptions, IntegerSoftmax
 from chop.nn.integer.mask import KeptKeys
 from tests.hardware.bench import PROFILES, Driven, check, drawn, needs_tools
@@ -49,7 +49,7 @@ def mask_of(keys, samples=6):
     """Masks of all lengths, one with a hole, and one that hides all."""
     numbers = (torch.arange(keys) < torch.arange(samples)[:, None] * keys // (samples - 2)).long()
     numbers[-1, :-1] = torch.arange(keys - 1) % 2
-    return Driven(Stream.in_order((1, 1, keys), KEPT, 1), numbers.view(samples, 1, 1, keys))
+    return Driven(Stream.in_order((1, 1, keys), MASK_EDGE, 1), numbers.view(samples, 1, 1, keys))
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,19 @@ def test_softmax_of_what_a_mask_keeps(shape, edge, positions, is_causal, mode, p
 def test_masks_that_travel_in_another_order_than_scores_are_refused():
     edge, numbers = Edge.of(0.05, -128, 127), mask_of(7)
     operator, kept = IntegerSoftmax(edge, 7, -1, IntegerOptions()), KeptKeys(5, 7, True)
-    backwards = Stream(torch.arange(7).flip(0).view(1, 1, 7), KEPT, 1)
-    with pytest.raises(ConfigError, match="does not travel as the 7 scores do"):
+    backwards = Stream(torch.arange(7).flip(0).view(1, 1, 7), MASK_EDGE, 1)
+    with pytest.raises(ConfigError, match="the 7 scores differ in order"):
         check(operator, drawn(edge, 1, 5, 7), numbers._replace(stream=backwards), kept=kept)
     flipped = torch.arange(35).view(1, 5, 7).flip(1)
-    with pytest.raises(ConfigError, match="the queries of a causal mask do not travel in order"):
+    with pytest.raises(ConfigError, match="the queries of a causal mask are not in order"):
         check(operator, drawn(edge, 1, 5, 7, positions=flipped), numbers, kept=kept)
     flipped = torch.arange(35).view(1, 5, 7).flip(2)
     last = numbers._replace(stream=backwards)
-    with pytest.raises(ConfigError, match="the keys of a causal mask do not travel in order"):
+    with pytest.raises(ConfigError, match="the keys of a causal mask are not in order"):
         check(operator, drawn(edge, 1, 5, 7, positions=flipped), last, kept=kept)
 
 
 def test_rows_of_softmax_that_are_interrupted_are_refused():
     edge = Edge.of(0.05, -128, 127)
-    with pytest.raises(ConfigError, match="rows of 7 elements do not travel one after another"):
+    with pytest.raises(ConfigError, match="rows of 7 elements are interleaved"):
         check(IntegerSoftmax(edge, 7, -2, IntegerOptions()), drawn(edge, 7, 6))

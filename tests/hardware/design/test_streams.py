@@ -32,7 +32,7 @@ def test_what_is_sent_is_received(positions, lanes):
 def test_places_are_those_of_the_beats():
     stream = Stream(torch.arange(12).view(4, 3).T.contiguous(), EDGE, 3)
     assert stream.sent(CODES)[1].tolist() == [1, 5, 9]
-    with pytest.raises(ConfigError, match="a stream of 12 codes: 5 lanes do not divide it"):
+    with pytest.raises(ConfigError, match="5 lanes do not divide the 12 codes"):
         stream.with_lanes(5)
 
 
@@ -49,7 +49,7 @@ def test_rows_may_come_in_any_order_with_their_features_in_one():
 
 def test_rows_that_are_interrupted_are_refused():
     across = Stream(torch.arange(12).view(4, 3).T, EDGE, 1)
-    with pytest.raises(ConfigError, match="rows of 4 elements do not travel one after another"):
+    with pytest.raises(ConfigError, match="rows of 4 elements are interleaved"):
         across.rows()
 
 
@@ -94,7 +94,7 @@ def test_joined_streams_send_each_in_turn(dim):
 
 def test_streams_in_another_order_are_not_joined():
     first = Stream(torch.arange(6).view(3, 2).T, EDGE, 1)
-    with pytest.raises(ConfigError, match="does not travel row by row, in one order of rows"):
+    with pytest.raises(ConfigError, match="row by row in the same order"):
         joined(first, first, -1)
 
 
@@ -107,7 +107,7 @@ def test_a_part_of_a_stream_is_whole_beats():
     column = part(stream, stream.positions[:, 0])
     assert (column.lanes, column.positions.tolist()) == (1, [0, 1, 2, 3, 4])
     for size, places in ((30, [0, 1, 3]), (30, [0, 1, 3, 4]), (7, [0, 1, 3, 4])):
-        with pytest.raises(ConfigError, match="pieces"):
+        with pytest.raises(ConfigError, match="segments"):
             part(Stream.in_order((size,), EDGE), torch.tensor(places))
 
 
@@ -118,7 +118,7 @@ def test_constants_are_spread_to_a_sample():
     assert torch.equal(batch.sample((2, 3)), torch.arange(6).view(2, 3))
     with pytest.raises(ConfigError, match="differs between the samples"):
         Fixed(torch.arange(12).view(2, 2, 3), EDGE).sample((2, 3))
-    with pytest.raises(ConfigError, match=r"shape \(5,\) beside samples of \(2, 3\)"):
+    with pytest.raises(ConfigError, match=r"shape \(5,\) does not fit samples of \(2, 3\)"):
         Fixed(torch.arange(5), EDGE).sample((2, 3))
 
 

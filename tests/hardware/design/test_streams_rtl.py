@@ -19,7 +19,7 @@ def check_copies(module, parameters, lanes, width):
     beats = beats_of(lanes, width)
     ports = [Port("data_in_0", lanes, width, 1, True), Port("data_out_0", lanes, width, 1, False)]
     runs = check_module(module, parameters, dict.fromkeys(ports, beats))
-    left = torch.tensor(runs["none"].left["data_out_0"])
+    left = torch.tensor(runs["none"].ends["data_out_0"])
     assert len(left) == len(beats) and left.diff().eq(1).all()
     return int(left[0])
 
@@ -94,7 +94,7 @@ def test_upsize_and_downsize(small, ratio, width):
     ):
         parameters = {"W": width, "IN_LANES": lanes[0], "OUT_LANES": lanes[1]}
         runs = check_module(module, parameters, ports)
-        assert torch.tensor(runs["none"].left["data_out_0"]).diff().eq(ratio).all()
+        assert torch.tensor(runs["none"].ends["data_out_0"]).diff().eq(ratio).all()
 
 
 FORKED = """module chop_forked #(parameter int W = 8) (
@@ -142,4 +142,4 @@ def check_fork(n, folder):
 def test_fork(n, tmp_path):
     runs = check_fork(n, tmp_path)
     for k in range(n):
-        assert torch.tensor(runs["none"].left[f"out_{k}"]).diff().eq(1).all()
+        assert torch.tensor(runs["none"].ends[f"out_{k}"]).diff().eq(1).all()

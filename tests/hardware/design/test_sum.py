@@ -35,7 +35,7 @@ def test_sum(kind, shape, dims, keepdim, fold, profiles):
 
 
 @pytest.mark.parametrize(
-    ("dims", "message"), [((-3, -1), "one distance"), ((-4,), "samples of a batch")]
+    ("dims", "message"), [((-3, -1), "equally spaced"), ((-4,), "batch dimension")]
 )
 def test_sums_without_a_circuit_are_refused(dims, message):
     with pytest.raises(ConfigError, match=message):

@@ -30,7 +30,7 @@ from chop.base.files import atomic_folder, recover_folder, write_text
 from chop.base.files.locks import LOCK_FILE
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.formats import parse_format_string
-from chop.hardware.check.emitted import KIND, shown_step, verify, write_circuit, write_folds
+from chop.hardware.check.emitted import KIND, display_step, verify, write_circuit, write_folds
 from chop.hardware.check.project import Project, describe_project
 from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Codes, checks, trace
@@ -145,7 +145,7 @@ def _emit(
     if config.shrink_fifos:
         check_samples(lowering.rows)
     folding = _folding(config, lowering, folder)
-    with shown_step("emitting SystemVerilog"):
+    with display_step("emitting SystemVerilog"):
         if folding is None:
             planned = emit_design(lowering.integer, config.fold)
         else:
@@ -172,7 +172,7 @@ def _emit(
             has_multipliers,
         )
     if config.wave:
-        with shown_step("tracing the first sample"):
+        with display_step("tracing the first sample"):
             trace(folder, project, codes)
     result: dict[str, Any] = {
         "config": {**runs.as_json(config), "model": workload.name},
@@ -221,7 +221,7 @@ def _folding(config: EmitConfig, lowering: Lowering, folder: Path) -> Folding | 
     """Returns the folds for a device, and writes them into the folder."""
     if config.device is None:
         return None
-    with shown_step(f"folding for {config.device}"):
+    with display_step(f"folding for {config.device}"):
         folding = fold_for(lowering.integer, parse_device(config.device))
     write_folds(folding, folder)
     return folding
@@ -386,7 +386,7 @@ def _counted(
     if not config.synthesis:
         return [], ""
     try:
-        with shown_step("synthesizing with Yosys"):
+        with display_step("synthesizing with Yosys"):
             return synthesize(folder, project, has_multipliers=has_multipliers), ""
     except UnavailableError as error:
         return [], str(error)

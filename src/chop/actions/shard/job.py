@@ -17,7 +17,7 @@ from chop.actions.shard.settings import ShardConfig
 from chop.base.files import write_json
 from chop.distributed.builtin_plans import find_plan
 from chop.distributed.byte_sizes import parse_bytes
-from chop.distributed.costs import kept_bytes, replicated_bytes
+from chop.distributed.costs import parameter_bytes, replicated_bytes
 from chop.distributed.plan import ShardingPlan, format_mesh
 from chop.distributed.planning import Machine, Sharding, Simulation, find_sharding, simulate
 from chop.distributed.planning.autosharding import NAME as AUTO
@@ -155,8 +155,8 @@ def _run(model: ShardedModel, plan: ShardingPlan, config: ShardConfig) -> dict[s
 def _result(model: ShardedModel, sharding: Sharding, config: ShardConfig) -> dict[str, Any]:
     plan, simulation = sharding.plan, sharding.simulation
     simulations: dict[str, Simulation] = {plan.name or config.plan: simulation}
-    sizes, replicated = kept_bytes(model.graph, plan), replicated_bytes(model.graph, plan)
-    (whole,) = kept_bytes(model.graph, replace(plan, mesh=(1,), parameters={}, reads={}))
+    sizes, replicated = parameter_bytes(model.graph, plan), replicated_bytes(model.graph, plan)
+    (whole,) = parameter_bytes(model.graph, replace(plan, mesh=(1,), parameters={}, reads={}))
     rows = [
         {"process": rank, "size_bytes": size, "share": size / whole}
         for rank, size in enumerate(sizes)
@@ -222,7 +222,7 @@ def _process_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def _plan_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "plan": row["plan"],
-        "weights (kB)": _kilobytes(row["kept_bytes"]),
+        "weights (kB)": _kilobytes(row["parameter_bytes"]),
         "peak memory (kB)": _kilobytes(row["peak_bytes"]),
         **_predicted(row),
     }

@@ -22,7 +22,7 @@ from chop.base.files import write_json
 from chop.base.files.temporary import scratch_folder
 from chop.base.nested import tree_map
 from chop.base.plugins import import_modules, imported_modules
-from chop.distributed.checking.agreement import found_by_first_process
+from chop.distributed.checking.agreement import run_on_first_process
 from chop.distributed.checking.check import check_against_one_process
 from chop.distributed.collectives import counted_collectives, totals
 from chop.distributed.peers import is_peer_failure
@@ -89,7 +89,7 @@ def run_here(model: ShardedModel, plan: ShardingPlan | None, config: ShardConfig
         matmul_precision(config.matmul_precision),
     ):
         if config.plan == AUTO:
-            plan = found_by_first_process(lambda: plan)
+            plan = run_on_first_process(lambda: plan)
         assert plan is not None
         # The check follows below, on inputs with the requested batch and length.
         given = {"plan": plan, "backend": config.backend, "source": model.source, "check": False}

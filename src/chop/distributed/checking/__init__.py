@@ -1,3 +1,3 @@
-"""Check of a sharded model: its values beside those of one process, node by node."""
+"""Check of a sharded model against a single process, node by node."""
 
 __all__: list[str] = []

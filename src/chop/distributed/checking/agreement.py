@@ -1,4 +1,4 @@
-"""Agreement between processes: inputs, a reference, and the worst difference."""
+"""Agreement between processes on inputs, a reference, and the largest difference."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from chop.errors import DistributedError
 
 T = TypeVar("T")
 SAMPLED = 1024
-"""Elements of a tensor that tell whether two processes have the same."""
+"""Number of sampled elements to compare a tensor between processes."""
 PATIENCE = timedelta(days=7)
-"""How long processes wait for what the first one finds; of its end they hear at once."""
+"""Timeout for work of the first process; other processes notice its end at once."""
 
 
 def this_device() -> torch.device:
-    """The device of this process, as its backend has it."""
+    """Returns the device of this process, by its backend."""
     import torch.distributed as dist
 
     if dist.get_backend() == "nccl":
@@ -31,25 +31,25 @@ def this_device() -> torch.device:
 
 
 def agreed(own: Difference) -> Difference:
-    """The worst difference of all processes; each gets the same."""
+    """Returns the largest difference over all processes, on every process."""
     import torch.distributed as dist
 
     numbers = [own.relative, float(own.flips), float(bool(own.wrong))]
     worst = torch.tensor(numbers, dtype=torch.float64, device=this_device())
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     relative, flips, is_wrong = worst.tolist()
-    gathered = enumerate(_of_all(own.wrong) if is_wrong else [])
+    gathered = enumerate(_gather_all(own.wrong) if is_wrong else [])
     wrong = next((f"{text}, on process {rank}" for rank, text in gathered if text), "")
     return Difference(relative, int(flips), wrong)
 
 
 def check_same_inputs(inputs: Mapping[str, Any]) -> None:
-    """Compares the tensors that the processes were given.
+    """Checks that all processes have the same input tensors.
 
     Raises:
-        DistributedError: a process has others; on all of them.
+        DistributedError: on all processes, if inputs differ.
     """
-    gathered = _of_all({name: [*map(_digest, list_tensors(x))] for name, x in inputs.items()})
+    gathered = _gather_all({name: [*map(_digest, list_tensors(x))] for name, x in inputs.items()})
     for rank, other in enumerate(gathered):
         if other != gathered[0]:
             name = next(
@@ -57,26 +57,26 @@ def check_same_inputs(inputs: Mapping[str, Any]) -> None:
             )
             raise DistributedError(
                 f"expected the same inputs on all processes, but '{name}' differs between "
-                f"processes 0 and {rank}: draw it by one seed."
+                f"processes 0 and {rank}: use the same seed."
             )
 
 
 def check_same_model(model: nn.Module, plan: ShardingPlan) -> None:
-    """Compares the plan, and samples of the parameters and buffers that are not on the meta device.
+    """Checks that all processes have the same plan, and samples of the same parameters and buffers.
 
     Args:
-        model: of this process, before it is sharded.
-        plan: of this process.
+        model: model of this process, before sharding; tensors on the meta device are skipped.
+        plan: plan of this process.
 
     Raises:
-        DistributedError: a process has others; on all of them.
+        DistributedError: on all processes, if one differs.
     """
     from torch.distributed.tensor import DTensor
 
     given = dict(named_tensors(model)).items()
     tensors = {path: x for path, x in given if not (x.is_meta or isinstance(x, DTensor))}
     own = {path: (*_digest(_sample(x)), tuple(x.shape)) for path, x in tensors.items()}
-    gathered = _of_all((plan.to_json(), own))
+    gathered = _gather_all((plan.to_json(), own))
     for rank, (other, digests) in enumerate(gathered):
         if other != gathered[0][0]:
             raise DistributedError(
@@ -87,12 +87,12 @@ def check_same_model(model: nn.Module, plan: ShardingPlan) -> None:
             name = next(x for x in known | digests if known.get(x) != digests.get(x))
             raise DistributedError(
                 f"expected the same model on all processes, but '{name}' differs between processes "
-                f"0 and {rank}: load the same weights, or call torch.manual_seed before it is made."
+                f"0 and {rank}: load the same weights, or call torch.manual_seed first."
             )
 
 
-def of_first_process(x: Any) -> Any:
-    """A tensor as the first process has it, which all have in that shape; others as they are."""
+def broadcast_from_first(x: Any) -> Any:
+    """Broadcasts a tensor from the first process; other values are returned unchanged."""
     import torch.distributed as dist
 
     if not isinstance(x, Tensor) or not x.numel():
@@ -102,13 +102,13 @@ def of_first_process(x: Any) -> Any:
     return sent.view(x.dtype).reshape(x.shape)
 
 
-def found_by_first_process(find: Callable[[], T]) -> T:
-    """What a function gives on the first process, where alone it is called; all get it.
+def run_on_first_process(find: Callable[[], T]) -> T:
+    """Runs a function on the first process and returns its result on all processes.
 
     Args:
-        find: gives what pickles, and may take as long as it needs.
+        find: returns a picklable value; it may take as long as it needs.
     Raises:
-        Exception: what it raised; on all of them.
+        Exception: any error of `find`, on all processes.
     """
     import torch.distributed as dist
 
@@ -134,12 +134,12 @@ def _digest(x: Tensor) -> tuple[tuple[int, ...], str, int]:
 
 
 def _sample(x: Tensor) -> Tensor:
-    """Some elements of a tensor, from everywhere in it."""
+    """Samples elements evenly from a tensor."""
     flat = x.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // SAMPLED)]
 
 
-def _of_all(value: Any) -> list[Any]:
+def _gather_all(value: Any) -> list[Any]:
     import torch.distributed as dist
 
     gathered: list[Any] = [None] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Check: a sharded model beside one process, node by node, though no process holds it whole."""
+"""Node-by-node check of a sharded model against a single process with one module in memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from chop.captured.nodes.writes import mutated_names, shared_writes
 from chop.captured.runtime import REGIONS
 from chop.distributed.checking.agreement import (
     agreed,
+    broadcast_from_first,
     check_same_inputs,
-    of_first_process,
     this_device,
 )
 from chop.distributed.checking.difference import (
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-5
 FREE = 1e3
-"""Running by itself, a model that rounds nothing may end so many tolerances off."""
+"""Tolerances allowed for the final outputs of a model without rounding."""
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """How far a sharded model is from one process.
+    """Differences of a sharded model from a single process.
 
     Attributes:
-        max_difference: the largest difference of a node's value, relative to the largest magnitude
-            of that value; elements that were rounded to another value left out.
-        nodes: how many were compared.
-        flips: the most elements of a node that one process rounded to another value.
-        final_difference: of the outputs when the model runs by itself, relative likewise: what
-            nodes differ by adds up, and in a quantized model may be a step of the format.
+        max_difference: largest difference of a node's value, relative to the largest magnitude of
+            that value, without elements that were rounded to another value.
+        nodes: number of compared nodes.
+        flips: largest number of elements of a node that were rounded to another value.
+        final_difference: relative difference of the outputs of a complete run. Differences of nodes
+            accumulate, and may be a step of the format in a quantized model.
     """
 
     max_difference: float
@@ -73,61 +73,61 @@ def check_against_one_process(
     tolerance: float = TOLERANCE,
     source: TensorSource | None = None,
 ) -> CheckReport:
-    """Compares each node of a sharded model with what one process computes. Called by all.
+    """Compares each node of a sharded model with a single process. Called on all processes.
 
-    The reference is the node of the model before, called on plain whole tensors. The sharded node
-    is given the reference's inputs, in the layout in which the sharded model has them, so that each
-    node answers for itself: a sum that is added up in another order, and rounded to another code,
-    cannot alarm at a node further down. Nodes that were inserted have to give what they read, in
-    whatever layout. Then the model runs by itself, and its outputs are compared.
+    The reference is a node of the original model, run on plain, whole tensors. The sharded node
+    gets the reference's inputs in the layout of the sharded model. Each node is therefore judged by
+    itself, and a reordered sum that rounds to another code cannot affect later nodes. Inserted
+    nodes have to return their input in any layout. At the end the whole sharded model runs, and its
+    outputs are compared.
 
-    A node's value is right where each element differs by at most `tolerance` times the largest
-    magnitude of the reference, and the rounding error of its inputs. Values that stand for "never"
-    (infinite, or the dtype's extremes in masks) are no magnitude. Integers and booleans have to be
-    equal. Of a quantized node, whose sums may lie at a rounding boundary, 2 % of the elements and
-    four may be any number: a wrong layout changes far more. Plain tensors, such as
+    A node passes if each element differs by at most `tolerance` times the largest magnitude of the
+    reference, plus the rounding error of its inputs. Values that stand for "never" (infinity, or
+    the dtype's extremes in masks) do not count as magnitudes. Integers and booleans have to be
+    equal. In a quantized node, sums may lie at a rounding boundary, so 2 % of the elements plus
+    four may have any value; a wrong layout changes far more. Plain tensors, such as those that
     `parallelize_module` leaves between modules, may be the whole value or this process's
-    `torch.chunk` of it along one dimension. The first process's reference is that of all, so that
-    replicated tensors which differ between processes are seen.
+    `torch.chunk` of it along one dimension. The reference of the first process applies to all,
+    which detects replicated tensors that differ between processes.
 
-    What is not seen: what these inputs do not show, such as a scale per tensor that is the same
-    for every chunk of them; numbers that are no tensors, though what is computed with them is; and
-    tensors that were loaded wrongly, where the reference gathers them from the sharded model.
+    The check does not detect faults that these inputs do not show, such as a tensor scale that is
+    equal for every chunk. It does not compare non-tensor numbers, only tensors computed from them.
+    It does not detect wrongly loaded tensors if the reference gathers them from the sharded model.
 
     Args:
-        before: the model before it was sharded, its nodes by the same names. Tensors on the meta
-            device are fetched for one module at a time, and freed: no process needs it whole.
-        sharded: the model, in `eval()`, with DTensors as parameters.
-        inputs: plain whole tensors by name, the same on every process; small ones will do.
-        tolerance: relative, for float32; coarser dtypes are allowed four rounding steps of theirs.
-        source: where tensors on the meta device are read from; None: they are gathered.
-    Returns: the differences; the same on every process.
+        before: the model before sharding, with the same node names. Tensors on the meta device are
+            fetched for one module at a time and then freed, so no process needs the whole model.
+        sharded: the model in `eval()`, with DTensors as parameters.
+        inputs: plain, whole tensors by name, equal on every process. Small ones suffice.
+        tolerance: relative tolerance for float32; coarser dtypes may differ by four rounding steps.
+        source: source of tensors on the meta device; None gathers them.
+    Returns: the differences, equal on every process.
 
     Raises:
-        DistributedError: on every process, naming the first node that differs; or the processes
-            have other inputs. Where a node raises, at once: processes that it does not raise on
-            miss this one when it ends (see `guarded`).
-        ConfigError: the model is in training mode.
-        GraphError: the sharded graph lacks nodes of the one before.
-        PlanError: the model has no sharded parameter.
+        DistributedError: on every process, naming the first node that differs, or if inputs differ
+            between processes. If a node raises on some processes, the others notice when these end
+            (see `guarded`).
+        ConfigError: if the model is in training mode.
+        GraphError: if the sharded graph lacks nodes of the original one.
+        PlanError: if the model has no sharded parameter.
     """
     if sharded.training or before.training:
-        raise ConfigError("the check expects models in evaluation mode: call model.eval() first.")
+        raise ConfigError("expected models in evaluation mode: call model.eval() first.")
     check_same_inputs(inputs)
-    with torch.no_grad(), matmul_precision("highest"), _kept_state(before, sharded):
+    with torch.no_grad(), matmul_precision("highest"), _restored_state(before, sharded):
         comparison = _Comparison(before, sharded, tolerance, source)
         report, expected = comparison.run(inputs)
         final = comparison.compare_outputs(sharded(**inputs), expected)
     if final.wrong:
         raise DistributedError(
-            f"the sharded model's output differs from one process's {final.wrong}, though each "
-            "node by itself does not."
+            f"the sharded model's output differs from one process's {final.wrong}, although each "
+            "node by itself is correct."
         )
     return replace(report, final_difference=final.relative)
 
 
 class _Comparison:
-    """Two runs side by side: of the model before, and of the sharded one."""
+    """Parallel runs of the original and the sharded model."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Comparison:
         self._sharded = GraphRunner(sharded)
 
     def run(self, inputs: Mapping[str, Any]) -> tuple[CheckReport, Any]:
-        """Runs and compares all nodes; also gives the reference's output."""
+        """Runs and compares all nodes; also returns the reference's output."""
         given = iter(bind_inputs(self._model, inputs))
         worst, output = Difference(), None
         for node in self._model.graph.nodes:
@@ -172,31 +172,31 @@ class _Comparison:
             reference[twin] = env[node] = self._sharded.run_node(node)
             return Difference()
         if node.target is same_memory:
-            # Values are forced one by one here, which parts them from what they are views of.
+            # Values are replaced one by one here, which separates views from their base.
             env[node] = env[node.all_input_nodes[0]]
             return Difference()
         device = this_device()
         if twin is not None:
-            # What is drawn at random is drawn alike by both.
+            # Both runs draw the same random numbers.
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 reference[twin] = self._reference.run_node(twin)
         origin = self._origin(node)
         allowed = self._allowed(origin) if twin is origin else Allowed(self._tolerance)
-        expected = tree_map(of_first_process, reference[origin])
+        expected = tree_map(broadcast_from_first, reference[origin])
         env[node] = self._run_sharded(node)
-        found = difference(env[node], expected, allowed, self._groups)
-        if not found.wrong:
+        result = difference(env[node], expected, allowed, self._groups)
+        if not result.wrong:
             env[node] = self._forced(env[node], expected)
         if twin is not None and shared_writes(twin):
             self._force_all()
-        return found
+        return result
 
     def _force_all(self) -> None:
-        """After a write: what is a view of what was written has changed as well."""
+        """Resets all values after a write, since views of the written tensor have changed."""
         for node, value in self._sharded.env.items():
             origin = self._origin(node)
             if origin in self._reference.env:
-                expected = tree_map(of_first_process, self._reference.env[origin])
+                expected = tree_map(broadcast_from_first, self._reference.env[origin])
                 self._sharded.env[node] = self._forced(value, expected)
 
     def _run_sharded(self, node: fx.Node) -> Any:
@@ -210,7 +210,7 @@ class _Comparison:
             raise DistributedError(self._message(node, said)) from error
 
     def _origin(self, node: fx.Node) -> fx.Node:
-        """The node before whose value a node has: inserted ones give what they read."""
+        """Returns the original node of a value, which inserted nodes pass on."""
         while node.name not in self._twins:
             node = node.all_input_nodes[0]
         return self._twins[node.name]
@@ -223,23 +223,23 @@ class _Comparison:
         largest = max((largest_magnitude(x) for x in held if x.is_floating_point()), default=0.0)
         return Allowed(max(self._tolerance, error), error * largest, _rounds(module))
 
-    def compare_outputs(self, found: Any, expected: Any) -> Difference:
-        """How far the outputs are off; where the model rounds, by any number."""
-        expected = tree_map(of_first_process, expected)
+    def compare_outputs(self, actual: Any, expected: Any) -> Difference:
+        """Returns the difference of the outputs; any difference passes if the model rounds."""
+        expected = tree_map(broadcast_from_first, expected)
         relative = FREE * max(self._tolerance, rounding_error(list_tensors(expected)))
         relative = math.inf if _rounds(self._model) else relative
-        return agreed(difference(found, expected, Allowed(relative), self._groups))
+        return agreed(difference(actual, expected, Allowed(relative), self._groups))
 
-    def _forced(self, found: Any, expected: Any) -> Any:
-        """The reference's value in the layout of the sharded one."""
-        if isinstance(expected, Tensor) and isinstance(found, Tensor):
-            piece = get_piece(expected, found, self._groups)
-            return found if piece is None else piece.value
-        parts, wholes = tree_children(found), tree_children(expected)
+    def _forced(self, actual: Any, expected: Any) -> Any:
+        """Returns the reference's value in the layout of the sharded one."""
+        if isinstance(expected, Tensor) and isinstance(actual, Tensor):
+            piece = get_piece(expected, actual, self._groups)
+            return actual if piece is None else piece.value
+        parts, wholes = tree_children(actual), tree_children(expected)
         if not parts or not wholes:
-            return found
+            return actual
         forced = {key: self._forced(part, wholes[key]) for key, part in parts.items()}
-        return tree_rebuild(found, forced)
+        return tree_rebuild(actual, forced)
 
     def _message(self, node: fx.Node, wrong: str) -> str:
         callee = str(node.target)
@@ -255,34 +255,34 @@ class _Comparison:
 
 
 @contextmanager
-def _kept_state(before: CapturedModule, sharded: nn.Module) -> Iterator[None]:
-    """Afterwards, what the graph writes into parameters and buffers is undone."""
+def _restored_state(before: CapturedModule, sharded: nn.Module) -> Iterator[None]:
+    """Restores parameters and buffers that the graph writes."""
     names = set(mutated_names([before.graph]))
     tensors = [
         x for model in (before, sharded) for path, x in named_tensors(model) if path in names
     ]
     local = [get_local(x) for x in tensors if not x.is_meta]
-    kept = [x.clone() for x in local]
+    contents = [x.clone() for x in local]
     try:
         yield
     finally:
-        for x, content in zip(local, kept, strict=True):
+        for x, content in zip(local, contents, strict=True):
             x.copy_(content)
 
 
 def _twins(before: fx.Graph, sharded: fx.Graph) -> dict[str, fx.Node]:
-    """The nodes of the graph before by name, which the sharded graph has in the same order."""
+    """Returns the original nodes by name, in the order of the sharded graph."""
     twins = {node.name: node for node in before.nodes}
-    kept = [node.name for node in sharded.nodes if node.name in twins]
-    if kept != list(twins):
-        lost = next((name for name in twins if name not in kept), None)
-        reason = f"'{lost}' is missing" if lost else "they are in another order"
-        raise GraphError(f"expected the nodes of before in the sharded graph, but {reason}.")
+    names = [node.name for node in sharded.nodes if node.name in twins]
+    if names != list(twins):
+        lost = next((name for name in twins if name not in names), None)
+        reason = f"'{lost}' is missing" if lost else "the nodes are in another order"
+        raise GraphError(f"expected the original nodes in the sharded graph, but {reason}.")
     return twins
 
 
 def _free(runner: GraphRunner, done: fx.Node | None) -> None:
-    """Drops the values that no node after this one reads."""
+    """Frees the values that no later node reads."""
     for read in runner.user_to_last_uses.get(done, ()) if done is not None else ():
         runner.env.pop(read, None)
 
@@ -292,6 +292,6 @@ def _copied(value: Any) -> Any:
 
 
 def _rounds(module: nn.Module | None) -> bool:
-    """Whether a module or one in it rounds to a number format."""
+    """Returns whether a module or one of its submodules rounds to a number format."""
     modules = [] if module is None else list(module.modules())
     return any(isinstance(m, QuantizedOperator) and not m.spec.is_float for m in modules)

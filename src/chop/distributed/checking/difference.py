@@ -1,4 +1,4 @@
-"""Difference of a sharded model's values from one process's, and its bound."""
+"""Difference between values of a sharded model and a single process, with its tolerance."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from chop.base.nested import tree_pairs, tree_tensors
 from chop.distributed.layouts import Groups, get_local, get_piece, layout_text
 
 ROUNDINGS = 4
-"""Rounding steps of a dtype that a sum in another order may differ by."""
+"""Rounding steps of a dtype by which a reordered sum may differ."""
 NEVER = 1e30
-"""Magnitudes beyond are masks; so are the extremes of coarser dtypes."""
+"""Magnitude above which values are masks, like the extremes of coarser dtypes."""
 FLIPS, FLIP_SHARE = 4, 0.02
-"""Elements, and their share, that a quantized node may round to another value."""
+"""Number and share of elements that a quantized node may round to another value."""
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a value may differ by.
+    """Tolerance of a value.
 
     Attributes:
-        relative: to the largest magnitude of the value.
-        absolute: in addition, for the rounding error of what it is computed from.
-        flips: whether a few elements may be any number, since they are rounded to a format.
+        relative: relative to the largest magnitude of the value.
+        absolute: additional, for the rounding error of its inputs.
+        flips: allows some elements any value, because they are rounded to a format.
     """
 
     relative: float
@@ -38,12 +38,12 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a value is from the reference.
+    """Difference of a value from the reference.
 
     Attributes:
-        relative: to the largest magnitude of the reference, flips left out.
-        flips: elements that are beyond what is allowed, and taken for rounding.
-        wrong: what is not allowed, for a message; "" where all is.
+        relative: relative to the largest magnitude of the reference, without flips.
+        flips: elements outside the tolerance that count as rounded differently.
+        wrong: description of the fault; "" if there is none.
     """
 
     relative: float = 0.0
@@ -51,55 +51,56 @@ class Difference:
     wrong: str = ""
 
     def joined(self, other: Difference) -> Difference:
-        """The larger of two, and what is wrong with the first that is."""
+        """Returns the larger of both, with the first fault."""
         relative, flips = max(self.relative, other.relative), max(self.flips, other.flips)
         return Difference(relative, flips, self.wrong or other.wrong)
 
 
-def difference(found: Any, expected: Any, allowed: Allowed, groups: Groups) -> Difference:
-    """How far a value, a tensor or made of some, is from the reference; numbers are not compared.
+def difference(actual: Any, expected: Any, allowed: Allowed, groups: Groups) -> Difference:
+    """Compares a value, a tensor or a structure of tensors, with the reference; ignores numbers.
 
     Args:
-        found: the sharded model's: DTensors, or plain tensors whole or this process's chunk.
+        actual: value of the sharded model: DTensors, or plain tensors, whole or this process's
+            chunk.
         expected: the reference: plain tensors.
-        allowed: for each tensor.
+        allowed: tolerance of each tensor.
         groups: see `chunk_groups`.
     """
     worst = Difference()
-    for whole, piece in tree_pairs(expected, found):
+    for whole, piece in tree_pairs(expected, actual):
         if isinstance(whole, Tensor):
-            worst = worst.joined(_of_tensor(piece, whole, allowed, groups))
+            worst = worst.joined(_compare_tensor(piece, whole, allowed, groups))
     return worst
 
 
 def list_tensors(value: Any) -> list[Tensor]:
-    """The tensors in a value."""
+    """Returns the tensors in a value."""
     return [*tree_tensors(value)]
 
 
 def rounding_error(tensors: Iterable[Tensor]) -> float:
-    """What the coarsest dtype of some tensors may round by, relative."""
+    """Returns the relative rounding error of the coarsest dtype among tensors."""
     floats = [x.dtype for x in tensors if x.is_floating_point() or x.is_complex()]
     return ROUNDINGS * max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
 
 
 def largest_magnitude(x: Tensor) -> float:
-    """The largest magnitude, without those that stand for "never", as in masks."""
+    """Returns the largest magnitude, without values that stand for "never", such as in masks."""
     is_exact = not (x.is_floating_point() or x.is_complex())
     limit = math.inf if is_exact else min(NEVER, torch.finfo(x.dtype).max / 2)
     sizes = (x.double() if is_exact else x.detach()).abs()
     return float(sizes.masked_fill(~(sizes < limit), 0.0).max()) if x.numel() else 0.0
 
 
-def _of_tensor(found: Any, whole: Tensor, allowed: Allowed, groups: Groups) -> Difference:
-    if not isinstance(found, Tensor):
-        return Difference(math.inf, 0, f"it is {type(found).__name__}, not a tensor")
-    piece = get_piece(whole, found, groups)
-    if piece is None or found.dtype != whole.dtype:
-        got = f"{tuple(found.shape)} {found.dtype} in layout ({layout_text(found)})"
+def _compare_tensor(actual: Any, whole: Tensor, allowed: Allowed, groups: Groups) -> Difference:
+    if not isinstance(actual, Tensor):
+        return Difference(math.inf, 0, f"it is {type(actual).__name__}, not a tensor")
+    piece = get_piece(whole, actual, groups)
+    if piece is None or actual.dtype != whole.dtype:
+        got = f"{tuple(actual.shape)} {actual.dtype} in layout ({layout_text(actual)})"
         wanted = f"{tuple(whole.shape)} {whole.dtype}, whole or this process's chunk"
         return Difference(math.inf, 0, f"it is {got}, expected {wanted}")
-    local = get_local(found)
+    local = get_local(actual)
     where = f"layout ({piece.layout}), {tuple(local.shape)} of {tuple(whole.shape)} here"
     if local.shape != piece.local.shape:
         wanted = f"expected {tuple(piece.local.shape)}"
@@ -108,13 +109,13 @@ def _of_tensor(found: Any, whole: Tensor, allowed: Allowed, groups: Groups) -> D
 
 
 def _measure(
-    found: Tensor, expected: Tensor, magnitude: float, allowed: Allowed, where: str
+    actual: Tensor, expected: Tensor, magnitude: float, allowed: Allowed, where: str
 ) -> Difference:
-    if torch.equal(found, expected):
+    if torch.equal(actual, expected):
         return Difference()
     is_exact = not (expected.is_floating_point() or expected.is_complex())
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    a, b = found.to(wide), expected.to(wide)
+    a, b = actual.to(wide), expected.to(wide)
     same = (a == b) | (a.isnan() & b.isnan())
     gaps = (a - b).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf)
     limit = 0.0 if is_exact else allowed.relative * magnitude + allowed.absolute

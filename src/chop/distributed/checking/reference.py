@@ -1,4 +1,4 @@
-"""Reference run of a model on whole tensors, of which a process holds one module's."""
+"""Reference run of a model on whole tensors, with one module in memory at a time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class ReferenceRunner(GraphRunner):
-    """Runs the nodes of a model as one process would, each module's tensors fetched for its call.
+    """Runs the nodes of a model on one process and fetches each module's tensors for its call.
 
-    Tensors on the meta device are read from the source; without one they are gathered from the
-    sharded model, and every process has to run the same nodes.
+    Tensors on the meta device are read from the source, or gathered from the sharded model. To
+    gather them, every process has to run the same nodes.
 
     Args:
-        before: the model before it was sharded.
-        sharded: the same on DTensors.
-        source: where tensors on the meta device are read from.
-        device: on which the nodes run.
+        before: the model before sharding.
+        sharded: the model with DTensors.
+        source: source of tensors on the meta device.
+        device: device that runs the nodes.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class ReferenceRunner(GraphRunner):
         self._source, self._device = source, device
 
     def fetch_attr(self, target: str) -> Any:
-        """The parameter, buffer or module at a path, whole."""
-        found = super().fetch_attr(target)
-        return self._whole(target, found) if isinstance(found, Tensor) else found
+        """Returns the whole parameter, buffer or module at a path."""
+        value = super().fetch_attr(target)
+        return self._whole(target, value) if isinstance(value, Tensor) else value
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a module with its tensors whole."""
+        """Calls a module with whole tensors."""
         assert isinstance(self.module, nn.Module)
         module = self.module.get_submodule(target)
         tensors = [*module.named_parameters(), *module.named_buffers()]
@@ -56,7 +56,7 @@ class ReferenceRunner(GraphRunner):
         try:
             return torch.func.functional_call(module, whole, args, kwargs)
         finally:
-            # Else what it decoded from the codes would stay.
+            # Otherwise weights decoded from codes would stay in memory.
             forget(module)
 
     def _whole(self, path: str, tensor: Tensor) -> Tensor:
@@ -70,5 +70,5 @@ class ReferenceRunner(GraphRunner):
 
 
 def with_same_tensors(model: CapturedModule) -> CapturedModule:
-    """A copy of a model that shares its tensors: they stay when the model is sharded in place."""
+    """Copies a model without its tensors, which are shared and survive in-place sharding."""
     return copy.deepcopy(model, {id(x): x for _, x in named_tensors(model)})

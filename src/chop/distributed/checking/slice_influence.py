@@ -1,8 +1,8 @@
-"""Influence of slices: what one process's slice of some results changes in the rest of a graph.
+"""Influence of slices: results that depend on one process's slice of other results.
 
-Where each process computes on its own slice of a layer's outputs, as Megatron's does with heads,
-another slice must not change its results. This is measured: a slice is disturbed by noise, and
-every result that changes has to change within the same slice of one of its dimensions.
+If each process computes on its own slice of a layer's outputs, such as Megatron's attention heads,
+another slice must not change its results. This module measures it: it adds noise to a slice, and
+checks that every changed result changes only within the same slice of one of its dimensions.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from chop.ir.propagate import GraphRunner, bind_inputs, example_inputs, propagat
 def influenced_layers(
     mg: MaseGraph, processes: int, local: Collection[fx.Node], summed: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Which of the layers that sum over sharded inputs get them from layers with sharded outputs.
+    """Returns the layers that sum over sharded inputs and get them from sharded outputs.
 
     The model runs three times on inputs like those of its capture.
 
     Args:
         mg: the graph, with weights.
-        processes: how many of them.
-        local: linear layers of whose outputs each process has its slice.
-        summed: linear layers that sum over the last dimension of their input, all processes' sums
-            together.
-    Returns: those of `summed` whose input is such a slice; the others get the whole.
+        processes: number of processes.
+        local: linear layers with outputs sharded over the processes.
+        summed: linear layers that sum over the last dimension of their input, reduced over all
+            processes.
+    Returns: the layers in `summed` with a sharded input; the others get the whole input.
     Raises:
-        PlanError: something between them needs other slices too, or the model's result does.
+        PlanError: if a node between them, or the model's result, depends on other slices.
     """
     if not local:
         return set()
     if any(tensor.is_meta for tensor in mg.model.parameters()):
-        raise PlanError("the model has no weights (device meta); this needs a model with them.")
+        raise PlanError("the model has no weights (device meta); load its weights first.")
     inputs, values = example_inputs(mg.model), dict[fx.Node, Any]()
     propagate(
         mg.model, inputs, lambda node, x: values.setdefault(node, _copied(x)), with_values=True
@@ -57,14 +57,14 @@ def influenced_layers(
 
 
 class _DisturbedRun(GraphRunner):
-    """Run of a graph in which one process's slices have other numbers.
+    """Run of a graph with noise in the slices of one process.
 
     Args:
         mg: the graph.
-        place: the process, and how many there are.
+        place: index of the process, and number of processes.
         values: results of all nodes in the run without noise.
         local: see `influenced_layers`.
-        summed: the same.
+        summed: see `influenced_layers`.
     """
 
     def __init__(
@@ -84,13 +84,14 @@ class _DisturbedRun(GraphRunner):
         self.generator = torch.Generator().manual_seed(0)
 
     def run_node(self, n: fx.Node) -> Any:
-        """The result of a node, once it is checked."""
+        """Runs a node and checks its result."""
         result = super().run_node(n)
         origin = next((self.origins[x] for x in n.all_input_nodes if x in self.origins), None)
         if n in self.summed:
             if origin is not None:
                 self.reached.add(n)
                 self._check_summed(n, origin)
+            # The sum over all processes has no slices: continue with the undisturbed values.
             return _copied(self.values[n])
         if n in self.local:
             self.origins[n] = n
@@ -122,19 +123,20 @@ class _DisturbedRun(GraphRunner):
             raise self._error(node, origin)
 
     def _changed(self, node: fx.Node, result: Any) -> list[Tensor]:
-        """Where the tensors of a result differ from those without noise."""
+        """Returns which elements of a result differ from the run without noise."""
         pairs = zip(tensors_in(self.values[node]), tensors_in(result), strict=True)
+        # Exact comparison: unaffected elements repeat the same operations.
         return [~torch.isclose(x, y, rtol=0, atol=0, equal_nan=True) for x, y in pairs]
 
     def _dims(self, changed: Tensor) -> set[int]:
-        """The dimensions along which all that has changed is the process's slice."""
-        found = set()
+        """Returns the dimensions along which all changes are within the process's slice."""
+        dims = set()
         for dim in range(changed.ndim):
             inside = self._slices(changed, dim)
             is_part = inside[dim].stop - inside[dim].start < changed.shape[dim]
             if is_part and int(changed[inside].sum()) == int(changed.sum()):
-                found.add(dim)
-        return found
+                dims.add(dim)
+        return dims
 
     def _slices(self, x: Tensor, dim: int) -> tuple[slice, ...]:
         process, processes = self.place
@@ -144,13 +146,13 @@ class _DisturbedRun(GraphRunner):
         what = "the model's output" if node.op == "output" else f"node '{node.name}'"
         reader = next(iter(origin.users)).name
         return PlanError(
-            f"'{origin.target}.weight': {what} needs all of this layer's outputs, where each of "
+            f"'{origin.target}.weight': {what} needs all of this layer's outputs, but each of "
             f"{self.place[1]} processes has a part; let node '{reader}' read '{origin.name}' as R."
         )
 
 
 def _is_view_of_others(node: fx.Node, dims: Collection[int]) -> bool:
-    """True for a view whose -1 would make another dimension shorter than the sharded one."""
+    """Returns whether a view's -1 would shorten a dimension other than the sharded one."""
     given = node.args[1:]
     sizes = given[0] if given and isinstance(given[0], tuple | list) else given
     if -1 not in sizes or len(sizes) <= max(dims):
@@ -159,5 +161,5 @@ def _is_view_of_others(node: fx.Node, dims: Collection[int]) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A value whose tensors are copies; in-place operators change those of the run."""
+    """Copies the tensors of a value, because in-place operators change those of the run."""
     return fx.node.map_aggregate(value, lambda x: x.clone() if isinstance(x, Tensor) else x)

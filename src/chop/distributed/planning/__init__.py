@@ -1,4 +1,4 @@
-"""Search for a sharding plan: layouts of nodes, an integer program, simulated forwards."""
+"""Sharding plan search: node layouts, an integer program, and simulated forward passes."""
 
 from __future__ import annotations
 

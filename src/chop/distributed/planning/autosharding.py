@@ -1,4 +1,4 @@
-"""Autosharding: the fastest plan within a budget of memory, beside plans that need no search."""
+"""Autosharding: search for the fastest plan within a memory budget, with baseline plans."""
 
 from __future__ import annotations
 
@@ -23,29 +23,28 @@ from chop.private.dtensor import operators_without_rule
 log = logging.getLogger(__name__)
 NAME = "auto"
 ATTEMPTS = 8
-"""How often the program is solved again with less memory, where a simulated forward needs more."""
+"""Maximum number of solutions with a reduced budget after a simulation exceeds the memory."""
 UNPROVEN = 1.0
-"""The gap of a plan that the program has not found, or not as the fastest."""
+"""Gap of a plan that is not a proven optimum of the integer program."""
 LARGEST = 1024
-"""Processes of the largest mesh that is tried where a model does not fit."""
+"""Maximum number of processes of the meshes that are tried for a model that does not fit."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A plan that was found.
+    """Result of a sharding search.
 
     Attributes:
-        simulation: of a forward by the plan.
-        alternatives: by name, of plans that need no search; those that cannot run are left out.
-        failures: by name, why an alternative cannot run.
-        fallbacks: nodes that multiply matrices and have to be replicated, with their share of all
-            operations.
-        without_rule: operators that DTensor has no rule for, of all that this process has met; they
-            compute on whole tensors.
-        gap: relative distance of the integer program's solution from its proven bound, 1 where
-            nothing is proven; repeated layers are alike in it and elementwise nodes follow an
-            input, unless `exact`.
-        planning_seconds: by phase: "layouts", "solving", "simulation".
+        simulation: simulated forward pass of the plan.
+        alternatives: simulated baseline plans by name, without those that cannot run.
+        failures: by name, the reason why a baseline cannot run.
+        fallbacks: matrix products that have to be replicated, with their share of all operations.
+        without_rule: operators without a DTensor rule among all in this process; they compute on
+            whole tensors.
+        gap: relative gap between the integer program's solution and its proven bound; 1 without a
+            bound. Unless `exact`, the bound assumes equal layouts in repeated layers and
+            elementwise nodes that follow an input.
+        planning_seconds: seconds per phase: "layouts", "solving", "simulation".
     """
 
     simulation: Simulation
@@ -71,25 +70,25 @@ def find_sharding(
     compare: bool = True,
     report: Report = lambda text: None,
 ) -> Sharding:
-    """The plan by which a forward is fastest, of those whose memory fits.
+    """Searches the plan with the fastest forward pass that fits the memory.
 
-    Every node may compute in any layout in which it sends nothing; an integer program chooses one
-    for each. A simulated forward then says what DTensor sends and needs; where that is more than
-    the budget, the program is solved again with less. All of it is done in a process of its own,
-    so that processes may be joined already.
+    Every node may compute in any layout that needs no communication. An integer program selects one
+    layout per node. A simulated forward pass then measures DTensor's communication and memory. If
+    this exceeds the budget, the program is solved again with a smaller one. The search runs in a
+    separate process, so a process group may already exist.
 
     Args:
         mg: the graph; it is not changed, and may be on the meta device.
-        inputs: of the forward, by name; their numbers do not matter.
-        machine: the mesh, speeds and memory.
-        exact: repeated layers may have plans of their own; takes longer.
-        time_limit_s: for each integer program.
-        compare: simulates the plans that need no search too, and takes the best of all.
-        report: called with a text at the beginning of each phase.
-    Returns: the plan, beside plans that need no search.
+        inputs: inputs of the forward pass by name; their values do not matter.
+        machine: mesh, speeds and memory.
+        exact: allows different layouts in repeated layers, which takes longer.
+        time_limit_s: time limit of each integer program, in seconds.
+        compare: also simulates the baseline plans, and returns the best of all.
+        report: called with a text at the start of each phase.
+    Returns: the plan and its baselines.
 
     Raises:
-        PlanError: no plan fits; the message names the smallest mesh that fits, if one does. Or the
+        PlanError: if no plan fits (the message names the smallest mesh that fits, if any), or the
             model cannot run on DTensors.
     """
 
@@ -136,16 +135,16 @@ def _smallest_mesh(
     exact: bool = False,
     time_limit_s: float = 120.0,
 ) -> tuple[int, ...] | None:
-    """The smallest mesh that fits, its last axis doubled again and again; None where none does.
+    """Returns the smallest mesh that fits, doubling its last axis; None if none does.
 
     Args:
         mg: see `find_sharding`.
-        inputs: the same.
-        machine: the same; with a budget, and a mesh that is too small.
-        exact: the same.
-        time_limit_s: the same.
+        inputs: see `find_sharding`.
+        machine: machine with a memory budget and a mesh that is too small.
+        exact: see `find_sharding`.
+        time_limit_s: see `find_sharding`.
     Raises:
-        PlanError: the model cannot run on DTensors.
+        PlanError: if the model cannot run on DTensors.
     """
     whole = sum({id(x): x.nbytes for _, x in named_tensors(mg.model)}.values())
     mesh, budget = machine.mesh, machine.memory_bytes
@@ -158,25 +157,25 @@ def _smallest_mesh(
             continue
         larger = machine.on(mesh)
         search = _Search(mg, inputs, larger, time_limit_s, _Clock(lambda text: None))
-        found = _alternatives(mg, inputs, larger, search.clock)[0]
+        alternatives = _alternatives(mg, inputs, larger, search.clock)[0]
         try:
             simulation, _ = search.fastest(graph_problem(mg, inputs, larger, exact))
         except SolverTimeoutError:
             simulation = None
-        if any(x is not None and search.fits(x) for x in (simulation, *found.values())):
+        if any(x is not None and search.fits(x) for x in (simulation, *alternatives.values())):
             return mesh
 
 
 @dataclass(frozen=True)
 class _Search:
-    """The search for one graph, mesh and forward.
+    """Search for one graph, mesh and forward pass.
 
     Attributes:
         mg: the graph.
-        inputs: of the forward.
-        machine: the mesh, speeds and memory.
-        time_limit_s: for each integer program.
-        clock: for the phases.
+        inputs: inputs of the forward pass.
+        machine: mesh, speeds and memory.
+        time_limit_s: time limit of each integer program.
+        clock: timer of the phases.
     """
 
     mg: MaseGraph
@@ -187,18 +186,18 @@ class _Search:
 
     @property
     def budget(self) -> float:
-        """Bytes of a process."""
+        """Memory budget of a process in bytes."""
         return math.inf if self.machine.memory_bytes is None else self.machine.memory_bytes
 
     def fits(self, simulation: Simulation) -> bool:
-        """Whether a forward has enough memory."""
+        """Returns whether a simulated forward pass fits the memory."""
         return simulation.peak_bytes <= self.budget
 
     def fastest(self, built: GraphProblem) -> tuple[Simulation, float]:
-        """The fastest forward found that fits, and its gap; else the one that needs least.
+        """Returns the fastest forward pass that fits, or the one with least memory, and its gap.
 
-        The program's memory is an estimate: it is solved again with less where a simulated forward
-        needs more than it said, and with more where even the least fits only in truth.
+        The program's memory is an estimate. The budget is reduced if a simulation needs more memory
+        than estimated, and raised if only the simulation of the least estimate fits.
         """
         allowed = self.budget
         for _ in range(ATTEMPTS):
@@ -225,7 +224,7 @@ class _Search:
         return simulation, UNPROVEN
 
     def _in_time(self, built: GraphProblem, budget: float) -> tuple[GraphProblem, Solution | None]:
-        """A solution; None also where its time is over, and that of least memory may still fit."""
+        """Returns a solution; None if nothing fits, or after a timeout."""
         try:
             return self._solved(built, budget)
         except SolverTimeoutError as error:
@@ -235,7 +234,7 @@ class _Search:
     def _solved(
         self, built: GraphProblem, budget: float = math.inf, least: bool = False
     ) -> tuple[GraphProblem, Solution | None]:
-        """A solution all of whose choices hold, and the problem without those that do not."""
+        """Returns a solution with valid choices only, and the problem without the invalid ones."""
         while True:
             with self.clock("solving"):
                 solution = solve(built.problem, budget, self.time_limit_s, least)
@@ -259,15 +258,15 @@ class _Search:
 def _alternatives(
     mg: MaseGraph, inputs: Mapping[str, Any], machine: Machine, clock: _Clock
 ) -> tuple[dict[str, Simulation], dict[str, str]]:
-    found: dict[str, Simulation] = {}
+    simulations: dict[str, Simulation] = {}
     failures: dict[str, str] = {}
     for name, make in PLANS.items():
         with clock("simulation"):
             try:
-                found[name] = simulate(mg, make(mg, machine.mesh), inputs, machine)
+                simulations[name] = simulate(mg, make(mg, machine.mesh), inputs, machine)
             except PlanError as error:
                 failures[name] = str(error)
-    return found, failures
+    return simulations, failures
 
 
 def _does_not_fit(search: _Search, least: Simulation, exact: bool) -> str:
@@ -280,12 +279,12 @@ def _does_not_fit(search: _Search, least: Simulation, exact: bool) -> str:
     )
     return (
         f"no plan on a mesh of {format_mesh(shape)} fits into {memory:,} bytes per process: the "
-        f"least that was found is {least.peak_bytes:,}; {hint}."
+        f"smallest plan needs {least.peak_bytes:,}; {hint}."
     )
 
 
 class _Clock:
-    """Seconds by phase."""
+    """Timer of phases, in seconds."""
 
     def __init__(self, report: Report) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Layouts of a value on a mesh: a placement per axis, partial sums among them, and local sizes."""
+"""Layouts of a value on a mesh: placements per axis, including partial sums, and local sizes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 PARTIAL = "P"
-"""Each process along the axis has a summand."""
+"""Placement of partial sums: each process along the axis has a summand."""
 Layout = tuple[str, ...]
-"""Per axis of the mesh "R", "S" and the dimension that is cut, or "P"."""
+"""Per mesh axis: "R", "S" and the sharded dimension, or "P"."""
 
 
 def get_layout(tensor: DTensor) -> Layout | None:
-    """The layout of a DTensor; None where a plan has no text for it, as for strided chunks."""
+    """Returns the layout of a DTensor; None if plans cannot express it, such as strided shards."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     texts = []
@@ -39,7 +39,7 @@ def get_layout(tensor: DTensor) -> Layout | None:
 
 
 def torch_placements(layout: Layout) -> tuple[Any, ...]:
-    """The layout as `torch.distributed.tensor` has it."""
+    """Converts a layout to placements of `torch.distributed.tensor`."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     def of(text: str) -> Any:
@@ -54,7 +54,7 @@ def torch_placements(layout: Layout) -> tuple[Any, ...]:
 def local_shape(
     shape: Sequence[int], mesh: Sequence[int], layout: Layout
 ) -> tuple[int, ...] | None:
-    """The shape that every process has of a tensor; None where not all have the same.
+    """Returns the local shape of a tensor; None if it differs between processes.
 
     >>> local_shape((4, 6), (2, 2), ("S1", "P"))
     (4, 3)
@@ -71,17 +71,17 @@ def local_shape(
 
 
 def local_bytes(tensor: Tensor, mesh: Sequence[int], layout: Layout) -> int:
-    """The bytes that every process has of a tensor."""
+    """Returns the local bytes of a tensor on every process."""
     shape = local_shape(tensor.shape, mesh, layout)
     assert shape is not None
     return tensor.itemsize * math.prod(shape)
 
 
 def sharded_fake(like: Tensor, mesh: DeviceMesh, layout: Layout) -> DTensor | None:
-    """A DTensor without numbers in a layout; None where the tensor does not divide.
+    """Returns a fake DTensor in a layout; None if the tensor does not divide.
 
     Args:
-        like: its shape and dtype are those of the whole tensor.
+        like: tensor with the shape and dtype of the whole value.
         mesh: the processes.
         layout: the layout.
     """
@@ -101,7 +101,7 @@ def sharded_fake(like: Tensor, mesh: DeviceMesh, layout: Layout) -> DTensor | No
 
 
 def processes_that_share(mesh: Sequence[int], layout: Layout) -> int:
-    """Over how many processes the work is spread that has a result in a layout.
+    """Returns the number of processes that share the work of a result in a layout.
 
     >>> processes_that_share((2, 4), ("R", "P"))
     4

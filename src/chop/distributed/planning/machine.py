@@ -1,4 +1,4 @@
-"""Machine of a sharding plan: speeds of computing and sending, and memory."""
+"""Machine model of a sharding plan: compute speed, communication speed and memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from chop.errors import PlanError, did_you_mean
 
 @dataclass(frozen=True)
 class Machine:
-    """Processes on a mesh, all alike.
+    """Identical processes on a mesh.
 
     Attributes:
         mesh: processes along each axis.
         flops: floating-point operations per second of one process.
         memory_bandwidth: bytes per second between a process and its memory.
-        bandwidth: bytes per second that a process sends along each axis of the mesh.
-        latency: seconds that one message takes along each axis, without its bytes.
-        memory_bytes: what a process has for parameters, buffers and activations; None: enough.
-        backend: of the collectives, "gloo" or "nccl"; gloo needs memory for buffers.
+        bandwidth: bytes per second that a process sends along each mesh axis.
+        latency: seconds of one empty message along each mesh axis.
+        memory_bytes: memory of a process for parameters, buffers and activations; None: unlimited.
+        backend: backend of the collectives, "gloo" or "nccl"; gloo needs memory for buffers.
     """
 
     mesh: tuple[int, ...]
@@ -46,28 +46,28 @@ class Machine:
         memory_bytes: int | None = None,
         backend: str = "gloo",
     ) -> Machine:
-        """A machine; one number of a link is that of all axes.
+        """Returns a machine; a single link number applies to all axes.
 
         Raises:
-            PlanError: a speed is not positive, there are not as many as axes, or the backend is
-                unknown.
+            PlanError: if a speed is not positive, the number of speeds differs from the axes, or
+                the backend is unknown.
         """
         if backend not in BACKENDS:
             raise PlanError(f"backend: got {backend!r}: {did_you_mean(backend, BACKENDS)}")
         for name, value in {"flops": flops, "memory_bandwidth": memory_bandwidth}.items():
             _check(name, [value])
-        axes = _of_axes("bandwidth", bandwidth, mesh), _of_axes("latency", latency, mesh, True)
+        axes = _per_axis("bandwidth", bandwidth, mesh), _per_axis("latency", latency, mesh, True)
         return cls(mesh, flops, memory_bandwidth, *axes, memory_bytes, backend)
 
     def seconds(self, flops: float, size_bytes: float) -> float:
-        """Time of an operator: of its arithmetic or of its memory, whichever is longer.
+        """Returns the time of an operator: the longer of its arithmetic and its memory traffic.
 
         Source: Williams, Waterman and Patterson 2009, "Roofline".
         """
         return max(flops / self.flops, size_bytes / self.memory_bandwidth)
 
     def get_seconds(self, sent: Iterable[Sent]) -> float:
-        """Time of collectives, one after the other, on rings.
+        """Returns the time of consecutive ring collectives.
 
         Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication
         Operations in MPICH": a ring of n sends n - 1 messages, an all-reduce twice as many.
@@ -91,7 +91,7 @@ class Machine:
         return rounds * (count - 1) * (latency + chunk / bandwidth)
 
     def on(self, mesh: tuple[int, ...]) -> Machine:
-        """The same processes and links on a mesh of other sizes, with as many axes."""
+        """Returns the machine with another mesh size and the same number of axes."""
         return dataclasses.replace(self, mesh=mesh)
 
 
@@ -103,7 +103,7 @@ def _check(name: str, values: Sequence[float], may_be_zero: bool = False) -> Non
             raise PlanError(f"{name}: expected a number {least}, got {value!r}.")
 
 
-def _of_axes(
+def _per_axis(
     name: str, given: float | Sequence[float], mesh: tuple[int, ...], may_be_zero: bool = False
 ) -> tuple[float, ...]:
     values = tuple(given) if isinstance(given, Sequence) else (given,) * len(mesh)

@@ -1,6 +1,6 @@
-"""Layouts in which a node computes without sending: found by calling it on a simulated mesh.
+"""Layouts in which a node computes without communication, determined on a simulated mesh.
 
-They are found along each axis of a mesh alone; of several axes they are products of those.
+Layouts are determined along each mesh axis separately. On several axes they are products of these.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 MOST = 128
-"""Combinations that are tried; where there are more, tensors of one shape are cut alike, and at
-most four times as many are tried."""
+"""Maximum number of combinations. Above it, tensors of one shape are sharded alike, with at most
+four times as many combinations.
+"""
 
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """One way in which a node computes, each process on what it has.
+    """A layout in which each process computes a node from local data.
 
     Attributes:
-        reads: the layout of what each source gives, in the order of `Call.sources`.
-        tensors: the layout of each parameter and buffer, in the order of `Call.tensors`.
-        result: the layout of the tensors that it gives.
-        result_bytes: of the memory that the result has for itself; 0 of views.
-        workspace_bytes: beyond that, while the node runs.
+        reads: layout of each source, in the order of `Call.sources`.
+        tensors: layout of each parameter and buffer, in the order of `Call.tensors`.
+        result: layout of the result tensors.
+        result_bytes: bytes of newly allocated results; 0 for views.
+        workspace_bytes: additional bytes while the node runs.
     """
 
     reads: tuple[Layout, ...]
@@ -66,14 +67,14 @@ class NodeLayout:
 
 @dataclass(frozen=True)
 class Call:
-    """What a node is called with.
+    """A node call with its arguments.
 
     Attributes:
-        mg: the graph, of tensors without numbers.
+        mg: graph of fake tensors.
         node: the node.
-        values: what every node gives, on whole tensors.
-        sources: the nodes among its inputs that give tensors.
-        tensors: its parameters and buffers: by name in its module, or the constant of a get_attr.
+        values: results of all nodes on whole tensors.
+        sources: input nodes with tensor results.
+        tensors: its parameters and buffers by name in its module, or the constant of a get_attr.
     """
 
     mg: MaseGraph
@@ -84,17 +85,17 @@ class Call:
 
     @classmethod
     def of(cls, mg: MaseGraph, node: fx.Node, values: Mapping[fx.Node, Any]) -> Call:
-        """The call of a node, given what all nodes give."""
+        """Returns the call of a node, from the results of all nodes."""
         sources = tuple(x for x in node.all_input_nodes if list(tensors_in(values[x])))
         module = mg.get_module(node)
         if node.op == "get_attr":
-            found = {str(node.target): values[node]}
+            tensors = {str(node.target): values[node]}
         else:
-            found = dict(named_tensors(module)) if module is not None else {}
-        return cls(mg, node, values, sources, found)
+            tensors = dict(named_tensors(module)) if module is not None else {}
+        return cls(mg, node, values, sources, tensors)
 
     def signature(self) -> object:
-        """Calls of one signature compute in the same layouts."""
+        """Key of calls that compute in the same layouts."""
 
         def spec(x: Any) -> Any:
             return (tuple(x.shape), x.dtype) if isinstance(x, Tensor) else repr(x)
@@ -115,17 +116,16 @@ class Call:
         return node.op, target, repr(args), own, self._pattern()
 
     def _pattern(self) -> tuple[int, ...]:
-        """Which of the arguments are one node."""
         order: list[fx.Node] = []
         fx.node.map_arg((self.node.args, self.node.kwargs), order.append)
         return tuple(map(order.index, order))
 
 
 class LayoutFinder:
-    """Finds the layouts of calls along one axis; those of one signature are found once.
+    """Determines the layouts of calls along one axis, once per signature.
 
     Args:
-        mesh: simulated; the caller has entered `FakeTensorMode` and `no_grad`.
+        mesh: simulated mesh; the caller has entered `FakeTensorMode` and `no_grad`.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -134,37 +134,39 @@ class LayoutFinder:
         self._holds: dict[object, bool] = {}
 
     def layouts(self, call: Call) -> list[NodeLayout]:
-        """The layouts of a call on a mesh of one axis; in the first all is replicated."""
+        """Returns the layouts of a call on a mesh of one axis; the first one is replicated."""
         key = call.signature()
         if key not in self._known:
-            self._known[key] = self._found(call)
+            self._known[key] = self._find_layouts(call)
         return self._known[key]
 
     def holds(self, call: Call, layout: NodeLayout) -> bool:
-        """Whether a call computes in a layout, as one that is a product of others may not."""
+        """Returns whether a call computes in a layout, which a product of layouts may not."""
         key = call.signature(), layout.reads, layout.tensors, layout.result
         if key not in self._holds:
-            found = self._computed(call, layout.reads, layout.tensors)
-            self._holds[key] = found is not None and found.result == layout.result
+            computed = self._computed(call, layout.reads, layout.tensors)
+            self._holds[key] = computed is not None and computed.result == layout.result
         return self._holds[key]
 
-    def _found(self, call: Call) -> list[NodeLayout]:
+    def _find_layouts(self, call: Call) -> list[NodeLayout]:
         whole = (REPLICATED,)
         count = len(call.sources)
         everywhere = NodeLayout((whole,) * count, (whole,) * len(call.tensors), whole)
-        found = [self._computed(call, everywhere.reads, everywhere.tensors) or everywhere]
+        computed_layouts = [
+            self._computed(call, everywhere.reads, everywhere.tensors) or everywhere
+        ]
         combinations = _combinations(_operands(call), self._mesh.size())
         for texts in combinations if self._mesh.size() > 1 else ():
             layouts = [(text,) for text in texts]
             computed = self._computed(call, layouts[:count], layouts[count:])
             if computed is not None:
-                found.append(computed)
-        return _without_dominated(found, call, tuple(self._mesh.shape))
+                computed_layouts.append(computed)
+        return _without_dominated(computed_layouts, call, tuple(self._mesh.shape))
 
     def _computed(
         self, call: Call, reads: Sequence[Layout], tensors: Sequence[Layout]
     ) -> NodeLayout | None:
-        """What a call gives in a layout; None where it sends, fails, or leaves uneven chunks."""
+        """Computes a call in a layout; None if it communicates, fails or gives uneven shards."""
         mesh = self._mesh
         given: dict[fx.Node, Any] = {}
         for source, layout in zip(call.sources, reads, strict=True):
@@ -194,28 +196,30 @@ class LayoutFinder:
             except (*FAILURES, ChopError):
                 return None
         layout = self._layout(result, call.values[call.node])
+        # Communication belongs to the edges of the program, not to its nodes.
         if sent or layout is None:
             return None
-        kept = meter.live
-        return NodeLayout(reads, tensors, layout, kept, meter.peak - kept)
+        result_bytes = meter.live
+        return NodeLayout(reads, tensors, layout, result_bytes, meter.peak - result_bytes)
 
     def _layout(self, result: Any, whole: Any) -> Layout | None:
-        """The layout of all tensors of a result; None where there are several, or uneven ones."""
+        """Returns the layout of all tensors of a result; None if it is not uniform and even."""
         everywhere = (REPLICATED,) * self._mesh.ndim
-        found = set()
+        layouts = set()
         for x, expected in zip(_leaves([result]), tensors_in(whole), strict=True):
             layout = get_layout(x) if hasattr(x, "placements") else everywhere
             if layout is None or tuple(x.shape) != tuple(expected.shape):
                 return None
             local = x.to_local() if hasattr(x, "placements") else x
+            # Uneven chunks would need padding that the program does not model.
             if tuple(local.shape) != local_shape(x.shape, self._mesh.shape, layout):
                 return None
-            found.add(layout)
-        return found.pop() if len(found) == 1 else everywhere if not found else None
+            layouts.add(layout)
+        return layouts.pop() if len(layouts) == 1 else everywhere if not layouts else None
 
 
 def aliased_source(call: Call) -> fx.Node | None:
-    """The source whose memory a result lies in, on whole tensors; None where it is new."""
+    """Returns the source that shares the result's memory; None if the memory is new."""
     results = {storage_id(x) for x in tensors_in(call.values[call.node])}
     for source in call.sources:
         if results & {storage_id(x) for x in tensors_in(call.values[source])}:
@@ -224,24 +228,25 @@ def aliased_source(call: Call) -> fx.Node | None:
 
 
 def _operands(call: Call) -> list[tuple[object, tuple[int, ...]]]:
-    """Of each input and tensor: what it is cut alike with, where that is needed, and its shape."""
-    found: list[tuple[object, tuple[int, ...]]] = []
+    """Returns, for each input and tensor, the key of its sharding group and its shape."""
+    operands: list[tuple[object, tuple[int, ...]]] = []
     for source in call.sources:
         shapes = [tuple(x.shape) for x in tensors_in(call.values[source])]
-        found.append((("input", tuple(shapes)), min(shapes, key=len)))
+        operands.append((("input", tuple(shapes)), min(shapes, key=len)))
     for x in call.tensors.values():
-        found.append((("tensor", tuple(x.shape)), tuple(x.shape)))
-    return found
+        operands.append((("tensor", tuple(x.shape)), tuple(x.shape)))
+    return operands
 
 
 def _combinations(
     operands: Sequence[tuple[object, tuple[int, ...]]], count: int
 ) -> Iterator[tuple[str, ...]]:
-    """Placements of all operands over so many processes, but those that cut nothing."""
+    """Yields placements of all operands over `count` processes, except all replicated."""
     choices = [
         [REPLICATED, *(sharded(d) for d, size in enumerate(shape) if size and size % count == 0)]
         for _, shape in operands
     ]
+    # islice skips the first combination, in which everything is replicated.
     if math.prod(map(len, choices)) <= MOST:
         yield from itertools.islice(itertools.product(*choices), 1, None)
         return
@@ -257,17 +262,19 @@ def _combinations(
 def product_layout(
     call: Call, whole: NodeLayout, along: Sequence[NodeLayout], mesh: tuple[int, ...]
 ) -> NodeLayout | None:
-    """The layout of a call on several axes, from those along each; None where it does not divide.
+    """Combines the layouts of a call along each axis; None if a tensor does not divide.
 
     Args:
         call: the call.
-        whole: its layout along an axis where everything is replicated.
+        whole: its layout along an axis with everything replicated.
         along: its layout along each axis.
         mesh: processes along each axis.
     """
 
     def joined(texts: Sequence[Sequence[Layout]]) -> tuple[Layout, ...]:
-        return tuple(tuple(text for (text,) in of_axes) for of_axes in zip(*texts, strict=True))
+        return tuple(
+            tuple(text for (text,) in axis_texts) for axis_texts in zip(*texts, strict=True)
+        )
 
     reads = joined([layout.reads for layout in along])
     tensors = joined([layout.tensors for layout in along])
@@ -292,31 +299,30 @@ def product_layout(
 
 
 def _scaled(along: Sequence[int], whole: int) -> int:
-    """Bytes on all axes, where each axis alone makes some of the whole."""
+    """Returns bytes on all axes, from the bytes on each axis alone and the whole bytes."""
     if not whole:
         return max(along)
     return round(whole * math.prod(size / whole for size in along))
 
 
 def _all_sharded(value: Any, mesh: DeviceMesh, layout: Layout) -> Any:
-    """A value with all tensors in a layout; None where one does not divide."""
+    """Converts all tensors of a value to a layout; None if one does not divide."""
     failed = []
 
     def of(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
-        found = sharded_fake(x, mesh, layout)
-        failed.extend([x] if found is None else [])
-        return found
+        tensors = sharded_fake(x, mesh, layout)
+        failed.extend([x] if tensors is None else [])
+        return tensors
 
-    found = tree_map(of, value)
-    return None if failed else found
+    fake = tree_map(of, value)
+    return None if failed else fake
 
 
 def _call(
     call: Call, given: Mapping[fx.Node, Any], own: Mapping[str, Any], mesh: DeviceMesh
 ) -> Any:
-    """Calls a node as a sharded graph does."""
     node, mg = call.node, call.mg
     if node.op == "get_attr":
         return next(iter(own.values()))
@@ -337,7 +343,7 @@ def _call(
 
 
 def _cut(module: nn.Module, own: Mapping[str, Any], mesh: DeviceMesh) -> nn.Module:
-    """The module, or a copy whose formats have the scales of this process's channels."""
+    """Returns the module, or a copy whose formats have only this process's channel scales."""
     if not isinstance(module, QuantizedOperator):
         return module
     spec = module.spec
@@ -353,11 +359,12 @@ def _cut(module: nn.Module, own: Mapping[str, Any], mesh: DeviceMesh) -> nn.Modu
 
 
 def _without_dominated(
-    found: Sequence[NodeLayout], call: Call, mesh: tuple[int, ...]
+    layouts: Sequence[NodeLayout], call: Call, mesh: tuple[int, ...]
 ) -> list[NodeLayout]:
-    """Leaves out what another layout does with fewer bytes of tensors, or with inputs cut finer.
+    """Removes layouts that need more tensor bytes than another one, or inputs sharded less.
 
-    A cut input is never dearer than the whole one: each process takes its chunk, or gathers less.
+    A sharded input is never more expensive than a whole one: each process takes its chunk, or
+    gathers less.
     """
 
     def size(layout: NodeLayout) -> int:
@@ -365,7 +372,7 @@ def _without_dominated(
         return sum(local_bytes(x, mesh, place) for x, place in own)
 
     best: dict[object, NodeLayout] = {}
-    for layout in found[1:]:
+    for layout in layouts[1:]:
         key = (layout.reads, layout.result)
         if key not in best or size(layout) < size(best[key]):
             best[key] = layout
@@ -380,11 +387,11 @@ def _without_dominated(
             for other in best.values()
         )
     ]
-    return [found[0], *rest]
+    return [layouts[0], *rest]
 
 
 def _is_finer(reads: Sequence[Layout], than: Sequence[Layout]) -> bool:
-    """Whether some inputs are cut that the other reads whole, and all else is the same."""
+    """Returns whether some inputs are sharded that the other reads whole, with all else equal."""
     pairs = zip(itertools.chain(*reads), itertools.chain(*than), strict=True)
     return all(text == other or other == REPLICATED for text, other in pairs)
 

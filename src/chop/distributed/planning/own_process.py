@@ -1,4 +1,4 @@
-"""Planning in a process of its own: what it simulates never meets processes that are joined."""
+"""Planning in a separate process, so that simulated process groups never meet real ones."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ END_SECONDS = 5.0
 
 
 def in_own_process(function: Callable[[Report], T], report: Report = lambda text: None) -> T:
-    """What a function gives, called in a fork of this process that has joined no others.
+    """Runs a function in a fork of this process without its process group.
 
     Args:
-        function: takes what to call with the text of each phase; it uses no GPU.
-        report: gets these texts, in this process.
-    Returns: the result, which pickles.
+        function: called with a callback for the text of each phase; it does not use a GPU.
+        report: receives these texts in this process.
+    Returns: the picklable result.
 
     Raises:
-        UnavailableError: the system does not fork.
-        DistributedError: the process was ended, by a signal or for want of memory.
+        UnavailableError: if the system does not support fork.
+        DistributedError: if the process was killed, by a signal or because memory ran out.
     """
     if "fork" not in multiprocessing.get_all_start_methods():
-        raise UnavailableError("a plan is searched in a process of its own, which needs fork().")
+        raise UnavailableError("the plan search runs in a separate process, which needs fork().")
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     args = (function, theirs, os.getpid())
@@ -48,14 +48,14 @@ def in_own_process(function: Callable[[Report], T], report: Report = lambda text
     try:
         while (message := ours.recv())[0] == "phase":
             report(message[1])
-        kind, found = message
+        kind, content = message
         if kind == "error":
-            raise found
-        return cast(T, found)
+            raise content
+        return cast(T, content)
     except EOFError:
         process.join(END_SECONDS)
         raise DistributedError(
-            f"the process that searched for a plan ended with code {process.exitcode}."
+            f"the process of the plan search ended with code {process.exitcode}."
         ) from None
     finally:
         process.kill()
@@ -68,21 +68,21 @@ def _work(function: Callable[[Report], Any], pipe: Connection, parent: int) -> N
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
     forget_process_groups()
     try:
-        found = "result", function(lambda text: pipe.send(("phase", text)))
+        message = "result", function(lambda text: pipe.send(("phase", text)))
     except KeyboardInterrupt:
         return
     except Exception as error:
-        found = "error", _picklable(error)
-    pipe.send(found)
+        message = "error", _picklable(error)
+    pipe.send(message)
 
 
 def _picklable(error: Exception) -> Exception:
-    """The error with its traceback as a note, or one that says the same if it does not pickle."""
+    """Returns the error with its traceback as a note, or an equivalent picklable one."""
     note = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # anything: errors of torch refer to operators, those of users to all else
-        message = f"the search for a plan failed: {type(error).__name__}: {first_line(error)}"
+        message = f"the plan search failed: {type(error).__name__}: {first_line(error)}"
         error = DistributedError(message)
     error.add_note(note)
     return error

@@ -1,4 +1,4 @@
-"""Rows of a plan: beside plans that need no search, and by layer of the model."""
+"""Table rows of a plan: comparison with baseline plans, and layers of the model."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _REPEATED = re.compile(r"(.*?\.\d+)(\..*)?")
 
 
 def plan_rows(simulations: Mapping[str, Simulation]) -> list[dict[str, Any]]:
-    """A row for each plan: predicted time, memory, and what a process sends in a forward."""
+    """Returns a row for each plan: predicted time, memory, and bytes sent per process."""
     return [
         {
             "plan": name,
-            "seconds": found.seconds,
-            "kept_bytes": found.kept_bytes,
-            "peak_bytes": found.peak_bytes,
-            "calls": sum(each.calls for each in found.collectives),
-            "sent_bytes": found.sent_bytes,
+            "seconds": simulation.seconds,
+            "kept_bytes": simulation.parameter_bytes,
+            "peak_bytes": simulation.peak_bytes,
+            "calls": sum(each.calls for each in simulation.collectives),
+            "sent_bytes": simulation.sent_bytes,
         }
-        for name, found in simulations.items()
+        for name, simulation in simulations.items()
     ]
 
 
 def layer_rows(mg: MaseGraph, simulation: Simulation) -> list[dict[str, Any]]:
-    """A row for each layer, in order: what it computes, sends and has in memory.
+    """Returns a row for each layer in order: computation, communication and memory.
 
-    A layer is a module of a list, such as `encoder.layer.3`, or what is between two.
+    A layer is a module of a list, such as `encoder.layer.3`, or the nodes between two of them.
     """
     names = {node.name: _layer(node.meta.get("nn_module_stack")) for node in mg.nodes}
-    found: dict[str, list[Step]] = {}
+    layers: dict[str, list[Step]] = {}
     for step in simulation.steps:
-        found.setdefault(names.get(step.node, ""), []).append(step)
+        layers.setdefault(names.get(step.node, ""), []).append(step)
     return [
         {
             "layer": layer or "model",
@@ -45,12 +45,12 @@ def layer_rows(mg: MaseGraph, simulation: Simulation) -> list[dict[str, Any]]:
             "sent_bytes": int(sum(x.size_bytes for step in steps for x in step.sent)),
             "activation_bytes": max(step.live_bytes for step in steps),
         }
-        for layer, steps in found.items()
+        for layer, steps in layers.items()
     ]
 
 
 def _layer(stack: Mapping[str, Any] | None) -> str:
-    """The layer of a node by the modules that it is called in, the innermost last."""
+    """Returns the layer of a node from its module stack, innermost module last."""
     path = list(stack)[-1] if stack else ""
     repeated = _REPEATED.fullmatch(path)
     return repeated[1] if repeated else path.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Integer program of a sharded graph: layouts, transfers, time and memory of every node."""
+"""Construction of the integer program of a graph: layouts, transfers, time and memory."""
 
 from __future__ import annotations
 
@@ -50,15 +50,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphProblem:
-    """A problem, and what its nodes are in the graph.
+    """An integer program and its relation to the graph.
 
     Attributes:
-        problem: of tied nodes.
-        nodes: of the graph, those that have to do with tensors, in order.
-        members: for each of them, which node of the problem it is.
-        calls: of each.
-        fallbacks: nodes that multiply matrices and can only do so replicated, with their share of
-            all operations.
+        problem: program of tied nodes.
+        nodes: graph nodes with tensors, in order.
+        members: index of the program node for each graph node.
+        calls: call of each graph node.
+        fallbacks: matrix products that can only be replicated, with their share of all operations.
     """
 
     problem: Problem
@@ -68,10 +67,10 @@ class GraphProblem:
     fallbacks: Mapping[str, float]
 
     def repaired(self, solution: Solution, mesh: tuple[int, ...]) -> GraphProblem:
-        """The same without choices that do not hold; itself where those of the solution do.
+        """Removes invalid choices; returns itself if those of the solution are valid.
 
-        On several axes choices are products of those along each, of which not all compute: where
-        one of the solution's does not, all choices of its node are tried.
+        On several axes, choices are products of choices along each axis, and some of them do not
+        compute. If the solution has such a choice, all choices of its node are tested.
         """
         if len(mesh) == 1:
             return self
@@ -90,7 +89,7 @@ class GraphProblem:
         return replace(self, problem=replace(self.problem, nodes=tuple(nodes), follows=follows))
 
     def plan(self, solution: Solution, mesh: tuple[int, ...], name: str) -> ShardingPlan:
-        """The plan of a solution."""
+        """Returns the plan of a solution."""
         chosen = {
             node: self.problem.nodes[member].choices[solution.choices[member]]
             for node, member in zip(self.nodes, self.members, strict=True)
@@ -115,14 +114,14 @@ class GraphProblem:
 def _still_follow(
     problem: Problem, nodes: Sequence[Node]
 ) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Followers among nodes of which some have fewer choices; who loses one follows no more."""
-    found = {}
+    """Returns the remaining followers after choices were removed; nodes that lost one are free."""
+    followers = {}
     for member, (leader, mapped) in problem.follows.items():
         before, now = problem.nodes[leader].choices, nodes[leader].choices
         own = [problem.nodes[member].choices[mapped[before.index(choice)]] for choice in now]
         if all(choice in nodes[member].choices for choice in own):
-            found[member] = leader, tuple(map(nodes[member].choices.index, own))
-    return found
+            followers[member] = leader, tuple(map(nodes[member].choices.index, own))
+    return followers
 
 
 def _holds(finder: LayoutFinder, call: Call, choice: Choice) -> bool:
@@ -133,16 +132,16 @@ def _holds(finder: LayoutFinder, call: Call, choice: Choice) -> bool:
 def graph_problem(
     mg: MaseGraph, inputs: Mapping[str, Any], machine: Machine, exact: bool
 ) -> GraphProblem:
-    """The problem of a graph.
+    """Builds the integer program of a graph.
 
     Args:
         mg: the graph; it is not changed, and may be on the meta device.
-        inputs: of a forward; their numbers do not matter.
-        machine: the mesh and its speeds.
-        exact: repeated layers may have layouts of their own; else all have the same.
+        inputs: inputs of a forward pass; their values do not matter.
+        machine: mesh and speeds.
+        exact: allows different layouts in repeated layers; otherwise they are equal.
 
     Raises:
-        PlanError: processes are joined already.
+        PlanError: if a process group exists already.
     """
     register_strategies()
     values: dict[fx.Node, Any] = {}
@@ -180,7 +179,7 @@ class _Builder:
         self._slots = self._tied_tensors()
 
     def find_layouts(self, mesh: DeviceMesh) -> None:
-        """Finds the layouts of every node along an axis of so many processes."""
+        """Determines the layouts of every node along an axis."""
         finder = LayoutFinder(mesh)
         self._along[mesh.size()] = {
             first: finder.layouts(self._calls[first])
@@ -189,7 +188,7 @@ class _Builder:
         }
 
     def build(self, transfers: Transfers) -> GraphProblem:
-        """The problem, once the layouts along each axis are found."""
+        """Builds the program from the layouts along each axis."""
         self._transfers = transfers
         counts = Counter(self._members)
         nodes = []
@@ -202,12 +201,12 @@ class _Builder:
                 if self._ties_agree(call, layout, member)
             )
             nodes.append(Node(node.name, choices, counts[member]))
-        fanouts, of_value = self._fanouts(nodes)
+        fanouts, fanout_by_value = self._fanouts(nodes)
         problem = Problem(
             tuple(nodes),
             fanouts,
             self._tensor_bytes(nodes),
-            tuple(self._moments(of_value)),
+            tuple(self._moments(fanout_by_value)),
             self._follows(nodes),
         )
         return GraphProblem(
@@ -221,7 +220,7 @@ class _Builder:
     # --- nodes ---
 
     def _fixed_nodes(self) -> set[fx.Node]:
-        """Nodes that compute replicated: on constants alone, or on memory that is written."""
+        """Returns the nodes to replicate: those of constants only, or of written memory."""
         running: set[fx.Node] = set()
         fixed: set[fx.Node] = set()
         for node, call in zip(self._nodes, self._calls, strict=True):
@@ -248,11 +247,11 @@ class _Builder:
             return [NodeLayout(reads, own, self._whole, size)]
         along = [self._along[size][index] for size in self._mesh]
         whole = along[0][0]
-        found = (product_layout(call, whole, x, self._mesh) for x in itertools.product(*along))
-        return [layout for layout in found if layout is not None]
+        products = (product_layout(call, whole, x, self._mesh) for x in itertools.product(*along))
+        return [layout for layout in products if layout is not None]
 
     def _ties_agree(self, call: Call, layout: NodeLayout, member: int) -> bool:
-        """Whether a layout has tensors of the node that are one in one place."""
+        """Returns whether a layout places tied tensors of the node alike."""
         names = [self._slots[member, i] for i in range(len(call.tensors))]
         return len(set(zip(names, layout.tensors, strict=True))) == len(set(names))
 
@@ -303,7 +302,7 @@ class _Builder:
     # --- parameters ---
 
     def _tied_tensors(self) -> dict[tuple[int, int], str]:
-        """A name for the tensors of each node of the problem; one where they are the same."""
+        """Returns a name for the tensors of each program node; tied tensors have one name."""
         names: dict[tuple[int, int], str] = {}
         slots: dict[int, list[tuple[int, int]]] = {}
         for call, member in zip(self._calls, self._members, strict=True):
@@ -322,71 +321,73 @@ class _Builder:
         for call, member in zip(self._calls, self._members, strict=True):
             for place, x in enumerate(call.tensors.values()):
                 tensors.setdefault(self._slots[member, place], {})[id(x)] = x
-        found: dict[str, dict[Layout, int]] = {name: {} for name in tensors}
+        sizes: dict[str, dict[Layout, int]] = {name: {} for name in tensors}
         for node in nodes:
             for choice in node.choices:
                 for name, layout in choice.tensors.items():
-                    if layout not in found[name]:
+                    if layout not in sizes[name]:
                         own = tensors[name].values()
-                        found[name][layout] = sum(local_bytes(x, self._mesh, layout) for x in own)
-        return found
+                        sizes[name][layout] = sum(local_bytes(x, self._mesh, layout) for x in own)
+        return sizes
 
     # --- edges ---
 
     def _fanouts(self, nodes: Sequence[Node]) -> tuple[tuple[Fanout, ...], dict[int, int]]:
-        """The readers of values, alike ones together, and which of them each value has."""
+        """Returns the readers of values, grouped by equal readers, and the group of each value."""
         readers: dict[int, list[tuple[int, int]]] = {}
         for call, member in zip(self._calls, self._members, strict=True):
             for place, source in enumerate(call.sources):
                 readers.setdefault(self._index[source], []).append((member, place))
         groups: dict[tuple[int, tuple[tuple[int, int], ...]], list[int]] = {}
         for index, several in readers.items():
+            # Values of tied nodes with the same readers share one fan-out with a count.
             key = (self._members[index], tuple(sorted(set(several))))
             groups.setdefault(key, []).append(index)
         fanouts = list[Fanout]()
-        of_value: dict[int, int] = {}
+        fanout_by_value: dict[int, int] = {}
         for (member, alike), values in groups.items():
             moves = self._moves(nodes, values[0], member, alike)
-            of_value.update(dict.fromkeys(values, len(fanouts)))
+            fanout_by_value.update(dict.fromkeys(values, len(fanouts)))
             fanouts.append(Fanout(member, alike, moves, len(values)))
-        return tuple(fanouts), of_value
+        return tuple(fanouts), fanout_by_value
 
     def _moves(
         self, nodes: Sequence[Node], index: int, member: int, readers: Sequence[tuple[int, int]]
     ) -> dict[tuple[Layout, Layout], Move]:
         given = {choice.result for choice in nodes[member].choices}
         tensors = list(tensors_in(self._values[self._nodes[index]]))
-        found: dict[tuple[Layout, Layout], Move] = {}
+        moves: dict[tuple[Layout, Layout], Move] = {}
         for reader, place in readers:
             wanted = {choice.reads[place] for choice in nodes[reader].choices}
             for pair in itertools.product(given, wanted):
-                move = found.get(pair) or self._move(tensors, *pair)
+                move = moves.get(pair) or self._move(tensors, *pair)
                 if move is not None:
-                    found[pair] = move
-        return found
+                    moves[pair] = move
+        return moves
 
     def _follows(self, nodes: Sequence[Node]) -> dict[int, tuple[int, tuple[int, ...]]]:
-        """Nodes that take one of their inputs as it comes, whatever its layout is.
+        """Returns nodes that adopt the layout of one of their inputs.
 
-        What multiplies nothing, has no parameters and gives no more bytes than it takes loses
-        nothing by it: what has to be sent can be sent after it.
+        Nodes without products, parameters or enlarged results lose nothing by this, because their
+        output can be redistributed instead of their input.
         """
         sources: dict[tuple[int, int], set[int]] = {}
         for call, member in zip(self._calls, self._members, strict=True):
             for place, source in enumerate(call.sources):
                 sources.setdefault((member, place), set()).add(self._members[self._index[source]])
-        found: dict[int, tuple[int, tuple[int, ...]]] = {}
+        followers: dict[int, tuple[int, tuple[int, ...]]] = {}
         for member, first in enumerate(self._firsts):
             for place in self._places_to_follow(first):
                 leaders = sources[member, place]
-                mapped = _mapped(nodes, found, min(leaders), member, place)
+                mapped = _mapped(nodes, followers, min(leaders), member, place)
+                # In repeated layers, the input may come from different program nodes.
                 if len(leaders) == 1 and mapped is not None:
-                    found[member] = mapped
+                    followers[member] = mapped
                     break
-        return found
+        return followers
 
     def _places_to_follow(self, index: int) -> list[int]:
-        """The inputs of a node that it may follow, the largest first."""
+        """Returns the input indices that a node may follow, largest input first."""
         call = self._calls[index]
         if self._exact or call.tensors or call.node in self._fixed:
             return []
@@ -406,13 +407,13 @@ class _Builder:
                 return None
             seconds += self._machine.get_seconds(transfer.sent)
             copied += round(transfer.copy_bytes)
-            passing = max(passing, round(transfer.passing_bytes))
+            passing = max(passing, round(transfer.passing_bytes))  # tensors go one by one
         return Move(seconds, copied, passing)
 
     # --- memory ---
 
-    def _moments(self, of_value: Mapping[int, int]) -> Iterator[Moment]:
-        """What is there while each node runs, and before; of moments that are alike, one."""
+    def _moments(self, fanout_by_value: Mapping[int, int]) -> Iterator[Moment]:
+        """Returns the memory contents before and while each node runs, without duplicates."""
         readers: dict[int, list[int]] = {i: [] for i in range(len(self._nodes))}
         for index, call in enumerate(self._calls):
             for source in call.sources:
@@ -422,9 +423,10 @@ class _Builder:
         alive: list[int] = []
         for index in range(len(self._nodes)):
             alive = [i for i in alive if ends[i] >= index]
+            # Copies exist from the first reader on, until the value ends.
             read = [i for i in alive if readers[i] and readers[i][0] <= index]
-            copies = tuple(of_value[i] for i in read)
-            arriving = tuple(of_value[i] for i in alive if index in readers[i])
+            copies = tuple(fanout_by_value[i] for i in read)
+            arriving = tuple(fanout_by_value[i] for i in alive if index in readers[i])
             before = Counter(self._members[i] for i in alive)
             alive.append(index)
             member = self._members[index]
@@ -438,9 +440,9 @@ class _Builder:
                     yield moment
 
     def _ends(self, readers: Mapping[int, Sequence[int]]) -> list[int]:
-        """The last node that needs the memory of each value; a view needs what it is a view of."""
+        """Returns the last node that needs each value's memory; views extend their base's life."""
         ends = [max(readers[i], default=i) for i in range(len(self._nodes))]
-        for index in reversed(range(len(self._nodes))):
+        for index in reversed(range(len(self._nodes))):  # views of views first
             source = aliased_source(self._calls[index])
             if source is not None:
                 first = self._index[source]
@@ -455,18 +457,18 @@ def _mapped(
     member: int,
     place: int,
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Who decides if a node follows a source, and its choice for each; None where it cannot."""
+    """Returns the deciding node for a follower of a source, with its choices, or None."""
     leader, own = follows.get(source, (source, tuple(range(len(nodes[source].choices)))))
     choices = nodes[member].choices
-    found = []
+    mapped = []
     for index in own:
         layout = nodes[source].choices[index].result
         fitting = [i for i, choice in enumerate(choices) if choice.reads[place] == layout]
         if not fitting:
             return None
         # Other inputs might be cut finer, which is faster here, and sent together behind it.
-        found.append(min(fitting, key=lambda i: (choices[i].result != layout, choices[i].seconds)))
-    return leader, tuple(found)
+        mapped.append(min(fitting, key=lambda i: (choices[i].result != layout, choices[i].seconds)))
+    return leader, tuple(mapped)
 
 
 def _has_tensors(value: Any) -> bool:

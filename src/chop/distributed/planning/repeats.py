@@ -1,4 +1,4 @@
-"""Repeated layers: stretches of a list that come again one after the other, as a model's layers."""
+"""Detection of repeated layers: consecutive repetitions in a list."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Repeat:
-    """A stretch that comes several times.
+    """A repeated sequence.
 
     Attributes:
-        first: the index at which it begins.
-        period: its length.
-        times: how often it comes, at least twice.
+        first: start index.
+        period: length of the sequence.
+        times: number of repetitions, at least two.
     """
 
     first: int
@@ -22,16 +22,16 @@ class Repeat:
 
     @property
     def end(self) -> int:
-        """The index behind the last one."""
+        """Index after the last repetition."""
         return self.first + self.period * self.times
 
 
 SHORTEST = 4
-"""Items of a stretch: shorter ones are no layers, but operators that happen to come again."""
+"""Minimum length of a sequence. Shorter ones are repeated operators rather than layers."""
 
 
 def find_repeats(items: Sequence[Hashable]) -> list[Repeat]:
-    """The stretches that cover most of a list, in order; they do not overlap.
+    """Returns non-overlapping repetitions that cover most of a list, in order.
 
     >>> find_repeats(["in", *"abcdabcdabcd", "out"])
     [Repeat(first=1, period=4, times=3)]
@@ -42,22 +42,23 @@ def find_repeats(items: Sequence[Hashable]) -> list[Repeat]:
 
 
 def tied_with(items: Sequence[Hashable]) -> list[int]:
-    """For each item the index of the first one that it repeats, which is its own where it is new.
+    """Returns, for each item, the index of the first item that it repeats, or its own index.
 
     >>> tied_with(["in", *"abcdabcd", "out"])
     [0, 1, 2, 3, 4, 1, 2, 3, 4, 9]
     """
-    found = list(range(len(items)))
+    firsts = list(range(len(items)))
     for repeat in find_repeats(items):
         for index in range(repeat.first, repeat.end):
-            found[index] = repeat.first + (index - repeat.first) % repeat.period
-    return found
+            firsts[index] = repeat.first + (index - repeat.first) % repeat.period
+    return firsts
 
 
 def _find(numbers: list[int], offset: int) -> list[Repeat]:
     best = _longest(numbers)
     if best is None:
         return []
+    # The rest on both sides may have repetitions of its own.
     before = _find(numbers[: best.first], offset)
     after = _find(numbers[best.end :], offset + best.end)
     own = Repeat(best.first + offset, best.period, best.times)
@@ -65,11 +66,12 @@ def _find(numbers: list[int], offset: int) -> list[Repeat]:
 
 
 def _longest(numbers: list[int]) -> Repeat | None:
-    """The repeat that covers most; of several the one with the shortest stretch."""
+    """Returns the repetition with the largest coverage; among equals the shortest period."""
     import numpy as np
 
     row, best = np.asarray(numbers), None
     for period in range(SHORTEST, len(numbers) // 2 + 1):
+        # A run of n equal items at a distance of one period repeats n // period times.
         same = np.concatenate(([0], (row[period:] == row[:-period]).astype(np.int8), [0]))
         edges = np.diff(same)
         starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)

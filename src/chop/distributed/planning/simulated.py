@@ -1,4 +1,4 @@
-"""Simulated mesh and tensors: stand for other processes and for data."""
+"""Simulated mesh and fake tensors for planning."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ FAILURES = (
     *(RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError),
     *(IndexError, KeyError, AttributeError),
 )
-"""What DTensor and operators raise on layouts in which they cannot compute."""
+"""Exceptions of DTensor and operators for unsupported layouts."""
 
 
 @contextmanager
 def simulated_mesh(shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
-    """A mesh of pretended processes, of which this is the first; collectives send nothing.
+    """Yields a mesh of simulated processes, with this one as the first; nothing is sent.
 
     Raises:
-        PlanError: processes are joined already.
+        PlanError: if a process group exists already.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     if dist.is_initialized():
         raise PlanError(
-            f"mesh {format_mesh(shape)} cannot be simulated where processes are joined: simulate "
-            "before they are; find_sharding and autosharding_analysis_pass do it anywhere."
+            f"mesh {format_mesh(shape)} cannot be simulated after a process group was created: "
+            "simulate before, or use find_sharding or autosharding_analysis_pass."
         )
     hook = sys.excepthook  # torch puts one in front of it, which names the rank, at every start
     dist.init_process_group("fake", rank=0, world_size=math.prod(shape))
@@ -54,10 +54,10 @@ def simulated_mesh(shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
 
 
 def fake_copy(mg: MaseGraph) -> MaseGraph:
-    """The graph with tensors that have no numbers; the caller has entered `FakeTensorMode`."""
+    """Copies a graph with fake tensors; the caller has entered `FakeTensorMode`."""
     tensors: dict[int, Any] = {}
-    kept = named_tensors(mg.model)  # an id is of one tensor while it lives
-    for _, x in kept:
+    originals = named_tensors(mg.model)  # an id is of one tensor while it lives
+    for _, x in originals:
         empty = torch.empty(x.shape, dtype=x.dtype)
         is_parameter = isinstance(x, nn.Parameter)
         tensors.setdefault(id(x), nn.Parameter(empty, x.requires_grad) if is_parameter else empty)
@@ -67,7 +67,7 @@ def fake_copy(mg: MaseGraph) -> MaseGraph:
 
 
 def fake_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs without numbers; the caller has entered `FakeTensorMode`."""
+    """Converts inputs to fake tensors; the caller has entered `FakeTensorMode`."""
 
     def of(x: Any) -> Any:
         return torch.empty(x.shape, dtype=x.dtype) if isinstance(x, Tensor) else x

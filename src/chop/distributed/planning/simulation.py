@@ -1,4 +1,4 @@
-"""Simulation of a sharded forward on one process: others are pretended, tensors have no numbers."""
+"""Simulation of a sharded forward pass on one process, with simulated peers and fake tensors."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """One node of a simulated forward.
+    """One node of a simulated forward pass.
 
     Attributes:
-        node: its name; transfers of what a node reads are counted with it.
-        seconds: predicted, of arithmetic, memory and collectives.
+        node: node name; transfers of its inputs are included.
+        seconds: predicted time of arithmetic, memory and collectives.
         flops: floating-point operations of this process.
         sent: collectives of this process.
-        live_bytes: of activations, at the worst moment of the node.
+        live_bytes: peak activation bytes during the node.
     """
 
     node: str
@@ -55,20 +55,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A sharded forward, as one process would have it.
+    """Simulated forward pass of one process.
 
     Attributes:
         plan: the layouts.
-        steps: by node, in order.
-        seconds: predicted: those of all steps, one after the other.
-        kept_bytes: of parameters and buffers.
-        peak_bytes: of these and of the activations at the worst moment.
+        steps: one per node, in order.
+        seconds: predicted time, the sum of all steps.
+        parameter_bytes: bytes of parameters and buffers.
+        peak_bytes: these plus the peak activation bytes.
     """
 
     plan: ShardingPlan
     steps: tuple[Step, ...]
     seconds: float
-    kept_bytes: int
+    parameter_bytes: int
     peak_bytes: int
 
     @property
@@ -83,24 +83,24 @@ class Simulation:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that the process gives to collectives."""
+        """Bytes that this process passes to collectives."""
         return sum(each.size_bytes for each in self.collectives)
 
 
 def simulate(
     mg: MaseGraph, plan: ShardingPlan, inputs: Mapping[str, Any], machine: Machine
 ) -> Simulation:
-    """Runs a forward by a plan as the first of its processes would.
+    """Simulates a forward pass of the plan's first process.
 
     Args:
         mg: the graph; it is not changed, and may be on the meta device.
         plan: the layouts.
-        inputs: of the forward, by name.
-        machine: for the time.
+        inputs: inputs of the forward pass by name.
+        machine: speeds for the predicted time.
 
     Raises:
-        PlanError: the plan does not fit the graph, or an operator cannot compute in its layouts;
-            or processes are joined already.
+        PlanError: if the plan does not fit the graph, an operator cannot compute in its layouts, or
+            a process group exists already.
     """
     with simulated_mesh(plan.mesh) as mesh, FakeTensorMode(), torch.no_grad():
         sharded = fake_copy(mg)
@@ -112,18 +112,20 @@ def simulate(
             raise
         except FAILURES as error:
             name = plan.name or "this plan"
-            raise PlanError(f"the model does not run by {name}: {first_line(error)}") from error
+            raise PlanError(f"the model does not run with {name}: {first_line(error)}") from error
 
 
 class _Run:
-    """A forward under observation."""
+    """An observed forward pass."""
 
     def __init__(
         self, mg: MaseGraph, inputs: Mapping[str, Any], mesh: DeviceMesh, machine: Machine
     ) -> None:
         self._mg, self._inputs, self._mesh, self._machine = mg, inputs, mesh, machine
         self._flop_counts = FlopCounts()
-        self._kept = [_local(x) for x in {id(x): x for _, x in named_tensors(mg.model)}.values()]
+        self._parameters = [
+            _local(x) for x in {id(x): x for _, x in named_tensors(mg.model)}.values()
+        ]
 
     def forward(self) -> _Run:
         """Runs once."""
@@ -131,18 +133,20 @@ class _Run:
         arguments = bind_inputs(self._mg.model, self._inputs)
         with (
             counted_collectives(self._mesh) as sent,
-            MemoryMeter([*self._kept, *_tensors(arguments)], self._machine.backend) as meter,
+            MemoryMeter([*self._parameters, *_tensors(arguments)], self._machine.backend) as meter,
         ):
             self._sent, self._meter, self._counted = sent, meter, 0
             GraphVisitor(self._mg.model, self._visit).run(*arguments)
         return self
 
     def result(self, plan: ShardingPlan) -> Simulation:
-        """What the last run has shown."""
-        kept = sum(x.nbytes for x in self._kept)
+        """Returns the result of the last run."""
+        parameter_bytes = sum(x.nbytes for x in self._parameters)
         peak = max((step.live_bytes for step in self._steps), default=0)
         seconds = sum(step.seconds for step in self._steps)
-        return Simulation(plan, tuple(self._steps), seconds, kept, kept + peak)
+        return Simulation(
+            plan, tuple(self._steps), seconds, parameter_bytes, parameter_bytes + peak
+        )
 
     def _visit(self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
         flops, size = self._work(node, values, result)
@@ -155,7 +159,7 @@ class _Run:
     def _work(
         self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any
     ) -> tuple[float, float]:
-        """Operations and bytes of this process; nothing for what does not compute."""
+        """Returns operations and bytes of this process; zero for nodes that do not compute."""
         if node.op in ("placeholder", "output", "get_attr") or _is_ours(node):
             return 0.0, 0.0
         layouts = [get_layout(x) for x in _dtensors(result)]
@@ -171,21 +175,21 @@ class _Run:
 
 
 def _is_ours(node: fx.Node) -> bool:
-    """Whether the runner has put a node in between."""
+    """Returns whether the runner inserted a node."""
     return getattr(node.target, "__module__", "") == runtime.__name__
 
 
 def _owner(node: fx.Node) -> str:
-    """The node that a transfer belongs to: the first one that reads it."""
+    """Returns the first reader of a transfer, to which it is attributed."""
     while _is_ours(node) and node.users:
         node = next(iter(node.users))
     return node.name
 
 
 def _tensors(value: Any) -> list[Any]:
-    found: list[Any] = []
-    tree_map(lambda x: found.append(x) if isinstance(x, Tensor) else None, value)
-    return found
+    tensors: list[Any] = []
+    tree_map(lambda x: tensors.append(x) if isinstance(x, Tensor) else None, value)
+    return tensors
 
 
 def _dtensors(value: Any) -> list[Any]:

@@ -1,11 +1,11 @@
-"""Integer program of layouts: the fastest choice for every node within a budget of memory.
+"""Integer program of layouts: the fastest choice for every node within a memory budget.
 
-Every node has a binary variable per layout in which it can compute. Along each edge the layout that
-is given flows into the layout that is read: a continuous variable per pair, whose sums are the
-choices at both ends. So the relaxation is tight, where products of choices would not be. A copy in
-another layout is made once for all readers of a value.
+Every node has a binary variable per layout in which it can compute. Along each edge, a continuous
+variable per pair of layouts represents the flow from the produced to the read layout; its sums
+equal the choices at both ends. This makes the relaxation tight, unlike products of choices. A copy
+in another layout is made once for all readers of a value.
 
-Nodes that stand for several, as those of repeated layers do, count as often.
+A node that represents several, such as those of repeated layers, counts with that multiplicity.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from chop.distributed.planning.layouts import Layout
 from chop.errors import PlanError
 
 GAP = 1e-4
-"""Relative distance from the optimum at which a solution counts as proven."""
+"""Relative optimality gap at which a solution counts as proven."""
 ADDED = 8
-"""Moments that are added to a program at a time."""
+"""Number of memory moments added to a program at a time."""
 
 
 class SolverTimeoutError(PlanError):
-    """The integer program takes longer than it may."""
+    """Raised if the integer program exceeds its time limit."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way in which a node computes.
+    """A layout choice of a node.
 
     Attributes:
-        reads: the layout of each of its inputs.
-        result: the layout of what it gives.
-        seconds: its time.
-        result_bytes: that a process keeps while the result is needed.
-        workspace_bytes: that it needs beyond, while it computes.
-        tensors: the layouts of parameters, by name.
+        reads: layout of each input.
+        result: layout of the result.
+        seconds: time of the node.
+        result_bytes: local bytes while the result is needed.
+        workspace_bytes: additional local bytes while it computes.
+        tensors: layouts of parameters by name.
     """
 
     reads: tuple[Layout, ...]
@@ -54,12 +54,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Node:
-    """A node, or several that are tied.
+    """A node, or several tied ones.
 
     Attributes:
-        name: for reports.
+        name: name in reports.
         choices: at least one.
-        count: how many nodes it stands for.
+        count: number of nodes that it represents.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Move:
-    """What a transfer costs.
+    """Cost of a transfer.
 
     Attributes:
-        seconds: its time.
-        copy_bytes: of the copy, while it is needed.
-        passing_bytes: beyond, while it is made.
+        seconds: time of the transfer.
+        copy_bytes: bytes of the copy while it is needed.
+        passing_bytes: additional bytes while it is made.
     """
 
     seconds: float = 0.0
@@ -84,13 +84,13 @@ class Move:
 
 @dataclass(frozen=True)
 class Fanout:
-    """The readers of one value.
+    """Readers of one value.
 
     Attributes:
-        source: the node that gives it.
-        readers: the nodes that read it, and at which of their inputs.
-        moves: from one layout to another; those that are left out are not possible.
-        count: how many such values there are.
+        source: producing node.
+        readers: reading nodes and their input indices.
+        moves: transfers by layout pair; missing ones are impossible.
+        count: number of such values.
     """
 
     source: int
@@ -101,13 +101,13 @@ class Fanout:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is in memory while a node runs, or while what it reads is sent.
+    """Memory contents while a node runs, or while its inputs are transferred.
 
     Attributes:
-        node: that runs; None: values are sent.
-        values: the nodes whose results are there, and how many of each.
-        copies: the fan-outs whose copies are there.
-        arriving: those whose copies are made now.
+        node: running node; None during transfers.
+        values: nodes with live results, and how many of each.
+        copies: fan-outs with live copies.
+        arriving: fan-outs whose copies are being made.
     """
 
     node: int | None
@@ -118,15 +118,15 @@ class Moment:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be solved.
+    """Input of the solver.
 
     Attributes:
-        nodes: in order.
-        fanouts: the edges by value.
-        tensors: bytes of a process by parameter and layout, each as often as it is there.
-        moments: of memory.
-        follows: nodes whose choice another node's decides, which follows none: that node, and for
-            each of its choices the one of the follower.
+        nodes: nodes in order.
+        fanouts: edges by value.
+        tensors: local bytes by parameter and layout, including multiplicity.
+        moments: memory contents over time.
+        follows: nodes whose choice is determined by another node, which follows none: that node,
+            and the follower's choice for each of its choices.
     """
 
     nodes: tuple[Node, ...]
@@ -141,38 +141,38 @@ class Solution:
     """A choice for every node.
 
     Attributes:
-        choices: an index for each node.
-        seconds: of all nodes and transfers.
-        kept_bytes: of the parameters.
-        peak_bytes: of these, and of results and copies at the worst moment.
-        gap: relative distance from the proven bound.
+        choices: choice index of each node.
+        seconds: time of all nodes and transfers.
+        parameter_bytes: bytes of the parameters.
+        peak_bytes: these plus the peak bytes of results and copies.
+        gap: relative gap to the proven bound.
     """
 
     choices: tuple[int, ...]
     seconds: float
-    kept_bytes: int
+    parameter_bytes: int
     peak_bytes: int
     gap: float = 0.0
 
 
 def _tensor_layouts(problem: Problem, choices: Sequence[int]) -> dict[str, Layout]:
-    """The layout of each parameter; no two nodes have it in different ones.
+    """Returns the layout of each parameter.
 
     Raises:
-        PlanError: two nodes have one parameter in different layouts.
+        PlanError: if two nodes have one parameter in different layouts.
     """
-    found: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
     for node, index in zip(problem.nodes, choices, strict=True):
         for name, layout in node.choices[index].tensors.items():
-            if found.setdefault(name, layout) != layout:
-                raise PlanError(f"'{name}' would lie as {found[name]} and as {layout}.")
-    return found
+            if layouts.setdefault(name, layout) != layout:
+                raise PlanError(f"'{name}' has the layouts {layouts[name]} and {layout}.")
+    return layouts
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> Solution | None:
-    """Time and memory of given choices; None where a transfer is not possible.
+    """Returns time and memory of given choices; None if a transfer is impossible.
 
-    This is the definition of what `solve` minimizes.
+    This defines the objective of `solve`.
     """
     chosen = [node.choices[i] for node, i in zip(problem.nodes, choices, strict=True)]
     seconds = sum(n.count * c.seconds for n, c in zip(problem.nodes, chosen, strict=True))
@@ -185,20 +185,20 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> Solution | None:
         layouts = _tensor_layouts(problem, choices)
     except PlanError:
         return None
-    kept = sum(problem.tensors[name][layout] for name, layout in layouts.items())
+    parameter_bytes = sum(problem.tensors[name][layout] for name, layout in layouts.items())
     peak = max(moment_bytes(problem, choices), default=0)
-    return Solution(tuple(choices), seconds, kept, kept + peak)
+    return Solution(tuple(choices), seconds, parameter_bytes, parameter_bytes + peak)
 
 
 def moment_bytes(problem: Problem, choices: Sequence[int]) -> list[int]:
-    """Bytes of results, copies and workspaces at each moment, for choices that can be made."""
+    """Returns the bytes of results, copies and workspaces at each moment, for feasible choices."""
     chosen = [node.choices[i] for node, i in zip(problem.nodes, choices, strict=True)]
     copies = [_copies(fanout, chosen) or [] for fanout in problem.fanouts]
     return [_bytes_at(moment, chosen, copies) for moment in problem.moments]
 
 
 def _copies(fanout: Fanout, chosen: Sequence[Choice]) -> list[Move] | None:
-    """The transfers of a value, one for each layout that is read; None: one is impossible."""
+    """Returns the transfers of a value, one per layout read; None if one is impossible."""
     given = chosen[fanout.source].result
     wanted = {chosen[reader].reads[place] for reader, place in fanout.readers}
     pairs = [(given, layout) for layout in sorted(wanted)]
@@ -218,38 +218,38 @@ def solve(
     time_limit_s: float = 120.0,
     least: bool = False,
 ) -> Solution | None:
-    """The fastest choices within a budget, by HiGHS.
+    """Returns the fastest choices within a budget, solved by HiGHS.
 
-    Most moments of memory never matter, so the program has only those at which an earlier solution
-    did not fit.
+    Most memory constraints are never active. The program therefore contains only the moments that
+    an earlier solution exceeded.
 
     Args:
-        problem: what is to be solved.
-        budget: bytes that a process has; see `Solution.peak_bytes`.
-        time_limit_s: after which the best choices so far are taken.
-        least: minimizes memory, and not time.
-    Returns: None where nothing fits.
+        problem: the problem.
+        budget: memory of a process in bytes, see `Solution.peak_bytes`.
+        time_limit_s: time limit in seconds, after which the best known choices are returned.
+        least: minimizes memory instead of time.
+    Returns: the solution; None if nothing fits.
 
     Raises:
-        SolverTimeoutError: the time was over before choices were found that fit.
+        SolverTimeoutError: if no feasible choices were determined in time.
     """
     end = time.monotonic() + time_limit_s
     whole = moment_bytes(problem, [0] * len(problem.nodes))
     moments = sorted(range(len(whole)), key=lambda i: -whole[i])[:ADDED]
     while True:
-        found = _solve(problem, None if least else budget, moments, end)
-        if found is None:
+        result = _solve(problem, None if least else budget, moments, end)
+        if result is None:
             return None
-        solution, gap = found
+        solution, gap = result
         sizes = moment_bytes(problem, solution.choices)
-        limit = (
-            max((sizes[i] for i in moments), default=0) if least else budget - solution.kept_bytes
-        )
+        limit = budget - solution.parameter_bytes
+        if least:
+            limit = max((sizes[i] for i in moments), default=0)
         over = [i for i, size in enumerate(sizes) if size > limit + 0.5 and i not in moments]
         if not over:
             return replace(solution, gap=gap)
         over.sort(key=lambda i: -sizes[i])
-        moments += over[:ADDED]
+        moments += over[:ADDED]  # the most violated constraints
 
 
 def _solve(
@@ -261,31 +261,31 @@ def _solve(
     if budget is None or not math.isinf(budget):
         program.add_memory(budget, moments)
     options = {"mip_rel_gap": GAP, "time_limit": max(1.0, end - time.monotonic())}
-    found = milp(
+    result = milp(
         program.cost(least=budget is None),
         constraints=LinearConstraint(program.matrix(), program.low, program.high),
         integrality=program.integrality,
         bounds=Bounds(0, program.upper),
         options=options,
     )
-    if found.x is None:
-        if found.status == 1:
+    if result.x is None:
+        if result.status == 1:
             raise SolverTimeoutError(
-                "the integer program has no solution yet when its time is over; allow a longer "
+                "the integer program reached its time limit without a solution; allow a longer "
                 "time_limit_s, more memory, or a larger mesh."
             )
         return None
-    solution = evaluate(problem, program.chosen(found.x))
+    solution = evaluate(problem, program.chosen(result.x))
     assert solution is not None
-    return solution, float(found.mip_gap or 0.0)
+    return solution, float(result.mip_gap or 0.0)
 
 
 Pair = tuple[Layout, Layout]
-"""The layouts at both ends of a transfer."""
+"""Layouts at both ends of a transfer."""
 
 
 class _Program:
-    """The rows and columns of the integer program."""
+    """Rows and columns of the integer program."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -311,34 +311,34 @@ class _Program:
         self._peak: int | None = None
 
     def _get_picks(self, index: int) -> Iterator[tuple[int, Choice, int]]:
-        """The columns that make a node take a choice, the choices, and how many nodes it is."""
+        """Returns the columns that select a node's choices, the choices, and the node's count."""
         node = self.problem.nodes[index]
         leader, mapped = self.problem.follows.get(index, (index, range(len(node.choices))))
         for column, choice in zip(self._leaders[leader], mapped, strict=True):
             yield column, node.choices[choice], node.count
 
     def cost(self, least: bool) -> list[float]:
-        """What is minimized: seconds in units of the longest, or bytes."""
+        """Returns the objective: seconds relative to the longest, or bytes."""
         if least:
             return [float(i == self._peak) for i in range(len(self.costs))]
         unit = max(self.costs) or 1.0
         return [cost / unit for cost in self.costs]
 
     def matrix(self) -> Any:
-        """The rows, sparse."""
+        """Returns the rows as a sparse matrix."""
         from scipy.sparse import csr_array
 
         rows, columns, numbers = self._entries
         return csr_array((numbers, (rows, columns)), shape=(len(self.low), len(self.costs)))
 
     def chosen(self, x: Sequence[float]) -> list[int]:
-        """The choices of a solution."""
-        found = []
+        """Returns the choices of a solution."""
+        choices = []
         for index, node in enumerate(self.problem.nodes):
             leader, mapped = self.problem.follows.get(index, (index, range(len(node.choices))))
             columns = self._leaders[leader]
-            found.append(mapped[max(range(len(columns)), key=lambda i: x[columns[i]])])
-        return found
+            choices.append(mapped[max(range(len(columns)), key=lambda i: x[columns[i]])])
+        return choices
 
     def _column(self, cost: float = 0.0, is_binary: bool = False, upper: float = 1.0) -> int:
         self.costs.append(cost)
@@ -355,7 +355,7 @@ class _Program:
         self.high.append(high)
 
     def _add_fanout(self, fanout: Fanout) -> dict[Pair, list[int]]:
-        """By transfer the columns that make it happen; what several readers need is sent once."""
+        """Returns the columns of each transfer; one transfer serves several readers."""
         each = [self._flows(fanout, reader, place) for reader, place in fanout.readers]
         moved = {
             pair: [columns[pair] for columns in each if pair in columns]
@@ -363,22 +363,22 @@ class _Program:
             for pair in columns
             if pair[0] != pair[1]
         }
-        found: dict[Pair, list[int]] = {}
+        columns_by_pair: dict[Pair, list[int]] = {}
         for pair, users in moved.items():
             seconds = fanout.count * fanout.moves[pair].seconds
             if len(users) == 1:
-                found[pair] = users[0]
+                columns_by_pair[pair] = users[0]
                 for column in users[0]:
                     self.costs[column] += seconds
                 continue
-            shared = self._column(seconds)
-            found[pair] = [shared]
+            shared = self._column(seconds)  # paid if any of the users takes the transfer
+            columns_by_pair[pair] = [shared]
             for columns in users:
                 self._row(dict.fromkeys(columns, -1.0) | {shared: 1.0}, 0, math.inf)
-        return found
+        return columns_by_pair
 
     def _flows(self, fanout: Fanout, reader: int, place: int) -> dict[Pair, list[int]]:
-        """By transfer to one reader the columns that make it happen."""
+        """Returns the columns of each transfer to one reader."""
         source = fanout.source
         if self._leader(source) == self._leader(reader):
             return self._fixed_flows(fanout, reader, place)
@@ -396,28 +396,28 @@ class _Program:
         return flows
 
     def _fixed_flows(self, fanout: Fanout, reader: int, place: int) -> dict[Pair, list[int]]:
-        """Between nodes that one choice decides, that choice makes the transfer."""
-        found: dict[Pair, list[int]] = {}
+        """Returns the transfers between nodes whose layouts depend on the same choice."""
+        flows: dict[Pair, list[int]] = {}
         ends = zip(self._picks[fanout.source], self._picks[reader], strict=True)
         for (column, given, _), (_, wanted, _) in ends:
             pair = given.result, wanted.reads[place]
             if pair in fanout.moves:
-                found.setdefault(pair, []).append(column)
+                flows.setdefault(pair, []).append(column)
             else:
-                self.upper[column] = 0.0
-        return found
+                self.upper[column] = 0.0  # an impossible transfer excludes the choice
+        return flows
 
     def _leader(self, node: int) -> int:
         return self.problem.follows.get(node, (node, ()))[0]
 
     def _by_layout(self, node: int, layout: Callable[[Choice], Layout]) -> dict[Layout, list[int]]:
-        found: dict[Layout, list[int]] = {}
+        columns: dict[Layout, list[int]] = {}
         for column, choice, _ in self._picks[node]:
-            found.setdefault(layout(choice), []).append(column)
-        return found
+            columns.setdefault(layout(choice), []).append(column)
+        return columns
 
     def _add_tensors(self) -> dict[str, dict[Layout, list[int]]]:
-        """Nodes with one parameter have it in one layout."""
+        """Adds constraints that nodes with a shared parameter use one layout."""
         first: dict[str, dict[Layout, list[int]]] = {}
         for index, node in enumerate(self.problem.nodes):
             for name in node.choices[0].tensors:
@@ -430,10 +430,10 @@ class _Program:
         return first
 
     def add_memory(self, budget: float | None, moments: Sequence[int]) -> None:
-        """At some moments no more than the budget; None adds a column of what is the most.
+        """Constrains memory at some moments to the budget; None adds a column for the peak.
 
-        What parameters keep is a column of its own, since all moments have it. Bytes are written in
-        units of all that is kept, for the sake of the solver.
+        Parameter bytes have their own column, since all moments include them. Bytes are scaled by
+        the total of all parameters for numerical stability.
         """
         sizes: dict[int, float] = {}
         for name, layouts in self._places.items():
@@ -441,13 +441,13 @@ class _Program:
                 for column in columns:
                     sizes[column] = sizes.get(column, 0.0) + self.problem.tensors[name][layout]
         self._unit = sum(max(x.values()) for x in self.problem.tensors.values()) or 1
-        kept = self._column(upper=math.inf)
-        self._row({c: size / self._unit for c, size in sizes.items()} | {kept: -1.0}, 0, 0)
+        own = self._column(upper=math.inf)
+        self._row({c: size / self._unit for c, size in sizes.items()} | {own: -1.0}, 0, 0)
         if budget is None:
             self._peak = self._column(upper=math.inf)
         for row in [
-            {kept: 1.0},
-            *(self._bytes_at(self.problem.moments[i]) | {kept: 1.0} for i in moments),
+            {own: 1.0},
+            *(self._bytes_at(self.problem.moments[i]) | {own: 1.0} for i in moments),
         ]:
             if self._peak is None:
                 assert budget is not None

@@ -1,4 +1,4 @@
-"""Transfers: what it costs to bring a value from one layout into another, as DTensor does it."""
+"""Transfer costs: redistribution of a value between layouts, as DTensor performs it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One value on its way into another layout.
+    """Redistribution of one value.
 
     Attributes:
-        sent: the collectives, by one process.
-        copy_bytes: of the new tensor of a process; 0 where it is the old one's memory.
-        passing_bytes: beyond old and new one, at the worst moment.
+        sent: collectives of one process.
+        copy_bytes: bytes of the new local tensor; 0 if it shares the old memory.
+        passing_bytes: peak bytes in addition to both tensors.
     """
 
     sent: tuple[Sent, ...] = ()
@@ -39,21 +39,22 @@ class Transfer:
     passing_bytes: float = 0
 
     def times(self, factor: float) -> Transfer:
-        """The transfer of a value that has so many times the bytes."""
+        """Returns the transfer of a value with a multiple of the bytes."""
         sent = tuple(replace(x, size_bytes=x.size_bytes * factor) for x in self.sent)
         return Transfer(sent, self.copy_bytes * factor, self.passing_bytes * factor)
 
 
 class Transfers:
-    """Transfers on a mesh. DTensor may go through other layouts, so each is observed.
+    """Observes transfers on a mesh, since DTensor may use intermediate layouts.
 
-    All chunks are equal, so that bytes are in proportion. What counts beside is which dimensions
-    are one and the same, and which is the first: only its chunks are gathered without a copy.
-    Behind dimensions of size one, as one sample has, the next one is gathered so too.
+    All chunks are equal, so bytes are proportional to size. The costs also depend on which
+    dimensions are equal, and on which is the first, because only its chunks are gathered without
+    a copy. This also applies to the first dimension after those of size one, such as a single
+    sample.
 
     Args:
-        mesh: simulated; the caller has entered `FakeTensorMode`.
-        backend: of the collectives, which may need buffers.
+        mesh: simulated mesh; the caller has entered `FakeTensorMode`.
+        backend: backend of the collectives, which may need buffers.
     """
 
     def __init__(self, mesh: DeviceMesh, backend: str = "gloo") -> None:
@@ -61,12 +62,12 @@ class Transfers:
         self._known: dict[tuple[bool, Layout, Layout], Transfer] = {}
 
     def of(self, tensor: Tensor, given: Layout, wanted: Layout) -> Transfer | None:
-        """The transfer of a value; None where it is not possible.
+        """Returns the transfer of a value; None if it is impossible.
 
         Args:
-            tensor: of the shape and dtype of the whole value.
-            given: the layout that it has.
-            wanted: the one in which it is read; partial sums only where they are there already.
+            tensor: tensor with the shape and dtype of the whole value.
+            given: present layout.
+            wanted: layout to read; partial sums only if the present layout has them.
         """
         if given == wanted:
             return Transfer()
@@ -78,8 +79,9 @@ class Transfers:
         return self._known[key].times(tensor.nbytes)
 
     def _observed(self, has_one: bool, given: Layout, wanted: Layout) -> Transfer:
-        """The transfer of a value of one byte, by that of a large one."""
+        """Returns the transfer per byte of a value, measured on a large one."""
         dims = [shard_dim(text) or 0 for text in (*given, *wanted) if text != PARTIAL]
+        # Divisible by any product of mesh axes, so that all chunks are equal.
         sizes = [2 * self._mesh.size()] * (1 + max(dims, default=0))
         whole = torch.empty([1, *sizes[1:]] if has_one else sizes)
         old = sharded_fake(whole, self._mesh, given)
@@ -87,15 +89,15 @@ class Transfers:
         meter = MemoryMeter([old.to_local()], self._backend)
         with counted_collectives(self._mesh) as sent, meter:
             new = old.redistribute(placements=torch_placements(wanted)).to_local().contiguous()
-        kept = meter.live
+        copy_bytes = meter.live
         del new
-        return Transfer(tuple(sent), kept, meter.peak - kept).times(1 / whole.nbytes)
+        return Transfer(tuple(sent), copy_bytes, meter.peak - copy_bytes).times(1 / whole.nbytes)
 
 
 def _alike(shape: Sequence[int], given: Layout, wanted: Layout) -> tuple[bool, Layout, Layout]:
-    """The same transfer with the least dimensions, and whether the first of them has size one.
+    """Returns an equivalent transfer with few dimensions, and whether the first has size one.
 
-    The first dimension that has another size stays the first:
+    The first dimension of another size remains the first:
 
     >>> _alike((6, 6, 6, 6), ("S3", "S0"), ("R", "S3"))
     (False, ('S1', 'S0'), ('R', 'S1'))

@@ -1,4 +1,4 @@
-"""Work of a node: floating-point operations, and bytes between a process and its memory."""
+"""Work of a node: floating-point operations and memory traffic."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def count_flops(
     results: Sequence[Tensor],
     counts: FlopCounts | None = None,
 ) -> int:
-    """Operations of a call on whole tensors; 0 for operators that multiply no matrices.
+    """Counts the operations of a call on whole tensors; 0 for operators without matrix products.
 
     Args:
         mg: the graph.
         node: one of its nodes.
-        inputs: results of the nodes that it reads, or tensors for each of them, in order.
-        results: the tensors that it gives.
-        counts: keeps the counts of calls that are not in the operator table's rules.
+        inputs: results of the input nodes, or tensors for each of them, in order.
+        results: result tensors.
+        counts: cache for calls without a rule in the operator table.
     """
     if not results:
         return 0
@@ -37,12 +37,12 @@ def count_flops(
 
 
 def moves_memory(inputs: Iterable[Tensor], results: Iterable[Tensor]) -> bool:
-    """Whether a call reads and writes tensors; a view gives the memory that it was given."""
+    """Returns whether a call reads and writes tensors, unlike a view."""
     given = {storage_id(x) for x in inputs}
     return any(storage_id(x) not in given for x in results)
 
 
 def reads_whole_tensors(mg: MaseGraph, node: fx.Node) -> bool:
-    """Whether a call reads all of its parameters; of a table only the rows that are asked for."""
+    """Returns whether a call reads all of its parameters, unlike a table lookup."""
     weight = mg.operator(node).weight
     return weight is None or not weight.is_table

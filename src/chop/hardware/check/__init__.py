@@ -1,3 +1,3 @@
-"""Checks of a circuit: simulation, comparison, and its folder."""
+"""Checks of an emitted circuit: simulation, comparison with expected codes, and manifest."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Cocotb test of a design: for users who verify with it; the harness here is far faster."""
+"""Cocotb test of a design, for users who verify with cocotb. The built-in harness is far faster."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ include $(shell cocotb-config --makefiles)/Makefile.sim
 
 
 def cocotb_files(project: Project, samples: int) -> dict[str, str]:
-    """Files of a cocotb test: path in the project -> text."""
+    """Returns the files of a cocotb test, as text by path in the project."""
     inputs = [port.name for port in project.ports if port.is_input]
     outputs = [port.name for port in project.ports if not port.is_input]
     # Many times the time that the samples take: a bound for a circuit that hangs.

@@ -1,4 +1,4 @@
-"""Emitted circuit in its folder: writing, verification, and the same checks repeated."""
+"""Folder of an emitted circuit: writing, verification, and repetition of its checks."""
 
 from __future__ import annotations
 
@@ -39,68 +39,69 @@ from chop.ir.graph import MaseGraph
 from chop.ir.storage.tensor_store import read_file
 
 KIND = "emit"
-"""Of the manifest."""
+"""Kind of run in the manifest."""
 INPUTS = "inputs."
 MEASURED = ("equal", "cycles", "latency", "interval", "planned")
-"""What a simulation finds again, whatever the version of the simulator."""
+"""Results of a simulation that do not depend on the simulator's version."""
 BENCH = "testbench"
 FOLDS = "folds.json"
-"""Of a circuit that was folded for a device: cycles of each node, and of the others."""
+"""File with the folds of a circuit that was folded for a device."""
 FOLDERS = ("rtl", "memory", VECTORS, BENCH)
 
 
 def check_emitted(folder: Path) -> list[Verification]:
-    """Repeats every check of an emitted circuit, and runs nothing that the folder brings.
+    """Repeats every check of an emitted circuit without running anything from its folder.
 
-    Hashes of all files and the golden values by the graph of integers. Then the circuit is emitted
-    again, of the model in the folder, which is data; where its files are those of the folder, byte
-    for byte, it is linted, and simulated as the manifest says, with its samples, stalls and seed.
+    The checks compare the hashes of all files and recompute the golden values with the integer
+    graph. The circuit is then emitted again from the model in the folder, which is data. If its
+    files are identical to those in the folder, it is linted and simulated with the samples, stall
+    profiles and seeds in the manifest.
 
     Args:
-        folder: of `chop emit`.
+        folder: output folder of `chop emit`.
     Raises:
-        CheckpointError: there is no finished circuit in it.
-        VerificationError: a check fails.
-        UnavailableError: a tool is not installed.
+        CheckpointError: if the folder has no finished circuit.
+        VerificationError: if a check fails.
+        UnavailableError: if a tool is not installed.
     """
     manifest = runs.read_manifest(folder)
     if manifest.kind != KIND or manifest.state != "finished":
         raise CheckpointError(
-            f"'{folder}' holds a run of '{manifest.kind}', {manifest.state}: expected one of "
-            f"chop {KIND} that finished."
+            f"'{folder}' contains a run of '{manifest.kind}', {manifest.state}: expected a "
+            f"finished run of chop {KIND}."
         )
-    with shown_step("comparing hashes"):
+    with display_step("comparing hashes"):
         _check_files(folder, manifest)
-    with shown_step("computing the graph of integers"):
+    with display_step("recomputing the golden values"):
         mg = MaseGraph.from_checkpoint(folder / "model")
         golden = _check_golden(folder, mg)
     with scratch_folder("emit") as own:
-        with shown_step("emitting the circuit again"):
+        with display_step("emitting the circuit again"):
             design = _emitted_again(folder, mg, manifest)
             project = describe_project(design)
             codes = get_codes(project, golden)
             write_circuit(design, codes, own)
             check_circuit(folder, own, manifest)
-        found = verify(own, project, codes, _planned(manifest, codes))
-    for row, again in zip(manifest.rows, found, strict=True):
+        results = verify(own, project, codes, _planned(manifest, codes))
+    for row, again in zip(manifest.rows, results, strict=True):
         recorded = {name: row.get(name) for name in MEASURED}
         if recorded != {name: getattr(again, name) for name in MEASURED}:
             raise VerificationError(
-                f"'{folder}': the manifest tells {recorded} of {again.simulator}, stalls: "
-                f"{again.profile}; the simulation measures others."
+                f"'{folder}': the manifest records {recorded} for {again.simulator}, stalls: "
+                f"{again.profile}, but the simulation measures other values."
             )
-    return found
+    return results
 
 
 def write_circuit(design: Design, codes: Codes, folder: Path) -> None:
-    """Writes all that is simulated: a design, its vectors and its testbench.
+    """Writes everything that a simulation reads: a design, its vectors and its testbench.
 
     Args:
         design: the circuit.
-        codes: of its ports.
-        folder: of the project; made if missing.
+        codes: codes of its ports.
+        folder: project folder, created if missing.
     Raises:
-        WriteError: the disk is full or read-only.
+        WriteError: if the disk is full or read-only.
     """
     write_design(design, folder)
     write_vectors(design, codes, folder)
@@ -112,24 +113,24 @@ def write_circuit(design: Design, codes: Codes, folder: Path) -> None:
 
 
 def check_circuit(folder: Path, own: Path, manifest: runs.Manifest) -> None:
-    """Compares the circuit of a folder with the one that was emitted again, byte for byte.
+    """Compares the circuit in a folder, byte for byte, with a newly emitted one.
 
     Args:
-        folder: to check.
-        own: what `write_circuit` wrote.
-        manifest: of the folder.
+        folder: folder to check.
+        own: folder written by `write_circuit`.
+        manifest: manifest of `folder`.
     Raises:
-        VerificationError: a file differs, or only one of them has it.
+        VerificationError: if a file differs, is missing or is extra.
     """
-    expected, found = _circuit_files(own), _circuit_files(folder)
-    for name in sorted(expected | found):
-        is_in_both = name in expected and name in found
+    expected, actual = _circuit_files(own), _circuit_files(folder)
+    for name in sorted(expected | actual):
+        is_in_both = name in expected and name in actual
         if is_in_both and _content(own / name) == _content(folder / name):
             continue
         by = f" (version {manifest.version} wrote it)" * (manifest.version != __version__)
         raise VerificationError(
-            f"'{folder / name}' is not what chop {__version__} emits of the model in the "
-            f"folder{by}; nothing of the folder was run. Emit it again with chop {KIND}."
+            f"'{folder / name}' differs from the file that chop {__version__} emits for the model "
+            f"in the folder{by}. No file of the folder was run. Emit it again with chop {KIND}."
         )
 
 
@@ -139,7 +140,7 @@ def _content(path: Path) -> bytes:
 
 
 def _circuit_files(folder: Path) -> set[str]:
-    """Paths in a project of the files that simulations read."""
+    """Returns the project paths of the files that simulations read."""
     files = {DESIGN} if (folder / DESIGN).exists() else set()
     for name in FOLDERS:
         for path in (folder / name).rglob("*"):
@@ -151,7 +152,7 @@ def _circuit_files(folder: Path) -> set[str]:
 def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Design:
     fold, folds, soft = manifest.settings.get("fold"), None, frozenset[str]()
     if not isinstance(fold, int):
-        raise VerificationError(f"the manifest of '{folder}' has no number of cycles, 'fold'.")
+        raise VerificationError(f"the manifest of '{folder}' has no number of cycles 'fold'.")
     try:
         if manifest.settings.get("device"):
             fold, folds, soft = read_folds(folder)
@@ -162,7 +163,7 @@ def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Desi
 
 
 def _with_depths(design: Design, folder: Path) -> Design:
-    """The same with the depths of a project's FIFOs, where they are less."""
+    """Returns the design with the FIFO depths of a project, if these are smaller."""
     planned = {fifo.name: fifo.parameters["DEPTH"] for fifo in design.fifos}
     depths = {
         fifo.name: min(fifo.depth, planned[fifo.name])
@@ -173,21 +174,22 @@ def _with_depths(design: Design, folder: Path) -> Design:
 
 
 def write_folds(folding: Folding, folder: Path) -> None:
-    """Writes `FOLDS`.
+    """Writes the folds of a design to `FOLDS`.
 
     Raises:
-        WriteError: the disk is full or read-only.
+        WriteError: if the disk is full or read-only.
     """
     folds = {"fold": folding.fold, "folds": dict(folding.folds), "soft": sorted(folding.soft)}
     write_json(folder / FOLDS, folds)
 
 
 def read_folds(folder: Path) -> tuple[int, dict[str, int], frozenset[str]]:
-    """Of `FOLDS`: cycles of nodes without a choice, by name those of the others, and the names of
-    nodes whose products are made of lookup tables.
+    """Reads `FOLDS`.
 
+    Returns: the default fold, the fold of each node by name, and the names of nodes whose products
+        are built from lookup tables.
     Raises:
-        VerificationError: it cannot be read, or has something else than cycles.
+        VerificationError: if the file cannot be read or its values are not cycle counts.
     """
     try:
         document = read_json(folder / FOLDS, "design")
@@ -197,20 +199,20 @@ def read_folds(folder: Path) -> tuple[int, dict[str, int], frozenset[str]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise VerificationError(f"'{folder / FOLDS}' cannot be read: {error}") from None
     if not all(isinstance(number, int) and 0 < number <= UNFOLDED for number in numbers):
-        raise VerificationError(f"'{folder / FOLDS}' has something else than numbers of cycles.")
+        raise VerificationError(f"'{folder / FOLDS}' has a value that is not a number of cycles.")
     if not soft <= folds.keys():
         raise VerificationError(
-            f"'{folder / FOLDS}' has soft nodes without cycles: "
+            f"'{folder / FOLDS}' lists soft nodes without a fold: "
             f"{sorted(map(str, soft - folds.keys()))}."
         )
     return fold, folds, soft
 
 
 def _planned(manifest: runs.Manifest, codes: Codes) -> list[Check]:
-    """The simulations of a manifest.
+    """Returns the simulations listed in a manifest.
 
     Raises:
-        VerificationError: they are not all that a circuit has to pass.
+        VerificationError: if the list is not complete for a circuit.
     """
     samples = len(next(iter(codes.values())))
     seed: Any = manifest.rows[0].get("seed") if manifest.rows else 0
@@ -218,15 +220,15 @@ def _planned(manifest: runs.Manifest, codes: Codes) -> list[Check]:
         row.get("samples") for row in manifest.rows if row.get("simulator") == "icarus"
     ]
     if not all(isinstance(number, int) for number in (seed, *icarus)):
-        raise VerificationError("the manifest has simulations without a seed or samples.")
+        raise VerificationError("the manifest has a simulation without a seed or samples.")
     planned = checks(samples, max(icarus, default=0), seed)
     recorded = [
         (row.get("simulator"), row.get("profile"), row.get("samples")) for row in manifest.rows
     ]
     if recorded != [(check.simulator, check.profile.name, check.samples) for check in planned]:
         raise VerificationError(
-            f"the manifest has {len(recorded)} simulations, which are not all of a circuit of "
-            f"{samples} samples."
+            f"the manifest lists {len(recorded)} simulations, which is incomplete for a circuit "
+            f"with {samples} samples."
         )
     return planned
 
@@ -235,18 +237,18 @@ def _check_files(folder: Path, manifest: runs.Manifest) -> None:
     """Compares all files with the manifest.
 
     Raises:
-        VerificationError: one is missing, another one, or not in the manifest.
+        VerificationError: if a file is missing, differs, or is not in the manifest.
     """
     known = {artifact.path: artifact for artifact in manifest.artifacts}
     for path, artifact in known.items():
         if Path(path).is_absolute() or ".." in Path(path).parts:
-            raise VerificationError(f"'{path}', of the manifest, is outside '{folder}'.")
+            raise VerificationError(f"the manifest lists '{path}', which is outside '{folder}'.")
         if not (folder / path).is_file():
             raise VerificationError(f"'{folder / path}' is missing.")
         if runs.Artifact.of(folder / path, folder) != artifact:
             raise VerificationError(
-                f"'{folder / path}' is not the file of the manifest: it was "
-                "changed since. Emit the circuit again, or run a changed one by its testbench."
+                f"'{folder / path}' was changed after the manifest was written. Emit the circuit "
+                "again, or run the changed one with its testbench."
             )
     for name in FOLDERS:
         for file in sorted((folder / name).rglob("*")):
@@ -255,10 +257,10 @@ def _check_files(folder: Path, manifest: runs.Manifest) -> None:
 
 
 def _check_golden(folder: Path, mg: MaseGraph) -> Golden:
-    """Computes the golden values again, of the inputs in the folder; returns them.
+    """Recomputes the golden values from the inputs in the folder and returns them.
 
     Raises:
-        VerificationError: the graph computes others, or there is no sample.
+        VerificationError: if the graph computes other values, or there is no sample.
     """
     golden = _read_golden(folder)
     inputs = {k.removeprefix(INPUTS): x for k, x in golden.items() if k.startswith(INPUTS)}
@@ -271,11 +273,11 @@ def _check_golden(folder: Path, mg: MaseGraph) -> Golden:
         again = golden_values(mg, inputs)
     except (ChopError, RuntimeError, TypeError, ValueError, IndexError) as error:
         raise VerificationError(
-            f"'{folder / GOLDEN}': the model cannot compute its inputs: {error}"
+            f"'{folder / GOLDEN}': the model cannot run on these inputs: {error}"
         ) from None
     for name in sorted(golden.keys() | again.keys()):
         if not (name in golden and name in again and again[name].equal(golden[name])):
-            raise VerificationError(f"'{folder / GOLDEN}': {name} is not what the graph computes.")
+            raise VerificationError(f"'{folder / GOLDEN}': the graph computes another {name}.")
     return again
 
 
@@ -289,12 +291,12 @@ def _read_golden(folder: Path) -> Golden:
 def verify(
     folder: Path, project: Project, codes: Codes, planned: Sequence[Check]
 ) -> list[Verification]:
-    """Lints a project and runs simulations of it, with what goes on shown.
+    """Lints a project and runs its simulations, with progress display.
 
     Raises:
-        VerificationError: one fails.
+        VerificationError: if one fails.
     """
-    with shown_step("linting with Verilator and Yosys"):
+    with display_step("linting with Verilator and Yosys"):
         check_sources(folder, project)
     return run_checks(folder, project, codes, planned)
 
@@ -302,28 +304,28 @@ def verify(
 def run_checks(
     folder: Path, project: Project, codes: Codes, planned: Sequence[Check]
 ) -> list[Verification]:
-    """Runs simulations of a project, one on each core, with what goes on shown.
+    """Runs simulations of a project, one per core, with progress display.
 
     Raises:
-        VerificationError: one fails.
+        VerificationError: if one fails.
     """
-    with shown_step("compiling the simulation"):
+    with display_step("compiling the simulation"):
         verilate(folder, project)
-    console, found = get_console(), []
+    console, results = get_console(), []
     with console.status("simulating"), ThreadPoolExecutor(cores()) as pool:
         jobs = [pool.submit(run_check, folder, project, codes, check) for check in planned]
         try:
             for job, check in zip(jobs, planned, strict=True):
-                found.append(job.result())
+                results.append(job.result())
                 console.print(f"{check.title}: equal", highlight=False, markup=False)
         finally:
             pool.shutdown(cancel_futures=True)
-    return found
+    return results
 
 
 @contextmanager
-def shown_step(name: str) -> Iterator[None]:
-    """Shows what is going on, and afterwards that it is done."""
+def display_step(name: str) -> Iterator[None]:
+    """Displays a step while it runs and marks it as done afterwards."""
     console = get_console()
     with console.status(name):
         yield

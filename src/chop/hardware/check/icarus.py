@@ -1,4 +1,4 @@
-"""Simulation in Icarus Verilog, by the self-checking testbench."""
+"""Simulation in Icarus Verilog with the self-checking testbench."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TESTBENCH = "testbench"
 PROGRAM = "simulation.vvp"
 DIFFERENCE = r"^(\w+): sample (\d+), place (\d+): expected (-?\d+), got (-?\d+)$"
 PROBLEM = r"^(?:\w+: (?:broke the rules|a beat too many)|timeout) .*$"
-"""What a testbench prints of streams."""
+"""Lines in which a testbench reports stream errors."""
 
 
 def simulate_by_icarus(stimulus: Stimulus) -> Simulation:
-    """Compiles and runs the testbench in a folder that has the project's memories.
+    """Compiles and runs the testbench in a folder with the project's memories.
 
     Raises:
-        UnavailableError: Icarus is not installed.
-        ChopError: it does not accept a source.
+        UnavailableError: if Icarus is not installed.
+        ChopError: if it rejects a source.
     """
     project = stimulus.project
     with scratch_folder("icarus") as work:
@@ -51,7 +51,7 @@ def simulate_by_icarus(stimulus: Stimulus) -> Simulation:
 
 
 def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
-    """Those of the project, and of the testbench around it, which are written into `work`."""
+    """Returns the project's sources and those of the testbench, which are written into `work`."""
     project = stimulus.project
     bench = testbench(SIMULATION, project.ports, stimulus.samples, interval=project.interval)
     texts = {
@@ -59,15 +59,14 @@ def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
         TESTBENCH: bench,
     }
     own = {path.name: path for path in list_sources(work)}
-    found = {f"{CHECK}.sv": RTL / f"{CHECK}.sv", **sources(bench), **own}
+    paths = {f"{CHECK}.sv": RTL / f"{CHECK}.sv", **sources(bench), **own}
     for module, text in texts.items():
-        found[f"{module}.sv"] = work / f".{module}.sv"
-        found[f"{module}.sv"].write_text(text)
-    return list(found.values())
+        paths[f"{module}.sv"] = work / f".{module}.sv"
+        paths[f"{module}.sv"].write_text(text)
+    return list(paths.values())
 
 
 def _parse_log(stimulus: Stimulus, run: BenchRun) -> Simulation:
-    """What a testbench printed."""
     outputs = {port.name: port for port in stimulus.outputs}
     differences = [
         stimulus.difference(outputs[name], *map(int, numbers))
@@ -81,5 +80,5 @@ def _parse_log(stimulus: Stimulus, run: BenchRun) -> Simulation:
         lines = run.log.splitlines() or ["no message"]
         reason = next((line for line in lines if "FATAL" in line or "ERROR" in line), lines[-1])
         problems.append(f"the testbench stopped: {reason}")
-    codes = sum(len(ends) * outputs[n].beats * outputs[n].lanes for n, ends in run.left.items())
-    return stimulus.result("icarus", run.left, codes, differences, problems)
+    codes = sum(len(ends) * outputs[n].beats * outputs[n].lanes for n, ends in run.ends.items())
+    return stimulus.result("icarus", run.ends, codes, differences, problems)

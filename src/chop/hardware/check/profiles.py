@@ -1,4 +1,4 @@
-"""Stall profiles: when a testbench offers and takes beats on ready/valid interfaces."""
+"""Stall profiles: cycles in which a testbench offers and accepts beats of a stream."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from dataclasses import dataclass
 from chop.hardware.design.port import Port
 
 ALWAYS = 1 << 16
-"""Share of all cycles."""
+"""Integer that represents a share of 100 % of the cycles."""
 PAUSED_SAMPLES = 4
-"""Intervals that a pause lasts."""
+"""Duration of a pause, in intervals."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How often the two ends of a design's streams stall, each port on its own.
+    """Stall frequency at both ends of a design's streams, independent for each port.
 
-    A design moves a port's beats at a pace of its own, beats of a sample over the interval of the
-    design. Stalls are as slow as that, or a design that is slower than they are would never see
-    them. Once an input port offers a beat it keeps it until it is taken, whatever the profile.
+    Each port has a pace: the beats of a sample divided by the design's interval. Stalls scale with
+    this pace, since a design slower than the stalls would never be affected by them. An input port
+    holds a beat that it offers until the design accepts it, under every profile.
 
     Attributes:
-        name: of the profile.
-        valid: most cycles, as a share, in which an input port with nothing on offer offers a beat.
-        ready: most cycles, as a share, in which an output port is ready.
-        valid_pace: how often an input port may offer one, as a multiple of its pace; 0: no bound.
-        ready_pace: how often an output port may be ready, likewise.
-        pauses: least length in cycles of pauses, in which a port offers and takes nothing; they
-            last four intervals, more than a design stores, and it is twice as long to the next
-            one; 0 for none.
-        is_even: input ports offer beats evenly, those of a sample over the interval, and catch up
-            when they had to wait; of Verilator alone.
+        name: name of the profile.
+        valid: largest share of cycles in which an idle input port offers a new beat.
+        ready: largest share of cycles in which an output port is ready.
+        valid_pace: rate of offers on an input port, as a multiple of its pace; 0 means no limit.
+        ready_pace: rate of ready cycles on an output port, as a multiple of its pace; 0 means no
+            limit.
+        pauses: minimum length of pauses in cycles, during which a port neither offers nor accepts
+            beats. A pause lasts four intervals, more than a design stores, and the next one follows
+            after twice that time. 0 means no pauses.
+        is_even: input ports spread the beats of a sample evenly over the interval, and catch up
+            after a wait. Verilator only.
     """
 
     name: str
@@ -42,11 +43,11 @@ class Profile:
     is_even: bool = False
 
     def share(self, port: Port, interval: int) -> int:
-        """Share of cycles, of `ALWAYS`, in which a port that does not pause may move.
+        """Returns the share of cycles, relative to `ALWAYS`, in which a port may transfer.
 
         Args:
-            port: of the design.
-            interval: of the design: cycles between two samples.
+            port: port of the design.
+            interval: cycles between two samples of the design.
         """
         most, pace = (
             (self.valid, self.valid_pace) if port.is_input else (self.ready, self.ready_pace)
@@ -55,20 +56,21 @@ class Profile:
         return max(round(ALWAYS * min(most, bound)), 1)
 
     def pace(self, port: Port, interval: int) -> tuple[int, int]:
-        """Beats that an input port may offer, evenly, in so many cycles; 0 cycles: no bound.
+        """Returns the beats that an input port may offer evenly in a number of cycles.
 
         Args:
-            port: of the design.
-            interval: of the design: cycles between two samples.
+            port: port of the design.
+            interval: cycles between two samples of the design.
+        Returns: beats and cycles; 0 cycles mean no limit.
         """
         return (port.beats, interval) if self.is_even and port.is_input else (1, 0)
 
     def pause_cycles(self, interval: int) -> int:
-        """Length of a pause; 0 for none."""
+        """Returns the length of a pause in cycles; 0 means no pauses."""
         return max(self.pauses, PAUSED_SAMPLES * interval) if self.pauses else 0
 
     def pause_every(self, interval: int) -> int:
-        """In one of so many cycles, drawn at random, a port begins to pause; 0 for never."""
+        """Returns the mean number of cycles from one pause to the next; 0 means no pauses."""
         return 2 * self.pause_cycles(interval)
 
 
@@ -79,6 +81,6 @@ PROFILES = (
     # Longer than a row at least, so that every buffer behind the port runs full or empty.
     Profile("bursts", pauses=256),
 )
-"""The bursts are what finds units that lose a beat only when they are full for long."""
+"""Standard stall profiles. Bursts detect units that lose a beat after being full for long."""
 EVEN_INPUT = Profile("even_input", is_even=True)
-"""No stalls, and no sample ahead of its time: FIFOs store what full speed needs, and no more."""
+"""Profile without stalls or early samples: FIFOs store only what full throughput needs."""

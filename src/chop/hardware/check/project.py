@@ -1,4 +1,4 @@
-"""Project: a design on the disk, as simulators and synthesis take it."""
+"""Project folder of a design, as simulators and synthesis read it."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from chop.hardware.design.port import Port
 
 DESIGN = "design.json"
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-"""Of a module, a port or a stream. Names become parts of sources, commands and paths."""
+"""Pattern of names of modules, ports and streams, which become parts of sources and paths."""
 WIDEST, LONGEST = 2**24, 2**40
-"""Bits of a beat, and cycles of a sample, beyond which a file is no design."""
+"""Limits of a valid design file: bits of a beat, and cycles of a sample."""
 _written: set[tuple[str, str]] = set()
-"""Files of designs that this process wrote: path in the project, and digest of the content."""
+"""Design files written by this process: path in the project and digest of the content."""
 
 
 class ForeignCodeWarning(UserWarning):
-    """SystemVerilog is compiled and run that this process did not write."""
+    """Warning before SystemVerilog that this process did not write is compiled and run."""
 
 
 @dataclass(frozen=True)
 class PortCodes:
-    """What the codes of a port are.
+    """Meaning of the codes of a port.
 
     Attributes:
-        node: of the graph of integers whose codes they are.
-        step: of a code, or one for each channel.
-        low: proven bound of the codes.
-        high: the other one.
-        divisor: what they still have to be divided by.
-        shape: of one sample.
-        positions: place in the stream of each element of a sample, the last dimension fastest.
+        node: node of the integer graph whose codes are transferred.
+        step: real value of one code step, or one per channel.
+        low: proven lower bound of the codes.
+        high: proven upper bound of the codes.
+        divisor: number by which the codes still have to be divided.
+        shape: shape of one sample.
+        positions: stream position of each element of a sample, the last dimension fastest.
     """
 
     node: str
@@ -58,13 +58,13 @@ class PortCodes:
 
 @dataclass(frozen=True)
 class Fifo:
-    """A FIFO of the top module.
+    """A FIFO in the top module.
 
     Attributes:
-        name: of the instance, without `u_`.
-        source: the inner stream that it takes.
-        target: the one that it gives.
-        depth: in beats.
+        name: instance name, without `u_`.
+        source: inner stream at its input.
+        target: inner stream at its output.
+        depth: depth in beats.
     """
 
     name: str
@@ -75,15 +75,15 @@ class Fifo:
 
 @dataclass(frozen=True)
 class Project:
-    """A design that was written into a folder.
+    """A design that was written to a folder.
 
     Attributes:
         top: name of the top module, in `rtl/TOP.sv`.
-        ports: streams in and out, inputs first.
-        streams: inner streams of the top module: name and bits.
-        interval: cycles between two samples when nothing stalls.
-        codes: what the codes of each port are, by its name.
-        fifos: those of the top module.
+        ports: input and output streams, inputs first.
+        streams: name and bits of the inner streams of the top module.
+        interval: cycles between two samples without stalls.
+        codes: meaning of the codes of each port, by port name.
+        fifos: FIFOs of the top module.
     """
 
     top: str
@@ -95,7 +95,7 @@ class Project:
 
 
 def describe_project(design: Design) -> Project:
-    """What `DESIGN` says of a design."""
+    """Returns the content of `DESIGN` for a design."""
     boundaries = [*design.netlist.inputs, *design.netlist.outputs]
     codes = {port.name: _codes(port) for port in boundaries}
     fifos = tuple(
@@ -118,42 +118,44 @@ def write_design(design: Design, folder: Path, paths: Iterable[str] | None = Non
 
     Args:
         design: the design.
-        folder: of the project; made if missing.
-        paths: which of its files; default, all.
+        folder: project folder, created if missing.
+        paths: files to write; default: all.
     Raises:
-        WriteError: the disk is full or read-only.
+        WriteError: if the disk is full or read-only.
     """
     for path in design.files if paths is None else paths:
         make_folder((folder / path).parent)
         write_text(folder / path, design.files[path])
-        # Of the text and not of the file, which another process may have changed by now.
+        # Digest of the text, since another process may have changed the file by now.
         _written.add(_mark(path, design.files[path].replace("\n", os.linesep).encode()))
     write_json(folder / DESIGN, asdict(describe_project(design)))
 
 
 def link_sources(folder: Path) -> None:
-    """Makes `hardware/rtl` of a project a link to its `rtl`: where MASE has the sources.
+    """Makes `hardware/rtl` of a project, MASE's source folder, a link to its `rtl`.
 
-    What is there already stays, with a warning if it is no such link.
+    An existing file or folder of that name is kept, with a warning.
 
     Raises:
-        WriteError: the folder cannot be written to, or takes no links.
+        WriteError: if the folder is not writable or does not support links.
     """
     link, target = folder / "hardware" / "rtl", Path("..", "rtl")
     make_folder(link.parent)
     if link.is_symlink() or link.exists():
         if not link.is_symlink() or link.readlink() != target:
-            warn_once(f"'{link}' is not of this project, whose sources are in '{folder / 'rtl'}'.")
+            warn_once(
+                f"'{link}' was kept and does not link to the project's sources, '{folder / 'rtl'}'."
+            )
         return
     with writing(link):
         link.symlink_to(target)
 
 
 def read_project(folder: Path) -> Project:
-    """The project in a folder.
+    """Reads the project in a folder.
 
     Raises:
-        CheckpointError: there is none, or it is broken: a name is none of SystemVerilog.
+        CheckpointError: if there is no project, or it is damaged or has invalid names.
     """
     path = folder / DESIGN
     try:
@@ -161,7 +163,7 @@ def read_project(folder: Path) -> Project:
         _check_project(project)
     except FileNotFoundError:
         raise CheckpointError(
-            f"'{folder}' holds no {DESIGN}: expected a folder of chop emit."
+            f"'{folder}' has no {DESIGN}: expected an output folder of chop emit."
         ) from None
     except (OSError, ValueError, ConfigError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from None
@@ -169,12 +171,12 @@ def read_project(folder: Path) -> Project:
 
 
 def _check_project(project: Project) -> None:
-    """Raises ConfigError where a name is none of SystemVerilog, or a number is no size."""
+    """Raises ConfigError if a name is not valid in SystemVerilog, or a number is out of range."""
     names = [project.top, *(port.name for port in project.ports), *dict(project.streams)]
     names += [name for fifo in project.fifos for name in (fifo.name, fifo.source, fifo.target)]
     for name in names:
         if not NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} is no name of SystemVerilog.")
+            raise ConfigError(f"{name!r} is not a valid SystemVerilog name.")
     widths = [*dict(project.streams).values(), *(port.bits for port in project.ports)]
     times = [project.interval, *(port.beats for port in project.ports)]
     sizes = [size for port in project.ports for size in (port.lanes, port.width)]
@@ -182,9 +184,11 @@ def _check_project(project: Project) -> None:
     for numbers, most in ((widths, WIDEST), (sizes, WIDEST), (times, LONGEST)):
         wrong = next((number for number in numbers if not 0 < number <= most), None)
         if wrong is not None:
-            raise ConfigError(f"got {wrong}, of a stream or the interval: expected 1 to {most}.")
+            raise ConfigError(
+                f"expected 1 to {most} for stream sizes and the interval, got {wrong}."
+            )
     if not project.ports or {port.name for port in project.ports} - project.codes.keys():
-        raise ConfigError("there have to be ports, and codes of each.")
+        raise ConfigError("expected at least one port, and the codes of each port.")
 
 
 def _mark(path: str, content: bytes) -> tuple[str, str]:
@@ -196,28 +200,28 @@ def _is_foreign(source: Path) -> bool:
 
 
 def list_sources(folder: Path) -> list[Path]:
-    """The files of a project that are compiled, sorted: all of `rtl/*.sv`, whoever wrote them."""
+    """Returns the sources that are compiled, sorted: all of `rtl/*.sv`, whoever wrote them."""
     return sorted((folder / "rtl").glob("*.sv"))
 
 
 def source_text(path: Path) -> str:
-    """The text of a file of a project.
+    """Reads a source file of a project.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: if it cannot be read.
     """
     with library_errors(path):
         return read_text(path, "vectors")
 
 
 def warn_if_foreign(folder: Path) -> None:
-    """Warns once where a source of a project is simulated that this process did not write.
+    """Warns once before simulating a source that this process did not write.
 
-    SystemVerilog is code: `$system` and C++ in it run any command. A file is known by its content:
-    a project may be moved, and others may write into the same folder.
+    SystemVerilog can run any command through `$system` and embedded C++. Files are identified by
+    content, because projects can be moved and other programs can write into the same folder.
 
     Raises:
-        CheckpointError: a source cannot be read.
+        CheckpointError: if a source cannot be read.
     """
     try:
         foreign = [source for source in list_sources(folder) if _is_foreign(source)]
@@ -226,8 +230,8 @@ def warn_if_foreign(folder: Path) -> None:
     if foreign:
         more = f" (and {len(foreign) - 1} more)" if len(foreign) > 1 else ""
         warn_once(
-            f"'{foreign[0].absolute()}'{more}: SystemVerilog, which this process did not write, is "
-            "compiled and run with your permissions. chop emit --check-only compares a folder of "
-            "chop emit first.",
+            f"'{foreign[0].absolute()}'{more}: this process did not write this SystemVerilog. "
+            "It is compiled and runs with your permissions. chop emit --check-only compares a "
+            "folder of chop emit first.",
             ForeignCodeWarning,
         )

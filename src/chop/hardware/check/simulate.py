@@ -1,4 +1,4 @@
-"""Simulation of a project: every code that leaves is compared with the expected one."""
+"""Simulation of a project and comparison of every output code with the expected one."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def simulate(
     seed: int = 1,
     wave: Path | None = None,
 ) -> Simulation:
-    """Sends samples through a project and compares all that leaves.
+    """Sends samples through a project and compares all outputs.
 
     Args:
-        folder: of the project.
-        project: what is in it.
+        folder: project folder.
+        project: its content.
         inputs: int64 (samples, *shape) for each input port.
         expected: int64 (samples, *shape) for each output port.
-        profile: of stalls.
+        profile: stall profile.
         simulator: "verilator", or "icarus", which is some hundred times slower.
-        seed: of stalls.
-        wave: file of waveforms (VCD) to write; of Verilator alone.
+        seed: seed of the stalls.
+        wave: waveform file (VCD) to write; Verilator only.
     Raises:
-        ConfigError: codes are missing, of the wrong shape or wider than their port; or Verilator
-            does not accept the design.
-        UnavailableError: a tool is not installed.
-        ChopError: the simulation stops by itself.
+        ConfigError: if codes are missing, have the wrong shape or exceed their port's width, or if
+            Verilator rejects the design.
+        UnavailableError: if a tool is not installed.
+        ChopError: if the simulation aborts.
     """
     given = stimulus(folder, project, {**inputs, **expected}, profile, seed)
     packed = {port.name: pack(given.beats[port.name], port) for port in project.ports}
@@ -77,7 +77,9 @@ def _compared(given: Stimulus, packed: Mapping[str, bytes], outcome: Outcome) ->
     ]
     problems += [f"inner stream '{name}' withdrew or changed a beat" for name in outcome.violated]
     if outcome.timeout is not None:
-        problems.insert(0, f"timeout in cycle {outcome.timeout}: no beat has moved for long")
+        problems.insert(
+            0, f"timeout in cycle {outcome.timeout}: no beat was transferred for a long time"
+        )
     if outcome.overdue is not None:
         slow = f"samples take more than {SLOWEST} intervals of {given.project.interval} cycles"
         problems.insert(0, f"given up in cycle {outcome.overdue}: {slow}")
@@ -85,25 +87,27 @@ def _compared(given: Stimulus, packed: Mapping[str, bytes], outcome: Outcome) ->
 
 
 def _broken(port: Port, packed: Mapping[str, bytes], outcome: Outcome) -> list[str]:
-    """Sentences on the rules that a port broke."""
+    """Returns descriptions of the protocol violations of a port."""
     count = len(packed[port.name]) // beat_bytes(port)
     if port.is_input:
         missing = count - outcome.sent[port.name]
-        return [f"input '{port.name}' did not take {missing} of {count} beats"] * bool(missing)
+        return [f"input '{port.name}' did not accept {missing} of {count} beats"] * bool(missing)
     received = outcome.received[port.name]
     missing = count - len(received.cycles)
-    found = [f"output '{port.name}' lacks {missing} of {count} beats"] * bool(missing)
-    found += [f"output '{port.name}' sent beats after the last"] * bool(received.surplus)
+    problems = [f"output '{port.name}' lacks {missing} of {count} beats"] * bool(missing)
+    problems += [f"output '{port.name}' sent beats after the last"] * bool(received.surplus)
     if received.withdrawn is not None:
         where = f"in cycle {received.withdrawn}"
-        found.append(f"output '{port.name}' withdrew or changed a beat {where}")
-    return found
+        problems.append(f"output '{port.name}' withdrew or changed a beat {where}")
+    return problems
 
 
 def _first_difference(given: Stimulus, port: Port, expected: bytes, got: bytes) -> list[Difference]:
     if expected[: len(got)] == got:
         return []
-    wanted, found = (unpack(beats, port).reshape(-1) for beats in (expected[: len(got)], got))
-    place = int(np.flatnonzero(wanted != found)[0])
+    expected_codes, actual = (
+        unpack(beats, port).reshape(-1) for beats in (expected[: len(got)], got)
+    )
+    place = int(np.flatnonzero(expected_codes != actual)[0])
     sample, inside = divmod(place, port.beats * port.lanes)
-    return [given.difference(port, sample, inside, int(wanted[place]), int(found[place]))]
+    return [given.difference(port, sample, inside, int(expected_codes[place]), int(actual[place]))]

@@ -1,4 +1,4 @@
-"""Simulation inputs and results, the same for both simulators."""
+"""Stimuli and results of a simulation, shared by both simulators."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Simulator = Literal["verilator", "icarus"]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first code of an output that is not the expected one.
+    """First output code that differs from the expected one.
 
     Attributes:
-        output: name of the port.
-        sample: of the batch.
-        index: of the element in the sample.
-        expected: code.
-        got: code.
+        output: port name.
+        sample: index in the batch.
+        index: index of the element in the sample.
+        expected: expected code.
+        got: simulated code.
     """
 
     output: str
@@ -45,22 +45,22 @@ class Difference:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came of simulating samples.
+    """Result of a simulation.
 
     Attributes:
-        simulator: which ran.
-        profile: name of the stalls.
-        seed: of the stalls.
-        samples: how many.
-        codes: how many left and were compared.
-        cycles: until the last code left; None where the run was given up.
-        latency: cycles until the last code of the first sample left, which the circuit has to
-            itself at first; None where the run was given up.
-        interval: cycles between two samples, over the second half of them; None for fewer than
-            two, or where the run was given up.
-        differences: the first one of each output that has any.
-        problems: sentences on broken rules of streams, missing and surplus beats.
-        fills: FIFO -> the most beats that it held; of Verilator alone.
+        simulator: simulator name.
+        profile: name of the stall profile.
+        seed: seed of the stalls.
+        samples: number of samples.
+        codes: number of output codes that were compared.
+        cycles: cycles until the last output code; None if the run was aborted.
+        latency: cycles until the last output code of the first sample, which enters an empty
+            circuit; None if the run was aborted.
+        interval: mean cycles between two samples in the second half of the run; None with fewer
+            than two samples or an aborted run.
+        differences: first difference of each output that has one.
+        problems: descriptions of protocol violations and of missing or surplus beats.
+        fills: highest fill level of each FIFO in beats; Verilator only.
     """
 
     simulator: Simulator
@@ -77,21 +77,21 @@ class Simulation:
 
     @property
     def passed(self) -> bool:
-        """Whether all codes left, as expected, and no rule was broken."""
+        """True if all output codes are as expected and no protocol rule was broken."""
         return not self.differences and not self.problems
 
 
 @dataclass(frozen=True, eq=False)
 class Stimulus:
-    """Samples to send through a project, and what has to leave.
+    """Samples to send through a project, and their expected outputs.
 
     Attributes:
-        folder: of the project.
-        project: what is in it.
-        beats: int64 (samples * beats, lanes) for each port, sent or expected.
-        samples: how many.
-        profile: of stalls.
-        seed: of stalls.
+        folder: project folder.
+        project: its content.
+        beats: int64 (samples * beats, lanes), sent or expected, for each port.
+        samples: number of samples.
+        profile: stall profile.
+        seed: seed of the stalls.
     """
 
     folder: Path
@@ -103,13 +103,13 @@ class Stimulus:
 
     @property
     def outputs(self) -> list[Port]:
-        """Ports out."""
+        """Output ports."""
         return [port for port in self.project.ports if not port.is_input]
 
     def difference(
         self, port: Port, sample: int, place: int, expected: int, got: int
     ) -> Difference:
-        """A difference at a place of a port's stream within a sample."""
+        """Returns the difference at a stream position of a sample."""
         described = self.project.codes.get(port.name)
         shape = described.shape if described else (port.beats * port.lanes,)
         element = _elements(self.project, port)[place]
@@ -125,15 +125,15 @@ class Stimulus:
         problems: Sequence[str],
         fills: Mapping[str, int] | None = None,
     ) -> Simulation:
-        """What came of it.
+        """Builds the result of a simulation.
 
         Args:
-            simulator: which ran.
-            ends: for each output the cycle in which the last beat of each sample left.
-            codes: how many left and were compared.
-            differences: from the expected codes.
-            problems: sentences.
-            fills: FIFO -> the most beats that it held.
+            simulator: simulator name.
+            ends: for each output, the cycle of the last beat of each sample.
+            codes: number of output codes that were compared.
+            differences: differences from the expected codes.
+            problems: descriptions of violations.
+            fills: highest fill level of each FIFO in beats.
         """
         complete = all(len(ends.get(port.name, ())) == self.samples for port in self.outputs)
         last = np.stack(list(ends.values())).max(axis=0) if complete else None
@@ -155,16 +155,16 @@ class Stimulus:
 def stimulus(
     folder: Path, project: Project, codes: Mapping[str, Tensor], profile: Profile, seed: int
 ) -> Stimulus:
-    """Orders samples as they travel.
+    """Arranges samples in stream order.
 
     Args:
-        folder: of the project.
-        project: what is in it.
+        folder: project folder.
+        project: its content.
         codes: int64 (samples, *shape) for each port.
-        profile: of stalls.
-        seed: of stalls.
+        profile: stall profile.
+        seed: seed of the stalls.
     Raises:
-        ConfigError: codes are missing or of the wrong shape.
+        ConfigError: if codes are missing or have the wrong shape.
     """
     sizes = {_samples(port, codes) for port in project.ports}
     if len(sizes) != 1:
@@ -174,7 +174,6 @@ def stimulus(
 
 
 def _samples(port: Port, codes: Mapping[str, Tensor]) -> int:
-    """How many samples a port has."""
     if port.name not in codes:
         raise ConfigError(f"simulate: there are no codes for port '{port.name}'")
     given = codes[port.name]
@@ -188,19 +187,19 @@ def _samples(port: Port, codes: Mapping[str, Tensor]) -> int:
 
 
 def _elements(project: Project, port: Port) -> NDArray[np.int64]:
-    """int64 (size of a sample,): which element travels at each place of the stream."""
+    """Returns int64 (sample size,): the element at each stream position."""
     described = project.codes.get(port.name)
     size = port.beats * port.lanes
     return np.array(described.positions if described else range(size), np.int64).argsort()
 
 
 def _sent(project: Project, port: Port, codes: Tensor) -> NDArray[np.int64]:
-    """int64 (samples * beats, lanes) of codes (samples, *shape)."""
+    """Returns codes (samples, *shape) as int64 (samples * beats, lanes)."""
     flat: NDArray[np.int64] = codes.reshape(len(codes), -1).to(torch.int64).cpu().numpy()
     return flat[:, _elements(project, port)].reshape(-1, port.lanes)
 
 
 def _interval(last: NDArray[np.int64]) -> float | None:
-    """Cycles between samples, by when each one's last beat left."""
+    """Returns the cycles between samples, from the cycle of each sample's last beat."""
     first = (len(last) - 1) // 2
     return float(last[-1] - last[first]) / (len(last) - 1 - first) if len(last) > 1 else None

@@ -1,4 +1,4 @@
-"""Testbenches: self-checking SystemVerilog of a top with stream ports, and its run in Icarus."""
+"""Self-checking SystemVerilog testbenches for modules with stream ports, run in Icarus."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from chop.hardware.templates import render
 from chop.hardware.tools import run, tool_path
 
 VECTORS = "vectors"
-"""Folder of the beats that are sent and expected, `NAME.hex` for each port."""
+"""Folder of the sent and expected beats, one `NAME.hex` per port."""
 DRAIN_CYCLES = 64
-"""After the last expected beat, in which another one would show."""
+"""Cycles after the last expected beat in which surplus beats are detected."""
 IDLE_CYCLES = 10_000
-"""After so many cycles without a beat the testbench gives up."""
+"""Cycles without a beat after which the testbench gives up."""
 SLOWEST = 32
-"""Intervals that a sample takes at most. Stalls make four of one, eight of a short one."""
+"""Maximum intervals per sample. Stalls lengthen an interval fourfold, a short one eightfold."""
 MOST_CYCLES = 2**31 - 1
-"""That an `int` counts."""
+"""Largest value of an `int`."""
 RUN_SECONDS = 1800
 
 
@@ -39,21 +39,21 @@ def testbench(
     memories: Sequence[str] = (),
     is_beat_by_beat: bool = False,
 ) -> str:
-    """Text of the module `testbench`.
+    """Returns the text of the module `testbench`.
 
     It prints each sample's last cycle, the first difference of each output, and PASS or FAIL.
 
     Args:
-        top: name of the module under test, clocked by `clk_i` and reset by `rst_ni`.
+        top: name of the module under test, with clock `clk_i` and reset `rst_ni`.
         ports: its streams.
-        samples: in the files of the folder `VECTORS`.
-        timeout: cycles without a beat after which it fails, beyond those of pauses.
-        interval: of the design: cycles between two samples; stalls are as slow, and it also fails
-            when samples take `SLOWEST` of them each.
+        samples: number of samples in the files of the folder `VECTORS`.
+        timeout: cycles without a beat, in addition to pauses, after which it fails.
+        interval: cycles between two samples of the design. Stalls scale with it, and the testbench
+            fails if samples take `SLOWEST` intervals each.
         memories: paths of the files that the module under test reads, if it has a parameter
-            `FOLDER` that they start in. The testbench has it, too, and names those that are not
-            there.
-        is_beat_by_beat: it prints the cycle of each beat, and counts beats in place of samples.
+            `FOLDER` as their base folder. The testbench gets the same parameter and reports
+            missing files.
+        is_beat_by_beat: prints the cycle of each beat, and counts beats instead of samples.
     """
     longest = max(profile.pause_cycles(interval) for profile in PROFILES)
     timeout += 10 * (interval + longest)
@@ -98,13 +98,13 @@ def testbench_files(
     interval: int,
     memories: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The testbench and the modules of the library that it is made of, by file name.
+    """Returns the testbench and the library modules that it uses, by file name.
 
     Args:
         top: name of the module under test.
         ports: its streams.
-        samples: in the files of the folder `VECTORS`.
-        interval: of the design: cycles between two samples.
+        samples: number of samples in the files of the folder `VECTORS`.
+        interval: cycles between two samples of the design.
         memories: see `testbench`.
     """
     text = testbench(top, ports, samples, interval=interval, memories=memories)
@@ -146,7 +146,7 @@ def _end(
     parameters: Mapping[str, int | str],
     wires: Mapping[str, str],
 ) -> str:
-    """What a source and a sink share."""
+    """Returns the text that a stream source and a stream sink share."""
     file = {"FILE": FileIn(f"{VECTORS}/{port.name}.hex")}
     counts = {"BEATS": samples * port.beats, "STREAM": number}
     clocked = {"clk_i": "clk", "rst_ni": "rst_n", "seed_i": "seed", "done_o": f"done[{number}]"}
@@ -161,7 +161,7 @@ def _end(
 
 
 def vectors(port: Port, beats: Tensor) -> str:
-    """Text of a port's file in the folder `VECTORS`.
+    """Returns the text of a port's file in the folder `VECTORS`.
 
     Args:
         port: the port.
@@ -172,16 +172,16 @@ def vectors(port: Port, beats: Tensor) -> str:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """What a testbench printed.
+    """Output of a testbench run.
 
     Attributes:
-        passed: whether all that left was expected.
-        left: for each output the cycle in which the last beat of each sample left.
+        passed: True if all outputs were as expected.
+        ends: for each output, the cycle of the last beat of each sample.
         log: all lines.
     """
 
     passed: bool
-    left: Mapping[str, Sequence[int]]
+    ends: Mapping[str, Sequence[int]]
     log: str
 
 
@@ -189,12 +189,12 @@ def compile_testbench(folder: Path, files: Sequence[Path | str], program: str) -
     """Compiles a testbench and its design for Icarus.
 
     Args:
-        folder: to run in; relative paths start there.
-        files: SystemVerilog.
-        program: name of the file that is written.
+        folder: working folder; relative paths start there.
+        files: SystemVerilog sources.
+        program: name of the output file.
     Raises:
-        UnavailableError: Icarus is not installed, or takes longer than `RUN_SECONDS`.
-        ChopError: a source has an error.
+        UnavailableError: if Icarus is not installed or takes longer than `RUN_SECONDS`.
+        ChopError: if a source has an error.
     """
     command = [tool_path("iverilog"), "-g2012", "-s", "testbench", "-o", program, *map(str, files)]
     done = run(command, folder, RUN_SECONDS)
@@ -206,19 +206,19 @@ def run_testbench(folder: Path, program: str, profile: str = "none", seed: int =
     """Runs a compiled testbench.
 
     Args:
-        folder: of the vectors and the memories.
-        program: what `compile_testbench` wrote.
-        profile: of stalls, by its name in `chop.hardware.check.profiles`.
-        seed: of stalls.
+        folder: folder of the vectors and memories.
+        program: output file of `compile_testbench`.
+        profile: stall profile, by its name in `chop.hardware.check.profiles`.
+        seed: seed of the stalls.
     Raises:
-        UnavailableError: Icarus is not installed, or takes longer than `RUN_SECONDS`.
+        UnavailableError: if Icarus is not installed or takes longer than `RUN_SECONDS`.
     """
     names = [each.name for each in PROFILES]
     plusargs = (f"+profile={names.index(profile)}", f"+seed={seed}")
     command = [tool_path("vvp"), "-n", program, *plusargs]
     done = run(command, folder, RUN_SECONDS)
     log = done.stdout + done.stderr
-    left: dict[str, list[int]] = {}
+    ends: dict[str, list[int]] = {}
     for name, cycle in re.findall(r"^(\w+): sample \d+ left in cycle (\d+)$", log, re.MULTILINE):
-        left.setdefault(name, []).append(int(cycle))
-    return BenchRun(done.returncode == 0 and log.endswith("PASS\n"), left, log)
+        ends.setdefault(name, []).append(int(cycle))
+    return BenchRun(done.returncode == 0 and log.endswith("PASS\n"), ends, log)

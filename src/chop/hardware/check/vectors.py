@@ -1,4 +1,4 @@
-"""Vectors: the beats that a circuit is sent, and those that it has to answer."""
+"""Test vectors: the input beats of a circuit, and the expected output beats."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from chop.hardware.design.packing import unpack
 from chop.hardware.design.port import Port
 
 Codes = dict[str, Tensor]
-"""int64 (samples, *shape), by the name of the port."""
+"""int64 (samples, *shape), by port name."""
 
 
 def get_codes(project: Project, golden: Mapping[str, Tensor]) -> Codes:
-    """Codes of all ports.
+    """Returns the codes of all ports.
 
     Args:
         project: the design.
-        golden: of `chop.integer.golden.golden_values`.
+        golden: result of `chop.integer.golden.golden_values`.
     """
     kinds = {port.name: "sent" if port.is_input else "received" for port in project.ports}
     return {
@@ -36,7 +36,7 @@ def get_codes(project: Project, golden: Mapping[str, Tensor]) -> Codes:
 
 
 def write_vectors(design: Design, codes: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes the beats of all ports, `VECTORS/NAME.hex`."""
+    """Writes the beats of all ports to `VECTORS/NAME.hex`."""
     make_folder(folder / VECTORS)
     streams = {b.name: b.wire.stream for b in (*design.netlist.inputs, *design.netlist.outputs)}
     for port in design.ports:
@@ -45,10 +45,10 @@ def write_vectors(design: Design, codes: Mapping[str, Tensor], folder: Path) -> 
 
 
 def read_vectors(folder: Path, project: Project) -> Codes:
-    """Codes of all ports, of the files of `write_vectors`.
+    """Reads the codes of all ports from the files of `write_vectors`.
 
     Raises:
-        CheckpointError: the file of a port is missing, or has no whole samples.
+        CheckpointError: if a port's file is missing or has an incomplete sample.
     """
     return {port.name: _read(folder, project, port) for port in project.ports}
 
@@ -62,7 +62,7 @@ def _read(folder: Path, project: Project, port: Port) -> Tensor:
             f"'{path}' cannot be read: {error}; emit_cocotb_transform_pass writes it."
         ) from None
     if not words or len(words) % port.beats:
-        raise CheckpointError(f"'{path}' has {len(words)} beats, of {port.beats} for a sample.")
+        raise CheckpointError(f"'{path}' has {len(words)} beats, with {port.beats} per sample.")
     size = (port.bits + 7) // 8
     beats = unpack(b"".join(word.to_bytes(size, "little") for word in words), port)
     positions = torch.tensor(project.codes[port.name].positions)

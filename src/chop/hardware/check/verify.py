@@ -1,4 +1,4 @@
-"""Verification of a project: lint, and simulations whose every output has to be as expected."""
+"""Verification of a project: lint, and simulations that compare every output."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from chop.hardware.check.vectors import read_vectors
 from chop.hardware.tools import elaborate, lint, version
 
 Codes = Mapping[str, Tensor]
-"""int64 (samples, *shape), by the name of the port."""
+"""int64 (samples, *shape), by port name."""
 PROGRAMS: Mapping[Simulator, str] = {"verilator": "verilator", "icarus": "iverilog"}
-"""The tools behind the simulators."""
+"""Programs that each simulator needs."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Check:
     """A simulation to run.
 
     Attributes:
-        simulator: which.
-        profile: of stalls.
-        samples: how many, from the first.
-        seed: of stalls.
+        simulator: simulator name.
+        profile: stall profile.
+        samples: number of samples, from the first.
+        seed: seed of the stalls.
     """
 
     simulator: Simulator
@@ -41,7 +41,7 @@ class Check:
 
     @property
     def title(self) -> str:
-        """For people who wait."""
+        """Label for the progress display."""
         stalls = self.profile.name.replace("_", " ")
         return f"{self.samples} samples in {self.simulator}, stalls: {stalls}"
 
@@ -51,17 +51,17 @@ class Verification:
     """A simulation that passed.
 
     Attributes:
-        simulator: which ran.
-        version: of it.
-        profile: of stalls.
-        seed: of stalls.
-        samples: how many.
-        equal: codes that left and were as expected: all of them.
-        cycles: until the last one left.
-        latency: cycles until the last code of the first sample left.
-        interval: cycles between two samples; None for a single one.
-        planned: the same by the model of the components, without stalls.
-        fills: FIFO -> the most beats that it held; of Verilator alone.
+        simulator: simulator name.
+        version: simulator version.
+        profile: stall profile.
+        seed: seed of the stalls.
+        samples: number of samples.
+        equal: number of output codes, all as expected.
+        cycles: cycles until the last output code.
+        latency: cycles until the last output code of the first sample.
+        interval: cycles between two samples; None for a single sample.
+        planned: interval predicted by the component model, without stalls.
+        fills: highest fill level of each FIFO in beats; Verilator only.
     """
 
     simulator: str
@@ -78,55 +78,55 @@ class Verification:
 
 
 def checks(samples: int, icarus_samples: int, seed: int = 1) -> list[Check]:
-    """All simulations of a design.
+    """Returns all simulations of a design.
 
-    Verilator runs all samples under each profile of stalls; Icarus the first ones without stalls
-    and under the uniform ones.
+    Verilator runs all samples under each stall profile. Icarus runs the first ones without stalls
+    and with uniform stalls.
     """
-    found = [Check("verilator", profile, samples, seed) for profile in PROFILES]
+    runs = [Check("verilator", profile, samples, seed) for profile in PROFILES]
     count = min(icarus_samples, samples)
-    return found + [Check("icarus", profile, count, seed) for profile in PROFILES[:2] if count]
+    return runs + [Check("icarus", profile, count, seed) for profile in PROFILES[:2] if count]
 
 
 def run_check(folder: Path, project: Project, codes: Codes, check: Check) -> Verification:
-    """Simulates, and compares every output.
+    """Runs a simulation and compares every output.
 
     Raises:
-        VerificationError: an output is not as expected, or a rule of the streams was broken.
+        VerificationError: if an output differs, or a stream rule was broken.
     """
     given = {name: samples[: check.samples] for name, samples in codes.items()}
     inputs = {port.name: given[port.name] for port in project.ports if port.is_input}
     expected = {port.name: given[port.name] for port in project.ports if not port.is_input}
-    found = simulate(folder, project, inputs, expected, check.profile, check.simulator, check.seed)
-    if not found.passed:
-        raise VerificationError(f"{check.title}: {_reason(found)}")
-    assert found.cycles is not None and found.latency is not None
+    result = simulate(folder, project, inputs, expected, check.profile, check.simulator, check.seed)
+    if not result.passed:
+        raise VerificationError(f"{check.title}: {_reason(result)}")
+    assert result.cycles is not None and result.latency is not None
     return Verification(
-        found.simulator,
-        version(PROGRAMS[found.simulator]),
-        found.profile,
-        found.seed,
-        found.samples,
-        found.codes,
-        found.cycles,
-        found.latency,
-        found.interval,
+        result.simulator,
+        version(PROGRAMS[result.simulator]),
+        result.profile,
+        result.seed,
+        result.samples,
+        result.codes,
+        result.cycles,
+        result.latency,
+        result.interval,
         project.interval,
-        found.fills,
+        result.fills,
     )
 
 
 def simulate_project(project_dir: Path, simulator: Simulator) -> list[dict[str, Any]]:
-    """Simulates all vectors of a project by one simulator.
+    """Simulates all vectors of a project in one simulator.
 
-    Runs the SystemVerilog of the folder, which is code; a `ForeignCodeWarning` says so where this
-    process did not write it.
+    This runs the SystemVerilog in the folder, which is code. A `ForeignCodeWarning` is issued if
+    this process did not write it.
 
-    Returns: a `Verification` for each profile of stalls, as a dict.
+    Returns: a `Verification`, as a dict, for each stall profile.
     Raises:
-        ConfigError: there is no such simulator.
-        CheckpointError: the folder has no project, or a project without vectors.
-        VerificationError: an output is not as expected.
+        ConfigError: if the simulator is unknown.
+        CheckpointError: if the folder has no project, or a project without vectors.
+        VerificationError: if an output differs.
     """
     if simulator not in PROGRAMS:
         raise ConfigError(f"simulator: got '{simulator}': {did_you_mean(simulator, PROGRAMS)}")
@@ -140,31 +140,31 @@ def simulate_project(project_dir: Path, simulator: Simulator) -> list[dict[str, 
 
 
 def trace(folder: Path, project: Project, codes: Codes) -> None:
-    """Writes `wave.vcd`: all signals while the first sample travels.
+    """Writes `wave.vcd` with all signals during the first sample.
 
     Raises:
-        VerificationError: an output is not as expected.
+        VerificationError: if an output differs.
     """
     first = {name: samples[:1] for name, samples in codes.items()}
     inputs = {port.name: first[port.name] for port in project.ports if port.is_input}
     expected = {port.name: first[port.name] for port in project.ports if not port.is_input}
-    found = simulate(folder, project, inputs, expected, PROFILES[0], wave=folder / "wave.vcd")
-    if not found.passed:
-        raise VerificationError(f"the traced sample: {_reason(found)}")
+    result = simulate(folder, project, inputs, expected, PROFILES[0], wave=folder / "wave.vcd")
+    if not result.passed:
+        raise VerificationError(f"the traced sample: {_reason(result)}")
 
 
 def _reason(simulation: Simulation) -> str:
-    """The first thing that is wrong."""
+    """Returns the first fault."""
     reasons = [*map(str, simulation.differences), *simulation.problems]
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return f"{reasons[0]}{more}"
 
 
 def check_sources(folder: Path, project: Project) -> None:
-    """Lints a project with Verilator, all warnings on, and elaborates it with Yosys.
+    """Lints a project in Verilator with all warnings, and elaborates it in Yosys.
 
     Raises:
-        VerificationError: one of them has something to say.
+        VerificationError: if one of them reports a message.
     """
     sources = [path.relative_to(folder) for path in list_sources(folder)]
     for tool, messages in _messages(folder, project, sources):

@@ -1,3 +1,3 @@
-"""Costs of a circuit: estimates, synthesis, placement."""
+"""Circuit costs: estimates, synthesis, placement and routing."""
 
 __all__: list[str] = []

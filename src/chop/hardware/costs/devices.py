@@ -1,9 +1,9 @@
-"""Devices that a design may have to fit: how much of each resource they have.
+"""FPGA devices and their resources.
 
-Numbers are those of public data sheets: Lattice, "ECP5 and ECP5-5G Family Data Sheet"
-(FPGA-DS-02012), table 1.1, of which nextpnr counts 24,288, 43,848 and 83,640 lookup tables on the
-three devices; Lattice, "iCE40 LP/HX Family Data Sheet" (FPGA-DS-02029), table 1.1; Xilinx, "7
-Series FPGAs Overview" (DS180), table "Artix-7".
+The numbers come from public data sheets: Lattice, "ECP5 and ECP5-5G Family Data Sheet"
+(FPGA-DS-02012), table 1.1 (nextpnr counts 24,288, 43,848 and 83,640 lookup tables on the three
+devices); Lattice, "iCE40 LP/HX Family Data Sheet" (FPGA-DS-02029), table 1.1; Xilinx, "7 Series
+FPGAs Overview" (DS180), table "Artix-7".
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ RESOURCES: tuple[Resource, ...] = ("lut", "ff", "dsp", "bram")
 
 @dataclass(frozen=True)
 class SmallRam:
-    """A memory that a few lookup tables make.
+    """A memory built from a few lookup tables.
 
     Attributes:
-        words: that it stores.
-        width: of a word in bits.
-        luts: lookup tables that it takes.
-        cost: what Yosys' `memory_libmap` takes it for.
-        by_width: the part of it that is less where not all of the width is used.
+        words: number of words.
+        width: bits of a word.
+        luts: lookup tables that it uses.
+        cost: cost in Yosys' `memory_libmap`.
+        by_width: part of the cost that is saved if the width is not fully used.
     """
 
     words: int
@@ -42,27 +42,26 @@ class SmallRam:
 
 @dataclass(frozen=True)
 class Family:
-    """What the parts of a device can do.
+    """Capabilities of a device family.
 
     Attributes:
-        dsp_width: bits of each factor of a signed multiplier that circuits use; 0 where there is
-            none, and products are made of lookup tables.
-        least_product: products of fewer bits are made of lookup tables.
+        dsp_width: bits of each factor of a signed multiplier, as circuits use it; 0 if the family
+            has no multipliers and builds products from lookup tables.
+        least_product: products with fewer bits are built from lookup tables.
         block_shapes: words of a block memory, by their width in bits.
-        least_rom: bits that a read-only memory has to fill of each block; smaller ones are made
-            of lookup tables.
-        block_cost: what Yosys' `memory_libmap` takes a block for, of a memory that is written to.
-        table_words: that one lookup table stores of one bit.
-        small_rams: memories that a few lookup tables make together; none where lookup tables cannot
-            be written to.
-        logic: lookup tables in the place of one of 6 inputs, on average.
-        input_registers: of each factor that a multiplier takes; it takes that of the product, too.
-            Those of ECP5 `chop.hardware.folds.absorb` finds, where they have no enable.
-        added: of sums of two products, the share that multipliers add up themselves, on average.
-        soft_gates: lookup tables for each bit of the rows of a product of them, `soft_parts`: those
-            that no sum takes in.
-        absorbs_words: block memories take the register behind the word that is read, as
-            `chop.hardware.folds.absorb` finds it.
+        least_rom: bits that a read-only memory has to fill of each block. Smaller ones are built
+            from lookup tables.
+        block_cost: cost of a block in Yosys' `memory_libmap`, for a memory with a write port.
+        table_words: number of 1-bit words that one lookup table stores.
+        small_rams: memories built from a few lookup tables; empty if these are not writable.
+        logic: mean number of lookup tables that replace one with 6 inputs.
+        input_registers: a multiplier includes a register for each factor besides that of the
+            product. On ECP5, `chop.hardware.folds.absorb` uses them if they have no enable.
+        added: mean share of the sums of two products that multipliers compute themselves.
+        soft_gates: lookup tables for each bit of the partial-product rows that no sum absorbs, in a
+            product built from lookup tables, see `soft_parts`.
+        absorbs_words: block memories include the output register, see
+            `chop.hardware.folds.absorb`.
     """
 
     dsp_width: int
@@ -80,7 +79,7 @@ class Family:
 
     @property
     def has_multipliers(self) -> bool:
-        """Whether products are made of anything else than lookup tables."""
+        """True if the family has multipliers, False if products are built from lookup tables."""
         return self.dsp_width > 0
 
 
@@ -98,7 +97,7 @@ XC7 = Family(
     0.5,
     False,
 )
-"""7-series of Xilinx; block memories are those of 18 Kbit."""
+"""Xilinx 7 series, with block memories of 18 Kbit."""
 ECP5 = Family(
     18,
     4,
@@ -127,25 +126,25 @@ ICE40 = Family(
     1.0,
     False,
 )
-"""HX and LP: without multipliers."""
+"""Lattice HX and LP, which have no multipliers."""
 
 
 LARGE_CELLS = 30_000
-"""Cells of a netlist from which on it is routed in the way of large ones."""
+"""Netlist cells above which the router's flags for large designs are used."""
 
 
 @dataclass(frozen=True)
 class Router:
-    """Open tools that place and route on a device.
+    """Open-source tools that place and route a design on a device.
 
     Attributes:
-        tool: that places and routes, of Yosys' command `synth_FAMILY`.
-        family: as Yosys calls it.
-        flags: of the tool: size, speed grade and package.
-        speed: grade, where a device has several.
-        netlist: what the tool writes for the bitstream, and the option that asks for it.
-        packer: makes the bitstream of that.
-        large_flags: of the tool, more of them for netlists of `LARGE_CELLS` and more.
+        tool: placer and router, for netlists of Yosys' command `synth_FAMILY`.
+        family: family name in Yosys.
+        flags: tool flags for size, speed grade and package.
+        speed: speed grade, if the device has several.
+        netlist: bitstream input that the tool writes, and the option for it.
+        packer: program that writes the bitstream.
+        large_flags: additional tool flags for netlists of `LARGE_CELLS` or more.
     """
 
     tool: str
@@ -171,16 +170,16 @@ NEXTPNR_ICE40 = Router(
 
 @dataclass(frozen=True)
 class Device:
-    """What a design may take.
+    """Resource limits of a design.
 
     Attributes:
-        name: as it is typed.
-        lut: lookup tables, of 6 inputs in the family XC7, else of 4.
+        name: name on the command line.
+        lut: lookup tables, with 6 inputs in the family XC7, otherwise 4.
         ff: flip-flops.
         dsp: multipliers.
         bram: block memories.
-        family: what these can do; of a device without multipliers one that has none.
-        router: places and routes on it; None where no open tool does.
+        family: capabilities of these. A device without multipliers has a family without them.
+        router: place-and-route tools; None if no open tool supports the device.
     """
 
     name: str
@@ -206,14 +205,14 @@ DEVICES = {
         Device("ecp5-85", 83_640, 83_640, 156, 208, ECP5, _nextpnr_ecp5("85k", "CABGA756")),
     )
 }
-"""By name, the smallest first."""
+"""Known devices by name, the smallest first."""
 
 
 def parse_device(text: str) -> Device:
-    """A device by its name, or by what it has: `lut=..,dsp=..,bram=..`, and `ff=..`.
+    """Parses a device name, or resources `lut=..,dsp=..,bram=..` with an optional `ff=..`.
 
-    What has numbers alone is of the family XC7, with two flip-flops for each lookup table; with
-    `dsp=0` it makes products of lookup tables.
+    A list of resources describes a device of the family XC7, with two flip-flops per lookup table
+    by default. With `dsp=0`, products are built from lookup tables.
 
     >>> parse_device("ecp5-85").dsp, parse_device("lut=1000,dsp=4,bram=2").ff
     (156, 2000)
@@ -221,14 +220,14 @@ def parse_device(text: str) -> Device:
     False
 
     Raises:
-        ConfigError: there is no such device, or a number is missing or no number.
+        ConfigError: if the device is unknown, or a number is missing or invalid.
     """
     if text in DEVICES:
         return DEVICES[text]
     if "=" not in text:
         raise ConfigError(
-            f"device: got '{text}', which is not known; give what it has, as "
-            f"lut=20000,dsp=40,bram=50 and perhaps ff=40000; {did_you_mean(text, DEVICES)}"
+            f"device: got '{text}', expected a device, or resources such as "
+            f"lut=20000,dsp=40,bram=50 with an optional ff=40000; {did_you_mean(text, DEVICES)}"
         )
     pairs = [part.partition("=") for part in text.split(",")]
     given = {key.strip(): value.strip() for key, _, value in pairs}
@@ -236,8 +235,8 @@ def parse_device(text: str) -> Device:
     missing = [name for name in ("lut", "dsp", "bram") if name not in given]
     if wrong or missing or len(pairs) != len(given):
         raise ConfigError(
-            f"device: got '{text}': expected the numbers lut, dsp and bram, and ff if it is not "
-            "twice lut, as in lut=20000,dsp=40,bram=50"
+            f"device: got '{text}': expected the numbers lut, dsp, bram and optionally ff (twice "
+            "lut by default), such as lut=20000,dsp=40,bram=50"
         )
     counts = {key: int(value) for key, value in given.items()}
     ff = counts.get("ff", 2 * counts["lut"])

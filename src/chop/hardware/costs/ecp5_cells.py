@@ -1,4 +1,4 @@
-"""Cells of an ECP5 in a netlist of Yosys; names are Lattice's, as in Yosys' `ecp5/cells_bb.v`."""
+"""ECP5 cells in a Yosys netlist, with Lattice's names as in Yosys' `ecp5/cells_bb.v`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 Bit = int | str
-"""The number of a net, or a constant: "0", "1" or "x"."""
+"""Number of a net, or a constant "0", "1" or "x"."""
 CONSTANTS = ("0", "1", "x")
 REGISTER, MULTIPLIER, MEMORY = "TRELLIS_FF", "MULT18X18D", "DP16KD"
 
 
 def is_plain(cell: Mapping[str, Any]) -> bool:
-    """Whether a cell is a register that takes its input in each cycle."""
+    """Returns whether a cell is a register without enable or reset."""
     if cell["type"] != REGISTER:
         return False
     parameters, connections = cell["parameters"], cell["connections"]
@@ -26,7 +26,7 @@ def is_plain(cell: Mapping[str, Any]) -> bool:
 
 
 def net_after(module: Mapping[str, Any]) -> int:
-    """The first number that no net of a flat module has."""
+    """Returns the first unused net number of a flat module."""
     cells = [cell["connections"].values() for cell in module["cells"].values()]
     ports = [[port["bits"]] for port in module["ports"].values()]
     bits = itertools.chain.from_iterable(itertools.chain.from_iterable([*cells, *ports]))

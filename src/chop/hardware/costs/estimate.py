@@ -1,4 +1,4 @@
-"""Estimates of what a design takes of a device, by its structure: nothing is synthesized."""
+"""Resource estimates of a design from its structure, without synthesis."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from chop.hardware.design.products import cut, soft_parts
 from chop.ir.graph import MaseGraph
 
 ESTIMATED = (
-    "Estimated by structure; of the designs that were compared with Yosys most lookup tables and "
+    "Estimated from the structure. For most designs compared with Yosys, lookup tables and "
     "flip-flops are within 20 %."
 )
-"""What the numbers of a report are."""
+"""Footnote of a report of estimates."""
 SOFT_PRODUCT = 1.35
-"""Lookup tables for each bit of the sums that a product without a multiplier is: those of Yosys."""
+"""Lookup tables per bit of the sums in a product built from lookup tables, measured in Yosys."""
 CHOICE = 1.0
-"""Lookup tables of 6 inputs for each word of small memories that a bit is chosen among."""
+"""Lookup tables with 6 inputs per word of small memories, for each multiplexed bit."""
 WEIGHTS = "WEIGHT_FILE"
-"""The memory whose words go into multipliers."""
+"""Parameter of the memory whose words are factors of multipliers."""
 
 
 class Usage(NamedTuple):
-    """Amounts of the resources of a device, named as in `chop.hardware.costs.devices`."""
+    """Resource counts, named as in `chop.hardware.costs.devices`."""
 
     lut: float = 0.0
     ff: float = 0.0
@@ -41,16 +41,16 @@ class Usage(NamedTuple):
     bram: float = 0.0
 
     def plus(self, other: Usage) -> Usage:
-        """The sum."""
+        """Returns the sum of two counts."""
         return Usage(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
 class DesignCost:
-    """What a design takes, of a device and of time.
+    """Resource use and timing of a design.
 
     Attributes:
-        usage: of the device.
+        usage: device resources.
         interval: cycles between two samples.
         latency: cycles from the first code of a sample to its last result.
     """
@@ -62,7 +62,7 @@ class DesignCost:
 
 @cache
 def estimates_id() -> str:
-    """Digest of the sources of this package: numbers of different ones are not comparable."""
+    """Returns a digest of this package's sources. Only estimates of one digest are comparable."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
@@ -70,21 +70,21 @@ def estimates_id() -> str:
 
 
 def design_cost(mg: MaseGraph, fold: int, family: Family = XC7) -> DesignCost:
-    """The cost of the circuit of a graph of integers, which is not written.
+    """Estimates the cost of an integer graph's circuit, without writing it.
 
     Args:
         mg: the graph.
-        fold: most cycles that an operator may take for a sample.
-        family: of the device.
+        fold: maximum cycles of an operator per sample.
+        family: device family.
     Raises:
-        ConfigError: operators have no circuit; names all of them.
+        ConfigError: if operators have no circuit; the message names all of them.
     """
     made = netlist(mg, fold)
     return estimate_cost(made, connect(made), family)
 
 
 def estimate_cost(made: Netlist, connections: Connections, family: Family = XC7) -> DesignCost:
-    """The cost of a design."""
+    """Estimates the cost of a design."""
     interval = max(made.interval, connections.interval)
     latency = connections.schedule.latency(made)
     return DesignCost(design_usage(made, connections, family), interval, latency)
@@ -92,7 +92,7 @@ def estimate_cost(made: Netlist, connections: Connections, family: Family = XC7)
 
 @dataclass(frozen=True)
 class Estimate:
-    """What components take, without what is around multipliers and memories.
+    """Resources of components, without the registers around multipliers and memories.
 
     Attributes:
         dsp: DSP48 blocks.
@@ -106,7 +106,7 @@ class Estimate:
 
 
 def estimate(plans: Iterable[ComponentPlan]) -> Estimate:
-    """Resources of components."""
+    """Estimates the resources of components."""
     every = list(plans)
     memories = [memory for plan in every for memory in plan.memories.values()]
     return Estimate(
@@ -122,7 +122,7 @@ def estimate(plans: Iterable[ComponentPlan]) -> Estimate:
 
 
 def design_usage(made: Netlist, connections: Connections, family: Family = XC7) -> Usage:
-    """What a design takes: its components, and what stands between them."""
+    """Estimates the resources of a design: its components and the links between them."""
     total = Usage()
     for part in made.instances:
         total = total.plus(_part_usage(part, family))
@@ -132,12 +132,12 @@ def design_usage(made: Netlist, connections: Connections, family: Family = XC7) 
 
 
 def _part_usage(part: Instance, family: Family = XC7) -> Usage:
-    """What a component takes, with its products and memories."""
+    """Estimates a component with its products and memories."""
     return plan_usage(part.module, part.plan, family)
 
 
 def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
-    """Resources of an instance of a module, with its products and memories."""
+    """Estimates an instance of a module with its products and memories."""
     total = _products(plan.resources, family)
     has_multipliers = total.dsp > 0
     for name, memory in plan.memories.items():
@@ -148,7 +148,7 @@ def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
 
 
 def _products(resources: Resources, family: Family) -> Usage:
-    """Products, with the register behind each."""
+    """Returns the resources of products, with the register behind each."""
     total = Usage()
     if resources.is_soft:
         for (a, b), count in resources.multipliers.items():
@@ -165,7 +165,7 @@ def _products(resources: Resources, family: Family) -> Usage:
 
 
 def _memory_usage(memory: Memory, family: Family, is_absorbed: bool) -> Usage:
-    """A copy of a read-only memory and the register behind it."""
+    """Returns the resources of one copy of a read-only memory and of its output register."""
     blocks = block_memories(memory, family)
     ffs = table_registers(memory, family)
     if not is_absorbed and not (blocks and family.absorbs_words):
@@ -179,13 +179,13 @@ def module_usage(
     family: Family = XC7,
     has_multipliers: bool = False,
 ) -> Usage:
-    """What an instance of a module takes, without products and read-only memories.
+    """Estimates an instance of a module without products and read-only memories.
 
     Args:
-        module: its name.
-        parameters: of the instance.
-        family: of the device.
-        has_multipliers: whether products are made by multipliers of the device.
+        module: module name.
+        parameters: parameters of the instance.
+        family: device family.
+        has_multipliers: products use multipliers of the device.
     """
     logic = estimate_logic(module, parameters)
     takes_all = has_multipliers and family.input_registers > 1
@@ -198,20 +198,20 @@ def module_usage(
 
 
 def _ram(words: int, width: int, family: Family) -> Usage:
-    """A memory that is written to: blocks, or lookup tables and a register of the word read."""
+    """Returns the resources of a writable memory: blocks, or lookup tables and a register."""
     blocks = _blocks(words, width, family)
     costs = {small: _small_cost(words, width, small) for small in family.small_rams}
     cheapest = min(costs, key=costs.__getitem__, default=None)
     if cheapest is None or costs[cheapest] >= blocks * family.block_cost:
         return Usage(bram=blocks)
     rows = -(-words // cheapest.words)
-    # What is read is chosen among rows of tables, and the row that is written to.
+    # A multiplexer selects the row of tables to read, a decoder the row to write.
     choice = family.logic * (CHOICE * (rows - 1) * width + 2 * (rows - 1))
     return Usage(rows * -(-width // cheapest.width) * cheapest.luts + choice, width)
 
 
 def _small_cost(words: int, width: int, small: SmallRam) -> float:
-    """What `memory_libmap` of Yosys 0.23 counts: tables, and half a table for each choice."""
+    """Returns the cost in Yosys 0.23's `memory_libmap`: tables and half a table per multiplexer."""
     rows = -(-words // small.words)
     tables = rows * -(-width // small.width)
     cost = (small.cost - small.by_width) * tables + small.by_width * rows * width / small.width
@@ -224,7 +224,7 @@ def _blocks(words: int, width: int, family: Family) -> int:
 
 
 def dsp_blocks(a: int, b: int, family: Family = XC7) -> int:
-    """Multipliers of a signed product of `a` by `b` bits; 0 where it is made of lookup tables.
+    """Returns the multipliers of a signed `a` by `b` bit product; 0 if it uses lookup tables.
 
     >>> [dsp_blocks(8, 8), dsp_blocks(25, 18), dsp_blocks(32, 16), dsp_blocks(4, 4)]
     [1, 2, 2, 0]
@@ -236,11 +236,11 @@ def dsp_blocks(a: int, b: int, family: Family = XC7) -> int:
 
 
 def block_memories(memory: Memory, family: Family = XC7) -> int:
-    """Block memories of one copy of a memory; 0 where it is made of lookup tables.
+    """Returns the block memories of one copy of a memory; 0 if it is built from lookup tables.
 
-    Yosys 0.23 makes a read-only memory that fills less than a share of each block of lookup tables:
-    half of it in the family XC7, more than a ninth in the family ECP5. Bits that are the same in
-    all words are not stored.
+    Yosys 0.23 builds a read-only memory from lookup tables if it fills less than a share of each
+    block: half in the family XC7, a ninth in the family ECP5. Bits that are equal in all words are
+    not stored.
     """
     depth, width = len(memory.words), max(_varying_columns(memory), 1)
     columns = -(-width // max(family.block_shapes))
@@ -250,11 +250,11 @@ def block_memories(memory: Memory, family: Family = XC7) -> int:
 
 
 def table_luts(memory: Memory, family: Family = XC7) -> int:
-    """Lookup tables of one copy of a memory; 0 where it is made of block memories.
+    """Returns the lookup tables of one copy of a memory; 0 if it is built from block memories.
 
-    The multiplexers beside lookup tables choose among 2 or 4 of them. Of more, each 4 take another
-    lookup table that chooses: measured by Yosys 0.23, 6.25 tables of a bit for 5 times 64 random
-    words, 7.5 for 6, 10 for 8, 14.5 for 12.
+    The multiplexers of a slice select among 2 or 4 lookup tables. Above that, every 4 need another
+    lookup table as a multiplexer. Yosys 0.23 measures, per bit of random words, 6.25 tables for 5
+    times 64 words, 7.5 for 6, 10 for 8, and 14.5 for 12.
 
     >>> [table_luts(Memory((0, 1) * (words // 2), 1)) for words in (64, 192, 320, 512)]
     [1, 4, 7, 10]
@@ -265,9 +265,9 @@ def table_luts(memory: Memory, family: Family = XC7) -> int:
 
 
 def table_registers(memory: Memory, family: Family = XC7) -> int:
-    """Flip-flops of the word that was read of one copy of a memory.
+    """Returns the flip-flops of the output register of one copy of a memory.
 
-    See `_distinct_columns`. Block memories have registers of their own.
+    See `_distinct_columns`. Block memories have their own registers.
 
     >>> table_registers(Memory((0b001, 0b111), 3)), table_luts(Memory((5,), 3))
     (1, 0)
@@ -276,7 +276,7 @@ def table_registers(memory: Memory, family: Family = XC7) -> int:
 
 
 def _distinct_columns(memory: Memory) -> int:
-    """Bits of a word that are neither the same in all words nor equal to another bit in each.
+    """Counts the bits of a word that are neither constant nor equal to another bit in all words.
 
     >>> _distinct_columns(Memory((0b001, 0b111), 3))
     1
@@ -285,12 +285,12 @@ def _distinct_columns(memory: Memory) -> int:
 
 
 def _varying_columns(memory: Memory) -> int:
-    """Bits of a word that differ between words; in block memories equal ones stay apart."""
+    """Counts the bits that differ between words. Block memories store equal columns separately."""
     return len(_columns(memory))
 
 
 def _columns(memory: Memory) -> list[bytes]:
-    """Of each bit that is not the same in all words its values."""
+    """Returns the values of each bit that differs between words."""
     size = -(-memory.width // 8)
     rows = b"".join(word.to_bytes(size, "little") for word in memory.words)
     bits = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(-1, size), axis=1, bitorder="little")

@@ -1,7 +1,8 @@
-"""Lookup tables and flip-flops of each module of the library, by its parameters.
+"""Lookup tables and flip-flops of each library module, by its parameters.
 
-See `chop.hardware.costs.logic_parts` for what is counted. `chop.hardware.costs.estimate` counts
-multipliers and memories with the registers around them. The embedding was compared with nothing.
+See `chop.hardware.costs.logic_parts` for the counting rules. `chop.hardware.costs.estimate`
+counts multipliers and memories with the registers around them. The formula of the embedding has
+not been compared with synthesis.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from chop.hardware.costs.logic_parts import (
 
 
 def estimate_logic(module: str, parameters: Parameters) -> Logic:
-    """Resources of an instance; one without a formula has a register at its output."""
+    """Estimates an instance. A module without a formula counts as one output register."""
     formula = FORMULAS.get(module)
     if formula is None:
         bits = parameters.get("LANES", 1) * parameters.get("OUT_W", 8)
@@ -44,7 +45,16 @@ def estimate_logic(module: str, parameters: Parameters) -> Logic:
 def _matvec(
     inputs: int, outputs: int, beats: int, groups: int, widths: tuple[int, int, int], soft: int
 ) -> Logic:
-    """`widths`: of a code, of a weight and of a sum; `soft`: SOFT of `chop_multiplier`."""
+    """Estimates `chop_matvec`.
+
+    Args:
+        inputs: lanes of the input.
+        outputs: results computed at a time.
+        beats: beats of a row.
+        groups: groups of outputs.
+        widths: bits of a code, of a weight and of a sum.
+        soft: SOFT of `chop_multiplier`.
+    """
     code, weight, total = widths
     tree = tree_logic(inputs, min(code + weight, total), total)
     stages = 3 + max(soft, 1) + (inputs - 1).bit_length()
@@ -54,7 +64,7 @@ def _matvec(
 
 
 def _results(p: Parameters, latency: int) -> Logic:
-    """Biases are added, and results wait for their reader."""
+    """Estimates the addition of biases and the buffer of results."""
     beats, groups = p["IN_FEATURES"] // p["IN_LANES"], p["OUT_FEATURES"] // p["OUT_LANES"]
     out, sets = p["OUT_LANES"] * p["OUT_W"], p.get("SETS", 1)
     words = words_logic(sets * beats * groups).plus(words_logic(sets * groups))
@@ -70,7 +80,7 @@ def _linear(p: Parameters) -> Logic:
 
 
 def _block_linear(p: Parameters) -> Logic:
-    """Codes are split from the shift of their block; sums are shifted back."""
+    """Estimates `chop_block_linear`, which separates codes from shifts and shifts sums back."""
     inputs, outputs, total = p["IN_LANES"], p["OUT_LANES"], max(p["OUT_W"] - p["SHIFT"], 1)
     beats, groups = p["IN_FEATURES"] // inputs, p["OUT_FEATURES"] // outputs
     levels, row = (inputs - 1).bit_length(), p["SHIFT_W"] + inputs * p["CODE_W"]
@@ -94,7 +104,7 @@ def _block_linear(p: Parameters) -> Logic:
 
 
 def _ternary_linear(p: Parameters) -> Logic:
-    """Products are terms: a choice for each bit, and no multiplier."""
+    """Estimates `chop_ternary_linear`, which selects bits instead of multiplying."""
     inputs, outputs, total = p["IN_LANES"], p["OUT_LANES"], max(p["OUT_W"] - p["SHIFT"], 1)
     beats, groups = p["IN_FEATURES"] // inputs, p["OUT_FEATURES"] // outputs
     term = 1 if p["BINARY"] else p["IN_W"] + 1
@@ -107,20 +117,20 @@ def _ternary_linear(p: Parameters) -> Logic:
 
 def _conv(p: Parameters) -> Logic:
     features = p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"] // p["GROUPS"]
-    found = window_logic(p).plus(fifo_logic({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]}))
+    logic = window_logic(p).plus(fifo_logic({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]}))
     sent = p["LANES"] * p.get("TAP_LANES", 1)
-    found = found.plus(upsize_logic({"W": p["IN_W"], "IN_LANES": sent, "OUT_LANES": p["IN_LANES"]}))
-    return found.plus(_linear({**p, "IN_FEATURES": features, "SETS": p["GROUPS"]}))
+    logic = logic.plus(upsize_logic({"W": p["IN_W"], "IN_LANES": sent, "OUT_LANES": p["IN_LANES"]}))
+    return logic.plus(_linear({**p, "IN_FEATURES": features, "SETS": p["GROUPS"]}))
 
 
 def _depthwise_conv(p: Parameters) -> Logic:
     total, out = p["LANES"] * max(p["OUT_W"] - p["SHIFT"], 1), p["LANES"] * p["OUT_W"]
     factors = p["LANES"] * (p["IN_W"] + p["WEIGHT_W"])
     taps = p["KERNEL_Y"] * p["KERNEL_X"]
-    found = window_logic(p).plus(constant_logic(p["FOLDS"] * taps, p["LANES"] * p["WEIGHT_W"]))
-    found = found.plus(constant_logic(p["FOLDS"], p["LANES"] * p["BIAS_W"]))
+    logic = window_logic(p).plus(constant_logic(p["FOLDS"] * taps, p["LANES"] * p["WEIGHT_W"]))
+    logic = logic.plus(constant_logic(p["FOLDS"], p["LANES"] * p["BIAS_W"]))
     own = Logic(2 * HANDSHAKE, 3 * total + out + 12, (), 2 * total + out, 3 * factors)
-    return found.plus(own)
+    return logic.plus(own)
 
 
 def _matmul(p: Parameters) -> Logic:
@@ -147,7 +157,7 @@ def _requantize(p: Parameters) -> Logic:
     lanes, multiplies = p["LANES"], p.get("MULTIPLIES")
     width, stages = (p["PRODUCT_W"], 7) if multiplies else (p["IN_W"], 5)
     lane = round_logic(width, p["SHIFT"], p["OUT_W"])
-    # What enters a multiplier waits in its registers, and so does what leaves it.
+    # A multiplier's registers hold its inputs and its output.
     entered = (width, p["IN_W"]) if multiplies else (p["IN_W"], 0)
     lane = lane.plus(Logic(0, p["IN_W"] + entered[0], factors=entered[1]))
     if p.get("DROPPED"):
@@ -162,18 +172,18 @@ def _requantize(p: Parameters) -> Logic:
 
 
 def _quotient(p: Parameters) -> Logic:
-    """A lane of a requantizer that divides: what is left of a product is rounded twice."""
-    left = p["PRODUCT_W"] - p["DROPPED"]
-    own = Logic(0, p["IN_W"] + p["PRODUCT_W"] + left, bits=left, factors=p["IN_W"])
-    return round_logic(left, p["SHIFT"], p["OUT_W"]).plus(own)
+    """Estimates a lane of a dividing requantizer, which rounds the rest of a product twice."""
+    rest = p["PRODUCT_W"] - p["DROPPED"]
+    own = Logic(0, p["IN_W"] + p["PRODUCT_W"] + rest, bits=rest, factors=p["IN_W"])
+    return round_logic(rest, p["SHIFT"], p["OUT_W"]).plus(own)
 
 
 def _requantize_blocks(p: Parameters) -> Logic:
-    """In the letters of `chop_requantize_blocks`: two shifts by an exponent for each lane."""
+    """Estimates `chop_requantize_blocks` with its variable names: two exponent shifts per lane."""
     lanes, read, window, out = p["LANES"], p["IN_W"], p["WINDOW"], p["OUT_W"]
     wide, beats, exponent = read + window, p["BLOCK"] // lanes, window.bit_length()
     counts = count_bits(beats) + count_bits(p["FEATURES"] // lanes)
-    # Of magnitudes the bits above BASE are looked at.
+    # Only the magnitude bits above BASE are examined.
     seen = min(max(read - p["BASE"] - 1, 1), read)
     shifts = 0.75 * (wide + out) * exponent
     lane = round_logic(wide, p["SHIFT"], out - window).plus(
@@ -183,17 +193,17 @@ def _requantize_blocks(p: Parameters) -> Logic:
         (lanes / 4 + 0.3) * seen + 2 * window + 2 * counts + HANDSHAKE,
         seen + window + exponent + counts + 9,
     )
-    found = load.plus(fifo_logic({"W": lanes * read + 1, "DEPTH": beats + 12}))
-    found = found.plus(credits_logic(exponent, 4)).plus(Logic(2, 5 * exponent + 6))
-    return found.plus(lane.times(lanes)).plus(credits_logic(lanes * out, 6))
+    logic = load.plus(fifo_logic({"W": lanes * read + 1, "DEPTH": beats + 12}))
+    logic = logic.plus(credits_logic(exponent, 4)).plus(Logic(2, 5 * exponent + 6))
+    return logic.plus(lane.times(lanes)).plus(credits_logic(lanes * out, 6))
 
 
 def _softmax(p: Parameters) -> Logic:
     total, count = p["TABLE_W"] + count_bits(p["FEATURES"]), count_bits(p["FEATURES"])
     reciprocal = p["POWER"] - p["TABLE_W"] + 1
-    found = fifo_logic({"W": p["IN_W"], "DEPTH": p["FEATURES"] + 12})
-    found = found.plus(credits_logic(p["TABLE_W"], 3, places=p["DEPTH"]))
-    found = found.plus(skid_logic({"W": p["IN_W"]})).plus(reciprocal_logic(total, reciprocal))
+    logic = fifo_logic({"W": p["IN_W"], "DEPTH": p["FEATURES"] + 12})
+    logic = logic.plus(credits_logic(p["TABLE_W"], 3, places=p["DEPTH"]))
+    logic = logic.plus(skid_logic({"W": p["IN_W"]})).plus(reciprocal_logic(total, reciprocal))
     codes = p["IN_W"] + count_bits(p["TABLE_DEPTH"])
     own = Logic(
         3 * count + 20,
@@ -201,22 +211,22 @@ def _softmax(p: Parameters) -> Logic:
         bits=2 * p["IN_W"] + 2 * total + p["OUT_W"],
         factors=p["TABLE_W"] + reciprocal,
     )
-    return found.plus(own).plus(credits_logic(p["OUT_W"], 3))
+    return logic.plus(own).plus(credits_logic(p["OUT_W"], 3))
 
 
 def _masked_softmax(p: Parameters) -> Logic:
-    """`_softmax`, a bit of each key, and what counts keys, and queries where these are causal."""
+    """Estimates `_softmax` with a mask bit per key, and counters of keys and of causal queries."""
     places = count_bits(max(p["FEATURES"], p["QUERIES"]))
     inner = count_bits(p["INNER"]) if p["INNER"] > 1 else 0
     counts = 2 * places + inner if p["CAUSAL"] else places
-    found = _softmax(p).plus(repeat_logic(1, p["FEATURES"], p["ROWS"])).plus(credits_logic(1, 2))
-    found = found.plus(fifo_logic({"W": 1, "DEPTH": p["FEATURES"] + p["DEPTH"] + 24}))
+    logic = _softmax(p).plus(repeat_logic(1, p["FEATURES"], p["ROWS"])).plus(credits_logic(1, 2))
+    logic = logic.plus(fifo_logic({"W": 1, "DEPTH": p["FEATURES"] + p["DEPTH"] + 24}))
     own = Logic(3 * counts, counts + p["IN_W"] + p["OUT_W"] + 5, bits=p["IN_W"] + p["OUT_W"])
-    return found.plus(own)
+    return logic.plus(own)
 
 
 def _layer_norm(p: Parameters) -> Logic:
-    """In the letters of `chop_layer_norm`."""
+    """Estimates `chop_layer_norm` with its variable names."""
     lanes, count = p["LANES"], count_bits(p["FEATURES"] // p["LANES"])
     total = p["IN_W"] + count_bits(p["FEATURES"])
     variance = max(p["RADICAND_W"] - 2 * p["ROOT"], 1)
@@ -234,32 +244,32 @@ def _layer_norm(p: Parameters) -> Logic:
         factors=reciprocal + lanes * (p["IN_W"] + p["LIMIT_W"]) + total + squares,
     )
     beats = p["FEATURES"] // lanes
-    found = load.plus(_root(p, squares, variance)).plus(sent)
-    found = found.plus(fifo_logic({"W": total, "DEPTH": 8}))
-    found = found.plus(fifo_logic({"W": lanes * p["IN_W"], "DEPTH": p["DEPTH"]}))
-    found = found.plus(words_logic(beats)).plus(words_logic(beats))
-    found = found.plus(_normalized(p, total, reciprocal).times(lanes))
-    return found.plus(credits_logic(lanes * p["OUT_W"], 13))
+    logic = load.plus(_root(p, squares, variance)).plus(sent)
+    logic = logic.plus(fifo_logic({"W": total, "DEPTH": 8}))
+    logic = logic.plus(fifo_logic({"W": lanes * p["IN_W"], "DEPTH": p["DEPTH"]}))
+    logic = logic.plus(words_logic(beats)).plus(words_logic(beats))
+    logic = logic.plus(_normalized(p, total, reciprocal).times(lanes))
+    return logic.plus(credits_logic(lanes * p["OUT_W"], 13))
 
 
 def _root(p: Parameters, squares: int, variance: int) -> Logic:
-    """From the sums of a row to its reciprocal."""
+    """Estimates the path from the sums of a row to its reciprocal square root."""
     root = (p["RADICAND_W"] + 1) // 2
     cycles = (root + 1) // 2 + 1
     own = Logic(12, 2 * variance + 5, bits=variance, enabled=squares + variance)
-    found = own.plus(credits_logic(p["RADICAND_W"], 5, cycles))
-    found = found.plus(isqrt_logic(p["RADICAND_W"]))
+    logic = own.plus(credits_logic(p["RADICAND_W"], 5, cycles))
+    logic = logic.plus(isqrt_logic(p["RADICAND_W"]))
     divisor = max(root, p["ROOT"] + 1)
-    found = found.plus(skid_logic({"W": divisor}))
-    return found.plus(reciprocal_logic(divisor, p["POWER"] - p["ROOT"] + 1))
+    logic = logic.plus(skid_logic({"W": divisor}))
+    return logic.plus(reciprocal_logic(divisor, p["POWER"] - p["ROOT"] + 1))
 
 
 def _normalized(p: Parameters, total: int, reciprocal: int) -> Logic:
-    """A lane: centered, multiplied, rounded within limits that are no power of two, and scaled."""
+    """Estimates a lane that centers, multiplies, rounds with arbitrary limits, and scales."""
     product = total + 2 + reciprocal
-    found = round_logic(product, p["POWER"] - p["ROOT"] - p["FRACTION"], p["LIMIT_W"])
+    logic = round_logic(product, p["POWER"] - p["ROOT"] - p["FRACTION"], p["LIMIT_W"])
     own = Logic(p["LIMIT_W"], 2 * p["OUT_W"], bits=total, enabled=product + total + 1)
-    return found.plus(own).plus(Logic(0, 0, added=product + p["OUT_W"]))
+    return logic.plus(own).plus(Logic(0, 0, added=product + p["OUT_W"]))
 
 
 def _max_pool(p: Parameters) -> Logic:
@@ -300,7 +310,7 @@ def _product(p: Parameters) -> Logic:
 
 
 def _scale(p: Parameters) -> Logic:
-    """A product, whose sum of parts has a register, and what ends its pipeline."""
+    """Estimates a product whose sum of parts has a register, and the end of its pipeline."""
     bits = p["LANES"] * p["OUT_W"]
     own = Logic(3, bits + 3, added=bits, factors=p["LANES"] * p["IN_W"])
     return credits_logic(bits, 3).plus(own)
@@ -318,7 +328,7 @@ def _embedding(p: Parameters) -> Logic:
 
 
 def _copies(p: Parameters) -> Logic:
-    """A run is stored, of one beat in a register."""
+    """Estimates the storage of a run, or a register for a run of one beat."""
     beats, width = p["BEATS"], p["W"]
     counts, stored = count_bits(beats) + count_bits(p["TIMES"]), beats > 1
     registers = (2 if stored else 4) * width + counts + 4

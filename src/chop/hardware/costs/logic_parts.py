@@ -1,8 +1,8 @@
-"""Lookup tables and flip-flops of what components are made of, and of what stands between them.
+"""Lookup tables and flip-flops of component parts and of the links between components.
 
-Registers are those of the sources in `rtl/`, counted as they are declared there. A bit of a sum or
-of a choice between two values takes one lookup table; constants of control were fitted to what
-Yosys 0.23 counts of the designs of `benchmarks/hardware_estimates.py`.
+Registers are counted as declared in the sources in `rtl/`. A bit of a sum or a 2:1 multiplexer
+takes one lookup table. Constants for control logic were fitted to the counts of Yosys 0.23 for the
+designs of `benchmarks/hardware_estimates.py`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ Parameters = Mapping[str, Any]
 HANDSHAKE = 4
 """Lookup tables of `valid`, `ready` and the enable of a pipeline."""
 LARGE_FIFO = 50
-"""Depth from which on a FIFO has a second register, LARGE of `chop_fifo`."""
+"""FIFO depth from which a second output register is used, LARGE of `chop_fifo`."""
 WINDOW_LOGIC = 1.5
-"""Lookup tables for each bit of a place in an image."""
+"""Lookup tables per bit of an image position."""
 WIDEST = 10**9
 
 
 class Logic(NamedTuple):
-    """What a module takes.
+    """Logic resources of a module.
 
     Attributes:
-        lut: lookup tables of 6 inputs, without those of products and memories.
+        lut: lookup tables with 6 inputs, without those of products and memories.
         ff: flip-flops, without those of multipliers and memories.
-        rams: read-write memories: words, and bits of a word.
-        bits: of sums and of choices between two values: a lookup table each, however many inputs
-            it has.
-        enabled: flip-flops beside multipliers that have an enable, or that are the second ones
-            behind a product: not every multiplier takes them.
-        added: bits of sums of two products, which some multipliers add up themselves.
-        factors: flip-flops of factors, which each multiplier takes; of products that none makes
-            they are flip-flops.
+        rams: read-write memories, as words and bits of a word.
+        bits: bits of sums and 2:1 multiplexers; each takes one lookup table on any family.
+        enabled: flip-flops beside multipliers with an enable, or the second register behind a
+            product. Not every multiplier can absorb them.
+        added: bits of sums of two products, which some multipliers compute themselves.
+        factors: flip-flops of factors, which multipliers absorb. They remain flip-flops if the
+            product is built from lookup tables.
     """
 
     lut: float
@@ -45,7 +44,7 @@ class Logic(NamedTuple):
     factors: float = 0
 
     def plus(self, other: Logic) -> Logic:
-        """Both."""
+        """Returns the sum of both."""
         return Logic(
             self.lut + other.lut,
             self.ff + other.ff,
@@ -57,24 +56,24 @@ class Logic(NamedTuple):
         )
 
     def times(self, count: int) -> Logic:
-        """So many of it."""
+        """Returns the resources of several copies."""
         rams = self.rams * count
         numbers = (self.bits, self.enabled, self.added, self.factors)
         return Logic(self.lut * count, self.ff * count, rams, *(n * count for n in numbers))
 
 
 def count_bits(n: int) -> int:
-    """Bits of a counter of `n` states."""
+    """Returns the bits of a counter with `n` states."""
     return max(n - 1, 1).bit_length()
 
 
 def skid_logic(p: Parameters) -> Logic:
-    """`chop_skid`: two registers, and a choice between them."""
+    """Estimates `chop_skid`: two registers and a multiplexer."""
     return Logic(3, 2 * p["W"] + 2, bits=p["W"])
 
 
 def fifo_logic(p: Parameters) -> Logic:
-    """`chop_fifo`: a beat is in the register of the memory's output, and of large ones one more."""
+    """Estimates `chop_fifo`: one register at the memory's output, two if it is large."""
     depth, bits = p["DEPTH"], p["W"]
     if depth <= 2:
         return skid_logic(p)
@@ -86,25 +85,25 @@ def fifo_logic(p: Parameters) -> Logic:
 
 
 def credits_logic(bits: int, latency: int, every: int = 1, places: int = 0) -> Logic:
-    """`chop_credits`, which ends each pipeline: a FIFO with a place for each credit."""
+    """Estimates `chop_credits`, the end of each pipeline: a FIFO with a slot for each credit."""
     places = places or (latency + 4) // every + 2
     count = places.bit_length()
     return fifo_logic({"W": bits, "DEPTH": places}).plus(Logic(3.5 * count, count + 1))
 
 
 def fork_logic(p: Parameters) -> Logic:
-    """`chop_fork`: who has taken the beat."""
+    """Estimates `chop_fork`: a bit per reader that has accepted the beat."""
     return Logic(2 * p["N"] + 1, p["N"])
 
 
 def downsize_logic(p: Parameters) -> Logic:
-    """`chop_downsize`: a register that is loaded or shifted; its last lanes are only loaded."""
+    """Estimates `chop_downsize`: a register with load and shift; its last lanes only load."""
     bits, count = p["IN_LANES"] * p["W"], count_bits(p["IN_LANES"] // p["OUT_LANES"] + 1)
     return Logic(2 * count, bits + count, bits=2 * (bits - p["OUT_LANES"] * p["W"]))
 
 
 def upsize_logic(p: Parameters) -> Logic:
-    """`chop_upsize`: a register that is shifted."""
+    """Estimates `chop_upsize`: a shift register."""
     if p["IN_LANES"] == p["OUT_LANES"]:
         return Logic(HANDSHAKE, p["OUT_LANES"] * p["W"] + 1)
     count = count_bits(p["OUT_LANES"] // p["IN_LANES"])
@@ -112,18 +111,18 @@ def upsize_logic(p: Parameters) -> Logic:
 
 
 def words_logic(beats: int) -> Logic:
-    """`chop_words` without its memory and the register behind: a sum, and a choice at the end."""
+    """Estimates `chop_words` without memory and output register: an adder and a wrap-around."""
     count = count_bits(beats)
     return Logic(2 * count + 2, count)
 
 
 def constant_logic(beats: int, bits: int) -> Logic:
-    """`chop_constant`, without its memory."""
+    """Estimates `chop_constant` without its memory."""
     return words_logic(beats).plus(credits_logic(bits, 2)).plus(Logic(1, 2))
 
 
 def repeat_logic(bits: int, beats: int, times: int) -> Logic:
-    """`chop_repeat`: rows that are read again."""
+    """Estimates `chop_repeat`, which reads rows several times."""
     if times == 1:
         return Logic(0, 2 * bits)
     counts = count_bits(beats) + count_bits(times)
@@ -131,7 +130,7 @@ def repeat_logic(bits: int, beats: int, times: int) -> Logic:
 
 
 def tree_logic(inputs: int, term: int, total: int = WIDEST) -> Logic:
-    """An adder tree of pairs, with a register behind each node; sums of `total` bits at most.
+    """Estimates a pairwise adder tree with a register per node and sums of at most `total` bits.
 
     >>> nine = tree_logic(9, 13)  # 5, 3, 2 and 1 nodes, of which 4, 2, 1 and 1 are sums
     >>> nine.ff, nine.added, nine.bits
@@ -147,7 +146,7 @@ def tree_logic(inputs: int, term: int, total: int = WIDEST) -> Logic:
 
 
 def rows_logic(bits: int, beats: int, groups: int, stages: int) -> Logic:
-    """What sends rows of a product again, and what tells their first and last terms."""
+    """Estimates the repetition of rows for a product, and its first-term and last-term flags."""
     count = count_bits(beats)
     return repeat_logic(bits, beats, groups).plus(
         Logic(3 * count + HANDSHAKE, count + 3 * stages + 2)
@@ -155,38 +154,38 @@ def rows_logic(bits: int, beats: int, groups: int, stages: int) -> Logic:
 
 
 def sums_logic(outputs: int, tree: Logic, total: int, beats: int) -> Logic:
-    """Of each output a tree, and a register that adds up `beats` of its sums."""
+    """Estimates a tree per output, with a register that accumulates `beats` sums."""
     own = Logic(0, outputs * total, bits=outputs * total * (beats > 1))
     return tree.times(outputs).plus(own)
 
 
 def round_logic(width: int, shift: int, out: int) -> Logic:
-    """`chop_round_saturate`: a sum, comparisons with both ends beside it, a choice.
+    """Estimates `chop_round_saturate`: an adder, comparisons with both limits, a multiplexer.
 
-    Of the sum the bits of a result alone are kept. What it adds up has its sign twice; bits of a
-    result beyond those that are kept are equal, but for its sign.
+    Only the result bits of the sum are kept. Its operand has its sign bit twice, and the dropped
+    high bits equal each other except for the sign.
     """
-    kept = max(width - max(shift, 0) + 1, 2) if shift > 0 else width
+    sum_bits = max(width - max(shift, 0) + 1, 2) if shift > 0 else width
     below = max(min(shift, width), 0)
-    registers = kept + 2 + min(kept, out) + min(kept + 1 + (shift < 0), out)
-    return Logic(1.7 * kept + below / 4 + out / 2, registers)
+    registers = sum_bits + 2 + min(sum_bits, out) + min(sum_bits + 1 + (shift < 0), out)
+    return Logic(1.7 * sum_bits + below / 4 + out / 2, registers)
 
 
 def reciprocal_logic(width: int, out: int) -> Logic:
-    """`chop_reciprocal`: a difference, and a choice by its sign."""
+    """Estimates `chop_reciprocal`: a subtraction and a multiplexer controlled by its sign."""
     count = count_bits(out + 1)
     return Logic(2 * count + 6, 2 * width + out + count + 1, bits=2 * width)
 
 
 def isqrt_logic(width: int) -> Logic:
-    """`chop_isqrt`: a difference, and a choice by its sign."""
+    """Estimates `chop_isqrt`: a subtraction and a multiplexer controlled by its sign."""
     root = (width + 1) // 2
     count = count_bits(root + 1)
     return Logic(2 * count + 6, 4 * root + count + 2, bits=2 * root + 4)
 
 
 def window_logic(p: Parameters) -> Logic:
-    """`chop_window`: places in the image and in the ring."""
+    """Estimates `chop_window`: counters of positions in the image and in the ring buffer."""
     bits, words = p["LANES"] * p["IN_W"], p["RING"] * p["IN_WIDTH"] * p["FOLDS"]
     taps = p.get("TAP_LANES", 1)
     across = min(taps, p["KERNEL_X"])
@@ -201,8 +200,8 @@ def window_logic(p: Parameters) -> Logic:
     counts = (*counts, *(p[name] for name in ("FOLDS", "OUT_WIDTH", "OUT_HEIGHT")))
     state = places + sum(map(count_bits, counts))
     own = Logic(WINDOW_LOGIC * state, state + bits + 7, ((words, bits),), bits=bits)
-    # Of further taps: what is read, and by columns and rows of the kernel where. In pixels of one
-    # beat a place is counted once, in columns and in words.
+    # Each further tap has a memory port and a ring slot; kernel columns and rows have positions.
+    # With pixels of one beat, columns and words share a position counter.
     tap = Logic(0, slot + bits + 2, ((words, bits),), bits=slot + bits)
     column = Logic(0, x * min(p["FOLDS"], 2) + 1, bits=x * (min(p["FOLDS"], 2) + 1))
     row = Logic(0, slot + y + 1, bits=3 * slot + 2 * y)

@@ -1,4 +1,4 @@
-"""Placement and routing by open tools: the clock frequency that a project reaches on a device."""
+"""Place and route with open-source tools: the clock frequency of a project on a device."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from chop.runs.progress import Stages
 
 PLACE_SECONDS = 7200
 TARGET_MHZ = 150
-"""What routing strives for; it goes on where a path is slower."""
+"""Frequency target of the router. Routing continues if a path is slower."""
 CERTAIN = 1.3
-"""Times a device that an estimate has to be before a design is sure not to fit."""
+"""Multiple of a device's resources from which an estimate proves that a design does not fit."""
 INSTALLED_BY = {"nextpnr-ecp5": "place", "ecppack": "place"}
-"""Tools that an optional part of chop installs; others are packages of Debian."""
+"""Optional extras of chop that install a tool; other tools are Debian packages."""
 _SYNTHESIS = "{read}; synth_{family}{flags} -top {top} -json netlist.json"
 # Cells that Yosys and nextpnr name after the signal that they drive.
 _ENDING = re.compile(
@@ -49,31 +49,31 @@ _ENDING = re.compile(
 
 
 def check_device(device: str) -> None:
-    """Does nothing where a project can be placed on a device.
+    """Checks that projects can be placed on a device.
 
     Raises:
-        ConfigError: there is no such device, or no open tool routes on it.
-        UnavailableError: its tool is not installed; says how to install it.
+        ConfigError: if the device is unknown, or no open tool routes on it.
+        UnavailableError: if the tool is not installed; the message says how to install it.
     """
     _command(_router(device).tool)
 
 
 def check_fits(design: Design, name: str, has_multipliers: bool = True) -> None:
-    """Does nothing where a design fits a device, or where its estimate may be wrong about that.
+    """Checks that a design may fit a device, within the error of its estimate.
 
     Args:
-        design: what is to be placed.
-        name: of the device.
-        has_multipliers: else products are made of lookup tables, whatever the device has.
+        design: design to place.
+        name: device name.
+        has_multipliers: False if products are built from lookup tables on any device.
     Raises:
-        ConfigError: it is estimated to take far more than there is; says by how much.
+        ConfigError: if the estimate is far above the device's resources.
     """
     device = DEVICES[name] if has_multipliers else replace(DEVICES[name], dsp=0)
     usage = design_usage(design.netlist, design.connections, device.family)
     if excess(usage, device, CERTAIN):
         raise ConfigError(
             f"place: the design does not fit {name}: by estimate it takes "
-            f"{beyond(usage, device)}; without fold, or with device, folds that fit are chosen."
+            f"{beyond(usage, device)}. Remove fold or set device to choose folds that fit."
         )
 
 
@@ -86,10 +86,10 @@ def _router(name: str) -> Router:
 
 
 def _command(tool: str) -> list[str]:
-    """The program, of the system or of PyPI's YoWASP, which are of one source.
+    """Returns the command of a tool, from the system or from PyPI's YoWASP (same sources).
 
     Raises:
-        UnavailableError: neither is installed.
+        UnavailableError: if neither is installed.
     """
     path = shutil.which(tool)
     if path is not None:
@@ -105,14 +105,14 @@ def _command(tool: str) -> list[str]:
 
 
 def tool_versions(router: Router) -> dict[str, str | None]:
-    """Versions of Yosys and of what places."""
+    """Returns the versions of Yosys and of the place-and-route tool."""
     command = _command(router.tool)
-    found = package_version(f"yowasp-{router.tool}")
+    placer_version = package_version(f"yowasp-{router.tool}")
     if command[0] != sys.executable:
         printed = run([*command, "--version"], None, 60)
         match = re.search(r"[Vv]ersion \"?([\w.+-]+)", printed.stdout + printed.stderr)
-        found = match[1] if match else None
-    return {"yosys": version("yosys"), router.tool: found}
+        placer_version = match[1] if match else None
+    return {"yosys": version("yosys"), router.tool: placer_version}
 
 
 def place(
@@ -123,26 +123,26 @@ def place(
     interval: float,
     has_multipliers: bool = True,
 ) -> dict[str, Any]:
-    """Places and routes a project once for each seed; the result is that of the median.
+    """Places and routes a project once per seed and returns the result of the median seed.
 
-    A seed's result is kept in the cache folder as soon as it is there, by the content of the
-    netlist: a run that was stopped goes on with the seeds that are left. Of a run that is complete
-    the bitstream stays there, not the much larger text that it is made of.
+    Each seed's result is cached by the content of the netlist, so an interrupted run continues with
+    the remaining seeds. A complete run caches the bitstream, not the much larger text from which it
+    is packed.
 
     Args:
-        folder: of the project.
-        project: what is in it.
-        device: name of one that `check_device` accepts.
-        seeds: how many; from 1.
+        folder: project folder.
+        project: its content.
+        device: device name that `check_device` accepts.
+        seeds: number of seeds, starting from 1.
         interval: cycles between two samples.
-        has_multipliers: else products are made of lookup tables, whatever the device has.
+        has_multipliers: False if products are built from lookup tables on any device.
     Returns: `device`, `speed_grade`, `tools`, `seeds` with the frequency in MHz of each,
         `frequency_mhz`, `samples_per_second`, `utilization`, used and available of each resource,
-        `critical_path`, see `critical_path`, and `bitstream`, the file's name, where the packer is
+        `critical_path`, see `critical_path`, and `bitstream`, the file name, if the packer is
         installed.
     Raises:
-        ConfigError: Yosys does not accept the design, or it does not fit the device.
-        UnavailableError: a tool is not installed, or takes longer than `PLACE_SECONDS`.
+        ConfigError: if Yosys rejects the design, or the design does not fit the device.
+        UnavailableError: if a tool is not installed or takes longer than `PLACE_SECONDS`.
     """
     target, numbers = _router(device), range(1, seeds + 1)
     tools = tool_versions(target)
@@ -152,11 +152,11 @@ def place(
     ):
         with stages.stage("synthesis", f"synthesizing for {device}"):
             key = _synthesize(folder, project.top, target, work, tools, has_multipliers)
-        found = {}
+        reports = {}
         for seed in numbers:
             with stages.stage("route", f"placing on {device}, seed {seed}"):
-                found[seed] = _route(target, device, seed, key, work)
-        frequencies = {seed: report["frequency_mhz"] for seed, report in found.items()}
+                reports[seed] = _route(target, device, seed, key, work)
+        frequencies = {seed: report["frequency_mhz"] for seed, report in reports.items()}
         median = statistics.median_low(frequencies.values())
         chosen = next(seed for seed in numbers if frequencies[seed] == median)
         file = _bitstream(target, device, chosen, key, work)
@@ -172,8 +172,8 @@ def place(
         "seeds": [{"seed": seed, "mhz": round(mhz, 2)} for seed, mhz in frequencies.items()],
         "frequency_mhz": round(median, 2),
         "samples_per_second": round(median * 1e6 / interval),
-        "utilization": found[chosen]["utilization"],
-        "critical_path": critical_path(found[chosen]["path"]),
+        "utilization": reports[chosen]["utilization"],
+        "critical_path": critical_path(reports[chosen]["path"]),
         "bitstream": file and f"{device}.bit",
     }
 
@@ -186,9 +186,9 @@ def _synthesize(
     tools: Mapping[str, str | None],
     has_multipliers: bool,
 ) -> str:
-    """Writes `netlist.json` into a folder; returns the digest of all that decides on a result."""
+    """Writes `netlist.json` into a folder; returns a digest of all that affects the result."""
     sources = [path.relative_to(folder) for path in list_sources(folder)]
-    # Those of iCE40 are taken if they are asked for alone, and HX8K has none.
+    # Yosys uses the multipliers of iCE40 only on request, and HX8K has none.
     flags = WITHOUT_MULTIPLIERS if not has_multipliers and router.family != "ice40" else ""
     read = read_command(sources)
     script = _SYNTHESIS.format(read=read, family=router.family, flags=flags, top=top)
@@ -209,7 +209,6 @@ def _synthesize(
 
 
 def _cached(key: str, seed: int) -> Path:
-    """Where the result of a seed is kept."""
     return cache_folder() / f"place-{seed}-{key}.json"
 
 
@@ -220,7 +219,7 @@ def _route(router: Router, name: str, seed: int, key: str, work: Path) -> dict[s
 
 
 def _write_route(router: Router, name: str, seed: int, key: str, work: Path, target: Path) -> None:
-    """Places and routes; writes the result to `target`, and what is routed beside its place."""
+    """Places and routes a seed; writes the result to `target` and the routed design beside it."""
     command = [*_command(router.tool), *router.flags, *_more_flags(router, work)]
     command += ["--json", "netlist.json"]
     command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
@@ -236,7 +235,7 @@ def _write_route(router: Router, name: str, seed: int, key: str, work: Path, tar
 
 
 def _more_flags(router: Router, work: Path) -> tuple[str, ...]:
-    """Flags for `netlist.json` in a folder, by its size."""
+    """Returns additional flags for `netlist.json` in a folder, by its size."""
     if not router.large_flags:
         return ()
     modules = parse_json((work / "netlist.json").read_bytes())["modules"]
@@ -245,13 +244,13 @@ def _more_flags(router: Router, work: Path) -> tuple[str, ...]:
 
 
 def _reason(log: str) -> str:
-    """The first error of nextpnr."""
-    found = re.search(r"^ERROR: (.*)$", log, re.MULTILINE)
-    return found[1] if found else (log.strip().splitlines() or ["no message"])[-1]
+    """Returns the first error of nextpnr."""
+    match = re.search(r"^ERROR: (.*)$", log, re.MULTILINE)
+    return match[1] if match else (log.strip().splitlines() or ["no message"])[-1]
 
 
 def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of nextpnr's report: frequency, what is used, and the slowest inner path."""
+    """Extracts frequency, utilization and the slowest internal path from nextpnr's report."""
     frequency = min(clock["achieved"] for clock in report["fmax"].values())
     inner: list[list[dict[str, Any]]] = [
         path["path"]
@@ -269,12 +268,12 @@ def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def critical_path(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The slowest path between two registers, in the words of the design.
+    """Describes the slowest path between two registers with names of the design.
 
     Args:
-        steps: of the path: `type`, `ns`, `from` and `cell`, where it starts and ends.
-    Returns: `from` and `to`, the component and what is in it, `through`, the instances of the top
-        module on it, `logic_ns`, `wire_ns` and `levels`, how many cells are between.
+        steps: segments of the path: `type`, `ns`, `from` and `cell`, its start and end.
+    Returns: `from` and `to`, the component and the signal in it, `through`, the instances of the
+        top module on it, `logic_ns`, `wire_ns` and `levels`, the number of cells between.
     """
     if not steps:
         return {}
@@ -291,7 +290,7 @@ def critical_path(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def words(cell: str) -> str:
-    """A cell's place in the design: the component, and the signal in it.
+    """Returns the location of a cell in the design: component and signal.
 
     >>> words("u_fc1.u_matvec.g_out[1].g_node[3].product_q_TRELLIS_FF_Q_DI_MULT18X18D_P0")
     'fc1: matvec.g_out[1].g_node[3].product_q'
@@ -303,7 +302,7 @@ def words(cell: str) -> str:
 
 
 def _bitstream(router: Router, name: str, seed: int, key: str, work: Path) -> Path | None:
-    """The bitstream of a seed, in the cache folder; None where the packer is not installed."""
+    """Returns a seed's bitstream in the cache folder; None if the packer is not installed."""
     result = _cached(key, seed)
     bitstream, routed = result.with_suffix(".bit"), result.with_suffix(".config")
     if is_whole(bitstream):

@@ -1,4 +1,4 @@
-"""Synthesis for 7-series devices by Yosys: what a project takes of each resource."""
+"""Synthesis for Xilinx 7 series in Yosys: resource counts of a project."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ COLUMNS = {
     "dsp": {"DSP48E1": 1},
     "ramb18": {"RAMB18E1": 1, "RAMB36E1": 2},
 }
-"""For each resource the primitives that take it, and how many units: lookup tables, those that
-are memories or shift registers, flip-flops, DSP48 blocks, and block memories of 18 Kbit."""
+"""For each resource, the primitives that use it and the units of each: lookup tables, lookup tables
+used as memories or shift registers, flip-flops, DSP48 blocks, and block memories of 18 Kbit.
+"""
 ROM_COLUMNS = ("rom_lut", "rom_ff", "rom_ramb18")
-"""What read-only memories take of the same units, estimated from their contents."""
+"""Resources of read-only memories, estimated from their contents."""
 RESOURCES = (
-    "Counted by Yosys' synth_xilinx for 7-series devices, before placement, without read-only "
-    "memories (ROM); what these take besides is estimated from their contents."
+    "Counted by Yosys' synth_xilinx for 7-series devices before placement, without read-only "
+    "memories (ROM). Those are estimated from their contents."
 )
-"""What the columns of a report are."""
+"""Footnote of a resource report."""
 WITHOUT_MULTIPLIERS = " -nodsp"
-"""Of Yosys' commands for devices that could have some: products are made of lookup tables."""
+"""Option of Yosys' synthesis commands that builds products from lookup tables."""
 TOTAL = "all"
 ROM = "chop_rom"
-"""The module that all read-only memories of the library are instances of."""
+"""Module of all read-only memories in the library."""
 PRODUCTS = "*chop_multiplier* *chop_product* %u"
-"""The modules of products that the device's multipliers can make, as Yosys selects them."""
+"""Modules whose products map to the device's multipliers, as a Yosys selection."""
 _BODY = re.compile(r"^\);$.*^endmodule$", re.MULTILINE | re.DOTALL)
 _LISTED_ROM = re.compile(
     rf"  cell \\{ROM} .*\n    parameter \\FILE \"(.*)\"\n.*\n    parameter signed \\W (\d+)\n"
@@ -79,22 +80,22 @@ def synthesize(
     seconds: float = SYNTHESIS_SECONDS,
     has_multipliers: bool = True,
 ) -> list[dict[str, Any]]:
-    """Resources of a project by Yosys' `synth_xilinx`; nothing is placed, so there is no clock.
+    """Counts the resources of a project with Yosys' `synth_xilinx`, without placement or timing.
 
-    Instances of `chop_rom` are black boxes in synthesis, which takes most of its time for their
-    contents otherwise; what they take is estimated, see `chop.hardware.costs.estimate`.
+    Instances of `chop_rom` are black boxes, because synthesis would spend most of its time on their
+    contents. Their resources are estimated, see `chop.hardware.costs.estimate`.
 
     Args:
-        folder: of the project.
-        project: what is in it.
+        folder: project folder.
+        project: its content.
         seconds: time limit.
-        has_multipliers: else products are made of lookup tables.
-    Returns: for each kind of module in the top `module`, `instances`, the measured columns of
-        `COLUMNS` without read-only memories, and the estimated ones of these, `ROM_COLUMNS`; and
-        the same of the whole, whose `module` is "all".
+        has_multipliers: False if products are built from lookup tables.
+    Returns: a row for each kind of module in the top: `module`, `instances`, the measured columns
+        of `COLUMNS` without read-only memories, and the estimated `ROM_COLUMNS`; and a totals row,
+        with `module` "all".
     Raises:
-        UnavailableError: Yosys is not installed, or takes longer.
-        ConfigError: it does not accept the design.
+        UnavailableError: if Yosys is not installed or exceeds the time limit.
+        ConfigError: if it rejects the design.
     """
     with scratch_folder("synthesis") as work:
         sources = list_sources(folder)
@@ -104,18 +105,18 @@ def synthesize(
         dissolved = _DISSOLVED.replace("{products}", PRODUCTS) if has_multipliers else ""
         script = script.replace("{dissolved}", dissolved)
         cells = _run(folder, project.top, script, without_files, work, seconds)
-    found = _by_module(cells, project.top)
+    primitives = _by_module(cells, project.top)
     roms = _by_module(elaborated, project.top)
     memories = {file: _memory(folder / file, width) for file, width in widths.items()}
-    return [_row(module, found[module], roms[module], memories) for module in found]
+    return [_row(module, primitives[module], roms[module], memories) for module in primitives]
 
 
 def _elaborate(
     folder: Path, top: str, sources: Sequence[Path], work: Path, seconds: float
 ) -> tuple[_Cells, dict[str, int]]:
-    """Cells of each module, and widths in bits of read-only memories, by their files.
+    """Returns the cells of each module, and the widths of read-only memories in bits by file.
 
-    In place of cells of the kind `chop_rom` there are cells of the kind of their file.
+    Cells of the kind `chop_rom` are replaced by cells named after their file.
     """
     listed = work / "roms.txt"
     script = _ELABORATION.replace("{listed}", str(listed)).replace("{rom}", ROM)
@@ -131,11 +132,11 @@ def _elaborate(
 
 
 def _without_files(sources: Sequence[Path], files: Iterable[str], work: Path) -> list[Path]:
-    """Sources whose modules do not differ by the files of read-only memories alone.
+    """Returns sources in which modules no longer differ only by memory files.
 
-    The files are in the folder of the project: the default of the top module's parameter.
+    The files are in the project folder, the default of the top module's parameter.
     """
-    found = []
+    rewritten = []
     for source in sources:
         text = changed = source_text(source)
         for file in files:
@@ -143,8 +144,8 @@ def _without_files(sources: Sequence[Path], files: Iterable[str], work: Path) ->
         if changed != text:
             source = work / source.name
             source.write_text(changed)
-        found.append(source)
-    return found
+        rewritten.append(source)
+    return rewritten
 
 
 def _memory(path: Path, width: int) -> Memory:
@@ -152,12 +153,12 @@ def _memory(path: Path, width: int) -> Memory:
 
 
 def _by_module(cells: _Cells, top: str) -> dict[str, Counter[str]]:
-    """Primitives and `instances` of each kind of module in the top, and of the whole."""
+    """Returns primitives and `instances` of each kind of module in the top, and of the whole."""
     rows: dict[str, Counter[str]] = {}
     for kind, count in cells[top].items():
-        found = rows.setdefault(_module(kind) if kind in cells else "", Counter())
-        found.update({name: count * each for name, each in _primitives(kind, cells).items()})
-        found["instances"] += count
+        counts = rows.setdefault(_module(kind) if kind in cells else "", Counter())
+        counts.update({name: count * each for name, each in _primitives(kind, cells).items()})
+        counts["instances"] += count
     own = rows.pop("", Counter())
     rows = {**dict(sorted(rows.items())), TOTAL: sum(rows.values(), own)}
     rows[TOTAL]["instances"] = 1
@@ -165,23 +166,23 @@ def _by_module(cells: _Cells, top: str) -> dict[str, Counter[str]]:
 
 
 def _module(kind: str) -> str:
-    r"""Name of a module in its source.
+    r"""Returns the source name of a module.
 
     >>> _module(r"$paramod\chop_skid\W=8"), _module(r"$paramod$12ab\chop_fifo"), _module("chop_a")
     ('chop_skid', 'chop_fifo', 'chop_a')
     """
-    found = re.match(r"\$paramod(?:\$\w+)?\\(\w+)", kind)
-    return found[1] if found else kind
+    match = re.match(r"\$paramod(?:\$\w+)?\\(\w+)", kind)
+    return match[1] if match else kind
 
 
 def _row(
     module: str,
-    found: Mapping[str, int],
+    counts: Mapping[str, int],
     roms: Mapping[str, int],
     memories: Mapping[str, Memory],
 ) -> dict[str, Any]:
     usage = {
-        column: sum(units * found.get(primitive, 0) for primitive, units in primitives.items())
+        column: sum(units * counts.get(primitive, 0) for primitive, units in primitives.items())
         for column, primitives in COLUMNS.items()
     }
     units = (table_luts, table_registers, block_memories)
@@ -189,23 +190,23 @@ def _row(
         column: sum(roms.get(file, 0) * unit(memory) for file, memory in memories.items())
         for column, unit in zip(ROM_COLUMNS, units, strict=True)
     }
-    return {"module": module, "instances": found["instances"], **usage, **estimated}
+    return {"module": module, "instances": counts["instances"], **usage, **estimated}
 
 
 def _primitives(kind: str, cells: _Cells) -> Counter[str]:
-    """Primitives of a cell: its own, and those of the modules in it."""
+    """Counts the primitives of a cell, those of the modules in it included."""
     if kind not in cells:
         return Counter({kind: 1})
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for inner, count in cells[kind].items():
-        found.update({name: count * n for name, n in _primitives(inner, cells).items()})
-    return found
+        counts.update({name: count * n for name, n in _primitives(inner, cells).items()})
+    return counts
 
 
 def _run(
     folder: Path, top: str, script: str, sources: Sequence[Path], work: Path, seconds: float
 ) -> _Cells:
-    """For each module, how many cells of each kind it has after a script of Yosys."""
+    """Counts the cells of each kind in each module after a Yosys script."""
     out = work / "stat.txt"
     script = script.format(read=_read(folder, sources, work), top=top, out=out)
     done = run([tool_path("yosys"), "-q", "-p", script], folder, seconds)
@@ -218,7 +219,7 @@ def _run(
 
 
 def _read(folder: Path, sources: Sequence[Path], work: Path) -> str:
-    """The commands that read sources, `chop_rom` as a black box."""
+    """Returns the commands that read sources, with `chop_rom` as a black box."""
     box = work / "black_box.sv"
     roms = [source for source in sources if source.stem == ROM]
     box.write_text("".join(_BODY.sub(");\nendmodule", source_text(rom)) for rom in roms))
@@ -232,16 +233,16 @@ def _read(folder: Path, sources: Sequence[Path], work: Path) -> str:
 
 
 def _parse_statistics(text: str) -> _Cells:
-    r"""Cells of each module, of what the command `stat` of Yosys prints.
+    r"""Parses the cell counts of each module from the output of Yosys' command `stat`.
 
     >>> _parse_statistics("=== top ===\n\n   Number of cells:  3\n     LUT2  1\n     FDRE  2\n")
     {'top': Counter({'FDRE': 2, 'LUT2': 1})}
     """
     sections = re.split(r"^=== (.+) ===$", text, flags=re.MULTILINE)[1:]
-    found = {}
+    modules = {}
     for name, section in zip(sections[::2], sections[1::2], strict=True):
         if name != "design hierarchy":
             listed = section.partition("Number of cells:")[2].partition("\n")[2]
             rows = re.findall(r"^ {5}(\S+) +(\d+)$", listed, re.MULTILINE)
-            found[name] = Counter({kind: int(count) for kind, count in rows})
-    return found
+            modules[name] = Counter({kind: int(count) for kind, count in rows})
+    return modules

@@ -1,3 +1,3 @@
-"""Design of a circuit: from the integer graph to SystemVerilog."""
+"""Circuit design: from an integer graph to SystemVerilog."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
 """Component table: the circuit of each integer operator.
 
-An operator gets a circuit by one row here and one SystemVerilog file; its class in
+An operator gets a circuit with one row in this table and one SystemVerilog file. Its class in
 `chop.nn.integer` is the specification.
 """
 
@@ -125,19 +125,19 @@ COMPONENTS: Registry[Component] = Registry(
     kind=Component,
     own_name=lambda component: component.operator.__name__,
 )
-"""Components by the name of the operator's class: those of chop, and those of other packages."""
+"""Components of chop and of plug-ins, by the name of the operator's class."""
 
 
 def get_component(operator: type[Any]) -> Component | None:
-    """Returns the component of a class of operators, or None if there is none."""
+    """Returns the component of an operator class, or None if there is none."""
     row = COMPONENTS.get(operator.__name__)
     return row if row is not None and row.operator is operator else None
 
 
 def register(row: Component) -> None:
-    """Adds the circuit of an operator.
+    """Registers the circuit of an operator.
 
     Raises:
-        ConfigError: another package has a circuit for a class of that name.
+        ConfigError: if another package has registered a circuit for a class of that name.
     """
     COMPONENTS[row.operator.__name__] = row

@@ -1,4 +1,4 @@
-"""Connections between components: forks, converters of lanes, FIFOs and skid buffers."""
+"""Links between components: forks, width converters, FIFOs and skid buffers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from chop.hardware.design.stream import Stream
 from chop.hardware.folds.fifo_depths import SKID_BEATS, Schedule, schedule
 
 FIFO = "chop_fifo"
-"""Module of what stores more than a skid buffer."""
+"""Module of buffers that are deeper than a skid buffer."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """An instance between components: it hands beats on.
+    """An instance between components that forwards beats.
 
     Attributes:
         module: SystemVerilog module.
-        name: of the instance.
-        parameters: of the module.
-        source: signal that it reads.
-        targets: signals that it writes, several of a fork.
-        bits: of a beat that leaves.
-        cycles: for a sample.
-        memory_bits: that it stores.
+        name: instance name.
+        parameters: module parameters.
+        source: input signal.
+        targets: output signals; a fork has several.
+        bits: bits of an output beat.
+        cycles: cycles per sample.
+        memory_bits: bits of its memory.
     """
 
     module: str
@@ -42,13 +42,13 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """An input of an instance, or a port out.
+    """An input of an instance, or an output port.
 
     Attributes:
-        name: of the signal that it sees.
-        stream: what it reads, as it is sent.
-        lanes: that it wants.
-        depth: beats of the FIFO that it wants.
+        name: name of the signal that it reads.
+        stream: the stream as the producer sends it.
+        lanes: required lanes.
+        depth: required FIFO depth in beats.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Reader:
 
 @dataclass(frozen=True)
 class Connections:
-    """What stands between the components of a netlist.
+    """Links between the components of a netlist.
 
     Attributes:
-        links: instances that hand beats on.
-        streams: name and bits of every stream inside, those of components included.
-        schedule: when beats travel.
+        links: instances that forward beats.
+        streams: name and bits of every inner stream, those of components included.
+        schedule: times of the beats.
     """
 
     links: Sequence[Link]
@@ -73,26 +73,26 @@ class Connections:
 
     @property
     def interval(self) -> int:
-        """Cycles between two samples: those of the slowest link."""
+        """Cycles between two samples of the slowest link."""
         return max((link.cycles for link in self.links), default=0)
 
 
 def input_signal(instance: Instance, k: int) -> str:
-    """Name of the signals that input `k` of an instance reads."""
+    """Returns the name of the signals that input `k` of an instance reads."""
     return f"{instance.name}_in_{k}"
 
 
 def output_signal(port: Boundary) -> str:
-    """Name of the signals that a port out shows."""
+    """Returns the name of the signals behind an output port."""
     return f"{port.name}_out"
 
 
 def connect(netlist: Netlist) -> Connections:
-    """Connects every reader with its producer.
+    """Connects every reader to its producer.
 
-    A value with several readers is forked; lanes are converted, by way of their greatest common
-    divisor where neither divides the other; a FIFO or a skid buffer ends every connection, which
-    cuts the combinational path of ready.
+    A value with several readers gets a fork. If the lanes differ and neither number divides the
+    other, two converters go through their greatest common divisor. Every connection ends in a FIFO
+    or a skid buffer, which cuts the combinational path of `ready`.
     """
     links: list[Link] = []
     times = schedule(netlist)
@@ -110,11 +110,11 @@ def connect(netlist: Netlist) -> Connections:
 
 
 def with_depths(connections: Connections, depths: Mapping[str, int]) -> Connections:
-    """The same with other depths of FIFOs.
+    """Returns the connections with other FIFO depths.
 
     Args:
-        connections: of a netlist.
-        depths: in beats, by the name of the FIFO; the others stay.
+        connections: links of a netlist.
+        depths: depths in beats, by FIFO name; other FIFOs are unchanged.
     """
     links = [
         _deep(link, depths[link.name]) if link.module == FIFO and link.name in depths else link
@@ -129,17 +129,17 @@ def _deep(fifo: Link, depth: int) -> Link:
 
 
 def _readers(netlist: Netlist, times: Schedule) -> dict[str, list[Reader]]:
-    found: dict[str, list[Reader]] = defaultdict(list)
+    readers: dict[str, list[Reader]] = defaultdict(list)
     for instance in netlist.instances:
         lanes, wanted = instance.plan.lanes, times.depths[instance.name]
         for k, wire in enumerate(instance.inputs):
             reader = Reader(input_signal(instance, k), wire.stream, lanes[k], wanted[k])
-            found[wire.signal].append(reader)
+            readers[wire.signal].append(reader)
     for port in netlist.outputs:
         stream = port.wire.stream
         reader = Reader(output_signal(port), stream, stream.lanes, 0)
-        found[port.wire.signal].append(reader)
-    return found
+        readers[port.wire.signal].append(reader)
+    return readers
 
 
 def _fork(signal: str, branches: Sequence[str], stream: Stream) -> Link:
@@ -149,8 +149,8 @@ def _fork(signal: str, branches: Sequence[str], stream: Stream) -> Link:
 
 
 def _chain(source: str, reader: Reader) -> list[Link]:
-    """From a signal to a reader: converters, and a FIFO or a skid buffer."""
-    stream, found = reader.stream, []
+    """Returns the links from a signal to a reader: converters, then a FIFO or a skid buffer."""
+    stream, links = reader.stream, []
     common = math.gcd(stream.lanes, reader.lanes)
     for lanes, module in ((common, "chop_downsize"), (reader.lanes, "chop_upsize")):
         if lanes != stream.lanes:
@@ -158,9 +158,9 @@ def _chain(source: str, reader: Reader) -> list[Link]:
             name = f"{reader.name}_{module.removeprefix('chop_')}"
             cycles = max(stream.beats, stream.size // lanes)
             stream = stream.with_lanes(lanes)
-            found.append(Link(module, name, parameters, source, (name,), stream.bits, cycles))
+            links.append(Link(module, name, parameters, source, (name,), stream.bits, cycles))
             source = name
-    return [*found, _buffer(source, reader, stream)]
+    return [*links, _buffer(source, reader, stream)]
 
 
 def _buffer(source: str, reader: Reader, stream: Stream) -> Link:

@@ -1,4 +1,4 @@
-"""Dataflow of a design as a picture: components, FIFOs, and what travels between them."""
+"""Dataflow diagram of a design: components, FIFOs and the streams between them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from chop.ir.ops import Kind
 
 @dataclass(frozen=True)
 class Dataflow:
-    """A design as boxes: components, ports and FIFOs; skid buffers, forks and converters are edges.
+    """Boxes of a diagram: components, ports and FIFOs. Other links are drawn as edges.
 
     Attributes:
-        title: of the whole.
-        boxes: by name, ports of the inputs first.
-        uses: for each box, by position, those that read it.
-        fifos: the boxes that are FIFOs.
-        homes: instance of the top module -> its box; of a skid buffer or a converter that of its
-            reader, of a fork that of its producer.
-        slowest: the boxes that take as many cycles as a sample.
+        title: title of the diagram.
+        boxes: boxes by name, input ports first.
+        uses: positions of the readers of each box.
+        fifos: boxes that are FIFOs.
+        homes: box of each instance in the top module. Skid buffers and converters belong to their
+            reader, forks to their producer.
+        slowest: boxes that need all cycles of a sample.
     """
 
     title: str
@@ -38,7 +38,7 @@ class Dataflow:
 
 
 def build_dataflow(design: Design) -> Dataflow:
-    """The boxes of a design, and what travels between them."""
+    """Builds the diagram of a design."""
     parts = design.netlist.instances
     boxes = {port.wire.signal: _port(port, Kind.INPUT) for port in design.netlist.inputs}
     boxes |= {part.name: _component(part) for part in parts}
@@ -86,20 +86,20 @@ def _slowest(design: Design, homes: Mapping[str, str]) -> frozenset[str]:
     cycles = {part.name: part.plan.cycles for part in design.netlist.instances}
     cycles |= {port.wire.signal: port.wire.stream.beats for port in design.netlist.inputs}
     cycles |= {output_signal(port): port.wire.stream.beats for port in design.netlist.outputs}
-    found = {name for name, taken in cycles.items() if taken == design.interval}
-    if not found:
+    slowest = {name for name, taken in cycles.items() if taken == design.interval}
+    if not slowest:
         links = design.connections.links
-        found = {homes[link.name] for link in links if link.cycles == design.interval}
-    return frozenset(found)
+        slowest = {homes[link.name] for link in links if link.cycles == design.interval}
+    return frozenset(slowest)
 
 
 def dataflow_svg(design: Design) -> str:
-    """SVG of the boxes of a design."""
-    found = build_dataflow(design)
-    items = tuple(box_item(name, (k,), box) for k, (name, box) in enumerate(found.boxes.items()))
+    """Returns the diagram of a design as SVG."""
+    dataflow = build_dataflow(design)
+    items = tuple(box_item(name, (k,), box) for k, (name, box) in enumerate(dataflow.boxes.items()))
     root = Item("", tuple(range(len(items))), items)
-    plan = ViewModel([], found.uses, found.boxes, root, 0, {}, frozenset())
-    return picture(plan, found.title, range(len(design.netlist.inputs)))
+    plan = ViewModel([], dataflow.uses, dataflow.boxes, root, 0, {}, frozenset())
+    return picture(plan, dataflow.title, range(len(design.netlist.inputs)))
 
 
 def _component(part: Instance) -> Box:

@@ -1,4 +1,4 @@
-"""Design: the SystemVerilog of an integer graph, its memories, and what its interfaces are."""
+"""SystemVerilog design of an integer graph: sources, memories and interfaces."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ COMMENT_COLUMNS = 98
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """What a circuit is written as.
+    """SystemVerilog and memory files of a circuit.
 
     Attributes:
         top: name of the top module.
-        ports: streams in and out, inputs first.
-        files: path in the project -> text: `rtl/*.sv` and `memory/*.hex`.
-        streams: inner streams: name and bits; their signals are in the top module.
-        netlist: what it was made of.
-        connections: what stands between the components.
+        ports: input and output streams, inputs first.
+        files: text by project path: `rtl/*.sv` and `memory/*.hex`.
+        streams: name and bits of inner streams, whose signals are in the top module.
+        netlist: source of the design.
+        connections: links between the components.
     """
 
     top: str
@@ -55,12 +55,12 @@ class Design:
 
     @property
     def memories(self) -> list[str]:
-        """Paths of the files that the design reads."""
+        """Paths of the memory files that the design reads."""
         return [path for path in self.files if path.endswith(".hex")]
 
     @property
     def interval(self) -> int:
-        """Cycles between two samples when nothing stalls: those of the slowest part."""
+        """Cycles between two samples without stalls, those of the slowest part."""
         return max(self.netlist.interval, self.connections.interval)
 
 
@@ -72,7 +72,9 @@ def build_design(netlist: Netlist, top: str = TOP) -> Design:
     text = _top(netlist, connections, ports, top)
     files = {top_path(top): text}
     if top in {part.module for part in netlist.instances}:
-        raise ConfigError(f"hardware: the top module cannot have the name of its part '{top}'.")
+        raise ConfigError(
+            f"hardware: the top module cannot have the name of its component '{top}'."
+        )
     homes: dict[str, Path] = {}
     for folder in sorted({RTL, *(part.folder for part in netlist.instances)}):
         for name, path in sources(text, folder).items():
@@ -91,11 +93,11 @@ def build_design(netlist: Netlist, top: str = TOP) -> Design:
 
 
 def with_fifo_depths(design: Design, depths: Mapping[str, int]) -> Design:
-    """The same with other depths of FIFOs; of its files only the top module differs.
+    """Returns the design with other FIFO depths; only its top module changes.
 
     Args:
         design: the circuit.
-        depths: in beats, by the name of the FIFO; the others stay.
+        depths: depths in beats, by FIFO name; other FIFOs are unchanged.
     """
     connections = with_depths(design.connections, depths)
     text = _top(design.netlist, connections, list(design.ports), design.top)
@@ -104,25 +106,24 @@ def with_fifo_depths(design: Design, depths: Mapping[str, int]) -> Design:
 
 
 def top_path(top: str) -> str:
-    """Path in the project of the top module."""
+    """Returns the project path of the top module."""
     return f"rtl/{top}.sv"
 
 
 def _memory_path(part: Instance, parameter: str) -> str:
-    """Path in the project of the contents of a memory."""
     return f"memory/{part.name}_{parameter.removesuffix('_FILE').lower()}.hex"
 
 
 def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str) -> str:
-    """Text of the top module."""
+    """Returns the text of the top module."""
     parts = len(netlist.instances)
     interval = max(netlist.interval, connections.interval)
     declared = [line for about in describe_interface(netlist) for line in _documented(about)]
     head = ["input  logic clk_i", "input  logic rst_ni", *declared]
     has_memories = any(part.plan.memories for part in netlist.instances)
-    lines = [f"// {parts} components; a sample every {interval} cycles when nothing stalls.\n"]
+    lines = [f"// {parts} components; a sample every {interval} cycles without stalls.\n"]
     if has_memories:
-        lines.append(f"// The files of memories are in {FOLDER}, the project's folder.\n")
+        lines.append(f"// Memory files are in {FOLDER}, the project folder.\n")
     parameter = f' #(\n  parameter {FOLDER} = "."\n)' if has_memories else ""
     lines.append(f"module {top}{parameter} (\n  " + ",\n  ".join(head) + "\n);\n")
     for name, bits in connections.streams:
@@ -134,7 +135,7 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
 
 
 def _documented(about: PortDescription) -> list[str]:
-    """The declaration of a port, below what its codes are."""
+    """Returns the declaration of a port, with a comment that describes its codes."""
     first, *others = about.port.declaration()
     comment = textwrap.wrap(
         about.comment, COMMENT_COLUMNS, initial_indent="// ", subsequent_indent="// "
@@ -143,7 +144,7 @@ def _documented(about: PortDescription) -> list[str]:
 
 
 def _assignments(netlist: Netlist, ports: list[Port]) -> Iterator[str]:
-    """Ports are the streams behind them."""
+    """Returns the assignments between ports and their inner streams."""
     signals = [port.wire.signal for port in netlist.inputs]
     signals += [output_signal(port) for port in netlist.outputs]
     for port, signal in zip(ports, signals, strict=True):
@@ -185,7 +186,7 @@ def _component(part: Instance) -> str:
 
 
 def _pins(way: str, k: int, signal: str) -> dict[str, str]:
-    """Pins of `data_in_K` or `data_out_K`."""
+    """Returns the pin connections of `data_in_K` or `data_out_K`."""
     ahead, back = ("i", "o") if way == "in" else ("o", "i")
     return {
         f"data_{way}_{k}_{ahead}": f"{signal}_data",

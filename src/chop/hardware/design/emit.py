@@ -1,4 +1,4 @@
-"""Emission: from a graph to a design."""
+"""Circuit emission: from a graph to a design."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from chop.hardware.settings import TOP
 from chop.ir.graph import MaseGraph
 
 MULTIPLIERS = 256
-"""Of a design whose fold is not chosen."""
+"""Target number of multipliers if no fold is given."""
 UNFOLDED = 2**62
-"""A fold that every operator reaches with one lane."""
+"""Fold that every operator reaches with one lane."""
 
 
 def emit(
@@ -24,16 +24,17 @@ def emit(
     folds: Mapping[str, int] | None = None,
     soft: Collection[str] = (),
 ) -> Design:
-    """The circuit of a graph.
+    """Builds the circuit of a graph.
 
     Args:
-        mg: a graph of integers, or a quantized one, which is lowered.
+        mg: an integer graph, or a quantized one, which is lowered.
         fold: see `chop.hardware.settings.EmitSettings`.
         top: name of the top module.
-        folds: the same of single nodes, by name, as `chop.hardware.folds.fold` chooses them.
-        soft: names of those of them whose products are made of lookup tables.
+        folds: folds of single nodes by name, as `chop.hardware.folds.fold` chooses them.
+        soft: names of nodes in `folds` whose products are built from lookup tables.
     Raises:
-        ConfigError: it has no integer form, operators have no circuit, or the fold is below 0.
+        ConfigError: if the graph has no integer form, operators have no circuit, or `fold` is
+            negative.
     """
     if fold < 0:
         raise ConfigError(f"fold: expected 0 or more cycles, got {fold}.")
@@ -42,6 +43,6 @@ def emit(
 
 
 def default_fold(mg: MaseGraph, multipliers: int = MULTIPLIERS) -> int:
-    """Cycles for a sample that take about so many multipliers."""
+    """Returns the cycles per sample with which a circuit needs about `multipliers` multipliers."""
     work = sum(part.plan.cycles for part in netlist(mg, UNFOLDED).instances)
     return -(-work // multipliers)

@@ -1,4 +1,4 @@
-"""Interface of a circuit: meaning of the codes at each port, and the order of elements."""
+"""Interface description of a circuit: meaning of each port's codes and element order."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from chop.hardware.design.stream import Stream
 from chop.nn.integer import Edge
 
 MOST_DIMS = 5
-"""Dimensions up to which an order of them is looked for."""
+"""Maximum number of dimensions for which an order description is searched."""
 
 
 @dataclass(frozen=True)
 class PortDescription:
-    """A port in words, for a reader who connects it.
+    """Description of a port for the engineer who connects it.
 
     Attributes:
         port: lanes, width and beats.
-        low: the least code.
-        high: the greatest.
-        step: value of one code.
+        low: minimum code.
+        high: maximum code.
+        step: real value of one code step.
         shape: shape of a sample.
-        order: in which its elements travel.
+        order: order in which its elements are transferred.
     """
 
     port: Port
@@ -40,7 +40,7 @@ class PortDescription:
 
     @property
     def row(self) -> dict[str, int | str]:
-        """A row of the table of the interface."""
+        """Returns a row of the interface table."""
         port = self.port
         return {
             "port": port.name,
@@ -57,7 +57,7 @@ class PortDescription:
 
     @property
     def comment(self) -> str:
-        """The sentences above the signals of the port."""
+        """Returns the comment above the port's signals."""
         port = self.port
         way = "Input" if port.is_input else "Output"
         lanes = f"{port.lanes} lane{'s' * (port.lanes != 1)} of {port.width} bits"
@@ -71,7 +71,7 @@ class PortDescription:
 
 
 def describe_interface(netlist: Netlist) -> list[PortDescription]:
-    """The ports of a circuit, inputs first."""
+    """Describes the ports of a circuit, inputs first."""
     inputs = [_described(port, True) for port in netlist.inputs]
     return inputs + [_described(port, False) for port in netlist.outputs]
 
@@ -90,7 +90,7 @@ def _described(boundary: Boundary, is_input: bool) -> PortDescription:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape of a sample.
+    """Formats the shape of a sample.
 
     >>> shape_text((3, 8, 8)), shape_text(())
     ('3 x 8 x 8', 'one number')
@@ -99,11 +99,11 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def step_text(edge: Edge, name: str) -> str:
-    """The value of one code, exact where it is a power of two.
+    """Formats the value of one code step, exactly if it is a power of two.
 
     Args:
         edge: meaning of the codes.
-        name: name of the port. `design.json` lists all its steps.
+        name: port name. `design.json` lists all its steps.
     """
     steps = sorted(set(edge.steps))
     divided = f" / {edge.divisor}" if edge.divisor != 1 else ""
@@ -115,7 +115,7 @@ def step_text(edge: Edge, name: str) -> str:
 
 
 def number_text(step: float) -> str:
-    """A step, as a power of two where it is one.
+    """Formats a step, as a power of two if it is one.
 
     >>> number_text(0.0625), number_text(0.1), number_text(1.0)
     ('2^-4', '0.1', '1')
@@ -125,11 +125,11 @@ def number_text(step: float) -> str:
 
 
 def order_text(stream: Stream, name: str) -> str:
-    """The order in which the elements of a sample travel.
+    """Describes the order in which the elements of a sample are transferred.
 
     Args:
         stream: stream of the port.
-        name: name of the port. `design.json` lists the place of each element.
+        name: port name. `design.json` lists the position of each element.
     """
     dims = [dim for dim, size in enumerate(stream.shape) if size > 1]
     if len(dims) <= 1 and bool((stream.positions.flatten() == torch.arange(stream.size)).all()):
@@ -142,7 +142,7 @@ def order_text(stream: Stream, name: str) -> str:
 
 
 def _travels_by(stream: Stream, order: Sequence[int]) -> bool:
-    """Returns true if the dimensions are sent in this order, the last fastest."""
+    """Returns whether a stream sends the dimensions in this order, the last one fastest."""
     rest = [dim for dim in range(len(stream.shape)) if dim not in order]
     sent = stream.positions.permute(*rest, *order).flatten()
     return bool((sent == torch.arange(stream.size)).all())

@@ -1,4 +1,4 @@
-"""Lanes: how many codes travel, and how many products are computed, in one cycle."""
+"""Lanes: the number of codes transferred, and of products computed, in one cycle."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class MatrixLanes(NamedTuple):
     """Lanes of a matrix-vector unit.
 
     Attributes:
-        inputs: features of a beat in.
-        outputs: results computed at a time.
+        inputs: features of an input beat.
+        outputs: results computed in parallel.
     """
 
     inputs: int
@@ -22,7 +22,7 @@ class MatrixLanes(NamedTuple):
 
 
 def divisors(n: int) -> list[int]:
-    """All, in ascending order.
+    """Returns all divisors in ascending order.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
@@ -31,10 +31,9 @@ def divisors(n: int) -> list[int]:
 
 
 def converter_cycles(size: int, sent: int, wanted: int) -> int:
-    """Cycles of a converter that slows `size` codes between a producer and a reader, else 0.
+    """Returns the cycles of a converter that slows down a stream of `size` codes, otherwise 0.
 
-    Where neither number of lanes divides the other, the codes go by way of the greatest common
-    divisor.
+    If neither number of lanes divides the other, codes pass through the greatest common divisor.
 
     >>> [converter_cycles(48, 4, 12), converter_cycles(48, 4, 6)]
     [0, 24]
@@ -44,12 +43,12 @@ def converter_cycles(size: int, sent: int, wanted: int) -> int:
 
 
 def first_within(choices: Sequence[Choice], fold: int, cycles: Callable[[Choice], int]) -> Choice:
-    """The first choice that takes at most `fold` cycles; if none does, the first of the fastest.
+    """Returns the first choice within `fold` cycles, otherwise the first of the fastest ones.
 
     Args:
-        choices: lanes, or what has them.
-        fold: most cycles.
-        cycles: of a choice.
+        choices: lanes, or objects that contain lanes.
+        fold: maximum cycles.
+        cycles: returns the cycles of a choice.
 
     >>> [first_within(divisors(12), fold, lambda lanes: 24 // lanes) for fold in (8, 1)]
     [3, 12]
@@ -60,12 +59,12 @@ def first_within(choices: Sequence[Choice], fold: int, cycles: Callable[[Choice]
 
 
 def fewest_lanes(size: int, fold: int, sent: int = 1) -> int:
-    """The fewest lanes, a divisor, that carry `size` codes in at most `fold` cycles.
+    """Returns the smallest divisor of `size` as lanes to transfer `size` codes in `fold` cycles.
 
     Args:
         size: codes.
-        fold: most cycles; if no lanes reach it, all codes travel at once.
-        sent: lanes of the producer: a converter to the lanes is no slower than they are.
+        fold: maximum cycles; if unreachable, all codes are transferred at once.
+        sent: lanes of the producer. A converter to the result is no slower than the result.
 
     >>> [fewest_lanes(48, 48), fewest_lanes(48, 10), fewest_lanes(48, 0)]
     [1, 6, 48]
@@ -79,19 +78,19 @@ def fewest_lanes(size: int, fold: int, sent: int = 1) -> int:
 def matrix_lanes(
     rows: int, k: int, m: int, fold: int, sent: int, inputs: Sequence[int] | None = None
 ) -> MatrixLanes:
-    """The fewest multipliers that compute (rows, k) @ (k, m) in at most `fold` cycles.
+    """Returns the lanes with the fewest multipliers for (rows, k) @ (k, m) in `fold` cycles.
 
-    Among equals the ones closest to a square come first.
+    Among equal choices, those closest to a square come first.
 
     Args:
-        rows: of one sample.
-        k: features in.
-        m: features out.
-        fold: most cycles for a sample, those of a converter of lanes included; if no choice
-            reaches it, the fastest one.
+        rows: rows of a sample.
+        k: input features.
+        m: output features.
+        fold: maximum cycles per sample, lane converters included; if unreachable, the fastest
+            choice is returned.
         sent: lanes of the producer.
-        inputs: lanes of which the inputs' have to be one, and the more of them the better among
-            equals; default, all that divide k.
+        inputs: allowed input lanes; among equal choices more are better. Default: all divisors of
+            k.
     """
 
     def cost(lanes: MatrixLanes) -> tuple[bool, int, int]:

@@ -1,4 +1,4 @@
-"""Netlist of an integer graph: instances of components, and the streams between them."""
+"""Netlist of an integer graph: component instances and the streams between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chop.hardware.design.lanes import divisors, fewest_lanes
 from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
 from chop.hardware.design.signals import signal_names
 from chop.hardware.design.stream import Stream
-from chop.hardware.design.values import Fixed, Kept, Wire, in_turn, moved, mover
+from chop.hardware.design.values import Fixed, Mask, Wire, in_turn, moved, mover
 from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
@@ -30,23 +30,23 @@ from chop.nn.integer.mask import KeptKeys
 Value = Wire | Fixed
 WHERE = "hardware"
 ENCODERS = Encode | EncodeBlocks
-"""What the host computes ahead of a circuit."""
+"""Encoders, which the host computes ahead of a circuit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """A module in the top module.
+    """A module instance in the top module.
 
     Attributes:
-        name: of the instance and of its result's signals.
-        kind: the class of the operator, or what else it is for.
+        name: name of the instance and of its result's signals.
+        kind: class name of the operator, or purpose of another instance.
         module: SystemVerilog module.
-        folder: of its source.
-        plan: its parameters and what it takes and gives.
-        inputs: what it reads.
-        drawn_as: the color of its box.
-        node: of the graph, where it is one of its operators.
-        site: of that operator.
+        folder: folder of its source.
+        plan: parameters, inputs and output.
+        inputs: values that it reads.
+        drawn_as: color class of its box.
+        node: graph node, if it implements an operator.
+        site: operator and surroundings of that node.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Instance:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The component for a table of the circuit."""
+        """Returns the component's row of the circuit table."""
         plan = self.plan
         products, is_soft = plan.resources.products, plan.resources.is_soft
         return {
@@ -78,7 +78,7 @@ class Instance:
 
     @property
     def output(self) -> Wire:
-        """Its result."""
+        """Output value."""
         return Wire(self.name, self.plan.out)
 
 
@@ -87,10 +87,10 @@ class Boundary:
     """A port of the design.
 
     Attributes:
-        name: of the port.
-        node: of the graph whose codes travel through it.
-        wire: inside.
-        choices: lanes that it may have.
+        name: port name.
+        node: graph node whose codes are transferred.
+        wire: inner stream.
+        choices: allowed lanes.
     """
 
     name: str
@@ -101,12 +101,12 @@ class Boundary:
 
 @dataclass(frozen=True, eq=False)
 class Netlist:
-    """A design.
+    """Instances and ports of a design.
 
     Attributes:
-        instances: in the order of the graph.
-        inputs: ports in.
-        outputs: ports out.
+        instances: instances in graph order.
+        inputs: input ports.
+        outputs: output ports.
     """
 
     instances: Sequence[Instance]
@@ -115,7 +115,7 @@ class Netlist:
 
     @property
     def interval(self) -> int:
-        """Cycles between two samples: those of the slowest instance or port."""
+        """Cycles between two samples, those of the slowest instance or port."""
         ports = [*self.inputs, *self.outputs]
         return max(
             *(instance.plan.cycles for instance in self.instances),
@@ -129,16 +129,15 @@ def netlist(
     folds: Mapping[str, int] | None = None,
     soft: Collection[str] = (),
 ) -> Netlist:
-    """The circuit of an integer graph.
+    """Builds the circuit of an integer graph.
 
     Args:
-        mg: the graph, of `lower_to_integer_transform_pass`.
-        fold: most cycles that an operator may take for a sample.
-        folds: the same of single nodes, by name; the lanes of these do not depend on those of their
-            producers.
-        soft: names of those of them whose products are made of lookup tables.
+        mg: a graph from `lower_to_integer_transform_pass`.
+        fold: maximum cycles of an operator per sample.
+        folds: folds of single nodes by name. Their lanes do not depend on their producers' lanes.
+        soft: names of nodes in `folds` whose products are built from lookup tables.
     Raises:
-        ConfigError: operators, or the order in which their codes travel, have no circuit.
+        ConfigError: if operators, or the order of their codes, have no circuit.
     """
     return _Builder(mg, fold, folds or {}, soft).run()
 
@@ -150,7 +149,7 @@ class _Builder:
         self.mg, self.fold, self.folds, self.soft = mg, fold, folds, soft
         self.names = signal_names([node.name for node in mg.nodes])
         self.values: dict[fx.Node, Value] = {}
-        self.masks: dict[fx.Node, Kept] = {}
+        self.masks: dict[fx.Node, Mask] = {}
         self.instances: list[Instance] = []
         self.inputs: list[Boundary] = []
         self.outputs: list[Boundary] = []
@@ -166,19 +165,19 @@ class _Builder:
         return Netlist(self.instances, self.inputs, self.outputs)
 
     def _circuit(self) -> list[fx.Node]:
-        """What lies between the host's encoders and decoders, both included, in order."""
+        """Returns the nodes from the host's encoders to its decoders, inclusive, in order."""
         decoders = [node for node in self.mg.nodes if self._is(node, Decode)]
         if not decoders:
             raise ConfigError(
-                f"{WHERE}: expected an integer graph, of lower_to_integer_transform_pass; this one "
-                "decodes no results."
+                f"{WHERE}: expected an integer graph from lower_to_integer_transform_pass, got "
+                "one without decoded results."
             )
 
         def sources(node: fx.Node) -> list[fx.Node]:
             return [] if self._is(node, ENCODERS) else node.all_input_nodes
 
-        found = {*reached(decoders, sources)}
-        return [node for node in self.mg.nodes if node in found]
+        between = {*reached(decoders, sources)}
+        return [node for node in self.mg.nodes if node in between]
 
     def _is(self, node: fx.Node, kind: type[nn.Module] | UnionType) -> bool:
         return isinstance(self.mg.get_module(node), kind)
@@ -187,8 +186,8 @@ class _Builder:
         unknown = [f"'{node.name}' ({self._kind(node)})" for node in nodes if not self._knows(node)]
         if unknown:
             raise ConfigError(
-                f"{WHERE}: there is no circuit for {', '.join(unknown)}; "
-                "chop.hardware.design.components has those that there are."
+                f"{WHERE}: there is no circuit for {', '.join(unknown)}; see "
+                "chop.hardware.design.components for the supported operators."
             )
 
     def _kind(self, node: fx.Node) -> str:
@@ -205,7 +204,7 @@ class _Builder:
         return known or row.only_moves or row.layout == "read" or row.joins(node)
 
     def _is_parted(self, node: fx.Node) -> bool:
-        """Whether a node gives a tuple, of parts of the one tensor that it reads."""
+        """Returns whether a node returns a tuple of parts of its one input tensor."""
         if self.mg.operator(node).layout != "copied" or len(_tensors(node)) != 1:
             return False
         shape = self._shape(_tensors(node)[0])
@@ -222,7 +221,7 @@ class _Builder:
             self._enter(node, self.names[node.name], stream)
         elif isinstance(module, KeptKeys):
             wires = [value for s in _tensors(node) if isinstance(value := self.values[s], Wire)]
-            self.masks[node] = Kept.of(module, *wires)
+            self.masks[node] = Mask.of(module, *wires)
         elif isinstance(module, Constant):
             self.values[node] = Fixed(module.codes, module.out)
         elif module is not None and (row := get_component(type(module))):
@@ -241,7 +240,7 @@ class _Builder:
         if spatial and len(shape) != spatial + 1:
             raise ConfigError(
                 f"expected a batch of samples, got {self._shape(node)} for {spatial} spatial "
-                "dimensions; capture the model on an example with a batch first: x.unsqueeze(0)"
+                "dimensions; capture the model on an example with a batch, such as x.unsqueeze(0)"
             )
         if spatial:
             channels_last = torch.arange(stream.size).view(*shape[-spatial:], shape[0])
@@ -266,8 +265,8 @@ class _Builder:
 
     def _operate(self, node: fx.Node, operator: nn.Module, row: Component) -> Wire:
         streams, kind = self._streams(node, row), type(operator).__name__
-        kept = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
-        site = Site(operator, [wire.stream for wire in streams], self.fold, kept)
+        mask_keys = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
+        site = Site(operator, [wire.stream for wire in streams], self.fold, mask_keys)
         if node.name in self.folds:
             site = site.alone(self.folds[node.name], node.name in self.soft)
         plan, name = row.plan(site), self.names[node.name]
@@ -277,21 +276,21 @@ class _Builder:
         return made.output
 
     def _streams(self, node: fx.Node, row: Component) -> list[Wire]:
-        """What an operator reads; a constant is sent as the other operand is."""
+        """Returns the input streams of an operator; a constant is sent like the other operand."""
         sources = [
             self.masks[source].value if source in self.masks else self.values[source]
             for source in _tensors(node)
         ]
         live = [source for source in sources if isinstance(source, Wire)]
-        found = []
+        wires = []
         for number, source in enumerate(sources):
             if isinstance(source, Fixed):
                 beside = live[0].stream if live and row.is_broadcast else None
                 source = self._constant(
                     f"{self.names[node.name]}_constant_{number}", source, beside
                 )
-            found.append(source)
-        return found
+            wires.append(source)
+        return wires
 
     def _wire(self, source: fx.Node, reader: fx.Node) -> Wire:
         value = self.values[source]
@@ -300,7 +299,7 @@ class _Builder:
         return value
 
     def _constant(self, name: str, fixed: Fixed, beside: Stream | None) -> Wire:
-        """A stream of a memory: in the order and the beats of another, or in its own."""
+        """Returns a stream from memory, in the order and beats of another stream or its own."""
         if beside is None:
             shape = tuple(fixed.codes.shape[1:])
             beside = Stream.in_order(shape, fixed.edge)
@@ -309,7 +308,7 @@ class _Builder:
         return self._instance(name, "constant", "chop_constant", plan, [], drawn_as=Kind.CONSTANT)
 
     def _join(self, node: fx.Node) -> Wire:
-        """Streams of `torch.cat` or `torch.stack`, two at a time."""
+        """Returns the stream of `torch.cat` or `torch.stack`, joining two inputs at a time."""
         sources = _tensors(node)
         rank = len(self._shape(node))
         given = node.args[1] if len(node.args) > 1 else 0
@@ -317,7 +316,7 @@ class _Builder:
         assert isinstance(dim, int)
         from_end = dim - rank if dim >= 0 else dim
         if from_end == -rank:
-            raise ConfigError("it joins samples")
+            raise ConfigError("it joins along the batch dimension")
         live = [wire for wire in map(self.values.get, sources) if isinstance(wire, Wire)]
         result: Wire | None = None
         for number, source in enumerate(sources):
@@ -350,11 +349,11 @@ class _Builder:
         if isinstance(value, Fixed):
             return Fixed(move(value.codes), value.edge)
         places = moved(value.stream, self._shape(source)[0], move)
-        kept = places.unique().numel()
-        if kept == places.numel() == value.stream.size:
+        distinct = places.unique().numel()
+        if distinct == places.numel() == value.stream.size:
             return Wire(value.signal, replace(value.stream, positions=places))
         name = self.names[node.name]
-        if kept == places.numel():
+        if distinct == places.numel():
             plan = select_plan(value.stream, places)
             return self._instance(name, "getitem", "chop_select", plan, [value])
         plan = copies_plan(value.stream, places, self.folds.get(node.name, self.fold))
@@ -379,7 +378,7 @@ class _Builder:
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
-    """The nodes that a node reads, in the order of its arguments; one may be there twice."""
-    found: list[fx.Node] = []
-    fx.node.map_arg((node.args, node.kwargs), lambda given: found.append(given))
-    return found
+    """Returns the input nodes in argument order, duplicates included."""
+    inputs: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), lambda given: inputs.append(given))
+    return inputs

@@ -1,4 +1,4 @@
-"""Beats of a stream as bytes: codes side by side, that of lane 0 in the lowest bits."""
+"""Byte packing of stream beats: codes side by side, lane 0 in the lowest bits."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from chop.errors import ConfigError
 from chop.hardware.design.port import Port
 
 WIDEST = 64
-"""Bits of a code that int64 holds."""
+"""Maximum bits of a code, which int64 holds."""
 CHUNK_BITS = 1 << 24
 _PLAIN: dict[int, np.dtype[Any]] = {n: np.dtype(f"<i{n // 8}") for n in (8, 16, 32, 64)}
 
 
 def beat_bytes(port: Port) -> int:
-    """Bytes of a beat."""
+    """Returns the bytes of a beat."""
     return -(-port.bits // 8)
 
 
 def pack(codes: NDArray[np.int64], port: Port) -> bytes:
-    """Beats as bytes, little-endian; unused high bits are zero.
+    """Packs beats into little-endian bytes; unused high bits are zero.
 
     Args:
         codes: int64 (beats, lanes).
-        port: whose beats they are.
+        port: port of the beats.
     Raises:
-        ConfigError: a code does not fit its wires.
+        ConfigError: if a code exceeds the port's width.
     """
     _check(port)
     half = 1 << port.width - 1
@@ -52,7 +52,7 @@ def _pack(codes: NDArray[np.int64], port: Port) -> bytes:
 
 
 def unpack(beats: bytes, port: Port) -> NDArray[np.int64]:
-    """int64 (beats, lanes): the codes of what `pack` writes."""
+    """Returns the codes of packed beats as int64 (beats, lanes). Inverse of `pack`."""
     _check(port)
     if port.width in _PLAIN:
         plain = np.frombuffer(beats, _PLAIN[port.width]).reshape(-1, port.lanes)
@@ -77,4 +77,6 @@ def _unpack(octets: NDArray[np.uint8], port: Port) -> NDArray[np.int64]:
 
 def _check(port: Port) -> None:
     if port.width > WIDEST:
-        raise ConfigError(f"port '{port.name}': codes of {port.width} bits; at most {WIDEST}")
+        raise ConfigError(
+            f"port '{port.name}': codes of {port.width} bits, expected at most {WIDEST}"
+        )

@@ -1,4 +1,4 @@
-"""Rows of the component table: what a circuit of one operator is made of, takes and costs."""
+"""Row types of the component table: parameters, streams and resources of an operator's circuit."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from chop.nn.integer.mask import KeptKeys
 
 RTL = Path(__file__).parents[1] / "rtl"
 WIDEST_SUM = 62
-"""Bits of a word that int64 holds."""
+"""Maximum bits of a sum, which int64 holds."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where an operator stands in a graph.
+    """An operator and its surroundings in a graph.
 
     Attributes:
-        operator: of `chop.nn.integer`: the specification.
-        inputs: the streams that it reads, with the lanes that their producers send.
-        fold: most cycles that it may take for a sample. Its lanes are the fewest that reach this;
-            an operator that cannot reach it has its fastest form.
-        kept: of a softmax that reads a mask, its last input: how the keys of a sample become it.
-        is_soft: its products are made of lookup tables, where the circuit knows how.
+        operator: operator of `chop.nn.integer`, the specification.
+        inputs: input streams with the lanes of their producers.
+        fold: maximum cycles per sample. The operator gets the fewest lanes within this limit, or
+            its fastest form if it cannot reach it.
+        mask_keys: for a softmax with a mask as the last input, the operator that expands the mask
+            of a sample's keys.
+        is_soft: products are built from lookup tables, if the circuit supports it.
     """
 
     operator: nn.Module
     inputs: Sequence[Stream]
     fold: int
-    kept: KeptKeys | None = None
+    mask_keys: KeptKeys | None = None
     is_soft: bool = False
 
     def alone(self, fold: int, is_soft: bool = False) -> Site:
-        """The same with a fold of its own, whose lanes do not depend on those of producers."""
+        """Returns the site with its own fold and with lanes independent of the producers' lanes."""
         inputs = [each.with_lanes(1) for each in self.inputs]
         return replace(self, inputs=inputs, fold=fold, is_soft=is_soft)
 
     def soft(self, a: int, b: int) -> int:
-        """SOFT of `chop_multiplier` for factors of so many bits."""
+        """Returns SOFT of `chop_multiplier` for factors of `a` and `b` bits."""
         return soft_levels(a, b) if self.is_soft else 0
 
 
@@ -53,9 +54,9 @@ class Memory:
     """Contents of a read-only memory.
 
     Attributes:
-        words: of `width` bits, non-negative: two's complement where they are signed.
-        width: in bits.
-        copies: that a component has, to read as many words in a cycle.
+        words: non-negative words of `width` bits, in two's complement if signed.
+        width: width in bits.
+        copies: copies in a component, to read several words per cycle.
     """
 
     words: tuple[int, ...]
@@ -64,21 +65,21 @@ class Memory:
 
     @property
     def bits(self) -> int:
-        """Size in bits, of all copies."""
+        """Size in bits of all copies."""
         return len(self.words) * self.width * self.copies
 
     def hex(self) -> str:
-        """The text that `$readmemh` reads, a line for each word."""
+        """Text for `$readmemh`, one line per word."""
         digits = -(-self.width // 4)
         return "".join(f"{word:0{digits}x}\n" for word in self.words)
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], width: int) -> Memory:
-        """Words of several codes.
+        """Builds words of several codes.
 
         Args:
-            rows: for each word its codes, that of lane 0, in the lowest bits, first.
-            width: of one code in bits.
+            rows: codes of each word, lane 0, in the lowest bits, first.
+            width: bits of one code.
         """
         mask = (1 << width) - 1
         words = tuple(
@@ -87,12 +88,12 @@ class Memory:
         return cls(words, width * len(rows[0]))
 
     @classmethod
-    def of_codes(cls, codes: Tensor, width: int) -> Memory:
-        """The same of large memories, in a fraction of the time.
+    def from_codes(cls, codes: Tensor, width: int) -> Memory:
+        """Builds words of several codes from a tensor, much faster than `of` for large memories.
 
         Args:
             codes: int64 (words, lanes).
-            width: of one code in bits.
+            width: bits of one code.
         """
         lanes = codes.size(1)
         if width * lanes > WIDEST_SUM:
@@ -104,14 +105,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a component by its structure; `chop.hardware.costs.synth` measures them.
+    """Resources of a component by structure. `chop.hardware.costs.synth` measures them.
 
     Attributes:
-        multipliers: widths in bits of the two factors, and how many such multipliers.
-        memory_bits: of read-write memories; read-only ones are the plan's `memories`.
-        scalings: products by a constant: bits of the factor and the constant, and how many.
-        positive_scalings: the same of factors that have a sign, which is always 0.
-        is_soft: products are `chop_multiplier` of lookup tables, whatever the device has.
+        multipliers: number of multipliers, by the widths of both factors in bits.
+        memory_bits: bits of read-write memories. Read-only memories are in the plan's `memories`.
+        scalings: number of products by a constant, by bits of the factor and the constant.
+        positive_scalings: number of those with a signed factor that is never negative.
+        is_soft: products are `chop_multiplier` built from lookup tables on any device.
     """
 
     multipliers: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -122,18 +123,18 @@ class Resources:
 
     @property
     def products(self) -> int:
-        """Of all kinds."""
+        """Number of products of all kinds."""
         every = (self.multipliers, self.scalings, self.positive_scalings)
         return sum(sum(counts.values()) for counts in every)
 
     @property
     def parts(self) -> Iterator[tuple[tuple[int, int], int]]:
-        """Widths of the factors of products as they are cut, and how many such products."""
+        """Number of products after splitting wide factors, by the widths of their factors."""
         for (a, b), count in self.multipliers.items():
             yield from (((x, y), count) for x in cut(a) for y in cut(b))
         for (width, factor), count in self.scalings.items():
             yield from ((widths, count) for widths in by_constant(width, factor))
-        # Where both factors are positive, no multiplier has their signs.
+        # If both factors are positive, no multiplier needs their signs.
         for (width, factor), count in self.positive_scalings.items():
             yield from (((a - 1, b - 1), count) for a, b in by_constant(width, factor))
 
@@ -143,21 +144,21 @@ class ComponentPlan:
     """An operator as an instance of its component.
 
     Attributes:
-        parameters: of the module, by name.
-        lanes: that each input must have; a converter is put where its producer sends others.
-        out: the stream that leaves.
-        cycles: between two samples when nothing stalls.
-        memories: contents of read-only memories, by the parameter that takes the file's name.
-        resources: of one instance, without read-only memories.
-        holds: for each input the share of a sample that has to be taken in before the first output
-            can leave; 1 where all of it has, as of an operand of a product; more than 1 where
-            several samples are in a pipeline at a time. What is held is stored inside.
-        needs: for each input, int64 (beats out,), the last beat that each beat out needs, where
-            `holds` does not tell.
-        buffers: for each input the beats of a FIFO wanted ahead of it, 0 for none.
-        module: SystemVerilog module where it is not the one of the component's row.
-        latency: cycles from the last beat that a result needs to the result, beside what `holds`
-            says.
+        parameters: module parameters by name.
+        lanes: required lanes of each input. A converter is inserted if its producer differs.
+        out: output stream.
+        cycles: cycles between two samples without stalls.
+        memories: contents of read-only memories, by the parameter with the file name.
+        resources: resources of one instance, without read-only memories.
+        holds: for each input, the share of a sample that is consumed, and stored inside, before the
+            first output. 1 means a whole sample, such as for an operand of a product. More than 1
+            means that several samples are in the pipeline at a time.
+        needs: for each input, int64 (output beats,): the last input beat that each output beat
+            depends on, if `holds` does not determine it.
+        buffers: for each input, the beats of a FIFO ahead of it; 0 for none.
+        module: SystemVerilog module, if it is not the one in the component's row.
+        latency: cycles from the last input beat that a result depends on to the result, in addition
+            to `holds`.
     """
 
     parameters: Mapping[str, int | str]
@@ -175,18 +176,18 @@ class ComponentPlan:
 
 @dataclass(frozen=True)
 class Component:
-    """A row: the circuit of one class of operators.
+    """A row of the component table: the circuit of a class of operators.
 
     Attributes:
-        operator: class of the operators.
-        module: SystemVerilog module in `folder/MODULE.sv`. Modules that it instantiates are
-            found in the same folder, or in the library.
-        plan: parameters, memories, cycles and resources of an operator.
-        folder: of the source.
-        spatial: how many trailing dimensions it slides over: an image that the host sends to it
-            has its channels last.
-        is_broadcast: a constant operand is spread to the order of the other operand.
-        kind: what it is drawn as.
+        operator: operator class.
+        module: SystemVerilog module in `folder/MODULE.sv`. Modules that it instantiates are in the
+            same folder or in the library.
+        plan: returns parameters, memories, cycles and resources of an operator.
+        folder: folder of the source.
+        spatial: number of trailing dimensions that a window slides over. The host sends an image
+            with its channels last.
+        is_broadcast: a constant operand is expanded to the order of the other operand.
+        kind: color class in the diagram.
     """
 
     operator: type[nn.Module]

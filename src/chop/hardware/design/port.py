@@ -1,4 +1,4 @@
-"""Ports: the streams that enter and leave a circuit."""
+"""Ports: input and output streams of a circuit."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from chop.hardware.design.stream import Stream
 class Port:
     """A ready/valid interface of a top module.
 
-    An input has the signals `NAME_i`, `NAME_valid_i` and `NAME_ready_o`, an output `NAME_o`,
+    An input has the signals `NAME_i`, `NAME_valid_i` and `NAME_ready_o`; an output has `NAME_o`,
     `NAME_valid_o` and `NAME_ready_i`.
 
     Attributes:
-        name: of the port.
+        name: port name.
         lanes: codes in one beat.
-        width: wires of one code.
-        beats: of one sample.
-        is_input: whether beats enter by it.
+        width: bits of one code.
+        beats: beats of one sample.
+        is_input: True for an input.
     """
 
     name: str
@@ -31,22 +31,22 @@ class Port:
 
     @classmethod
     def of(cls, name: str, stream: Stream, is_input: bool) -> Self:
-        """The port of a stream."""
+        """Returns the port of a stream."""
         return cls(name, stream.lanes, stream.width, stream.beats, is_input)
 
     @property
     def bits(self) -> int:
-        """Wires of one beat."""
+        """Bits of one beat."""
         return self.lanes * self.width
 
     @property
     def signals(self) -> tuple[str, str, str]:
-        """Names of data, valid and ready."""
+        """Names of the data, valid and ready signals."""
         ahead, back = ("i", "o") if self.is_input else ("o", "i")
         return f"{self.name}_{ahead}", f"{self.name}_valid_{ahead}", f"{self.name}_ready_{back}"
 
     def declaration(self) -> list[str]:
-        """The ports of the module, as its header has them."""
+        """Port declarations in the module header."""
         ahead, back = ("input ", "output") if self.is_input else ("output", "input ")
         data, valid, ready = self.signals
         bits = f"[{self.bits - 1}:0] "

@@ -1,15 +1,15 @@
-"""Products: parts of wide factors, as `chop_product` cuts them; those of lookup tables."""
+"""Products: splitting of wide factors in `chop_product`, and products built from lookup tables."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 PART = 17
-"""Bits of a part without its sign."""
+"""Bits of a part, without its sign."""
 
 
 def cut(width: int) -> list[int]:
-    """Bits of the parts of a signed factor; all but the highest are unsigned and have a sign of 0.
+    """Returns the bits of a signed factor's parts. Lower parts are unsigned, with a sign bit of 0.
 
     >>> cut(18), cut(19), cut(36)
     ([18], [18, 2], [18, 18, 2])
@@ -19,7 +19,7 @@ def cut(width: int) -> list[int]:
 
 
 def soft_levels(a: int, b: int) -> int:
-    """Levels of the tree of a product of lookup tables: SOFT of `chop_multiplier`.
+    """Returns the adder-tree levels of a lookup-table product, SOFT of `chop_multiplier`.
 
     >>> [soft_levels(8, 8), soft_levels(9, 6), soft_levels(4, 1)]
     [3, 3, 1]
@@ -28,12 +28,12 @@ def soft_levels(a: int, b: int) -> int:
 
 
 class SoftParts(NamedTuple):
-    """What a product of lookup tables is made of.
+    """Resources of a product built from lookup tables.
 
     Attributes:
-        gates: bits of the rows: of the wider factor, for each bit of the narrower one.
+        gates: bits of the partial-product rows, one row per bit of the narrower factor.
         sums: bits of all sums.
-        registers: bits behind them.
+        registers: bits of the registers behind them.
     """
 
     gates: int
@@ -42,7 +42,7 @@ class SoftParts(NamedTuple):
 
 
 def soft_parts(a: int, b: int) -> SoftParts:
-    """Of `chop_multiplier` with factors of so many bits.
+    """Returns the resources of `chop_multiplier` for factors of `a` and `b` bits.
 
     >>> soft_parts(8, 8)
     SoftParts(gates=64, sums=68, registers=80)
@@ -61,9 +61,10 @@ def soft_parts(a: int, b: int) -> SoftParts:
 
 
 def by_constant(width: int, factor: int) -> list[tuple[int, int]]:
-    """Bits of the factors of each product of parts that a product by a constant needs.
+    """Returns the factor widths of each partial product of a product by a constant.
 
-    A part that is zero or a power of two needs none, and zeros at its end are no part of it.
+    Parts of the constant that are zero or a power of two need no product. Trailing zeros of a part
+    are not multiplied.
 
     >>> by_constant(8, 128), by_constant(8, 48), by_constant(19, 3 << 17)
     ([], [(8, 3)], [(18, 3), (2, 3)])

@@ -1,4 +1,4 @@
-"""Streams: in which order, and how many at a time, the codes of a tensor travel over wires."""
+"""Streams: order and lanes in which the codes of a tensor are transferred."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from chop.nn.integer import Edge
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A stream whose rows, the elements along the last dimensions, travel one after another.
+    """Rows of a stream, transferred in turn. A row has the elements of the last dimensions.
 
     Attributes:
-        count: how many rows a sample has.
-        features: how many elements a row has.
-        places: int64, shape of a sample without the last dimensions: which row of the stream each
-            is.
-        order: int64 (features,): place of each feature within its row, the same in all rows.
+        count: rows of a sample.
+        features: elements of a row.
+        places: int64, shape of a sample without the last dimensions: stream index of each row.
+        order: int64 (features,): position of each feature within its row, equal in all rows.
     """
 
     count: int
@@ -33,13 +32,14 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Codes of a tensor on a ready/valid interface, sample after sample.
+    """Codes of a tensor on a ready/valid interface, sample by sample.
 
     Attributes:
-        positions: int64, shape of one sample, without the batch: at which place of the stream each
-            element travels; a permutation of 0 to size - 1.
-        edge: what the codes mean; each takes `edge.bits` wires, two's complement.
-        lanes: codes in one beat; divides the size. Place p is lane p % lanes of beat p // lanes.
+        positions: int64, shape of one sample without the batch: stream position of each element,
+            a permutation of 0 to size - 1.
+        edge: meaning of the codes; each takes `edge.bits` bits in two's complement.
+        lanes: codes in one beat, a divisor of the size. Position p is lane p % lanes of beat
+            p // lanes.
     """
 
     positions: Tensor
@@ -48,16 +48,16 @@ class Stream:
 
     def __post_init__(self) -> None:
         if self.size % self.lanes:
-            raise ConfigError(f"a stream of {self.size} codes: {self.lanes} lanes do not divide it")
+            raise ConfigError(f"{self.lanes} lanes do not divide the {self.size} codes of a stream")
 
     @classmethod
     def in_order(cls, shape: tuple[int, ...], edge: Edge, lanes: int = 1) -> Self:
-        """A stream that sends the last dimension fastest."""
+        """Returns a stream that sends the last dimension fastest."""
         return cls(torch.arange(math.prod(shape)).view(shape), edge, lanes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
         return tuple(self.positions.shape)
 
     @property
@@ -72,36 +72,36 @@ class Stream:
 
     @property
     def width(self) -> int:
-        """Wires of one code."""
+        """Bits of one code."""
         return self.edge.bits
 
     @property
     def bits(self) -> int:
-        """Wires of one beat."""
+        """Bits of one beat."""
         return self.lanes * self.width
 
     def with_lanes(self, lanes: int) -> Self:
-        """The same order with other beats."""
+        """Returns the stream in the same order with other lanes."""
         return replace(self, lanes=lanes)
 
     def of(self, edge: Edge) -> Self:
-        """The stream of an elementwise operator: other codes in the same order and beats."""
+        """Returns an elementwise operator's output stream: same order and beats, other codes."""
         return replace(self, edge=edge)
 
     def sent(self, codes: Tensor) -> Tensor:
-        """int64 (samples * beats, lanes): the beats of codes (samples, *shape)."""
+        """Returns the beats of codes (samples, *shape) as int64 (samples * beats, lanes)."""
         order = self.positions.flatten().argsort()
         return codes.reshape(-1, self.size)[:, order].reshape(-1, self.lanes)
 
     def received(self, beats: Tensor) -> Tensor:
-        """int64 (samples, *shape): the codes of beats (samples * beats, lanes)."""
+        """Returns the codes of beats (samples * beats, lanes) as int64 (samples, *shape)."""
         return beats.reshape(-1, self.size)[:, self.positions.flatten()].view(-1, *self.shape)
 
     def rows(self, dims: int = 1) -> Rows:
-        """The rows along the last `dims` dimensions.
+        """Returns the rows along the last `dims` dimensions.
 
         Raises:
-            ConfigError: a row is interrupted by others, or the order of features differs.
+            ConfigError: if a row is interrupted by others, or feature orders differ.
         """
         shape = self.shape[: len(self.shape) - dims]
         flat = self.positions.reshape(math.prod(shape), -1)
@@ -109,6 +109,6 @@ class Stream:
         places, order = flat // features, flat % features
         if bool((places != places[:, :1]).any()) or bool((order != order[:1]).any()):
             raise ConfigError(
-                f"rows of {features} elements do not travel one after another, in one order"
+                f"rows of {features} elements are interleaved, or differ in the order of elements"
             )
         return Rows(count, features, places[:, 0].view(shape), order[0])

@@ -1,7 +1,6 @@
-"""Values of an integer graph on wires: a node's codes as a stream, or as numbers that never change.
+"""Values of an integer graph in a circuit: streams of a node's codes, or constants.
 
-Operators that only move codes need no circuit: what they do is applied to the places at which the
-codes travel.
+Operators that only move codes need no circuit. Their effect is applied to the stream positions.
 """
 
 from __future__ import annotations
@@ -21,69 +20,71 @@ from chop.nn.integer import Edge
 from chop.nn.integer.mask import KeptKeys
 
 Move = Callable[[Tensor], Tensor]
-"""A tensor with its batch to the moved one."""
+"""Moves the elements of a tensor with a batch dimension."""
 KEEP_SAMPLES = (
-    "; keep the batch as the first dimension, as attention written by linear layers, view, "
-    "transpose and scaled_dot_product_attention on (batch, heads, tokens, features) does"
+    "; keep the batch as the first dimension, such as in attention with linear layers, view, "
+    "transpose and scaled_dot_product_attention on (batch, heads, tokens, features)"
 )
-KEPT = Edge.of(1.0, 0, 1)
-"""Of an attention mask: the numbers 0 and 1."""
+MASK_EDGE = Edge.of(1.0, 0, 1)
+"""Range of an attention mask: 0 and 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Wire:
-    """A stream and the name of its signals.
+    """A stream and its signal name.
 
     Attributes:
         signal: `SIGNAL_data`, `SIGNAL_valid` and `SIGNAL_ready` of the top module.
-        stream: what travels.
+        stream: the stream.
     """
 
     signal: str
     stream: Stream
 
     def unsqueezed(self, dim: int) -> Self:
-        """The same with another dimension of one place, `dim` from the end."""
+        """Returns the wire with an added dimension of size one, `dim` counted from the end."""
         positions = self.stream.positions.unsqueeze(dim)
         return replace(self, stream=replace(self.stream, positions=positions))
 
 
 @dataclass(frozen=True, eq=False)
 class Fixed:
-    """Codes that are known when the circuit is made.
+    """Constant codes.
 
     Attributes:
         codes: int64, with or without a batch.
-        edge: what they mean.
+        edge: meaning of the codes.
     """
 
     codes: Tensor
     edge: Edge
 
     def sample(self, shape: tuple[int, ...]) -> Tensor:
-        """int64: the codes of one sample, spread to its shape.
+        """Returns the codes of one sample, int64, expanded to its shape.
 
         Raises:
-            ConfigError: samples differ, or the shapes do not fit.
+            ConfigError: if samples differ, or the shapes do not fit.
         """
         batch = self.codes.size(0) if self.codes.dim() == len(shape) + 1 else 1
         try:
             spread = self.codes.expand(batch, *shape)
         except RuntimeError:
             sizes = tuple(self.codes.shape)
-            raise ConfigError(f"a constant of shape {sizes} beside samples of {shape}") from None
+            raise ConfigError(
+                f"a constant of shape {sizes} does not fit samples of {shape}"
+            ) from None
         if bool((spread != spread[:1]).any()):
-            raise ConfigError("a constant that differs between the samples of a batch")
+            raise ConfigError("a constant differs between the samples of a batch")
         return spread[0]
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """An attention mask: numbers for the keys of a sample, (1, 1, keys), of which 0 hides one.
+class Mask:
+    """An attention mask of a sample's keys, (1, 1, keys), in which 0 hides a key.
 
     Attributes:
-        keys: how they become the mask of each query.
-        value: the numbers.
+        keys: operator that expands it to the mask of each query.
+        value: the mask stream; None if the mask does not depend on inputs.
     """
 
     keys: KeptKeys
@@ -91,48 +92,48 @@ class Kept:
 
     @classmethod
     def of(cls, keys: KeptKeys, value: Wire | None = None) -> Self:
-        """A mask of a sample's numbers, (keys,); None where it hides keys of no sample."""
+        """Returns the mask of a sample's keys, (keys,); it is constant if `value` is None."""
         if value is None:
-            return cls(keys, Fixed(torch.ones(1, 1, 1, keys.keys, dtype=torch.int64), KEPT))
+            return cls(keys, Fixed(torch.ones(1, 1, 1, keys.keys, dtype=torch.int64), MASK_EDGE))
         places = value.stream.positions.view(1, 1, -1)
         return cls(keys, Wire(value.signal, replace(value.stream, positions=places)))
 
 
 def moved(stream: Stream, batch: int, move: Move) -> Tensor:
-    """Where the codes of a stream travel, after a layout operator: it may drop or repeat codes.
+    """Returns the stream positions after a layout operator, which may drop or repeat codes.
 
     Args:
-        stream: before it.
-        batch: of the graph; its sizes may be written into the operator.
+        stream: input stream.
+        batch: batch size of the graph, since the operator may contain fixed sizes.
         move: the operator.
-    Returns: int64, shape of one sample of the result: places of its elements in the stream.
+    Returns: int64, shape of one result sample: stream positions of its elements.
     Raises:
-        ConfigError: it mixes samples.
+        ConfigError: if it mixes samples.
     """
     starts = torch.arange(batch).view(-1, *[1] * len(stream.shape)) * stream.size
-    found = move(stream.positions + starts)
-    if not isinstance(found, Tensor):
-        raise ConfigError("it gives no tensor")
-    if not found.dim() or found.size(0) != batch:
+    moved_positions = move(stream.positions + starts)
+    if not isinstance(moved_positions, Tensor):
+        raise ConfigError("it does not return a tensor")
+    if not moved_positions.dim() or moved_positions.size(0) != batch:
         raise ConfigError(
             f"it does not keep the samples of a batch apart along the first dimension{KEEP_SAMPLES}"
         )
-    starts = torch.arange(batch).view(-1, *[1] * (found.dim() - 1)) * stream.size
-    if not torch.equal(found - starts, found[:1].expand_as(found)):
+    starts = torch.arange(batch).view(-1, *[1] * (moved_positions.dim() - 1)) * stream.size
+    if not torch.equal(moved_positions - starts, moved_positions[:1].expand_as(moved_positions)):
         raise ConfigError(f"it moves codes from one sample to another{KEEP_SAMPLES}")
-    return found[0]
+    return moved_positions[0]
 
 
 def joined(first: Stream, second: Stream, dim: int) -> Tensor:
-    """Where codes travel when two streams are sent in turn, row by row, in any order of rows.
+    """Returns the stream positions after concatenation of two streams, row by row in any row order.
 
     Args:
-        first: the one that is sent first.
-        second: the other.
-        dim: along which they are joined, counted from the end.
-    Returns: int64, shape of one sample of the result.
+        first: stream that is sent first.
+        second: the other stream.
+        dim: dimension of the concatenation, counted from the end.
+    Returns: int64, shape of one result sample.
     Raises:
-        ConfigError: the streams have another order than that of the result.
+        ConfigError: if the streams' order differs from that of the result.
     """
     outer = torch.Size(first.shape[: len(first.shape) + dim]).numel()
     parts, start, period = [], 0, (first.size + second.size) // outer
@@ -141,19 +142,19 @@ def joined(first: Stream, second: Stream, dim: int) -> Tensor:
         own = stream.size // outer
         turn = turns.view(*stream.shape[: len(stream.shape) + dim], *[1] * -dim)
         if bool((stream.positions // own != turn).any()):
-            raise ConfigError("what it joins does not travel row by row, in one order of rows")
+            raise ConfigError("its inputs are not sent row by row in the same order of rows")
         parts.append(turn * period + start + stream.positions % own)
         start += own
     return torch.cat(parts, dim)
 
 
 class Pieces(NamedTuple):
-    """Codes that are kept of a stream: pieces of one length at one distance.
+    """Selected codes of a stream: segments of equal length at equal distance.
 
     Attributes:
-        period: from the first code of a piece to that of the next one.
-        first: how many codes are ahead of the first piece.
-        size: of a piece.
+        period: distance between the starts of two segments, in codes.
+        first: codes ahead of the first segment.
+        size: codes of a segment.
     """
 
     period: int
@@ -162,55 +163,61 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of(cls, stream: Stream, places: Tensor) -> Pieces:
-        """The pieces of the codes at some places, int64.
+        """Returns the segments that cover the positions, int64.
 
         Raises:
-            ConfigError: pieces differ, or a sample is no whole number of periods.
+            ConfigError: if segments differ, or a sample is not a whole number of periods.
         """
-        kept = places.flatten().sort().values
-        first = int(kept[0])
-        is_next = kept - first == torch.arange(len(kept))
+        selected = places.flatten().sort().values
+        first = int(selected[0])
+        is_next = selected - first == torch.arange(len(selected))
         size = int(is_next.long().cumprod(0).sum())
-        period = stream.size * size // len(kept)
-        expected = first + torch.arange(len(kept)) // size * period + torch.arange(len(kept)) % size
-        is_whole = len(kept) % size == 0 and stream.size * size % len(kept) == 0
-        if not is_whole or not torch.equal(kept, expected):
-            raise ConfigError("what it keeps of a stream does not travel in pieces of one length")
+        period = stream.size * size // len(selected)
+        expected = (
+            first
+            + torch.arange(len(selected)) // size * period
+            + torch.arange(len(selected)) % size
+        )
+        is_whole = len(selected) % size == 0 and stream.size * size % len(selected) == 0
+        if not is_whole or not torch.equal(selected, expected):
+            raise ConfigError(
+                "it selects elements that are not segments of one length in the stream"
+            )
         return cls(period, first, size)
 
 
 def part(stream: Stream, places: Tensor) -> Stream:
-    """The stream of the codes at some places, with lanes such that they are whole beats.
+    """Returns the stream of the codes at some positions, with lanes that form whole beats.
 
     Args:
-        stream: it is sent with these lanes, at most as many as it has now.
-        places: int64: those that are kept.
+        stream: input stream; it is sent with these lanes, at most its present ones.
+        places: int64 selected positions.
     Raises:
-        ConfigError: they do not travel in pieces of one length.
+        ConfigError: if they do not form segments of one length.
     """
     period, first, size = Pieces.of(stream, places)
     lanes = math.gcd(stream.lanes, period, first, size)
-    kept = places // period * size + places % period - first
-    return replace(stream, positions=kept, lanes=lanes)
+    positions = places // period * size + places % period - first
+    return replace(stream, positions=positions, lanes=lanes)
 
 
 def copied(stream: Stream, places: Tensor, run: int) -> Stream:
-    """The stream that sends each `run` codes as often as they are among some places.
+    """Returns the stream that repeats each run of `run` codes.
 
     Args:
-        stream: it is sent with these lanes.
-        places: int64, of each element of the result; all of the stream equally often.
-        run: codes that are sent again as a whole.
+        stream: input stream; it is sent with the same lanes.
+        places: int64 position in the stream of each result element; all occur equally often.
+        run: codes that are repeated together.
     """
     flat, times = places.flatten(), places.numel() // stream.size
     copy = torch.empty_like(flat)
     copy[flat.argsort(stable=True)] = torch.arange(flat.numel()) % times
-    found = (flat // run * times + copy) * run + flat % run
-    return replace(stream, positions=found.view(places.shape))
+    positions = (flat // run * times + copy) * run + flat % run
+    return replace(stream, positions=positions.view(places.shape))
 
 
 def mover(node: fx.Node, module: nn.Module | None) -> Move:
-    """What a layout operator does to the tensor that it reads."""
+    """Returns the tensor function of a layout operator."""
 
     def move(tensor: Tensor) -> Tensor:
         args = fx.node.map_arg(node.args, lambda _: tensor)
@@ -225,5 +232,5 @@ def mover(node: fx.Node, module: nn.Module | None) -> Move:
 
 
 def in_turn(moves: Sequence[Move]) -> Move:
-    """Several layout operators, the first one first."""
-    return lambda tensor: reduce(lambda found, move: move(found), moves, tensor)
+    """Composes several layout operators, the first one first."""
+    return lambda tensor: reduce(lambda moved, move: move(moved), moves, tensor)

@@ -1,4 +1,4 @@
-"""SystemVerilog text: literals, instances, and the sources that a text needs."""
+"""SystemVerilog text: literals, instances and required sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chop.hardware.design.plan import RTL
 WIDEST_INT = 31
 """Bits of the magnitude of a `parameter int`."""
 FOLDER = "FOLDER"
-"""Parameter of a module: the folder that the paths of its memories start in."""
+"""Module parameter with the base folder of memory files."""
 
 
 class FileIn(str):
@@ -21,13 +21,13 @@ class FileIn(str):
 
 
 class Name(str):
-    """Name of a parameter of the module around."""
+    """Parameter name of the enclosing module."""
 
     __slots__ = ()
 
 
 def _literal(value: int | str) -> str:
-    """A parameter's value: a string, a decimal number, or a signed 64-bit one beyond 32 bits.
+    """Formats a parameter value: a string, a decimal number, or a signed 64-bit one beyond 32 bits.
 
     >>> _literal(-5), _literal(2**40), _literal("a.hex"), _literal(FileIn("a.hex"))
     ('-5', "64'sd1099511627776", '"a.hex"', '{FOLDER, "/a.hex"}')
@@ -45,12 +45,12 @@ def _literal(value: int | str) -> str:
 def instance(
     module: str, name: str, parameters: Mapping[str, int | str], connections: Mapping[str, str]
 ) -> str:
-    """An instance of a module.
+    """Formats a module instance.
 
     Args:
-        module: its name.
-        name: of the instance.
-        parameters: by name.
+        module: module name.
+        name: instance name.
+        parameters: parameter values by name.
         connections: expressions by port.
     """
     values = [f".{key}({_literal(value)})" for key, value in parameters.items()]
@@ -64,28 +64,27 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def sources(text: str, folder: Path = RTL) -> dict[str, Path]:
-    """Sources of all modules that a text instantiates, and of theirs, by file name.
+    """Returns the sources of all directly and indirectly instantiated modules, by file name.
 
-    A module is a name in the text, for which the folder or the library has a file.
+    A module is a name in the text for which the folder or the library has a file.
 
     Args:
         text: SystemVerilog.
-        folder: searched before the library.
+        folder: folder searched before the library.
     """
     files = {path.stem: path for place in (RTL, folder) for path in sorted(place.glob("*.sv"))}
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     texts = [text]
     while texts:
         code = _code(texts.pop())
         names = set(re.findall(r"[A-Za-z_]\w*", code)) - set(re.findall(r"\bmodule\s+(\w+)", code))
         for name in sorted(names & files.keys()):
             path = files[name]
-            if path.name not in found:
-                found[path.name] = path
+            if path.name not in paths:
+                paths[path.name] = path
                 texts.append(path.read_text())
-    return found
+    return paths
 
 
 def _code(text: str) -> str:
-    """Without comments."""
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)

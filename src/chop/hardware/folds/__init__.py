@@ -1,3 +1,3 @@
-"""Folding of circuits for throughput and devices, and rewriting of netlists."""
+"""Circuit folding for throughput and device limits, and netlist optimization."""
 
 __all__: list[str] = []

@@ -1,9 +1,9 @@
-"""Registers that multipliers and block memories of an ECP5 have inside.
+"""Register absorption into multipliers and block memories of an ECP5.
 
-Yosys leaves the registers around them to the fabric: 5.8 ns from the clock to a block memory's
-output and 3.9 ns through a multiplier have the wires of both sides on top. Here a netlist's
-registers become those of the cells, where they have no enable and no reset, so that the function
-is the same. Names of cells and parameters are Lattice's, as in Yosys' `ecp5/cells_bb.v`.
+Yosys leaves pipeline registers in the fabric, so routing delay is added to the 5.8 ns from the
+clock to a block memory's output and the 3.9 ns through a multiplier. This pass moves registers
+without enable and reset into the cells, which preserves the function. Names of cells and
+parameters are Lattice's, as in Yosys' `ecp5/cells_bb.v`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ WIDTH, PRODUCT_WIDTH = 18, 36
 
 @dataclass
 class _Module:
-    """A flat module, its cells by what they drive and read.
+    """A flat module, with its registers by net.
 
     Attributes:
-        cells: by name, as in the netlist.
-        drivers: by net: the plain register whose output it is.
-        readers: by net: the plain register that reads it, where it is the only reader.
-        sinks: how often each net is read, ports of the module included.
+        cells: cells by name, as in the netlist.
+        drivers: by net, the plain register that drives it.
+        readers: by net, the plain register that reads it, if it is the only reader.
+        sinks: number of readers of each net, module ports included.
     """
 
     cells: dict[str, Any]
@@ -40,24 +40,23 @@ def absorb_registers(netlist: dict[str, Any], top: str) -> Counter[str]:
     """Moves registers of a netlist into its multipliers and block memories.
 
     Args:
-        netlist: what Yosys' `write_json` writes, flat; it is changed.
+        netlist: flat netlist from Yosys' `write_json`; it is modified.
         top: name of the module.
-    Returns: how many multipliers have `inputs`, how many `products`, how many ports of block
-        memories have `words` in registers of their own, and how many memories had `choices` ahead
-        of theirs.
+    Returns: number of multipliers with absorbed `inputs` and with absorbed `products`, of memory
+        ports with absorbed `words`, and of memories with retimed `choices`.
     """
-    found = Counter(choices=retime_choices(netlist, top))
+    counts = Counter(choices=retime_choices(netlist, top))
     module = _module(netlist["modules"][top])
     for cell in [cell for cell in module.cells.values() if cell["type"] == MULTIPLIER]:
-        found["products"] += _absorb_product(module, cell)
-        found["inputs"] += _absorb_inputs(module, cell)
+        counts["products"] += _absorb_product(module, cell)
+        counts["inputs"] += _absorb_inputs(module, cell)
     for cell in [cell for cell in module.cells.values() if cell["type"] == MEMORY]:
-        found["words"] += _absorb_words(module, cell)
-    return found
+        counts["words"] += _absorb_words(module, cell)
+    return counts
 
 
-def _module(found: Mapping[str, Any]) -> _Module:
-    module = _Module(found["cells"])
+def _module(document: Mapping[str, Any]) -> _Module:
+    module = _Module(document["cells"])
     reading: dict[Bit, list[str]] = defaultdict(list)
     for name, cell in module.cells.items():
         for port, (bit,) in ((p, b) for p, b in cell["connections"].items() if len(b) == 1):
@@ -68,7 +67,7 @@ def _module(found: Mapping[str, Any]) -> _Module:
         module.sinks.update(bit for bits in wide for bit in bits)
         if is_plain(cell):
             module.drivers[cell["connections"]["Q"][0]] = name
-    for port in found["ports"].values():
+    for port in document["ports"].values():
         module.sinks.update(port["bits"] if port["direction"] == "output" else ())
     module.readers = {
         bit: names[0] for bit, names in reading.items() if names and module.sinks[bit] == 1
@@ -77,18 +76,19 @@ def _module(found: Mapping[str, Any]) -> _Module:
 
 
 def _absorb_product(module: _Module, cell: dict[str, Any]) -> bool:
-    """Whether the products of a multiplier go into its output register."""
+    """Moves the register behind a multiplier's product into the cell; returns whether it did."""
     ports = [f"P{k}" for k in range(PRODUCT_WIDTH)]
     clock = _take_readers(module, cell, ports)
     return clock is not None and _clock_multiplier(cell, clock, ("OUTPUT",))
 
 
 def _absorb_inputs(module: _Module, cell: dict[str, Any]) -> bool:
-    """Whether the factors of a multiplier come from its input registers."""
+    """Moves the registers ahead of a multiplier's factors into the cell; returns whether it did."""
     ports = [f"{factor}{k}" for factor in "AB" for k in range(WIDTH)]
     connections = cell["connections"]
     bits = [connections[port][0] for port in ports]
     drivers = {bit: module.drivers.get(bit) for bit in bits if isinstance(bit, int)}
+    # All factor bits need a plain register of one clock, or none is moved.
     names = [name for name in drivers.values() if name is not None]
     clock = _common_clock(module, names)
     if len(names) < len(drivers) or clock is None or not _may_clock(cell, clock):
@@ -105,11 +105,11 @@ def _absorb_inputs(module: _Module, cell: dict[str, Any]) -> bool:
 
 
 def _absorb_words(module: _Module, cell: dict[str, Any]) -> int:
-    """Ports of a block memory whose words go into its output register.
+    """Returns the ports of a block memory whose output register was absorbed.
 
-    In a word of 36 bits the upper half leaves by the other port, which has no clock of its own.
+    The upper half of a 36-bit word leaves by the other port, which has no clock of its own.
     """
-    connections, found = cell["connections"], 0
+    connections, absorbed = cell["connections"], 0
     wide = connections["CLKA"][0] in CONSTANTS
     for halves in ("AB",) if wide else ("A", "B"):
         clock = connections[f"CLK{halves[-1]}"][0]
@@ -120,14 +120,14 @@ def _absorb_words(module: _Module, cell: dict[str, Any]) -> int:
         for half in halves:
             cell["parameters"][f"REGMODE_{half}"] = "OUTREG"
             _connect(cell, f"OCE{half}", "1")
-        found += 1
-    return found
+        absorbed += 1
+    return absorbed
 
 
 def _take_readers(
     module: _Module, cell: dict[str, Any], ports: Sequence[str], wanted: Bit | None = None
 ) -> Bit | None:
-    """Gives the registers behind outputs of a cell to it; returns their clock, None for none."""
+    """Moves the registers behind outputs of a cell into it; returns their clock, or None."""
     connections = cell["connections"]
     used = [port for port in ports if module.sinks[connections.get(port, ["x"])[0]]]
     names = [module.readers.get(connections[port][0]) for port in used]
@@ -170,7 +170,6 @@ def _connect(cell: dict[str, Any], port: str, bit: Bit) -> None:
 
 
 def _remove_unread(module: _Module, name: str) -> None:
-    """Removes a register that nothing reads any more."""
     cell = module.cells.get(name)
     if cell is not None and not module.sinks[cell["connections"]["Q"][0]]:
         module.sinks[cell["connections"]["DI"][0]] -= 1

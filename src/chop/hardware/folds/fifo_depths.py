@@ -1,8 +1,8 @@
-"""Depths of FIFOs: what a stream stores while the other inputs of its reader are on their way.
+"""FIFO depths that balance the paths of a design.
 
-Where a value is forked and its branches meet again, the shorter branch has to store what the longer
-one takes in before it gives anything: less would stop the fork that feeds both, for good. What the
-longer one takes in follows from the components, beat by beat, and so does how late it is.
+If a value is forked and its branches rejoin, the shorter branch has to store as much as the longer
+one consumes before its first output. A smaller buffer would block the fork that feeds both, and
+deadlock. The amount and the delay follow from the components, beat by beat.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from chop.hardware.design.netlist import Instance, Netlist
 from chop.hardware.design.stream import Stream
 
 SLACK = 1.25
-"""Depth of a FIFO beside a longer path: how many times what the path takes in."""
+"""Depth of a balancing FIFO relative to the amount that the longer path stores."""
 MARGIN = 4
-"""Beats that such a FIFO has on top."""
+"""Additional beats of such a FIFO."""
 SKID_BEATS = 2
-"""What a skid buffer stores."""
+"""Beats in a skid buffer."""
 LINK_CYCLES = 6
-"""From a component's output to the next one's input: a converter, a buffer, and some to spare."""
+"""Cycles from a component's output to the next one's input: converter, buffer and a margin."""
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """How samples travel through a design.
+    """Times at which samples pass through a design.
 
     Attributes:
-        depths: by instance, beats of the FIFO ahead of each input.
-        times: by signal, when each beat leaves, in samples since the first beat of its sample came.
+        depths: by instance, the beats of the FIFO ahead of each input.
+        times: by signal, the output time of each beat, in samples since the first beat of its
+            sample entered the design.
         interval: cycles between two samples.
     """
 
@@ -42,21 +43,21 @@ class Schedule:
     interval: int
 
     def latency(self, netlist: Netlist) -> int:
-        """Cycles from the first code of a sample that comes to the last one that leaves."""
+        """Returns the cycles from the first input code of a sample to its last output code."""
         signals = [port.wire.signal for port in netlist.outputs]
         ends = [float(self.times[signal][-1]) for signal in signals if signal in self.times]
         return math.ceil(max(ends, default=0.0) * self.interval)
 
 
 def schedule(netlist: Netlist) -> Schedule:
-    """When beats travel, and the depths of FIFOs: residual connections are sized here.
+    """Computes beat times and FIFO depths, those of residual connections included.
 
-    Times are in samples: the inputs of the design arrive at its own pace, each beat of a component
-    leaves when the beats of its inputs that it needs have come, and no faster than the component
-    works. An instance of two inputs stores each from its arrival until it is taken.
+    Times are in samples. Design inputs arrive at the design's pace. A component outputs a beat when
+    the input beats that it depends on have arrived, at most at the component's own rate. An
+    instance with two inputs buffers each beat from its arrival until it is consumed.
     """
     times = {port.wire.signal: _evenly(port.wire.stream.beats) for port in netlist.inputs}
-    found: dict[str, list[int]] = {}
+    depths: dict[str, list[int]] = {}
     for instance in netlist.instances:
         wanted = instance.plan.buffers or (0,) * len(instance.inputs)
         arrivals = [
@@ -64,20 +65,21 @@ def schedule(netlist: Netlist) -> Schedule:
             for wire, lanes in zip(instance.inputs, instance.plan.lanes, strict=True)
         ]
         if all(arrival is None for arrival in arrivals):  # constants wait for their readers
-            found[instance.name] = list(wanted)
+            depths[instance.name] = list(wanted)
             continue
         needs = [_needs(instance, k) for k in range(len(arrivals))]
         leaves = _leaves(instance, arrivals, needs, netlist.interval)
         holds = instance.plan.holds or (0.0,) * len(arrivals)
-        # What takes in a whole sample has a second place for the next one.
+        # A component that stores a whole sample has room for the next one.
         waits = [hold < 1 for hold in holds]
-        found[instance.name] = [
+        depths[instance.name] = [
             max(depth, _depth(arrival, need, leaves) if is_waiting else 0)
             for depth, arrival, need, is_waiting in zip(wanted, arrivals, needs, waits, strict=True)
         ]
+        # Results of several samples in the pipeline are late by whole intervals.
         late = (instance.plan.latency + LINK_CYCLES) / netlist.interval + max(max(holds) - 1, 0)
         times[instance.name] = leaves + late
-    return Schedule(found, times, netlist.interval)
+    return Schedule(depths, times, netlist.interval)
 
 
 def _evenly(beats: int) -> Tensor:
@@ -85,13 +87,14 @@ def _evenly(beats: int) -> Tensor:
 
 
 def _at_lanes(times: Tensor, stream: Stream, lanes: int) -> Tensor:
-    """When the beats of a converted stream have come."""
+    """Returns the arrival times of the beats of a converted stream."""
+    # A wider beat has arrived when its last code has.
     last = torch.arange(1, stream.size // lanes + 1) * lanes - 1
     return times[last // stream.lanes]
 
 
 def _needs(instance: Instance, k: int) -> Tensor:
-    """int64 (beats out,): the last beat of input `k` that each beat out needs."""
+    """Returns the last beat of input `k` that each output beat needs, int64 (output beats,)."""
     plan = instance.plan
     if plan.needs:
         return plan.needs[k]
@@ -106,19 +109,20 @@ def _needs(instance: Instance, k: int) -> Tensor:
 def _leaves(
     instance: Instance, arrivals: Sequence[Tensor | None], needs: Sequence[Tensor], interval: int
 ) -> Tensor:
-    """When the beats of a component leave, without its latency."""
+    """Returns the output times of a component's beats, without its latency."""
     given = [a[n] for a, n in zip(arrivals, needs, strict=True) if a is not None]
     ready = torch.stack(given).amax(0)
     pace = instance.plan.cycles / len(ready) / interval
     steps = torch.arange(2 * len(ready)).double() * min(pace, 1 / len(ready))
     # The second of two samples: the first one may still be leaving when it has come.
     both = torch.cat([ready - 1, ready])
+    # Beat i leaves when it is ready, and at least one pace after beat i - 1.
     paced: Tensor = (both - steps).cummax(0).values + steps
     return paced[len(ready) :]
 
 
 def _depth(arrival: Tensor | None, need: Tensor, leaves: Tensor) -> int:
-    """Beats of a FIFO that stores beats from their arrival until they are taken."""
+    """Returns the depth in beats of a FIFO that stores beats from arrival to consumption."""
     if arrival is None:
         return 0
     # A beat is taken when the result before the first one that needs it has left.
@@ -130,7 +134,8 @@ def _depth(arrival: Tensor | None, need: Tensor, leaves: Tensor) -> int:
 
 
 def _most_stored(arrival: Tensor, taken: Tensor) -> int:
-    """The most beats that are stored at any time, where samples follow each other."""
+    """Returns the highest number of stored beats, with samples back to back."""
+    # Beats that wait for whole intervals are stored at all times, the others by phase.
     whole = int((taken.floor() - arrival.floor()).sum())
     at, ends = arrival.frac().sort().values, taken.frac().sort().values
     arrived = torch.searchsorted(at, at, right=True)

@@ -1,14 +1,14 @@
-"""Folding for a device: how many cycles each node may take, so that the design fits and is fast.
+"""Folding for a device: cycles per node such that the design fits and is fast.
 
-The smallest interval that was found comes first, then the fewest lookup tables. Intervals are tried
-by bisection, in steps of 2 %. For one of them the choice is an integer program, which minimizes the
-sum of the shares of the device's resources: each node takes one of its lanes, which divide its
-sizes and keep the interval; converters between adjacent nodes have a cost by the lanes at both
-ends, or are refused where they are slower. Where multipliers do not suffice, each node may have its
-products in lookup tables, while the design leaves room to the router. Where the program takes
-longer than `fold_program.SECONDS` without a choice, the interval counts as one that does not fit,
-and is told. FIFOs follow from all lanes together: where they make a design too large, its budget is
-tightened by what they took too much.
+The search minimizes the interval first and then the lookup tables. It bisects intervals in steps
+of 2 %. For each interval an integer program minimizes the summed shares of the device's resources.
+Each node takes lanes that divide its sizes and keep the interval. Converters between adjacent nodes
+have a cost that depends on the lanes at both ends, and are excluded if they are too slow.
+
+If multipliers do not suffice, nodes may build their products from lookup tables, as long as the
+design leaves room for routing. If the program finds no solution within `fold_program.SECONDS`, the
+interval counts as infeasible, and the result reports it. FIFO sizes depend on all lanes together.
+If they exceed the device, the program is solved again with a budget reduced by the excess.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from chop.hardware.folds.foldable import Foldable, Folding
 from chop.ir.graph import MaseGraph
 
 ROUNDS = 6
-"""How often a budget is tightened by what a design took too much."""
+"""Maximum number of budget reductions after a design exceeds the device."""
 ROUTABLE = 0.75
-"""Share of a device's lookup tables that a design may take which has products of them: routers fail
-on fuller devices, or take hours."""
+"""Maximum share of a device's lookup tables for a design with products built from them. Routers
+fail on fuller devices or take hours.
+"""
 
 
 def fold_for(mg: MaseGraph, device: Device) -> Folding:
-    """The folds of the fastest design of a device that is found.
+    """Returns the folds of the fastest design that fits a device.
 
     Raises:
-        ConfigError: it does not fit with one lane everywhere; says by how much, and which device it
-            fits.
+        ConfigError: if it does not fit with one lane everywhere. The message says by how much, and
+            names a device that fits.
     """
     graph = Foldable(mg, device)
     slowest = _slowest(graph)
@@ -47,8 +48,9 @@ def fold_for(mg: MaseGraph, device: Device) -> Folding:
     low, high = 0, len(intervals) - 1
     while low <= high:
         middle = (low + high) // 2
-        found = [_within(graph, intervals[middle]), _uniform(graph, intervals[middle])]
-        best = min([best, *filter(None, found)], key=_rank)
+        candidates = [_within(graph, intervals[middle]), _uniform(graph, intervals[middle])]
+        best = min([best, *filter(None, candidates)], key=_rank)
+        # A better design may be faster than the interval that it was solved for.
         if best.interval <= intervals[middle]:
             high = min(middle, bisect.bisect_left(intervals, best.interval)) - 1
         else:
@@ -58,11 +60,11 @@ def fold_for(mg: MaseGraph, device: Device) -> Folding:
 
 
 def _slowest(graph: Foldable) -> Folding:
-    """One lane everywhere; with products of lookup tables where multipliers do not suffice."""
-    found = graph.measured({p.node: graph.option(p, UNFOLDED) for p in graph.nodes}, UNFOLDED)
-    if "dsp" not in excess(found.usage, graph.device):
-        return found
-    return _within(graph, found.interval) or found
+    """Returns one lane everywhere, with lookup-table products if multipliers do not suffice."""
+    folding = graph.measured({p.node: graph.option(p, UNFOLDED) for p in graph.nodes}, UNFOLDED)
+    if "dsp" not in excess(folding.usage, graph.device):
+        return folding
+    return _within(graph, folding.interval) or folding
 
 
 def _rank(folding: Folding) -> tuple[int, float]:
@@ -70,25 +72,25 @@ def _rank(folding: Folding) -> tuple[int, float]:
 
 
 def _uniform(graph: Foldable, interval: int) -> Folding | None:
-    """One fold for all nodes, whose lanes follow their producers; None where it does not fit."""
-    found = graph.measured({}, interval)
-    return None if excess(found.usage, graph.device) else found
+    """Returns a uniform fold with lanes that follow the producers; None if it does not fit."""
+    folding = graph.measured({}, interval)
+    return None if excess(folding.usage, graph.device) else folding
 
 
 def _intervals(graph: Foldable, slowest: int) -> list[int]:
-    """Intervals that are tried, ascending: each 2 % longer than the one before."""
+    """Returns the candidate intervals, ascending, each 2 % longer than the previous one."""
     count = math.ceil(math.log(max(slowest / graph.fastest, 1)) / math.log(1.02))
     return sorted({math.ceil(graph.fastest * 1.02**step) for step in range(count + 1)})
 
 
 def excess(usage: Usage, device: Device, times: float = 1.0) -> dict[str, float]:
-    """What is taken beyond so many times a device, by resource; empty where it fits."""
+    """Returns the use above a multiple of a device's resources, by resource; empty if it fits."""
     pairs = {name: (getattr(usage, name), times * getattr(device, name)) for name in RESOURCES}
     return {name: taken - there for name, (taken, there) in pairs.items() if taken > there}
 
 
 def beyond(usage: Usage, device: Device) -> str:
-    """The same in words."""
+    """Returns the excess over a device as text."""
     names = {"lut": "lookup tables", "ff": "flip-flops", "dsp": "multipliers", "bram": "memories"}
     return ", ".join(
         f"{getattr(usage, name):,.0f} {names[name]} of {getattr(device, name):,}"
@@ -111,16 +113,17 @@ def _fits(mg: MaseGraph, device: Device) -> bool:
 
 
 def _within(graph: Foldable, interval: int) -> Folding | None:
-    """The smallest design of an interval, or None where none fits.
+    """Returns the smallest design of an interval, or None if none fits.
 
-    Products are made of lookup tables only where multipliers do not suffice.
+    Products are built from lookup tables only if multipliers do not suffice.
     """
     device = graph.device
-    found = _smallest(graph, interval, device, False)
-    if found is None and device.family.has_multipliers:
+    folding = _smallest(graph, interval, device, False)
+    if folding is None and device.family.has_multipliers:
+        # Products of lookup tables fill the device; the router needs some room.
         routable = replace(device, lut=int(ROUTABLE * device.lut))
-        found = _smallest(graph, interval, routable, True)
-    return found
+        folding = _smallest(graph, interval, routable, True)
+    return folding
 
 
 def _smallest(graph: Foldable, interval: int, device: Device, may_be_soft: bool) -> Folding | None:
@@ -130,9 +133,10 @@ def _smallest(graph: Foldable, interval: int, device: Device, may_be_soft: bool)
         chosen = program.solve(budget)
         if chosen is None:
             return None
-        found = graph.measured(chosen, interval)
-        over = excess(found.usage, device)
+        folding = graph.measured(chosen, interval)
+        over = excess(folding.usage, device)
         if not over:
-            return found
+            return folding
+        # FIFOs are not part of the program: reserve their excess in the next round.
         budget = Usage(*(b - over.get(n, 0) for n, b in zip(RESOURCES, budget, strict=True)))
     return None

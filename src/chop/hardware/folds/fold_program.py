@@ -1,4 +1,4 @@
-"""The integer program of a folding: of each node a choice, of adjacent ones lanes that match.
+"""Integer program of a folding: an option for each node, with compatible lanes between neighbors.
 
 It is solved by HiGHS (`scipy.optimize.milp`).
 """
@@ -18,19 +18,19 @@ from chop.hardware.design.netlist import Boundary, Instance
 from chop.hardware.folds.foldable import Foldable, Option
 
 SECONDS = 30.0
-"""For one integer program."""
+"""Time limit of one integer program."""
 OUT_OF_TIME = 1
-"""The status of `scipy.optimize.milp` at its limit of time."""
+"""Status of `scipy.optimize.milp` at its time limit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """Nodes that are connected.
+    """A connection between two nodes.
 
     Attributes:
-        producer: index of the node.
-        reader: of the node.
-        place: which input of the reader it is.
+        producer: index of the producer.
+        reader: index of the reader.
+        place: input index at the reader.
         size: codes of a sample.
         width: bits of a code.
     """
@@ -43,12 +43,12 @@ class Edge:
 
 
 class Program:
-    """The integer program of one interval.
+    """Integer program of one interval.
 
     Args:
-        graph: what is folded.
-        interval: most cycles of every node and converter.
-        may_be_soft: products may be made of lookup tables, node by node.
+        graph: graph to fold.
+        interval: maximum cycles of every node and converter.
+        may_be_soft: allows products built from lookup tables, per node.
     """
 
     def __init__(self, graph: Foldable, interval: int, may_be_soft: bool = False) -> None:
@@ -57,9 +57,9 @@ class Program:
         self.edges = list(_edges(graph))
 
     def share(self, usage: Usage) -> float:
-        """What is minimized: the sum of the shares of each resource of the device.
+        """Returns the objective: the summed shares of the device's resources.
 
-        Multipliers cost nothing where lookup tables are taken in their place.
+        Multipliers are free if lookup tables can replace them.
         """
         free = "dsp" if self.may_be_soft else None
         sizes = {name: max(getattr(self.graph.device, name), 1) for name in RESOURCES}
@@ -67,7 +67,7 @@ class Program:
         return float(sum(taken / sizes[name] for name, taken in pairs if name != free))
 
     def link_usage(self, edge: Edge, sends: int, reads: int) -> Usage | None:
-        """What stands between two nodes by their lanes; None where it is too slow."""
+        """Returns the resources of the link between two nodes, or None if it is too slow."""
         common, family = math.gcd(sends, reads), self.graph.device.family
         slowest = edge.size // min(sends, reads)
         if common not in (sends, reads):
@@ -83,7 +83,7 @@ class Program:
         return total
 
     def solve(self, budget: Usage) -> dict[str, Option] | None:
-        """The smallest choice within a budget, by node; None where there is none."""
+        """Returns the smallest solution within a budget, by node; None if there is none."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
@@ -93,8 +93,9 @@ class Program:
         costs = np.array([self.share(usage) for usage in usages])
         row, column, value = zip(*rows, strict=True)
         equal = csr_array((value, (row, column)), shape=(len(limits), len(usages)))
+        # One constraint per resource of the device.
         taken = np.array(usages, dtype=float).T
-        found = milp(
+        solution = milp(
             costs,
             integrality=is_whole,
             bounds=Bounds(0, 1),
@@ -104,13 +105,13 @@ class Program:
             ],
             options={"time_limit": SECONDS, "mip_rel_gap": 1e-6},
         )
-        if found.x is None:
-            if found.status == OUT_OF_TIME:
+        if solution.x is None:
+            if solution.status == OUT_OF_TIME:
                 self.graph.undecided.add(self.interval)
             return None
         choice, start = {}, 0
         for part, options in zip(self.graph.nodes, self.options, strict=True):
-            chosen = int(np.argmax(found.x[start : start + len(options)]))
+            chosen = int(np.argmax(solution.x[start : start + len(options)]))
             choice[part.node] = options[chosen]
             start += len(options)
         return choice
@@ -118,10 +119,10 @@ class Program:
     def _columns(
         self,
     ) -> tuple[list[Usage], list[tuple[int, int, float]], list[float], list[int]]:
-        """Variables: one for each option, and one for each pair of lanes at an edge.
+        """Builds the variables: one for each option, and one for each pair of lanes on an edge.
 
-        Returns: what each takes; entries of the equations: row, column and factor; right sides;
-            1 for each variable that is whole. A pair is whole by itself where options are.
+        Returns: resources of each variable; entries of the equations as row, column and factor;
+            right sides; and 1 for each integer variable. Pairs are integral if the options are.
         """
         usages = [option.usage for options in self.options for option in options]
         starts = np.cumsum([0, *(len(options) for options in self.options)])
@@ -129,12 +130,14 @@ class Program:
         rows: list[tuple[int, int, float]] = []
         for start, options in zip(starts, self.options, strict=False):
             rows += [(len(limits), int(start) + k, 1.0) for k in range(len(options))]
+            # Exactly one option per node.
             limits.append(1.0)
         for edge in self.edges:
             producers = _groups(option.sends for option in self.options[edge.producer])
             reads = [option.reads[edge.place] for option in self.options[edge.reader]]
             readers = _groups(reads)
             first = len(limits)
+            # Pairs with given lanes sum to the options with these lanes, at both ends.
             limits += [0.0] * (len(producers) + len(readers))
             for line, (sends, owners) in enumerate(producers.items()):
                 rows += [(first + line, int(starts[edge.producer]) + k, -1.0) for k in owners]
@@ -152,11 +155,10 @@ class Program:
 
 
 def _groups(lanes: Iterable[int]) -> dict[int, list[int]]:
-    """By lanes, the numbers of the options that have them."""
-    found: dict[int, list[int]] = defaultdict(list)
+    groups: dict[int, list[int]] = defaultdict(list)
     for number, each in enumerate(lanes):
-        found[each].append(number)
-    return found
+        groups[each].append(number)
+    return groups
 
 
 def _signal(part: Instance | Boundary) -> str:
@@ -164,9 +166,9 @@ def _signal(part: Instance | Boundary) -> str:
 
 
 def _edges(graph: Foldable) -> Iterator[Edge]:
-    """Edges between nodes that have a choice.
+    """Returns the edges between nodes that have options.
 
-    What has none, as a part of a stream, follows its producers and stays out of the program.
+    Nodes without options, such as part of a stream, follow their producers outside the program.
     """
     numbers = {_signal(part): number for number, part in enumerate(graph.nodes)}
     for number, part in enumerate(graph.nodes):

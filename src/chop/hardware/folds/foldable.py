@@ -1,4 +1,4 @@
-"""Folds and products that may be chosen for each node, and what a choice takes of a device."""
+"""Folding options of each node, and their device resources."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from chop.hardware.design.netlist import Boundary, Instance, Netlist, netlist
 from chop.ir.graph import MaseGraph
 
 SPREAD = 4
-"""A node's choices take from an interval to this part of it: more lanes only match neighbors."""
+"""Ratio of the slowest to the fastest option of a node. More lanes only help to match neighbors."""
 
 
 @dataclass(frozen=True)
 class Folding:
-    """Cycles that each node may take.
+    """Chosen cycles of each node.
 
     Attributes:
-        fold: of nodes without a choice of their own, as constants are.
-        folds: of the others, by node.
+        fold: fold of nodes without options, such as constants.
+        folds: fold of the other nodes by name.
         interval: cycles between two samples.
-        usage: of the design.
-        soft: nodes whose products are made of lookup tables.
-        undecided: shorter intervals of which it was not found out in time whether one fits.
+        usage: resources of the design.
+        soft: nodes whose products are built from lookup tables.
+        undecided: shorter intervals for which the solver reached its time limit.
     """
 
     fold: int
@@ -41,15 +41,15 @@ class Folding:
 
 @dataclass(frozen=True)
 class Option:
-    """A choice for a node.
+    """A folding option of a node.
 
     Attributes:
-        fold: that gives it.
-        cycles: that it takes.
+        fold: fold that selects the option.
+        cycles: cycles per sample.
         reads: lanes of each input.
         sends: lanes of its result.
-        usage: of the instance.
-        is_soft: its products are made of lookup tables.
+        usage: resources of the instance.
+        is_soft: products are built from lookup tables.
     """
 
     fold: int
@@ -62,12 +62,12 @@ class Option:
 
 @dataclass(eq=False)
 class Foldable:
-    """A graph whose nodes are to be folded.
+    """A graph to be folded for a device.
 
     Attributes:
-        mg: of integers.
-        device: that it has to fit.
-        undecided: intervals whose integer program took too long.
+        mg: integer graph.
+        device: target device.
+        undecided: intervals whose integer program reached its time limit.
     """
 
     mg: MaseGraph
@@ -82,12 +82,12 @@ class Foldable:
 
     @cached_property
     def nodes(self) -> list[Instance | Boundary]:
-        """What has a choice: ports in, and operators of the graph."""
+        """Nodes with options: input ports and operators of the graph."""
         operators = [part for part in self.slowest.instances if part.node]
         return [*self.slowest.inputs, *operators]
 
     def option(self, part: Instance | Boundary, fold: int, is_soft: bool = False) -> Option:
-        """What a node is where it may take so many cycles; soft products are of lookup tables."""
+        """Returns a node's option for a cycle limit, with lookup-table products if `is_soft`."""
         if isinstance(part, Boundary):
             size = part.wire.stream.size
             lanes = next((n for n in part.choices if size <= n * fold), part.choices[-1])
@@ -108,33 +108,33 @@ class Foldable:
     def options(
         self, part: Instance | Boundary, interval: int, may_be_soft: bool = False
     ) -> list[Option]:
-        """What a node may be in an interval, the fewest lanes first.
+        """Returns the options of a node within an interval, the fewest lanes first.
 
         Args:
             part: the node.
-            interval: most cycles.
-            may_be_soft: the same comes with products of lookup tables, too.
+            interval: maximum cycles.
+            may_be_soft: adds variants with products built from lookup tables.
         """
-        found: list[Option] = []
+        options: list[Option] = []
         fold = interval
         while fold * SPREAD >= interval and fold > 0:
             option = self.option(part, fold)
-            if option.cycles > interval or (found and option.cycles >= found[-1].cycles):
+            if option.cycles > interval or (options and option.cycles >= options[-1].cycles):
                 break
-            found.append(option)
+            options.append(option)
             fold = option.cycles - 1
         if may_be_soft:
-            soft = [self.option(part, each.fold, True) for each in found if each.usage.dsp]
-            found += [each for each in soft if each.is_soft]
-        return found
+            soft = [self.option(part, each.fold, True) for each in options if each.usage.dsp]
+            options += [each for each in soft if each.is_soft]
+        return options
 
     @cached_property
     def fastest(self) -> int:
-        """Cycles of the slowest node where each is as fast as it can be."""
+        """Cycles of the slowest node in its fastest form."""
         return max((self.option(part, 1).cycles for part in self.nodes), default=1)
 
     def measured(self, chosen: Mapping[str, Option], interval: int) -> Folding:
-        """A choice by node with what its design takes; others take at most the interval."""
+        """Returns the folding and resources of chosen options; other nodes use the interval."""
         folds = {node: option.fold for node, option in chosen.items()}
         soft = frozenset(node for node, option in chosen.items() if option.is_soft)
         made = netlist(self.mg, interval, folds, soft)

@@ -1,10 +1,10 @@
-"""Registers behind a choice among block memories of an ECP5, moved ahead of it.
+"""Retiming of registers behind multiplexers of ECP5 block memories.
 
-A read-only memory of more words than a block memory has is several of them, and lookup tables
-choose among their words: 5.8 ns from the clock to a word, with the choice on top. Where a register
-takes what is chosen, here each word and each net that chooses has a register instead, of which
-`chop.hardware.folds.absorb` moves those of the words into the memories. Function and latency
-stay the same.
+A read-only memory with more words than a block memory consists of several blocks and a multiplexer
+of lookup tables, which adds its delay to the 5.8 ns from the clock to a word. This pass moves the
+register behind the multiplexer to each word and each select net.
+`chop.hardware.folds.absorb` then moves the word registers into the memories. Function and latency
+are preserved.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "PFUMX": ("ALUT", "BLUT"),
     "L6MUX21": ("D0", "D1"),
 }
-"""Cells that choose, and their inputs which are wires inside a slice: no register fits there."""
+"""Multiplexer cells, and their inputs that are wires inside a slice, where no register fits."""
 
 
 @dataclass
 class _Module:
-    """A flat module.
+    """A flat module, with its cells by net.
 
     Attributes:
-        cells: by name, as in the netlist.
-        drivers: by net: the cell whose output it is.
-        readers: by net: the cells that read it, once for each port.
+        cells: cells by name, as in the netlist.
+        drivers: by net, the cell that drives it.
+        readers: by net, the cells that read it, once per port.
         outputs: nets of the module's ports.
-        unused: numbers of nets that there are not yet.
+        unused: unused net numbers.
     """
 
     cells: dict[str, Any]
@@ -45,21 +45,21 @@ class _Module:
     unused: Iterator[int] = field(default_factory=itertools.count)
 
     def is_inside(self, bit: Bit) -> bool:
-        """Whether one cell alone reads a net."""
+        """Returns whether a net has exactly one reader."""
         return len(self.readers[bit]) == 1 and bit not in self.outputs
 
 
 @dataclass
 class _Choice:
-    """Memories whose words are chosen among, all that depends on them up to registers.
+    """Multiplexed memories with all cells between them and registers.
 
-    Dictionaries stand for sets that keep their order: netlists are the same in each run.
+    Dictionaries serve as ordered sets, so that netlists are reproducible.
 
     Attributes:
-        memories: names of the cells.
-        tables: names of the cells that choose.
-        registers: names of those behind.
-        leaves: nets that the tables read from elsewhere.
+        memories: names of the memories.
+        tables: names of the multiplexer cells.
+        registers: names of the registers behind.
+        leaves: nets from elsewhere that the tables read.
     """
 
     memories: dict[str, None] = field(default_factory=dict)
@@ -69,14 +69,14 @@ class _Choice:
 
 
 def retime_choices(netlist: dict[str, Any], top: str) -> int:
-    """Moves registers behind choices among block memories ahead of them.
+    """Moves registers behind multiplexers of block memories ahead of them.
 
-    It is done where it takes no more registers than before, those of words not counted.
+    A register is moved only if the number of registers, without those of words, does not grow.
 
     Args:
-        netlist: what Yosys' `write_json` writes, flat; it is changed.
+        netlist: flat netlist from Yosys' `write_json`; it is modified.
         top: name of the module.
-    Returns: how many memories are concerned.
+    Returns: number of memories involved.
     """
     module, done = _module(netlist["modules"][top]), set[str]()
     for name in [name for name, cell in module.cells.items() if cell["type"] == MEMORY]:
@@ -87,8 +87,8 @@ def retime_choices(netlist: dict[str, Any], top: str) -> int:
     return len(done)
 
 
-def _module(found: Mapping[str, Any]) -> _Module:
-    module = _Module(found["cells"], unused=itertools.count(net_after(found)))
+def _module(document: Mapping[str, Any]) -> _Module:
+    module = _Module(document["cells"], unused=itertools.count(net_after(document)))
     for name, cell in module.cells.items():
         for port, bits in cell["connections"].items():
             for bit in bits:
@@ -96,31 +96,32 @@ def _module(found: Mapping[str, Any]) -> _Module:
                     module.drivers[bit] = name
                 else:
                     module.readers[bit].append(name)
-    for port in found["ports"].values():
+    for port in document["ports"].values():
         module.outputs.update(port["bits"] if port["direction"] == "output" else ())
     return module
 
 
 def _choice(module: _Module, memory: str) -> _Choice | None:
-    """What depends on a memory; None where a word goes anywhere but through tables to registers."""
-    found, pending = _Choice(), [memory]
+    """Returns the multiplexer behind a memory; None if a word is read by anything else."""
+    choice, pending = _Choice(), [memory]
     while pending:
         name = pending.pop()
-        if name in found.memories:
+        if name in choice.memories:
             continue
-        found.memories[name] = None
+        choice.memories[name] = None
         for bit in _words(module, name):
             behind = [_register_behind(module, reader) for reader in module.readers[bit]]
             for register in behind:
                 if register is None or bit in module.outputs:
                     return None
-                if register not in found.registers:
-                    found.registers[register] = None
-                    if not _gather(module, register, found):
+                if register not in choice.registers:
+                    choice.registers[register] = None
+                    if not _gather(module, register, choice):
                         return None
-        driven = (module.drivers.get(leaf, "") for leaf in found.leaves)
+        # Leaves may be words of further memories behind the same multiplexer.
+        driven = (module.drivers.get(leaf, "") for leaf in choice.leaves)
         pending += [cell for cell in driven if cell and module.cells[cell]["type"] == MEMORY]
-    return found
+    return choice
 
 
 def _words(module: _Module, memory: str) -> list[Bit]:
@@ -130,7 +131,7 @@ def _words(module: _Module, memory: str) -> list[Bit]:
 
 
 def _register_behind(module: _Module, name: str) -> str | None:
-    """The register that a cell's output reaches through tables, each read by the next alone."""
+    """Returns the register that a cell's output reaches through single-reader tables."""
     while module.cells[name]["type"] in TABLES:
         (bit,) = module.cells[name]["connections"]["Z"]
         if not module.is_inside(bit):
@@ -139,27 +140,29 @@ def _register_behind(module: _Module, name: str) -> str | None:
     return name if is_plain(module.cells[name]) else None
 
 
-def _gather(module: _Module, register: str, found: _Choice) -> bool:
-    """Adds the tables ahead of a register, and what they read; False where a register is barred."""
+def _gather(module: _Module, register: str, choice: _Choice) -> bool:
+    """Adds the tables ahead of a register and their inputs; returns False if it cannot be moved."""
     pending = [(module.cells[register]["connections"]["DI"][0], False)]
     while pending:
         bit, is_wired = pending.pop()
         driver = module.drivers.get(bit, "")
+        # Ports and constants have no driver cell.
         kind = module.cells[driver]["type"] if driver else ""
         if kind in TABLES and module.is_inside(bit):
-            found.tables[driver] = None
+            choice.tables[driver] = None
             cell = module.cells[driver]
             reads = ((p, b) for p, b in cell["connections"].items() if p != "Z")
             pending += [(b, port in TABLES[kind]) for port, (b,) in reads if b not in CONSTANTS]
+        # A wire inside a slice cannot get a register.
         elif is_wired:
             return False
         else:
-            found.leaves[bit] = None
+            choice.leaves[bit] = None
     return True
 
 
 def _is_worthwhile(module: _Module, choice: _Choice) -> bool:
-    """Whether memories can take the registers of their words, and few others are needed."""
+    """Returns whether memories can absorb the word registers and few others are needed."""
     clocks = {module.cells[name]["connections"]["CLK"][0] for name in choice.registers}
     for name in choice.memories:
         connections = module.cells[name]["connections"]
@@ -167,16 +170,18 @@ def _is_worthwhile(module: _Module, choice: _Choice) -> bool:
             return False
         clocks |= {connections[port][0] for port in ("CLKA", "CLKB")} - set(CONSTANTS)
     drivers = [module.drivers.get(leaf, "") for leaf in choice.leaves]
+    # Word registers are free inside the memories, those of other leaves are not.
     others = sum(name not in choice.memories for name in drivers)
     return bool(choice.tables) and len(clocks) == 1 and others <= len(choice.registers)
 
 
 def _retime(module: _Module, choice: _Choice) -> None:
-    """Registers each leaf, and removes the registers behind the tables."""
+    """Adds a register to each leaf and removes the registers behind the tables."""
     cells, registered = module.cells, dict[Bit, Bit]()
     behind = {cells[name]["connections"]["DI"][0]: name for name in choice.registers}
     model = next(iter(choice.registers))
     for leaf in choice.leaves:
+        # The leaf has a register behind it already, which is reused.
         if leaf in behind:
             registered[leaf] = cells[behind[leaf]]["connections"]["Q"][0]
             continue

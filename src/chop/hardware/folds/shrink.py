@@ -1,12 +1,12 @@
-"""Shrinking of FIFOs: depths by what a simulation without stalls stored, verified again.
+"""FIFO shrinking: depths from the fill levels of a simulation without stalls, then verified.
 
-Planned depths (`chop.hardware.folds.fifo_depths`) are for the worst case. What a FIFO stores
-where samples come evenly at the interval of the design, and nothing stalls, is all that full speed
-needs: more than that is back-pressure, of an output that stalls or an input that runs ahead, which
-fill any FIFO to its depth. A FIFO with one word more than it stored is not full at that pace, and
-its `ready` as high as that of a deeper one; and beats that come earlier make none leave later. Only
-where a FIFO falls below `LARGE_FIFO` its beats leave a cycle earlier. Times of components do not
-depend on codes, so what is stored does not either.
+Planned depths (`chop.hardware.folds.fifo_depths`) cover the worst case. Full throughput needs only
+the fill level that occurs if samples arrive evenly at the design's interval and nothing stalls.
+Beyond that level, FIFOs fill up to any depth under back-pressure, from a stalling output or an
+input that runs ahead. A FIFO with one more word than its fill level is never full at that pace, so
+its `ready` equals that of a deeper one, and beats that arrive earlier delay none. Below
+`LARGE_FIFO` a FIFO's beats leave one cycle earlier. Component timing, and therefore the fill level,
+does not depend on codes.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from chop.hardware.costs.logic_parts import LARGE_FIFO
 from chop.hardware.design.design import Design, top_path, with_fifo_depths
 
 MARGIN = 2
-"""Beats above the most that a FIFO stored: the register behind its memory, which may be empty while
-the memory is full, and a free word."""
+"""Beats above the highest fill level: the register behind the memory, which may be empty while the
+memory is full, and a free word.
+"""
 NO_ROOM = "no FIFO has room to spare"
 LEAST_SAMPLES = 2
-"""To know an interval, and whether FIFOs store more of the second half than of the first."""
+"""Minimum samples to measure an interval and to see whether fill levels grow."""
 
 
 @dataclass(frozen=True)
 class _FifoDepth:
-    """A FIFO of a design.
+    """Depth of a FIFO in a design.
 
     Attributes:
-        name: of the instance, without `u_`.
-        bits: of a beat.
-        planned: depth in beats, by the plan.
-        used: the most beats that it stored where samples came evenly, with the planned depths.
-        kept: depth in beats, of the design that was verified.
-        is_growing: whether it stored more of all samples than of the first half of them.
+        name: instance name, without `u_`.
+        bits: bits of a beat.
+        planned: planned depth in beats.
+        used: highest fill level in beats with evenly arriving samples and planned depths.
+        kept: depth in beats in the verified design.
+        is_growing: the fill level was higher in all samples than in the first half of them.
     """
 
     name: str
@@ -54,19 +55,19 @@ class _FifoDepth:
 
     @property
     def saved_bits(self) -> int:
-        """What it stores less than planned."""
+        """Bits saved relative to the planned depth."""
         return (self.planned - self.kept) * self.bits
 
 
 @dataclass(frozen=True, eq=False)
 class Verified:
-    """A design that passed.
+    """A design that passed verification.
 
     Attributes:
         design: the circuit.
         verification: its simulations.
-        fifos: what became of its FIFOs, where they were to be shrunk.
-        reason: why each has its planned depth; empty otherwise.
+        fifos: depths of its FIFOs, if shrinking was requested.
+        reason: reason why all FIFOs have their planned depth; otherwise empty.
     """
 
     design: Design
@@ -76,24 +77,24 @@ class Verified:
 
 
 def check_samples(samples: int) -> None:
-    """Raises ConfigError where samples are too few to show what FIFOs store."""
+    """Raises ConfigError if there are too few samples to measure FIFO fill levels."""
     if samples < LEAST_SAMPLES:
         raise ConfigError(
-            f"shrink_fifos: {samples} sample does not show what FIFOs store; simulate "
+            f"shrink_fifos: {samples} sample is too few to measure FIFO fill levels; simulate "
             f"{LEAST_SAMPLES} or more."
         )
 
 
 def verify_shrunk(folder: Path, design: Design, codes: Codes, planned: Sequence[Check]) -> Verified:
-    """Verifies a design with FIFOs as deep as needed; with its own depths where that fails.
+    """Verifies a design with shrunk FIFOs, or with planned depths if that fails.
 
     Args:
-        folder: of the project, which has the design; it has the verified one afterwards.
-        design: with planned depths.
-        codes: of its ports.
-        planned: the simulations that it has to pass, without stalls in Verilator first.
+        folder: project folder with the design; afterwards it contains the verified one.
+        design: design with planned depths.
+        codes: codes of its ports.
+        planned: simulations to pass, the one without stalls in Verilator first.
     Raises:
-        VerificationError: the design fails with planned depths.
+        VerificationError: if the design fails with planned depths.
     """
     project = describe_project(design)
     if not design.fifos:
@@ -104,13 +105,13 @@ def verify_shrunk(folder: Path, design: Design, codes: Codes, planned: Sequence[
     if all(fifo.kept == fifo.planned for fifo in fifos):
         reason = NO_ROOM
         if any(fifo.is_growing for fifo in fifos):
-            reason = f"{planned[0].samples} samples are too few to show what they need"
+            reason = f"{planned[0].samples} samples are too few to measure their fill levels"
     else:
         smaller = with_fifo_depths(design, depths)
-        found = _verified(folder, smaller, codes, planned, before)
-        if not isinstance(found, str):
-            return Verified(smaller, found, fifos)
-        reason = found
+        result = _verified(folder, smaller, codes, planned, before)
+        if not isinstance(result, str):
+            return Verified(smaller, result, fifos)
+        reason = result
         _write_top(design, folder)
     again = verify(folder, project, codes, planned)
     return Verified(design, again, [replace(fifo, kept=fifo.planned) for fifo in fifos], reason)
@@ -119,29 +120,29 @@ def verify_shrunk(folder: Path, design: Design, codes: Codes, planned: Sequence[
 def _needed(
     folder: Path, design: Design, codes: Codes, full: Check, before: Verification
 ) -> list[_FifoDepth]:
-    """FIFOs as deep as they have to be where samples come evenly at the interval.
+    """Returns the required FIFO depths if samples arrive evenly at the interval.
 
     Args:
-        folder: of the project.
-        design: with planned depths.
-        codes: of its ports.
+        folder: project folder.
+        design: design with planned depths.
+        codes: codes of its ports.
         full: its simulation without stalls.
-        before: what came of it.
+        before: result of that simulation.
     """
     project = describe_project(design)
     paced = replace(project, interval=math.ceil(before.interval or project.interval))
     all_of_them = replace(full, profile=EVEN_INPUT)
     half = replace(all_of_them, samples=full.samples // 2)
-    found, of_half = (ran.fills for ran in run_checks(folder, paced, codes, [all_of_them, half]))
-    depths = shrunk_depths(project, found, of_half)
+    used, half_used = (ran.fills for ran in run_checks(folder, paced, codes, [all_of_them, half]))
+    depths = shrunk_depths(project, used, half_used)
     return [
         _FifoDepth(
             fifo.name,
             fifo.bits,
             fifo.parameters["DEPTH"],
-            found[fifo.name],
+            used[fifo.name],
             depths[fifo.name],
-            of_half[fifo.name] < found[fifo.name],
+            half_used[fifo.name] < used[fifo.name],
         )
         for fifo in design.fifos
     ]
@@ -150,16 +151,16 @@ def _needed(
 def _verified(
     folder: Path, smaller: Design, codes: Codes, planned: Sequence[Check], before: Verification
 ) -> Sequence[Verification] | str:
-    """The simulations of a design of smaller FIFOs, or a clause why they do not do."""
+    """Returns the simulations of a design with smaller FIFOs, or the reason why it fails."""
     _write_top(smaller, folder)
     try:
-        found = verify(folder, describe_project(smaller), codes, planned)
+        simulations = verify(folder, describe_project(smaller), codes, planned)
     except VerificationError as error:
         return f"smaller ones fail: {error}"
-    after, known = found[0].interval or 0, before.interval or 0
+    after, known = simulations[0].interval or 0, before.interval or 0
     if round(after) > round(known):
         return f"with smaller ones a sample takes {after:,.1f} cycles, not {known:,.1f}"
-    return found
+    return simulations
 
 
 def _write_top(design: Design, folder: Path) -> None:
@@ -167,26 +168,26 @@ def _write_top(design: Design, folder: Path) -> None:
 
 
 def shrunk_depths(
-    project: Project, used: Mapping[str, int], used_of_half: Mapping[str, int]
+    project: Project, used: Mapping[str, int], half_used: Mapping[str, int]
 ) -> dict[str, int]:
-    """Depths of FIFOs by what they stored, by name; none is above that of the project.
+    """Returns FIFO depths by name from fill levels; none exceeds the project's depth.
 
     Args:
-        project: with planned depths.
-        used: the most beats that each FIFO stored.
-        used_of_half: the same of the first half of the samples. One that stored more later may
-            store even more of further samples: it keeps its depth.
+        project: project with planned depths.
+        used: highest fill level of each FIFO, in beats.
+        half_used: highest fill level within the first half of the samples. A FIFO that fills
+            further in the second half keeps its depth, since more samples may fill it more.
     """
     return {
         fifo.name: needed_depth(used[fifo.name], fifo.depth)
-        if used_of_half[fifo.name] == used[fifo.name]
+        if half_used[fifo.name] == used[fifo.name]
         else fifo.depth
         for fifo in project.fifos
     }
 
 
 def needed_depth(used: int, planned: int) -> int:
-    """Depth of a FIFO that stored at most `used` beats and is never full: at most `planned`.
+    """Returns the depth with which a FIFO of fill level `used` is never full, at most `planned`.
 
     >>> [needed_depth(used, 100) for used in (1, 40, 47, 48, 60, 98, 100)]
     [3, 42, 49, 51, 63, 100, 100]

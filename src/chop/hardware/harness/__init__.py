@@ -1,4 +1,4 @@
-"""Verilator: compiles a circuit to C++ and runs it with streams that stall."""
+"""Verilator harness: compiles a circuit to C++ and runs it with stalling streams."""
 
 from chop.hardware.harness.build import verilate
 from chop.hardware.harness.run import NotLoadedError, Outcome, Received, run_library

@@ -1,4 +1,4 @@
-"""Verilate: a project as a shared library, built once and kept in the cache folder."""
+"""Verilator build: a project as a shared library, built once and cached."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 TRACED_RUNTIME = ("verilated_vcd_c.cpp",)
 FLAGS = ("-std=c++17", "-fPIC", "-pthread")
 FAST, SLOW = "-O1", "-O0"
-"""Optimization of what runs in every cycle, and of what runs once. Beyond -O1 the compiler takes
-longer and the simulation does not."""
+"""Compiler optimization of code that runs in every cycle, and of code that runs once. Levels above
+-O1 compile longer without faster simulation.
+"""
 CHUNK_BYTES = 100_000
-"""Least size of a file for the compiler: Verilator's headers alone take it half a second."""
+"""Minimum size of a compilation unit. Verilator's headers alone take half a second to compile."""
 BUILD_SECONDS = 1800
 
 
 def verilate(folder: Path, project: Project, wave: bool = False, optimization: str = FAST) -> Path:
-    """The shared library that simulates a project, from the cache folder or built into it, once.
+    """Returns the shared library that simulates a project, from the cache or newly built.
 
     Args:
-        folder: of the project; `rtl/*.sv` is read.
-        project: what is in it.
-        wave: whether runs can write waveforms, which makes them slower.
-        optimization: of the C++ compiler.
+        folder: project folder; `rtl/*.sv` is read.
+        project: its content.
+        wave: supports waveform output, which slows down simulation.
+        optimization: optimization level of the C++ compiler.
     Raises:
-        UnavailableError: Verilator or a C++ compiler is not installed, or the compiler fails.
-        ConfigError: Verilator does not accept the design.
-        WriteError: the cache folder cannot be written.
+        UnavailableError: if Verilator or a C++ compiler is not installed, or the compiler fails.
+        ConfigError: if Verilator rejects the design.
+        WriteError: if the cache folder is not writable.
     """
     tool_path("verilator")
-    found = compiler()
-    if found is None:
+    compiler_path = compiler()
+    if compiler_path is None:
         raise UnavailableError("simulations need a C++ compiler: apt-get install g++")
     flags = (*FLAGS, f"-DVM_TRACE={int(wave)}")
     own = {path.name: source_text(path) for path in list_sources(folder)}
@@ -64,7 +65,7 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
         "ports.h": ports_header(project.ports),
     }
     texts = [text for source in sources.items() for text in source]
-    tools = (version("verilator") or "", found, _version(found), optimization)
+    tools = (version("verilator") or "", compiler_path, _version(compiler_path), optimization)
     key = [*tools, *VERILATOR_FLAGS, *flags, *generated.values(), HARNESS.read_text(), *texts]
 
     def make(target: Path) -> None:
@@ -72,24 +73,23 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
             for file, text in {**sources, **generated}.items():
                 (work / file).write_text(text)
             _translate(work, [*sources, f"{SIMULATION}.sv"], wave)
-            _compile(work, found, flags, optimization, target)
+            _compile(work, compiler_path, flags, optimization, target)
 
     return cached_file(cache_path(f"simulation-{project.top}", ".so", key), make)
 
 
 @cache
-def _version(found: str) -> str:
-    return compiler_version(found)
+def _version(path: str) -> str:
+    return compiler_version(path)
 
 
 @cache
 def _include_folder() -> Path:
-    """Folder of the headers and sources of Verilator's runtime."""
+    """Returns the folder of the headers and sources of Verilator's runtime."""
     return Path(run_tool("verilator", "--getenv", "VERILATOR_ROOT").strip()) / "include"
 
 
 def _translate(work: Path, sources: Sequence[str], wave: bool) -> None:
-    """SystemVerilog to C++."""
     trace = ("--trace", "--trace-structs") if wave else ()
     try:
         run_tool(
@@ -106,7 +106,6 @@ def _translate(work: Path, sources: Sequence[str], wave: bool) -> None:
 def _compile(
     work: Path, compiler: str, flags: Sequence[str], optimization: str, target: Path
 ) -> None:
-    """C++ to a shared library."""
     include = _include_folder()
     flags = (*flags, f"-I{work}", f"-I{include}", f"-I{include / 'vltstd'}")
     files = sorted(work.glob("*.cpp"))
@@ -130,7 +129,7 @@ def _compile(
 
 
 def _chunks(work: Path, name: str, files: Sequence[Path]) -> list[Path]:
-    """Files that include `files`: as many as there are cores, fewer if they would be small."""
+    """Groups `files` into compilation units: one per core, fewer if they would be small."""
     size = sum(file.stat().st_size for file in files)
     count = max(1, min(cores(), size // CHUNK_BYTES))
     groups: list[list[Path]] = [[] for _ in range(count)]
@@ -144,7 +143,7 @@ def _chunks(work: Path, name: str, files: Sequence[Path]) -> list[Path]:
 
 
 def _runtime(compiler: str, wave: bool) -> Path:
-    """Verilator's runtime as an object file, compiled once."""
+    """Returns Verilator's runtime as an object file, compiled once."""
     include = _include_folder()
     files = (*RUNTIME, *TRACED_RUNTIME) if wave else RUNTIME
     runtime = Sources(

@@ -29,12 +29,12 @@ enum Status : int64_t { kDone = 0, kTimeout = 1, kFinished = 2, kOverdue = 3 };
 
 // Both structures have the layout of their namesakes in worker.py.
 struct Run {
-  int64_t pause_every;   // in one of so many cycles, drawn at random, a port begins to pause, or 0
+  int64_t pause_every;   // mean cycles from one pause to the next, drawn at random; 0: none
   int64_t pause_cycles;  // of a pause
   int64_t seed;
   int64_t idle_cycles;   // without a beat, after which the run ends
   int64_t most_cycles;   // after which the run ends
-  int64_t drain_cycles;  // after the last beat, in which no other one may leave
+  int64_t drain_cycles;  // after the last beat, in which surplus beats are detected
   int64_t cycle;         // out: when it ended
   const char* wave;      // VCD file, or null
 };
@@ -44,10 +44,10 @@ struct Beats {
   int64_t* cycles;     // out, of outputs: when each beat left
   int64_t count;       // to send, or expected
   int64_t bytes;       // of a beat
-  int64_t share;       // cycles, of 65536, in which a port that does not pause may move
-  int64_t pace_beats;  // of inputs: offered at most, evenly, in ...
-  int64_t pace_cycles; // so many cycles; 0: no bound
-  int64_t moved;       // out: how many moved, surplus ones included
+  int64_t share;       // cycles, of 65536, in which a port without a pause may transfer
+  int64_t pace_beats;  // of inputs: maximum number offered evenly in ...
+  int64_t pace_cycles; // so many cycles; 0: no limit
+  int64_t moved;       // out: number of transfers, surplus ones included
   int64_t violated;    // out, of outputs: first cycle that withdrew or changed a beat, or kNever
 };
 
@@ -123,7 +123,7 @@ class Source {
   void release() {
     if (!taken_) return;
     *signals_.valid = 0;
-    // No design may look at what is not valid.
+    // A design must not read data that are not valid.
     std::memset(signals_.data, 0, beats_.bytes);
   }
   bool done() const { return beats_.moved == beats_.count; }

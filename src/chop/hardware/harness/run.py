@@ -1,4 +1,4 @@
-"""Runs of a Verilated project: beats in, beats out, and the rules that were broken."""
+"""Run of a Verilated project: input beats, output beats and protocol violations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from chop.hardware.harness.top import FILL_BITS, fill_bits, violated_bits
 WORKER = Path(__file__).parent / "worker.py"
 RUN_SECONDS = 3600
 NOT_LOADED = 3
-"""Exit status of the worker where the library is none that this system loads."""
+"""Exit status of the worker if the library cannot be loaded."""
 IDLE_CYCLES = 20_000
 DRAIN_CYCLES = 512
 NEVER = -1
@@ -39,13 +39,13 @@ class NotLoadedError(ChopError, OSError):
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """What left by an output port.
+    """Beats received from an output port.
 
     Attributes:
-        beats: little-endian, each in whole bytes; those that left, at most as many as expected.
-        cycles: int64: when each of them left.
-        surplus: how many left after the expected ones.
-        withdrawn: first cycle in which a beat that was not taken vanished or changed, or None.
+        beats: little-endian beats, each in whole bytes; at most as many as expected.
+        cycles: int64 cycle of each beat.
+        surplus: number of beats after the expected ones.
+        withdrawn: first cycle in which an unaccepted beat was withdrawn or changed, or None.
     """
 
     beats: bytes
@@ -56,16 +56,17 @@ class Received:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of a run.
+    """Outcome of a run.
 
     Attributes:
-        received: by output port.
-        sent: by input port, how many beats entered.
-        cycles: how many the run took, those that look for surplus beats included.
-        timeout: the cycle in which the run was given up, where no beat moved for long; or None.
-        overdue: the same, where the samples took far longer than the interval allows; or None.
+        received: by output port, the received beats.
+        sent: by input port, the number of accepted beats.
+        cycles: cycles of the run, those that detect surplus beats included.
+        timeout: cycle in which the run was aborted because no beat moved for long, or None.
+        overdue: cycle in which the run was aborted because samples took far longer than the
+            interval, or None.
         violated: inner streams that withdrew or changed a beat.
-        fills: by FIFO, the most beats that it held.
+        fills: by FIFO, the highest fill level in beats.
     """
 
     received: Mapping[str, Received]
@@ -88,23 +89,23 @@ def run_library(
     idle_cycles: int = IDLE_CYCLES,
     wave: Path | None = None,
 ) -> Outcome:
-    """Sends beats through a simulated project, in a process of its own.
+    """Sends beats through a simulated project in a separate process.
 
     Args:
-        library: of `verilate`.
-        folder: of the project, with its memories.
-        project: what is in it.
+        library: result of `verilate`.
+        folder: project folder, with its memories.
+        project: its content.
         sent: beats of each input port, as `chop.hardware.design.packing.pack` writes them.
-        expected: how many beats leave by each output port.
-        profile: of stalls.
-        seed: of stalls.
-        idle_cycles: the run is given up when for so many cycles, beyond ten intervals of the
-            project, no beat has entered or left; or when samples take `SLOWEST` intervals each.
-        wave: file of waveforms (VCD) to write; the library has to be built for it.
+        expected: number of beats expected from each output port.
+        profile: stall profile.
+        seed: seed of the stalls.
+        idle_cycles: the run is aborted after so many cycles, in addition to ten intervals of the
+            project, without a transfer, or if samples take `SLOWEST` intervals each.
+        wave: waveform file (VCD) to write; the library has to be built for it.
     Raises:
-        NotLoadedError: the library does not load; building it again may help.
-        ChopError: the simulation stops: a memory is missing, or a `$fatal` was reached.
-        UnavailableError: it takes longer than `RUN_SECONDS`.
+        NotLoadedError: if the library cannot be loaded; building it again may help.
+        ChopError: if the simulation aborts: a memory is missing, or a `$fatal` was reached.
+        UnavailableError: if it takes longer than `RUN_SECONDS`.
     """
     inputs = [port for port in project.ports if port.is_input]
     outputs = [port for port in project.ports if not port.is_input]
@@ -161,8 +162,8 @@ def _work(job: Path, folder: Path) -> None:
         raise UnavailableError(f"the simulation takes longer than {RUN_SECONDS} seconds") from None
     lines = (done.stdout + done.stderr).splitlines()
     if done.returncode == NOT_LOADED:
-        raise NotLoadedError(f"the simulation does not load: {lines[-1]}")
-    # A memory that is not found is a warning to Verilator, and full of zeros.
+        raise NotLoadedError(f"the simulation cannot be loaded: {lines[-1]}")
+    # Verilator only warns of a missing memory file, and reads zeros.
     reasons = [line for line in lines if "%Error" in line or "%Warning" in line]
     if done.returncode or reasons:
         reason = [*reasons, *lines[-1:], f"status {done.returncode}"][0]

@@ -1,4 +1,4 @@
-"""Simulation top: a design, a check of each of its inner streams, and how full its FIFOs were."""
+"""Simulation top module: a design with checkers on its inner streams and FIFO fill counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chop.hardware.design.verilog import instance
 from chop.hardware.templates import render
 
 SIMULATION = "chop_simulation"
-"""Name of the module."""
+"""Module name."""
 CHECK, FILL = "chop_stream_check", "chop_stream_fill"
 FILL_BITS = 32
 _REPORTED = r"^stream (\w+) broke the rules$"
@@ -23,13 +23,13 @@ def simulation_top(
     streams: Sequence[tuple[str, int]],
     fifos: Sequence[Fifo] = (),
 ) -> str:
-    """SystemVerilog of the module `SIMULATION`.
+    """Returns the SystemVerilog of the module `SIMULATION`.
 
     Args:
         top: name of the module under test.
-        ports: its streams; the simulation top has the same ones.
+        ports: its streams; the simulation top has the same ports.
         streams: name and bits of inner streams: signals `NAME_data`, `NAME_valid`, `NAME_ready`.
-        fifos: whose fill is counted.
+        fifos: FIFOs with a fill counter.
     """
     head = ["input  logic clk_i", "input  logic rst_ni"]
     head += [line for port in ports for line in port.declaration()]
@@ -43,17 +43,17 @@ def simulation_top(
 
 
 def violated_bits(streams: Sequence[tuple[str, int]]) -> int:
-    """Width of `violated_o`."""
+    """Returns the width of `violated_o`."""
     return max(1, len(streams))
 
 
 def fill_bits(fifos: Sequence[Fifo]) -> int:
-    """Width of `fills_o`."""
+    """Returns the width of `fills_o`."""
     return FILL_BITS * max(1, len(fifos))
 
 
 def violated_streams(log: str) -> list[str]:
-    """Names of the streams that broke the rules, of what a simulation printed.
+    """Returns the names of streams with protocol violations from the output of a simulation.
 
     Verilator's driver reads `violated_o` instead.
     """
@@ -77,5 +77,5 @@ def _fill(number: int, fifo: Fifo) -> str:
 
 
 def ports_header(ports: Sequence[Port]) -> str:
-    """C++ header of the driver: the class of the model and the names of its ports."""
+    """Returns the C++ header of the driver: the model's class and its port names."""
     return render("ports.h", module=SIMULATION, ports=ports)

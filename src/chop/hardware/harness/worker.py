@@ -1,7 +1,7 @@
-"""Worker: runs a Verilated design in a process of its own, started by path.
+"""Worker that runs a Verilated design in a separate process, started by path.
 
-It imports the standard library alone and starts in the folder of the project, where the design's
-memories are. Its one argument names a JSON file; see `chop.hardware.harness.run`.
+It imports only the standard library and starts in the project folder, which contains the design's
+memories. Its argument is the path of a JSON file, see `chop.hardware.harness.run`.
 """
 
 import ctypes
@@ -18,11 +18,11 @@ STATUS = ("done", "timeout", "finished", "overdue")
 POLL_SECONDS = 0.5
 NEVER = -1
 NOT_LOADED = 3
-"""Exit status where the library is none that this system loads."""
+"""Exit status if the library cannot be loaded."""
 
 
 class Run(ctypes.Structure):
-    """Settings of a run; layout of `Run` in harness.cpp."""
+    """Settings of a run, with the layout of `Run` in harness.cpp."""
 
     _fields_ = (
         ("pause_every", c_int64),
@@ -37,7 +37,7 @@ class Run(ctypes.Structure):
 
 
 class Beats(ctypes.Structure):
-    """Beats of a port; layout of `Beats` in harness.cpp."""
+    """Beats of a port, with the layout of `Beats` in harness.cpp."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -53,7 +53,7 @@ class Beats(ctypes.Structure):
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Runs a job, writes the beats of its outputs, and returns the rest of the outcome."""
+    """Runs a job, writes the output beats, and returns the rest of the outcome."""
     try:
         library = ctypes.CDLL(job["library"])
     except OSError as error:
@@ -102,7 +102,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_with(parent: int) -> None:
-    """Ends this process when its parent has ended, as `chop.base.children.end_with` does."""
+    """Ends this process after its parent ends, like `chop.base.children.end_with`."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,3 +1,3 @@
-"""Plan functions, a file for each family of operators."""
+"""Plan functions, one file per operator family."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Plan of linear layers of blocks with shared exponents (MXINT)."""
+"""Plan of linear layers with shared block exponents (MXINT)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLIT_STAGES = 6
 
 
 class _Split(NamedTuple):
-    """Numbers that share powers of two: p 2^f.
+    """Numbers with a shared power of two: p 2^f.
 
     Attributes:
         codes: p, int64 (..., n).
@@ -31,7 +31,7 @@ class _Split(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Tensor, width: int) -> _Split:
-        """With the smallest f for which all p along the last axis have a width in bits."""
+        """Returns the split with the smallest f such that all p of a row fit `width` bits."""
         magnitudes = torch.where(numbers < 0, ~numbers, numbers).amax(-1, keepdim=True)
         used = torch.where(magnitudes > 0, floor_log2(magnitudes) + 1, 0)
         shift = (used - (width - 1)).clamp(min=0)
@@ -39,12 +39,13 @@ class _Split(NamedTuple):
 
 
 def input_lanes(rows: Rows, blocks: SharedBlocks) -> list[int]:
-    """Lanes whose beats have features of one block each."""
-    of_place = rows.order.argsort() // blocks.size
+    """Returns the lanes with which each beat belongs to one block."""
+    block_indices = rows.order.argsort() // blocks.size
     return [
         lanes
         for lanes in divisors(rows.features)
-        if lanes <= blocks.size and bool((beats := of_place.view(-1, lanes)).eq(beats[:, :1]).all())
+        if lanes <= blocks.size
+        and bool((beats := block_indices.view(-1, lanes)).eq(beats[:, :1]).all())
     ]
 
 
@@ -56,15 +57,15 @@ def block_plan(
     lanes: MatrixLanes,
     blocks: SharedBlocks,
 ) -> ComponentPlan:
-    """The plan of `chop_block_linear`, from that of `chop_linear` with the same lanes.
+    """Returns the plan of `chop_block_linear`, from that of `chop_linear` with the same lanes.
 
     Args:
-        plan: with cycles, order and biases.
+        plan: plan with cycles, order and biases.
         operator: the layer.
-        read: what it reads.
-        rows: of the same.
-        lanes: of the plan.
-        blocks: of inputs and weights.
+        read: its input stream.
+        rows: rows of that stream.
+        lanes: lanes of the plan.
+        blocks: blocks of inputs and weights.
     """
     outputs, features = operator.weight.shape
     groups, beats = outputs // lanes.outputs, features // lanes.inputs
@@ -106,7 +107,7 @@ def block_plan(
 
 
 def _words(split: _Split, width: int, shift_width: int) -> Memory:
-    """For each group and beat the numbers of all outputs, and their shifts above these."""
+    """Returns, for each group and beat, the numbers of all outputs with their shifts above them."""
     codes = Memory.of(split.codes.reshape(-1, split.codes.shape[2:].numel()).tolist(), width)
     shifts = Memory.of(split.shift.reshape(-1, split.shift.size(2)).tolist(), shift_width)
     words = (

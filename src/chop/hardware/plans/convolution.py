@@ -1,4 +1,4 @@
-"""Plan of convolutions: windows, and a linear layer of each."""
+"""Plan of convolutions: a sliding window and a linear layer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from chop.nn.integer import IntegerConv1d, IntegerConv2d
 Convolution = IntegerConv1d | IntegerConv2d
 
 GATHER_STAGES = 3
-"""Cycles of a converter and of a FIFO between taps and their products, at most."""
+"""Maximum cycles of a converter and a FIFO between taps and their products."""
 
 
 def plan_conv(site: Site) -> ComponentPlan:
-    """Convolution; the weight's columns are stored in the order in which windows travel.
+    """Plans a convolution. Weight columns are stored in the order of the window's taps.
 
-    Groups of one channel and one output have a multiplier in each lane.
+    Groups with one channel and one output use one multiplier per lane.
 
     Raises:
-        ConfigError: channels do not travel last.
+        ConfigError: if channels are not the fastest dimension.
     """
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, Convolution)
@@ -80,7 +80,6 @@ def plan_conv(site: Site) -> ComponentPlan:
 
 
 def _padding(operator: Convolution) -> list[int]:
-    """Ahead of the image, for each axis."""
     kernel = operator.weight.shape[2:]
     if operator.padding == "valid":
         return [0] * len(kernel)
@@ -91,7 +90,7 @@ def _padding(operator: Convolution) -> list[int]:
 
 
 def _lanes(window: Window, inputs: int, outputs: int, groups: int, fold: int) -> MatrixLanes:
-    """The fewest multipliers that reach a fold, or do not slow the windows."""
+    """Returns the fewest multipliers that reach a fold or the rate of the windows."""
     limit = max(fold, window.cycles)
     pairs = [
         MatrixLanes(window.codes * beats, together)
@@ -110,11 +109,11 @@ def _lanes(window: Window, inputs: int, outputs: int, groups: int, fold: int) ->
 
 
 def _as_sent(weight: Tensor, window: Window) -> Tensor:
-    """int64 (outputs, inputs): beat of a pixel, kernel row, kernel column, lane.
+    """Returns int64 (outputs, inputs), ordered by pixel beat, kernel row, kernel column, lane.
 
     Args:
         weight: int64 (outputs, channels of a group, kernel).
-        window: what slides.
+        window: sliding window.
     """
     outputs = weight.size(0)
     kernel = (window.y.kernel, window.x.kernel)

@@ -1,4 +1,4 @@
-"""Plan of depthwise convolutions: a multiplier in each lane of the windows."""
+"""Plan of depthwise convolutions, with one multiplier per lane."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
 TAP_STAGES = 6
-"""Cycles of `chop_depthwise_conv` behind its window: products, sums and biases."""
+"""Cycles of `chop_depthwise_conv` after its window: products, sums and biases."""
 
 
 def depthwise_plan(
     operator: IntegerConv1d | IntegerConv2d, site: Site, window: Window, shape: tuple[int, ...]
 ) -> ComponentPlan:
-    """The plan of `chop_depthwise_conv`.
+    """Returns the plan of `chop_depthwise_conv`.
 
     Args:
-        operator: whose groups have one channel and one output each.
-        site: where it stands.
-        window: what slides.
-        shape: of the result: channels and windows.
+        operator: convolution whose groups have one channel and one output each.
+        site: its site.
+        window: sliding window.
+        shape: result shape: channels and windows.
     """
     (read,), lanes = site.inputs, window.lanes
     taps = operator.weight.reshape(window.folds, lanes, -1).transpose(1, 2)

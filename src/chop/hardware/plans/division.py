@@ -1,4 +1,4 @@
-"""Division by a constant: a product and a shift that round as the quotient itself would."""
+"""Division by a constant as a multiplication and a shift with exact rounding."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ class Division(NamedTuple):
 
     @classmethod
     def of(cls, divisor: int, shift: int, low: int, high: int) -> Division:
-        """The smallest product whose rounded quotient is exact for all `low` <= x <= `high`.
+        """Returns the smallest product with exact rounded quotients for all `low` <= x <= `high`.
 
-        With v = x 2^a, a so large that a half of the result is a whole v / n: m is 2^k / n, rounded
-        up, and v m / 2^k is off v / n by less than half of what is added, 2^-L with 2^L >= n. So
-        its bits behind the point, of which L are kept, are 0 where n divides v, and nowhere else.
+        Let v = x 2^a, with a so large that half of a result step is a whole v / n. m is 2^k / n,
+        rounded up, and the error of v m / 2^k is below half of the addend 2^-L, with 2^L >= n. The
+        L remaining fraction bits are then 0 exactly if n divides v.
 
         Args:
             divisor: n, odd and above 1.
             shift: s; below zero, the quotient is multiplied.
-            low: of x.
-            high: of x.
+            low: minimum of x.
+            high: maximum of x.
 
         Source: Granlund and Montgomery 1994, "Division by Invariant Integers using
         Multiplication", section 4.
         """
-        kept, zeros = (divisor - 1).bit_length(), max(-shift, 0) + 1
+        fraction_bits, zeros = (divisor - 1).bit_length(), max(-shift, 0) + 1
+        # x is shifted so that half of a result step is a whole number of quotients.
         largest = max(-low, high, 1) << zeros
-        places = kept + zeros + 1
-        while largest * (-(1 << places) % divisor) >= divisor << places - kept - 1:
+        places = fraction_bits + zeros + 1
+        # The error of the rounded-up multiplier must stay below half of the addend.
+        while largest * (-(1 << places) % divisor) >= divisor << places - fraction_bits - 1:
             places += 1
         multiplier = -(-(1 << places) // divisor)
-        return cls(multiplier, places - kept - zeros, max(shift, 0) + 1 + kept)
+        return cls(multiplier, places - fraction_bits - zeros, max(shift, 0) + 1 + fraction_bits)

@@ -1,4 +1,4 @@
-"""Plans of operators that treat each code by itself."""
+"""Plans of elementwise operators."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from chop.nn.integer.base import MAX_BITS
 from chop.nn.integer.edge import bit_width
 
 ROUNDINGS = ("nearest_even", "floor", "sign", "threshold")
-"""By the number of the parameter ROUNDING."""
+"""Rounding modes, by the value of the parameter ROUNDING."""
 SCALED = ROUNDINGS[:2]
-"""Those of a code times the ratio of steps."""
+"""Rounding modes that scale a code by the ratio of steps."""
 TABLE_STAGES = 5
 """Cycles of `chop_table` and of the FIFO behind it."""
 ROUND_STAGES = 7
@@ -38,23 +38,23 @@ SCALE_STAGES = 5
 
 
 BROADCAST = (
-    "; pictures that are scaled by a number for each channel have to have channels last, as "
+    "; to scale the channels of an image, put channels last, such as "
     "x.permute(0, 2, 3, 1) * scale[:, None, None, :].expand(-1, height, width, -1)"
 )
 
 
 def plan_relu(site: Site) -> ComponentPlan:
-    """ReLU."""
+    """Plans a ReLU."""
     return _elementwise(site, {"IN_W": site.inputs[0].width})
 
 
 def plan_negate(site: Site) -> ComponentPlan:
-    """Negation."""
+    """Plans a negation."""
     return _elementwise(site, {"IN_W": site.inputs[0].width})
 
 
 def plan_table(site: Site) -> ComponentPlan:
-    """A table in each lane."""
+    """Plans a lookup table per lane."""
     table = site.operator
     assert isinstance(table, Table)
     entries = table.entries.tolist()
@@ -66,22 +66,22 @@ def plan_table(site: Site) -> ComponentPlan:
 
 
 def plan_add(site: Site) -> ComponentPlan:
-    """Sum and difference."""
+    """Plans a sum or difference."""
     operator = site.operator
     assert isinstance(operator, IntegerAdd)
     shifts = {f"SHIFT_{k}": shift for k, shift in enumerate(operator.shifts)}
-    return _of_two(site, shifts | {"NEGATE": int(operator.sign < 0)})
+    return _plan_pair(site, shifts | {"NEGATE": int(operator.sign < 0)})
 
 
 def plan_mul(site: Site) -> ComponentPlan:
-    """Product of two streams."""
+    """Plans a product of two streams."""
     assert isinstance(site.operator, IntegerMul)
     a, b = site.inputs
-    return _of_two(site, {}, (a.width, b.width))
+    return _plan_pair(site, {}, (a.width, b.width))
 
 
 def plan_scale(site: Site) -> ComponentPlan:
-    """Product by a constant."""
+    """Plans a product by a constant."""
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerScale)
     plan = _elementwise(site, {"IN_W": read.width, "FACTOR": operator.factor})
@@ -90,10 +90,10 @@ def plan_scale(site: Site) -> ComponentPlan:
 
 
 def plan_requantize(site: Site) -> ComponentPlan:
-    """Requantizer; multipliers and thresholds of channels are stored in the order of the stream.
+    """Plans a requantizer. Channel multipliers and thresholds are stored in stream order.
 
     Raises:
-        ConfigError: the multiplier of a mean has more bits than int64.
+        ConfigError: if the multiplier of a mean exceeds int64.
     """
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, Requantize)
@@ -131,18 +131,18 @@ def plan_requantize(site: Site) -> ComponentPlan:
 
 
 def _division(operator: Requantize, read: Stream) -> Division | None:
-    """Of a mean over a number that is no power of two: what its codes are multiplied by first."""
+    """Returns the division of a mean whose count is not a power of two."""
     if operator.divisor == 1 or operator.rounding not in SCALED:
         return None
     largest = int(_channel(operator, read).max())
     ends = read.edge.low * largest, read.edge.high * largest
-    found = Division.of(operator.divisor, operator.shift, *ends)
-    if largest * found.multiplier >= 2**MAX_BITS:
+    division = Division.of(operator.divisor, operator.shift, *ends)
+    if largest * division.multiplier >= 2**MAX_BITS:
         raise ConfigError(
-            f"Requantize: a mean over {operator.divisor} of {read.width} bits is multiplied by "
-            f"more than {MAX_BITS} bits, expected fewer bits or a number that is a power of two."
+            f"Requantize: a mean over {operator.divisor} codes of {read.width} bits needs more "
+            f"than {MAX_BITS} bits for a product; use fewer bits, or a power of two as the divisor."
         )
-    return found
+    return division
 
 
 def _multiplies(operator: Requantize) -> bool:
@@ -150,7 +150,7 @@ def _multiplies(operator: Requantize) -> bool:
 
 
 def _channel(operator: Requantize, read: Stream) -> Tensor:
-    """int64, (), or by channel: the unsigned number that each code is multiplied or compared with.
+    """Returns the unsigned multiplier or threshold of each code: int64, () or by channel.
 
     Thresholds beyond all codes become the largest magnitude.
     """
@@ -160,11 +160,11 @@ def _channel(operator: Requantize, read: Stream) -> Tensor:
 
 
 def _periodic_words(stream: Stream, channel: Tensor) -> list[list[int]]:
-    """What belongs to the codes of each beat, without the beats that repeat the first ones.
+    """Returns the memory words of one period of channel parameters.
 
     Args:
-        stream: of the codes.
-        channel: int64, broadcasts with a sample.
+        stream: stream of the codes.
+        channel: int64, broadcastable to a sample.
     """
     beats = stream.sent(channel.expand(stream.shape))
     for period in divisors(len(beats)):
@@ -184,13 +184,13 @@ def _elementwise(
     multiplier: tuple[int, int] | None = None,
     memories: Mapping[str, Memory] | None = None,
 ) -> ComponentPlan:
-    """A plan with a result for each code of the first input, and a beat in each cycle.
+    """Returns a plan with one result per code of the first input, and one beat per cycle.
 
     Args:
-        site: where the operator stands.
-        parameters: beside `LANES` and `OUT_W`.
-        multiplier: widths in bits of the factors of a lane's multiplier.
-        memories: read-only.
+        site: site of the operator.
+        parameters: module parameters besides `LANES` and `OUT_W`.
+        multiplier: factor widths in bits of a lane's multiplier.
+        memories: read-only memories.
     """
     assert isinstance(site.operator, IntegerOperator)
     lanes, inputs = _lanes(site), len(site.inputs)
@@ -207,18 +207,18 @@ def _elementwise(
     )
 
 
-def _of_two(
+def _plan_pair(
     site: Site, parameters: Mapping[str, int | str], multiplier: tuple[int, int] | None = None
 ) -> ComponentPlan:
-    """A plan of two inputs in one order.
+    """Returns a plan of two inputs with the same order.
 
     Raises:
-        ConfigError: they have different shapes or orders.
+        ConfigError: if their shapes or orders differ.
     """
     a, b = site.inputs
     if not torch.equal(a.positions, b.positions):
         raise ConfigError(
-            f"{type(site.operator).__name__}: expected two inputs of one shape that travel in one "
+            f"{type(site.operator).__name__}: expected two inputs with the same shape and "
             f"order, got shapes {a.shape} and {b.shape}{BROADCAST * (len(a.shape) == 3)}."
         )
     return _elementwise(site, {"IN_0_W": a.width, "IN_1_W": b.width, **parameters}, multiplier)

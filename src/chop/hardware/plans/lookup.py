@@ -1,4 +1,4 @@
-"""Plan of embeddings: rows of a table that indices name."""
+"""Plan of embeddings: table rows selected by indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLE_STAGES = 6
 
 
 def plan_embedding(site: Site) -> ComponentPlan:
-    """Indices one at a time; a row travels after the other, its columns in order."""
+    """Plans an embedding with one index at a time. Rows are sent in turn with columns in order."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, IntegerEmbedding)
     rows, columns = operator.codes.shape
@@ -38,7 +38,7 @@ def plan_embedding(site: Site) -> ComponentPlan:
         lanes=(1,),
         out=out,
         cycles=cycles(lanes),
-        memories={"TABLE_FILE": Memory.of_codes(words, out.width)},
+        memories={"TABLE_FILE": Memory.from_codes(words, out.width)},
         needs=(torch.arange(out.beats) // beats,),
         buffers=(0,),
         latency=TABLE_STAGES,

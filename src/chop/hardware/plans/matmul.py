@@ -1,4 +1,4 @@
-"""Plan of a product of two streams."""
+"""Plan of a matrix product of two streams."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from chop.hardware.plans.weighted import PRODUCT_STAGES
 from chop.nn.integer import IntegerMatmul
 
 ROWS_AHEAD = 2
-"""Rows of the first operand in a FIFO: it is read in bursts, once for all results of a row."""
+"""Rows in a FIFO for the first operand, which is read in bursts, once for all results of a row."""
 
 
 def plan_matmul(site: Site) -> ComponentPlan:
-    """Row by row, each row head by head, with the second operand in a memory."""
+    """Plans a product row by row and head by head, with the second operand in a memory."""
     operator, (a, b) = site.operator, site.inputs
     assert isinstance(operator, IntegerMatmul)
     heads, rows, terms, columns = _sizes(a, b)
@@ -63,10 +63,10 @@ def plan_matmul(site: Site) -> ComponentPlan:
 
 
 def _sizes(a: Stream, b: Stream) -> tuple[int, int, int, int]:
-    """Heads, rows, terms of a sum and columns.
+    """Returns heads, rows, terms of a sum, and columns.
 
     Raises:
-        ConfigError: the operands are no matrices with the same dimensions ahead of them.
+        ConfigError: if the operands are not matrices with the same leading dimensions.
     """
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2]:
         raise ConfigError(f"a product of {a.shape} and {b.shape} has no circuit")
@@ -74,10 +74,10 @@ def _sizes(a: Stream, b: Stream) -> tuple[int, int, int, int]:
 
 
 def _is_transposed(a: Stream, b: Stream, heads: int) -> bool:
-    """Whether the terms of a sum, not the columns, travel fastest in the second operand.
+    """Returns whether the second operand sends the terms of a sum fastest instead of the columns.
 
     Raises:
-        ConfigError: the operands travel in another order.
+        ConfigError: if the operands have another order.
     """
     rows, terms, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     by_head = b.positions.reshape(heads, terms, columns)
@@ -86,9 +86,9 @@ def _is_transposed(a: Stream, b: Stream, heads: int) -> bool:
             return True
         if torch.equal(by_head, _head_by_head(heads, terms, columns)):
             return False
-    raise ConfigError("the rows of both operands do not travel in turn, each head by head")
+    raise ConfigError("the operands are not sent row by row, each row head by head")
 
 
 def _head_by_head(heads: int, rows: int, features: int) -> Tensor:
-    """int64 (heads, rows, features): places of a stream that sends each row head by head."""
+    """Returns stream positions, int64 (heads, rows, features), sent row by row, head by head."""
     return torch.arange(heads * rows * features).view(rows, heads, features).transpose(0, 1)

@@ -14,12 +14,12 @@ from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
 from chop.nn.integer.edge import bit_width
 
 STAGES = 31
-"""Cycles from the last code of a row to its first result, beside root and division; some spare."""
+"""Cycles from a row's last code to its first result, with a margin, without root and division."""
 Norm = IntegerLayerNorm | IntegerRMSNorm
 
 
 def plan_norm(site: Site) -> ComponentPlan:
-    """Rows of whole beats, with their parameters in the order in which features travel."""
+    """Plans a norm over rows of whole beats, with parameters in feature order of the stream."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, Norm)
     rows = read.rows(len(operator.dims))
@@ -34,10 +34,10 @@ def plan_norm(site: Site) -> ComponentPlan:
     lanes = first_within(divisors(rows.features), site.fold, cycles)
     beats = rows.features // lanes
     interval = max(beats, root, division)
-    # What comes until a row that is complete has its reciprocal.
+    # Codes that arrive between the end of a row and its reciprocal.
     waiting = -(-beats * (root + division + PIPELINE) // interval)
     depth = beats + waiting + PIPELINE
-    # Where all weights are zero the result has no bits for u, which is of no importance.
+    # If all weights are zero, the result has no bits for u, which does not matter.
     limit = operator.limit if bool(operator.weight.any()) else 0
     weight, bias = (_words(x, rows.order, lanes) for x in (operator.weight, operator.bias))
     out = read.of(operator.out).with_lanes(lanes)
@@ -74,21 +74,21 @@ def plan_norm(site: Site) -> ComponentPlan:
 
 
 def _largest_radicand(operator: Norm, read: Stream) -> int:
-    """V 2^2k + EPS, of the letters of `IntegerNorm`, with V at most (C (high - low) / 2)^2."""
+    """Returns V 2^2k + EPS of `IntegerNorm`, with V at most (C (high - low) / 2)^2."""
     low, high = read.edge.low, read.edge.high
     spread = high - low if operator.is_centered else 2 * max(-low, high)
     return ((operator.count * spread) ** 2 // 4 << 2 * operator.root) + operator.eps
 
 
 def _words(parameter: Tensor, order: Tensor, lanes: int) -> Memory:
-    """A parameter's numbers as the features of a row travel, a word for each beat."""
+    """Returns a parameter's numbers in feature order of the stream, a word for each beat."""
     codes = parameter.flatten()[order.argsort()]
     width = bit_width(int(codes.min()), int(codes.max()))
     return Memory.of(codes.view(-1, lanes).tolist(), width)
 
 
 def _resources(parameters: dict[str, int | str]) -> Resources:
-    """By the widths that the module derives from its parameters."""
+    """Returns the resources, from the widths that the module derives from its parameters."""
     sizes = {key: value for key, value in parameters.items() if isinstance(value, int)}
     lanes, read = sizes["LANES"], sizes["IN_W"]
     total = read + (sizes["FEATURES"] - 1).bit_length()

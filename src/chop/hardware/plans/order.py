@@ -1,4 +1,4 @@
-"""Plans of what has no operator: constants, streams joined, and parts of streams."""
+"""Plans of circuits without an operator: constants, concatenation, selection and repetition."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ COPY_STAGES = 4
 
 
 def constant_plan(codes: Tensor, stream: Stream) -> ComponentPlan:
-    """Plan of `chop_constant`.
+    """Returns the plan of `chop_constant`.
 
     Args:
-        codes: int64, of one sample.
-        stream: in whose order and beats they leave.
+        codes: int64 codes of one sample.
+        stream: stream with the order and beats to use.
     """
     memory = Memory.of(stream.sent(codes.unsqueeze(0)).tolist(), stream.width)
     parameters = {"W": stream.bits, "BEATS": stream.beats}
@@ -31,18 +31,18 @@ def constant_plan(codes: Tensor, stream: Stream) -> ComponentPlan:
 
 
 def concat_plan(first: Stream, second: Stream, dim: int) -> ComponentPlan:
-    """Plan of `chop_concat`.
+    """Returns the plan of `chop_concat`.
 
     Args:
-        first: sent first.
-        second: sent after it.
-        dim: along which they are joined, from the end.
+        first: stream that is sent first.
+        second: stream that is sent after it.
+        dim: dimension of the concatenation, counted from the end.
     Raises:
-        ConfigError: they travel in another order, or codes mean different things.
+        ConfigError: if the streams' order or the meaning of their codes does not fit.
     """
     edges = first.edge, second.edge
     if len({(*edge.steps, edge.divisor) for edge in edges}) > 1 or len(first.edge.steps) > 1:
-        raise ConfigError("what it joins has different steps; give all inputs the same format")
+        raise ConfigError("its inputs have different steps; give all inputs the same format")
     low, high = min(edge.low for edge in edges), max(edge.high for edge in edges)
     edge = replace(first.edge, low=low, high=high)
     positions = joined(first, second, dim)
@@ -72,13 +72,13 @@ def concat_plan(first: Stream, second: Stream, dim: int) -> ComponentPlan:
 
 
 def select_plan(stream: Stream, places: Tensor) -> ComponentPlan:
-    """Plan of `chop_select`.
+    """Returns the plan of `chop_select`.
 
     Args:
-        stream: what is read.
-        places: int64, shape of the result: the places of the stream that are kept.
+        stream: input stream.
+        places: int64, result shape: selected stream positions.
     Raises:
-        ConfigError: they do not travel in pieces of one length.
+        ConfigError: if they do not form segments of one length.
     """
     pieces, out = Pieces.of(stream, places), part(stream, places)
     period, first, beats = (number // out.lanes for number in pieces)
@@ -89,19 +89,19 @@ def select_plan(stream: Stream, places: Tensor) -> ComponentPlan:
 
 
 def copies_plan(stream: Stream, places: Tensor, fold: int) -> ComponentPlan:
-    """Plan of `chop_copies`, of the longest runs along the last dimension.
+    """Returns the plan of `chop_copies`, with the longest runs along the last dimension.
 
     Args:
-        stream: what is read.
-        places: int64, shape of the result: the place in the stream of each element.
-        fold: most cycles for a sample.
+        stream: input stream.
+        places: int64, result shape: stream position of each element.
+        fold: maximum cycles per sample.
     Raises:
-        ConfigError: some codes are repeated more often than others.
+        ConfigError: if some codes are repeated more often than others.
     """
     counts = places.flatten().bincount(minlength=stream.size)
     times = int(counts[0])
     if bool((counts != times).any()):
-        raise ConfigError("it repeats some codes more often than others, which no circuit does")
+        raise ConfigError("it repeats some codes more often than others, which no circuit supports")
     run = next(n for n in reversed(divisors(places.size(-1))) if _are_runs(places, n))
 
     def cycles(lanes: int) -> int:
@@ -123,6 +123,6 @@ def copies_plan(stream: Stream, places: Tensor, fold: int) -> ComponentPlan:
 
 
 def _are_runs(places: Tensor, size: int) -> bool:
-    """Whether elements go by runs of this size, each of which begins at a multiple of it."""
+    """Returns whether elements form runs of this size that begin at multiples of it."""
     runs = places.reshape(-1, size)
     return bool((runs == runs[:, :1] + torch.arange(size)).all() and (runs[:, 0] % size == 0).all())

@@ -18,12 +18,12 @@ SUM_STAGES = 2
 
 
 class _Groups(NamedTuple):
-    """How the terms of sums travel.
+    """Arrangement of the terms of sums in a stream.
 
     Attributes:
-        terms: how many a sum has.
-        inner: from one term to the next one of the same sum: that of so many sums lie between.
-        places: int64 (sums,): of each sum in the result's stream.
+        terms: terms of a sum.
+        inner: distance between two terms of a sum, the number of interleaved sums.
+        places: int64 (sums,): position of each sum in the result's stream.
     """
 
     terms: int
@@ -32,7 +32,7 @@ class _Groups(NamedTuple):
 
 
 def plan_sum(site: Site) -> ComponentPlan:
-    """Sums of codes at regular distances in the stream, over rows or over features."""
+    """Plans sums of codes at regular stream distances, over rows or over features."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, IntegerSum | IntegerMean)
     groups = _groups(operator, read)
@@ -65,13 +65,13 @@ def plan_sum(site: Site) -> ComponentPlan:
 
 
 def _groups(operator: IntegerSum, read: Stream) -> _Groups:
-    """The terms of each sum.
+    """Returns the arrangement of the terms of each sum.
 
     Raises:
-        ConfigError: samples are summed, or terms have no regular distance.
+        ConfigError: if samples are summed, or terms are not equally spaced.
     """
     if min(operator.dims) < -len(read.shape):
-        raise ConfigError("it sums over the samples of a batch")
+        raise ConfigError("it sums over the batch dimension")
     ends = range(-len(operator.dims), 0)
     terms = read.positions.movedim(operator.dims, tuple(ends)).flatten(-len(ends)).sort().values
     count = terms.size(-1)
@@ -80,5 +80,5 @@ def _groups(operator: IntegerSum, read: Stream) -> _Groups:
     first = terms[:, 0]
     is_regular = torch.equal(terms, first[:, None] + inner * torch.arange(count))
     if not is_regular or bool((first % (count * inner) >= inner).any()):
-        raise ConfigError(f"the {count} terms of a sum do not travel at one distance")
+        raise ConfigError(f"the {count} terms of a sum are not equally spaced in the stream")
     return _Groups(count, inner, first // (count * inner) * inner + first % inner)

@@ -1,4 +1,4 @@
-"""Plan of requantizers to blocks with shared exponents (MXINT)."""
+"""Plan of requantizers to shared block exponents (MXINT)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from chop.hardware.plans.elementwise import plan_requantize
 from chop.nn.integer import BlockGrid, Edge, Grid, Requantize, RequantizeBlocks
 
 LOAD_STAGES = 6
-"""Cycles from the last code of a block to its exponent, and of the FIFO behind it."""
+"""Cycles from the last code of a block to its exponent, with the FIFO behind it."""
 SEND_STAGES = 8
-"""Cycles from a code to its result, and of the FIFO behind it."""
+"""Cycles from a code to its result, with the FIFO behind it."""
 WAITING = 12
-"""Beats that come until a block that is complete has its exponent, and some to spare."""
+"""Input beats between a complete block and its exponent, with a margin."""
 
 
 class _Runs(NamedTuple):
-    """How the codes of blocks travel: one block after another.
+    """Lengths of blocks that are transferred one after another.
 
     Attributes:
         block: codes of a block.
-        features: codes after which the lengths of blocks are those from the start again: the last
-            one of them may be shorter.
+        features: codes of a row of blocks; the last block of a row may be shorter.
     """
 
     block: int
@@ -44,18 +43,17 @@ class _Runs(NamedTuple):
 
 
 def plan_requantize_blocks(site: Site) -> ComponentPlan:
-    """A block is stored until its exponent is known; beats have codes of one block each.
+    """Plans a requantizer that stores a block until its exponent is known.
 
-    In a window of one exponent there is nothing to know: it is a plain requantizer.
+    Each beat belongs to one block. A window of one exponent is a plain requantizer.
 
     Raises:
-        ConfigError: blocks have codes of several samples, do not travel one after another, or
-            have codes that a mask hides.
+        ConfigError: if blocks span several samples, are interleaved, or contain masked codes.
     """
     operator, (read, *others) = site.operator, site.inputs
     if others:
         raise ConfigError(
-            "exponents that blocks of masked scores share have no circuit; give the attention's "
+            "masked scores with shared block exponents have no circuit; give the attention's "
             "data_in a format without shared exponents, such as integer"
         )
     assert isinstance(operator, RequantizeBlocks)
@@ -74,8 +72,8 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     choices = divisors(math.gcd(runs.block, runs.rest))
     lanes = first_within(choices, site.fold, cycles)
     out = read.of(operator.out).with_lanes(lanes)
-    of_beat = get_block[::lanes].contiguous()
-    ends = torch.searchsorted(of_beat, of_beat, right=True) - 1
+    beat_blocks = get_block[::lanes].contiguous()
+    ends = torch.searchsorted(beat_blocks, beat_blocks, right=True) - 1
     return ComponentPlan(
         parameters={
             "LANES": lanes,
@@ -101,32 +99,32 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
 
 
 def _block_of_each(groups: Blocks, read: Stream) -> Tensor:
-    """int64 (size,): at each place of the stream, how many blocks were there before its own.
+    """Returns int64 (size,): the index of the block at each stream position.
 
     Raises:
-        ConfigError: samples share blocks, or a block is interrupted by others.
+        ConfigError: if samples share blocks, or a block is interrupted by others.
     """
     shape = (2, *read.shape)
     split = groups.split(torch.zeros(shape, dtype=torch.int64))
     numbers = torch.arange(split.shape[:-1].numel()).view(*split.shape[:-1], 1)
     first, second = groups.join(numbers.expand(split.shape), shape).contiguous()
     if bool(torch.isin(first, second).any()):
-        raise ConfigError("blocks that share exponents have codes of several samples")
+        raise ConfigError("blocks with a shared exponent span several samples")
     travels = first.flatten()[read.positions.flatten().argsort()]
     changes = travels.diff() != 0
     if int(changes.sum()) + 1 != len(travels.unique()):
         raise ConfigError(
-            f"blocks of {groups.nominal_size} codes do not travel one after another; let blocks "
-            "run along the last dimension"
+            f"blocks of {groups.nominal_size} codes are interleaved in the stream; put the blocks "
+            "along the last dimension"
         )
     return torch.cat([torch.zeros(1, dtype=torch.int64), changes.long().cumsum(0)])
 
 
 def _runs(get_block: Tensor) -> _Runs:
-    """The lengths of blocks.
+    """Returns the lengths of blocks.
 
     Raises:
-        ConfigError: others than the last one of a row are shorter.
+        ConfigError: if blocks other than the last one of a row are shorter.
     """
     lengths = get_block.bincount()
     block, total = int(lengths[0]), len(get_block)
@@ -135,5 +133,7 @@ def _runs(get_block: Tensor) -> _Runs:
     runs = _Runs(block, features)
     row = torch.tensor([block] * (features // block) + [runs.rest] * bool(features % block))
     if total % features or not torch.equal(lengths, row.repeat(total // features)):
-        raise ConfigError(f"blocks of {sorted(set(lengths.tolist()))} codes travel in no order")
+        raise ConfigError(
+            f"blocks of {sorted(set(lengths.tolist()))} codes are in no regular order"
+        )
     return runs

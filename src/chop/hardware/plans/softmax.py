@@ -15,25 +15,24 @@ from chop.nn.integer.edge import bit_width
 from chop.nn.integer.mask import KeptKeys
 
 PIPELINE = 12
-"""Registers that a row passes beside the stages that are counted, and some to spare."""
+"""Pipeline registers of a row besides the counted stages, with a margin."""
 STAGES = 17
-"""The same of the first result of a row, from the last code: a row is summed after that."""
+"""Registers ahead of a row's first result, which waits for the sum of the row."""
 MASK_STAGES = 4
-"""Cycles that a mask adds."""
+"""Additional cycles of a mask."""
 
 
 def plan_softmax(site: Site) -> ComponentPlan:
-    """Rows one code at a time, along whatever dimension they travel.
+    """Plans a softmax over rows, one code at a time, along the dimension in which they are sent.
 
     Raises:
-        ConfigError: it is over samples, codes of a row do not travel one after another, or a mask
-            does not travel as they do.
+        ConfigError: if it is over samples, rows are interleaved, or a mask has another order.
     """
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerSoftmax)
     rows = _rows(operator, read)
     plan = _plan(operator, read, rows)
-    return plan if site.kept is None else _masked(plan, site, rows, site.kept)
+    return plan if site.mask_keys is None else _masked(plan, site, rows, site.mask_keys)
 
 
 def _plan(operator: IntegerSoftmax, read: Stream, rows: Rows) -> ComponentPlan:
@@ -69,21 +68,19 @@ def _plan(operator: IntegerSoftmax, read: Stream, rows: Rows) -> ComponentPlan:
 
 
 def row_ends(beats: int, row: int) -> torch.Tensor:
-    """int64 (beats,): for each beat the last one of its row, which its result needs."""
+    """Returns int64 (beats,): the last beat of each beat's row, on which its result depends."""
     return torch.arange(beats) // row * row + row - 1
 
 
-def _masked(plan: ComponentPlan, site: Site, rows: Rows, kept: KeptKeys) -> ComponentPlan:
-    """The plan of `chop_masked_softmax`, whose codes reach below those of `chop_softmax`."""
+def _masked(plan: ComponentPlan, site: Site, rows: Rows, mask_keys: KeptKeys) -> ComponentPlan:
+    """Returns the plan of `chop_masked_softmax`, with codes below those of `chop_softmax`."""
     read, mask = site.inputs
     low, high, table = read.edge.low, read.edge.high, plan.memories["TABLE_FILE"]
     order = torch.arange(rows.features)
     if not torch.equal(mask.positions.flatten(), rows.order):
-        raise ConfigError(
-            f"a mask of {mask.shape} does not travel as the {rows.features} scores do"
-        )
-    if kept.is_causal and not torch.equal(rows.order, order):
-        raise ConfigError("the keys of a causal mask do not travel in order")
+        raise ConfigError(f"a mask of {mask.shape} and the {rows.features} scores differ in order")
+    if mask_keys.is_causal and not torch.equal(rows.order, order):
+        raise ConfigError("the keys of a causal mask are not in order")
     hidden = low - len(table.words)
     # Once a row is taken in, so are all numbers of the mask.
     needs = (*plan.needs, plan.needs[0].clamp(max=mask.size - 1))
@@ -93,9 +90,9 @@ def _masked(plan: ComponentPlan, site: Site, rows: Rows, kept: KeptKeys) -> Comp
         parameters={
             **plan.parameters,
             "ROWS": rows.count,
-            "INNER": _rows_of_a_query(rows) if kept.is_causal else 1,
-            "QUERIES": kept.queries,
-            "CAUSAL": int(kept.is_causal),
+            "INNER": _rows_of_a_query(rows) if mask_keys.is_causal else 1,
+            "QUERIES": mask_keys.queries,
+            "CAUSAL": int(mask_keys.is_causal),
             "SCORE_W": read.width,
             "MASK_W": mask.width,
             "IN_W": bit_width(hidden, high),
@@ -115,34 +112,36 @@ def _masked(plan: ComponentPlan, site: Site, rows: Rows, kept: KeptKeys) -> Comp
 
 
 def _rows_of_a_query(rows: Rows) -> int:
-    """How many rows travel one after another that have one query: those of all heads, or one.
+    """Returns the number of consecutive rows that belong to one query: one per head, or one.
 
     Raises:
-        ConfigError: queries do not travel in order.
+        ConfigError: if queries are not in order.
     """
     queries = rows.places.size(-1)
-    of_row = (
+    row_queries = (
         torch.arange(queries).expand(rows.places.shape).flatten()[rows.places.flatten().argsort()]
     )
     for inner in divisors(rows.count // queries):
-        if torch.equal(of_row, torch.arange(rows.count) // inner % queries):
+        if torch.equal(row_queries, torch.arange(rows.count) // inner % queries):
             return inner
-    raise ConfigError("the queries of a causal mask do not travel in order")
+    raise ConfigError("the queries of a causal mask are not in order")
 
 
 def reciprocal_cycles(width: int) -> int:
-    """Cycles of `chop_reciprocal` between two numbers, for the quotient's width in bits."""
+    """Returns the cycles of `chop_reciprocal` per number, by the quotient's width in bits."""
     return width + 1
 
 
 def _rows(operator: IntegerSoftmax, read: Stream) -> Rows:
-    """The rows along the operator's dimension, which may be counted with the batch.
+    """Returns the rows along the operator's dimension, which may count the batch.
 
     Raises:
-        ConfigError: it is the batch itself.
+        ConfigError: if it is the batch dimension.
     """
     rank = len(read.shape)
     dim = operator.dim if operator.dim < 0 else operator.dim - rank - 1
     if dim < -rank:
-        raise ConfigError("it is a softmax over the samples of a batch, which pass one by one")
+        raise ConfigError(
+            "it is a softmax over the batch dimension, and samples are sent one by one"
+        )
     return replace(read, positions=read.positions.movedim(dim, -1)).rows()

@@ -16,18 +16,19 @@ from chop.nn.integer.edge import bit_width
 from chop.nn.integer.linear import SharedBlocks
 
 PRODUCT_STAGES = 7
-"""Cycles of `chop_matvec` and of the FIFO behind it, without the levels of its adder tree, where a
-product takes one."""
+"""Cycles of `chop_matvec` and of the FIFO behind it, with a one-cycle product and without the adder
+tree.
+"""
 BIAS_STAGES = 1
 FACTOR_STAGES = 1
-"""Cycles by which `chop_ternary_linear`, without a stage for factors, is faster."""
+"""Cycles saved by `chop_ternary_linear`, which has no stage for factors."""
 
 
 def plan_linear(site: Site) -> ComponentPlan:
-    """Linear layer; columns of the weight are stored in the order in which features travel.
+    """Plans a linear layer. Weight columns are stored in feature order of the stream.
 
     Raises:
-        ConfigError: rows do not travel one after another.
+        ConfigError: if rows are interleaved.
     """
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerLinear)
@@ -81,7 +82,7 @@ def plan_linear(site: Site) -> ComponentPlan:
 def _ternary_plan(
     plan: ComponentPlan, operator: IntegerLinear, weight: Tensor, lanes: MatrixLanes
 ) -> ComponentPlan:
-    """The plan of `chop_ternary_linear`, from that of `chop_linear`: it has no multipliers."""
+    """Derives the plan of `chop_ternary_linear`, which has no multipliers, from `chop_linear`."""
     is_binary = operator.has_signs and bool(weight.all())
     shift, bias = operator.shift, operator.bias
     if is_binary:  # the sum is twice the popcount, less the number of features
@@ -104,17 +105,17 @@ def _ternary_plan(
 
 
 def product_stages(lanes: MatrixLanes, soft: int) -> int:
-    """Cycles of `chop_linear`, with its SOFT, from the last beat of a row to its result."""
+    """Returns the cycles of `chop_linear` from the last beat of a row to its result."""
     return PRODUCT_STAGES + BIAS_STAGES + max(soft - 1, 0) + (lanes.inputs - 1).bit_length()
 
 
 def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int = 0) -> Memory:
-    """Words of `chop_linear`: for each group of outputs, for each beat of a row.
+    """Returns the words of `chop_linear`, for each group of outputs and each beat of a row.
 
     Args:
-        weight: int64 (outputs, inputs), inputs in the order in which they travel.
+        weight: int64 (outputs, inputs), with inputs in stream order.
         lanes: weights of a word.
-        width: of a weight in bits; 0 for that of the widest.
+        width: bits of a weight; 0 for the bits of the widest one.
     """
     outputs, inputs = weight.shape
     groups, beats = outputs // lanes.outputs, inputs // lanes.inputs
@@ -123,5 +124,5 @@ def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int = 0) -> Memory:
 
 
 def count_width(codes: Tensor) -> int:
-    """Bits of the widest of codes in two's complement."""
+    """Returns the bits of the widest code in two's complement."""
     return bit_width(int(codes.min()), int(codes.max()))

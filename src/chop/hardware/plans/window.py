@@ -1,4 +1,4 @@
-"""Plans of what slides over images: convolutions and pools."""
+"""Plans of sliding-window operators: convolution windows and pooling."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ AveragePool = (
 )
 
 ARRIVAL = 1
-"""Cycles from a row's last beat in to the first tap of windows that wait for it."""
+"""Cycles from a row's last input beat to the first tap of windows that wait for it."""
 LATENCY = 2
-"""Cycles from a row's last tap to the load of what replaces it."""
+"""Cycles from a row's last tap to the load of its replacement."""
 WINDOW_STAGES = 7
-"""Cycles of `chop_window` ahead of the first tap, once the last row that it needs is there."""
+"""Cycles of `chop_window` ahead of the first tap, after the last row that it needs."""
 MAXIMUM_STAGES = 1
 IMAGES = 3
-"""After so many the interval between two no longer changes."""
+"""Images after which the interval is constant."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Axis:
     """Windows along one axis.
 
     Attributes:
-        size: of the image.
-        windows: how many.
+        size: image size.
+        windows: number of windows.
         kernel: taps of a window.
-        stride: from one window to the next.
-        padding: ahead of the image.
-        dilation: from one tap to the next.
+        stride: distance between windows.
+        padding: padding ahead of the image.
+        dilation: distance between taps.
     """
 
     size: int
@@ -59,20 +59,20 @@ class Axis:
 
     @property
     def reach(self) -> int:
-        """From the first to the last tap of a window, both included."""
+        """Distance from the first to the last tap of a window, inclusive."""
         return (self.kernel - 1) * self.dilation + 1
 
     def inside(self, window: int) -> tuple[int, int]:
-        """Start and end of what a window covers of the image."""
+        """Returns start and end of the image section under a window."""
         start = window * self.stride - self.padding
         return max(start, 0), min(start + self.reach, self.size)
 
     def needed(self, window: int) -> int:
-        """How many of the image's first rows a window waits for: one at least."""
+        """Returns the number of leading image rows that a window waits for, at least one."""
         return min(max(window * self.stride - self.padding + self.reach, 1), self.size)
 
     def finished(self, window: int) -> int:
-        """How many of the image's first rows no window after this one needs."""
+        """Returns the number of leading image rows that no later window needs."""
         if window == self.windows - 1:
             return self.size
         return min(max((window + 1) * self.stride - self.padding, 0), self.size)
@@ -80,14 +80,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class Window:
-    """A `chop_window`. An image of one dimension is a column: its rows are single pixels.
+    """A `chop_window`. A one-dimensional image is a column with rows of one pixel.
 
     Attributes:
-        y: from row to row.
-        x: along a row.
-        channels: of a pixel.
-        lanes: of them in a beat.
-        tap_lanes: taps in a beat that leaves.
+        y: axis across rows.
+        x: axis along a row.
+        channels: channels of a pixel.
+        lanes: channels in a beat.
+        tap_lanes: taps in an output beat.
     """
 
     y: Axis
@@ -98,12 +98,12 @@ class Window:
 
     @property
     def taps(self) -> int:
-        """Of one window and channel."""
+        """Taps of one window and channel."""
         return self.y.kernel * self.x.kernel
 
     @property
     def tap_choices(self) -> list[int]:
-        """Taps that may leave together: parts of a row of the kernel, or whole rows of it."""
+        """Allowed numbers of parallel taps: parts of a kernel row, or whole kernel rows."""
         along = self.x.kernel
         return divisors(along) + [along * rows for rows in divisors(self.y.kernel)[1:]]
 
@@ -114,33 +114,33 @@ class Window:
 
     @property
     def codes(self) -> int:
-        """Of a beat that leaves."""
+        """Codes of an output beat."""
         return self.tap_lanes * self.lanes
 
     @property
     def beats(self) -> int:
-        """Of one window."""
+        """Beats of one window."""
         return self.folds * self.taps // self.tap_lanes
 
     @property
     def windows(self) -> int:
-        """Over one image."""
+        """Windows of one image."""
         return self.y.windows * self.x.windows
 
     @property
     def ring(self) -> int:
-        """Rows that are stored: those under the kernel, and what is needed next."""
+        """Rows in the ring buffer: those under the kernel, and those needed next."""
         held, stride = min(self.y.reach, self.y.size), min(self.y.stride, self.y.size)
         return held + max(stride, self.y.needed(0))
 
     @property
     def hold(self) -> float:
-        """Share of an image ahead of the first result."""
+        """Share of an image that is consumed before the first result."""
         return self.y.needed(0) / self.y.size
 
     @property
     def cycles(self) -> int:
-        """Between two images: when the rows of each come, and when their windows leave."""
+        """Cycles between two images, from the arrival of rows and the output of windows."""
         load = self.x.size * self.folds
         send = self.x.windows * self.beats
         loaded: list[int] = []
@@ -150,37 +150,39 @@ class Window:
             for window in range(self.y.windows):
                 needed = first + self.y.needed(window)
                 while len(loaded) < needed:
+                    # A row is loaded when a ring slot is free and the previous row is complete.
                     start = max(free[len(loaded)], loaded[-1] if loaded else 0)
                     loaded.append(start + load)
                 clock = max(clock, loaded[needed - 1] + ARRIVAL) + send
+                # Each finished row frees the slot of the row that comes a ring later.
                 finished = first + self.y.finished(window) + self.ring
                 free += [clock + LATENCY] * (finished - len(free))
             ends.append(clock)
         return ends[-1] - ends[-2]
 
     def parameters(self, width: int, pad: int) -> dict[str, int]:
-        """Of the module.
+        """Returns the module parameters.
 
         Args:
-            width: of a code in bits.
-            pad: the code outside of the image.
+            width: bits of a code.
+            pad: code of the padding.
         """
-        found = {"LANES": self.lanes, "IN_W": width, "FOLDS": self.folds}
+        settings = {"LANES": self.lanes, "IN_W": width, "FOLDS": self.folds}
         for name, along in (("HEIGHT", self.y), ("WIDTH", self.x)):
-            found |= {f"IN_{name}": along.size, f"OUT_{name}": along.windows}
+            settings |= {f"IN_{name}": along.size, f"OUT_{name}": along.windows}
         for name, along in (("Y", self.y), ("X", self.x)):
-            found |= {f"KERNEL_{name}": along.kernel, f"STRIDE_{name}": along.stride}
-            found |= {f"PADDING_{name}": along.padding, f"DILATION_{name}": along.dilation}
-        found |= {"RING": self.ring, "PAD_CODE": pad}
-        return found if self.tap_lanes == 1 else found | {"TAP_LANES": self.tap_lanes}
+            settings |= {f"KERNEL_{name}": along.kernel, f"STRIDE_{name}": along.stride}
+            settings |= {f"PADDING_{name}": along.padding, f"DILATION_{name}": along.dilation}
+        settings |= {"RING": self.ring, "PAD_CODE": pad}
+        return settings if self.tap_lanes == 1 else settings | {"TAP_LANES": self.tap_lanes}
 
     def memory_bits(self, width: int) -> int:
-        """Of the rings, for codes of a width in bits."""
+        """Returns the bits of the ring buffers for codes of `width` bits."""
         return self.tap_lanes * self.ring * self.x.size * self.channels * width
 
 
 def plan_max_pool(site: Site) -> ComponentPlan:
-    """Maximum of each window."""
+    """Plans the maximum of each window."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, IntegerMaxPool1d | IntegerMaxPool2d)
     kernel = operator.kernel_size
@@ -202,7 +204,7 @@ def plan_max_pool(site: Site) -> ComponentPlan:
 
 
 def plan_avg_pool(site: Site) -> ComponentPlan:
-    """Sum of each window, where all windows are alike."""
+    """Plans the sum of each window, if all windows are alike."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, AveragePool)
     if bool((operator.factor != 1).any()):
@@ -226,17 +228,17 @@ def plan_avg_pool(site: Site) -> ComponentPlan:
 
 
 def _regular(size: int, stretches: Sequence[tuple[int, int]]) -> Axis:
-    """Windows of one size at one distance, whose parts in the image are these stretches.
+    """Returns windows of one size at one distance that cover the given image sections.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: if there are none.
     """
     for stride in range(1, size + 1):
         for padding in range(size):
             axis = Axis(size, len(stretches), stretches[0][1] + padding, stride, padding)
             if list(stretches) == [axis.inside(window) for window in range(axis.windows)]:
                 return axis
-    raise ConfigError(f"windows over {stretches} have no one size and distance")
+    raise ConfigError(f"windows over {stretches} differ in size or distance")
 
 
 def sliding(
@@ -247,17 +249,17 @@ def sliding(
     padding: Any = 0,
     dilation: Any = 1,
 ) -> Window:
-    """Windows over an image, (channels, positions), with one lane.
+    """Returns windows over an image, (channels, positions), with one lane.
 
     Args:
-        read: the image's stream.
-        shape: of the result: channels and windows.
-        kernel: one number or one for each axis, as the other settings.
-        stride: of the windows.
-        padding: ahead of the image.
-        dilation: of the kernel.
+        read: image stream.
+        shape: result shape: channels and windows.
+        kernel: kernel size; like the other settings, one number or one per axis.
+        stride: stride of the windows.
+        padding: padding ahead of the image.
+        dilation: dilation of the kernel.
     Raises:
-        ConfigError: channels do not travel last.
+        ConfigError: if channels are not the fastest dimension.
     """
     channels, *sizes = read.shape
     _check_channels_last(read)
@@ -278,22 +280,21 @@ def _window(axes: Sequence[Axis], channels: int) -> Window:
 
 def _check_channels_last(read: Stream) -> None:
     if not torch.equal(read.positions, channels_last(read.shape, read).positions):
-        raise ConfigError("pixels do not travel one after another, each with its channels in order")
+        raise ConfigError("pixels are not sent one by one with channels last")
 
 
 def with_lanes(
     window: Window, site: Site, groups: int = 1, tap_choices: Sequence[int] = (1,)
 ) -> Window:
-    """With the fewest lanes that reach a fold, or as fast as it can be.
+    """Returns the window with the fewest lanes that reach a fold, or the fastest one.
 
-    A ring is stored for each of the taps that leave together: more of them where all lanes do not
-    suffice.
+    Each parallel tap needs its own ring buffer, so taps are parallel only if lanes do not suffice.
 
     Args:
-        window: with one lane.
-        site: where it stands.
-        groups: of channels; lanes are of one group.
-        tap_choices: how many taps may leave together, ascending.
+        window: window with one lane.
+        site: site of the operator.
+        groups: channel groups; lanes belong to one group.
+        tap_choices: allowed numbers of parallel taps, ascending.
     """
     (read,) = site.inputs
     choices = [
@@ -309,7 +310,7 @@ def with_lanes(
 
 
 def channels_last(shape: tuple[int, ...], like: Stream, lanes: int = 1) -> Stream:
-    """The stream of an image, (channels, positions), pixel after pixel."""
+    """Returns the stream of an image, (channels, positions), pixel by pixel."""
     channels, *sizes = shape
     size = torch.Size(shape).numel()
     places = torch.arange(size).view(*sizes, channels).movedim(-1, 0)

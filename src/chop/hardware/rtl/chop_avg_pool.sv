@@ -1,8 +1,8 @@
-// Average pooling: the sum of the codes of each window and channel; what reads it divides.
+// Average pooling: the sum of the codes of each window and channel; its reader divides.
 //
 // in      images, channels last: the beats of chop_window
 // out     for each window, row by row, FOLDS beats of LANES sums of OUT_W bits
-// time    the windows' taps, one per cycle, and what chop_window waits for rows
+// time    one window tap per cycle, and the time that chop_window waits for rows
 // memory  that of chop_window
 //
 // Parameters are those of chop_window; PAD_CODE is 0.

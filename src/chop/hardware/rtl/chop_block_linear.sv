@@ -1,4 +1,4 @@
-// Linear layer of blocks that share exponents (MXINT): for each row of codes
+// Linear layer of blocks with shared exponents (MXINT): for each row of codes
 //   y[o] = (sum over beats of (sum over lanes i of q[i] p[o, i]) 2^(e + f[o])) 2^SHIFT + b[o],
 // where the codes of a beat are q[i] 2^e, and the weights beside them p[o, i] 2^f[o].
 //
@@ -10,7 +10,7 @@
 // memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
 //         OUT_LANES * IN_LANES numbers p of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i,
 //         and OUT_LANES shifts f of WEIGHT_SHIFT_W bits above them; BIAS_FILE, for each group: a
-//         word of OUT_LANES biases of BIAS_W bits; a row as codes q and shifts e, where there are
+//         word of OUT_LANES biases of BIAS_W bits; a row as codes q and shifts e, if there are
 //         several groups
 module chop_block_linear #(
   parameter int IN_LANES       = 1,
@@ -46,7 +46,7 @@ module chop_block_linear #(
   localparam int WORD_W    = OUT_LANES * (IN_LANES * WEIGHT_W + WEIGHT_SHIFT_W);
   localparam int ROW_W     = SHIFT_W + IN_LANES * CODE_W;
   localparam int BOTH_W    = ((SHIFT_W > WEIGHT_SHIFT_W) ? SHIFT_W : WEIGHT_SHIFT_W) + 1;
-  // What is shifted beyond the result needs no sum.
+  // Bits shifted beyond the result need no sum.
   localparam int SUM_W     = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
 
   if (IN_FEATURES % IN_LANES != 0 || OUT_FEATURES % OUT_LANES != 0) begin : g_refused
@@ -92,7 +92,7 @@ module chop_block_linear #(
     logic signed [SUM_W-1:0] shifted_q, sum_q;
     logic signed [BIAS_W-1:0] b;
     logic [WEIGHT_SHIFT_W-1:0] f;
-    logic [(LEVELS+1)*BOTH_W-1:0] both_q;  // that of the products in the lowest bits
+    logic [(LEVELS+1)*BOTH_W-1:0] both_q;  // products in the lowest bits
     logic unused_tree;  // bits beyond those of a narrow sum
     assign unused_tree = &{1'b0, tree};
     assign b = bias[o*BIAS_W +: BIAS_W];

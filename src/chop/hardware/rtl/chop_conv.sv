@@ -5,11 +5,11 @@
 // out     for each window p, row by row, for each group, OUT_FEATURES results o of OUT_W bits,
 //         OUT_LANES per beat
 // time    windows need max(window beats, (window codes / IN_LANES) * (OUT_FEATURES / OUT_LANES))
-//         cycles each, where a window has FOLDS * KERNEL_Y * KERNEL_X / TAP_LANES beats; and what
-//         chop_window waits for rows
+//         cycles each, where a window has FOLDS * KERNEL_Y * KERNEL_X / TAP_LANES beats; and the
+//         time that chop_window waits for rows
 //           chop_window | IN_LANES codes at a time | FIFO of DEPTH beats | chop_linear, which
 //         has SOFT
-// memory  that of chop_window; the codes of a group under a window, where its outputs are computed
+// memory  that of chop_window; the codes of a group under a window, if its outputs are computed
 //         in several turns; WEIGHT_FILE and BIAS_FILE of chop_linear, a set for each group: inputs
 //         are in the order in which chop_window sends them, beat of the pixel, kernel row, kernel
 //         column, lane

@@ -1,9 +1,9 @@
-// Credits: the end of a pipeline that never stalls, so that no signal reaches all its registers.
+// Credits: flow control of a pipeline that never stalls, so that no enable reaches all registers.
 //
-// in      data_i of W bits, in each cycle in which valid_i is high: what leaves the pipeline
-// out     the same as a stream; its FIFO has a place for all that is in the pipeline
-// ready_o high while there is room for one more; starts_i is high in each cycle, among those, in
-//         which something begins that will leave the pipeline
+// in      data_i of W bits, in each cycle in which valid_i is high: the pipeline's output
+// out     the same as a stream; its FIFO has a slot for every beat in the pipeline
+// ready_o high while there is room for one more; starts_i is high in each of those cycles in
+//         which a new beat enters the pipeline
 // time    a beat per cycle, where a beat has LATENCY cycles from starts_i to valid_i at most; where
 //         one starts in EVERY cycles at most, fewer places are needed
 // memory  a FIFO of PLACES beats, of more than (LATENCY + 4) / EVERY + 2 where beats wait
@@ -28,13 +28,13 @@ module chop_credits #(
   logic [COUNT_W-1:0] taken_q;
   logic leaves, is_full, unused;
 
-  // The FIFO is never full: it has a place for each credit.
+  // The FIFO is never full: it has a slot for each credit.
   chop_fifo #(.W(W), .DEPTH(PLACES)) u_fifo (
     .clk_i, .rst_ni, .data_in_0_i(data_i), .data_in_0_valid_i(valid_i), .data_in_0_ready_o(unused),
     .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 
   assign leaves  = data_out_0_valid_o && data_out_0_ready_i;
-  // Of the next cycle: both comparisons are made beside starts_i, which comes late.
+  // For the next cycle: both comparisons run in parallel to starts_i, which arrives late.
   assign is_full =
     !leaves && (starts_i ? taken_q == COUNT_W'(PLACES - 1) : taken_q == COUNT_W'(PLACES));
 

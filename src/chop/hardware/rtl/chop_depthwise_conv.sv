@@ -3,7 +3,7 @@
 //
 // in      images, channels last: the beats of chop_window, of LANES codes of IN_W bits
 // out     for each window p, row by row, FOLDS beats of LANES results of OUT_W bits
-// time    the windows' taps, one per cycle, and what chop_window waits for rows;
+// time    one window tap per cycle, and the time that chop_window waits for rows;
 //         chop_window | multiply | register | chop_sum | bias
 // memory  that of chop_window; WEIGHT_FILE, for each beat of a pixel, for each tap, row by row: a
 //         word of LANES weights of WEIGHT_W bits; BIAS_FILE, for each beat of a pixel: a word of
@@ -45,7 +45,7 @@ module chop_depthwise_conv #(
   input  logic                       data_out_0_ready_i
 );
   localparam int TAPS      = KERNEL_Y * KERNEL_X;
-  // What is shifted beyond the result needs no sum.
+  // Bits shifted beyond the result need no sum.
   localparam int SUM_W     = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
   localparam int FULL_W    = IN_W + WEIGHT_W;
   localparam int PRODUCT_W = (FULL_W < SUM_W) ? FULL_W : SUM_W;

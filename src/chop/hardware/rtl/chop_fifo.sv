@@ -32,7 +32,7 @@ module chop_fifo #(
     localparam int INDEX_W = $clog2(WORDS);
     localparam int COUNT_W = $clog2(WORDS + 1);
 
-    // No word that is in use is written.
+    // Words in use are never overwritten.
     (* no_rw_check *) logic [W-1:0] memory [0:WORDS-1];
     logic [INDEX_W-1:0] write_q, read_q;
     logic [COUNT_W-1:0] count_q;

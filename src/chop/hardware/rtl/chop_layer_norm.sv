@@ -7,8 +7,8 @@
 // out     for each row FEATURES results of OUT_W bits, LANES per beat, in the order of the codes
 // time    max(FEATURES / LANES, ceil(RADICAND_W / 2) + 1, POWER - ROOT + 2) cycles between two
 //         rows: while the results of one leave, others are in the root and in the reciprocal, and
-//         one is loaded. A stage takes a row only when the stage after it has a place for what it
-//         finds of the row.
+//         one is loaded. A stage accepts a row only when the next stage has a place for its
+//         result.
 //           load    beats into a FIFO; codes | squares | sums of a beat | sums of the row
 //           root    sums | C Q and S^2, two cycles | V | V 2^(2 ROOT) + EPS | FIFO of
 //                   chop_credits | chop_isqrt; S waits in a FIFO
@@ -53,7 +53,7 @@ module chop_layer_norm #(
   localparam int COUNT_W = BEATS > 1 ? $clog2(BEATS) : 1;
   localparam logic [COUNT_W-1:0] LAST = COUNT_W'(BEATS - 1);
   localparam int SUM_W = IN_W + $clog2(FEATURES);
-  // V is smaller than C Q and S^2, whose upper bits cancel: all three are computed in its bits.
+  // V is smaller than C Q and S^2, whose upper bits cancel, so V's width suffices for all three.
   localparam int V_W = RADICAND_W > 2 * ROOT ? RADICAND_W - 2 * ROOT : 1;
   localparam int SQUARE_W = 2 * IN_W < V_W ? 2 * IN_W : V_W;
   localparam int SQUARES_W =

@@ -8,7 +8,7 @@
 // memory  WEIGHT_FILE, for each set, for each group of OUT_LANES outputs, for each beat of a row: a
 //         word of OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane
 //         o * IN_LANES + i; BIAS_FILE, for each set, for each group: a word of OUT_LANES biases of
-//         BIAS_W bits; a row of codes, where there are several groups
+//         BIAS_W bits; a row of codes, if there are several groups
 module chop_linear #(
   parameter int IN_LANES     = 1,
   parameter int OUT_LANES    = 1,
@@ -35,7 +35,7 @@ module chop_linear #(
 );
   localparam int BEATS  = IN_FEATURES / IN_LANES;
   localparam int GROUPS = OUT_FEATURES / OUT_LANES;
-  // What is shifted beyond the result needs no sum.
+  // Bits shifted beyond the result need no sum.
   localparam int SUM_W  = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
 
   logic [OUT_LANES*IN_LANES*WEIGHT_W-1:0] weight;

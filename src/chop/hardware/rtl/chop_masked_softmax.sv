@@ -1,4 +1,4 @@
-// Softmax along rows of which some codes are hidden: chop_softmax of the others; what is hidden is 0.
+// Masked softmax along rows: chop_softmax of the visible codes; results of hidden codes are 0.
 //
 // in 0    rows of FEATURES codes of SCORE_W bits, one per beat, ROWS of them a sample
 // in 1    FEATURES numbers of MASK_W bits a sample, one per beat: 0 hides that place of all rows
@@ -7,11 +7,11 @@
 // memory  that of chop_softmax; a sample's mask, and a few bits of it in a FIFO; a bit for each code
 //         that is on its way
 //
-// Where CAUSAL is 1, the places after a row's query are hidden as well: INNER rows one after another
-// have one query, and a sample starts with the first of QUERIES.
+// If CAUSAL is 1, the places after a row's query are hidden as well: INNER consecutive rows have
+// one query, and a sample starts with the first of QUERIES.
 // A hidden code becomes HIDDEN, so far below all others that TABLE has 0 at its distance from them:
-// the upper half of TABLE is 0. A row that is hidden altogether has HIDDEN as its maximum; it is 0
-// because each of its results is.
+// the upper half of TABLE is 0. A fully hidden row has HIDDEN as its maximum, and all of
+// its results are 0.
 module chop_masked_softmax #(
   parameter int FEATURES    = 17,
   parameter int ROWS        = 4,
@@ -44,7 +44,7 @@ module chop_masked_softmax #(
   localparam int MOST    = (FEATURES > QUERIES) ? FEATURES : QUERIES;
   localparam int COUNT_W = (MOST > 1) ? $clog2(MOST) : 1;
   localparam int INNER_W = (INNER > 1) ? $clog2(INNER) : 1;
-  // Of codes in both FIFOs of chop_softmax and in its registers, with room.
+  // Codes in both FIFOs and the registers of chop_softmax, with a margin.
   localparam int IN_FLIGHT = FEATURES + DEPTH + 24;
 
   // ---- mask ----
@@ -97,7 +97,7 @@ module chop_masked_softmax #(
     end
   end
 
-  // ---- softmax, and which of its results are kept ----
+  // ---- softmax, and mask of its results ----
   logic [OUT_W-1:0] result;
   logic result_valid, kept, kept_valid, is_last_free;
 

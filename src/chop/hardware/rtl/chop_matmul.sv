@@ -56,7 +56,7 @@ module chop_matmul #(
   localparam int ROW_W = ROWS > 1 ? $clog2(ROWS) : 1;
 
   // ---- store ----
-  // No word of a bank that is read is written.
+  // Words of the bank that is read are never written.
   (* no_rw_check *) logic [LANES*IN_1_W-1:0] banks [2*BANK_WORDS];
   logic [1:0] full_q;
   logic [ADDRESS_W-1:0] write_q, next_write;

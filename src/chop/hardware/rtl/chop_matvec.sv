@@ -3,14 +3,14 @@
 // in 0    IN_LANES codes x of IN_W bits; a row is IN_FEATURES / IN_LANES beats
 // in 1    OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of output o and input i in lane
 //         o * IN_LANES + i: for each of the OUT_FEATURES / OUT_LANES groups of outputs, for each
-//         beat of the row; weight_i is there two cycles after takes_o, while weight_valid_i
+//         beat of the row; weight_i is valid two cycles after takes_o, while weight_valid_i
 // out     OUT_LANES sums of OUT_W bits, two's complement: bits above are dropped. The pipeline
 //         never stalls: sums begin with starts_o, which needs ready_i, see chop_credits, and are
-//         there with sum_valid_o, LATENCY cycles after their last beat and two after finishes_o
+//         ready with sum_valid_o, LATENCY cycles after their last beat and two after finishes_o
 // time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row; LATENCY 4, that of
 //         chop_multiplier, see there for SOFT, and the levels of the adder tree: fetch, two cycles |
 //         factors | multiply | tree | accumulate
-// memory  a row of codes, where there are several groups of outputs
+// memory  a row of codes, if there are several groups of outputs
 module chop_matvec #(
   parameter int IN_LANES     = 1,
   parameter int OUT_LANES    = 1,

@@ -2,7 +2,7 @@
 //
 // in      images, channels last: the beats of chop_window
 // out     for each window, row by row, FOLDS beats of LANES channels
-// time    the windows' taps, one per cycle, and what chop_window waits for rows
+// time    one window tap per cycle, and the time that chop_window waits for rows
 // memory  that of chop_window
 //
 // Parameters are those of chop_window; PAD_CODE is the lowest code.

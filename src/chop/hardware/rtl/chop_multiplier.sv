@@ -1,7 +1,7 @@
 // Product of two integers: y = a b, in the lowest OUT_W bits.
 //
 // SOFT  0: a multiplier of the device, if it has any. Else lookup tables: the wider factor for each
-//       bit of the narrower one, added up in a tree of SOFT levels of pairs, $clog2 of the bits of
+//       bit of the narrower one, summed in a binary tree of SOFT levels, $clog2 of the bits of
 //       the narrower factor, at least 1
 // time  a product per cycle, which never stalls; LATENCY 1, or SOFT
 module chop_multiplier #(

@@ -21,7 +21,7 @@ module chop_negate #(
 
   for (genvar i = 0; i < LANES; i++) begin : g_lane
     logic signed [IN_W-1:0] x;
-    logic unused;  // the highest bit, where -2^n is no code in
+    logic unused;  // the highest bit, if -2^n is not an input code
     assign unused = &{1'b0, x};
     assign x = data_in_0_i[i*IN_W +: IN_W];
     always_ff @(posedge clk_i) begin

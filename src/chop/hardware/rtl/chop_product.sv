@@ -1,6 +1,6 @@
-// Product of two integers: y = a b, in the lowest OUT_W bits, of factors of 18 bits at most each.
+// Product of two integers: y = a b, in the lowest OUT_W bits, from multipliers of at most 18 bits.
 //
-// Wider factors are cut into parts of 17 bits, the highest of which have the signs.
+// Wider factors are cut into parts of 17 bits; the highest part has the sign.
 //
 // time    LATENCY 2, while en_i is high: products of parts | their sum
 module chop_product #(

@@ -2,8 +2,8 @@
 //
 // in      rows of BEATS beats of W bits
 // out     data_o, two cycles after each cycle in which takes_i is high: the beats of each row TIMES
-//         times, one after another; the first time while they come. has_beat_o says that there is
-//         one to take; can_take_i, that one would be taken, which does not depend on it
+//         times, one after another; the first time while they come. has_beat_o is high if a
+//         beat is available; can_take_i is high if one would be taken, regardless of has_beat_o
 // time    BEATS * TIMES cycles for a row; two registers
 // memory  BEATS words of a beat with synchronous read; none for TIMES 1
 module chop_repeat #(

@@ -9,7 +9,7 @@
 //         x = 0 on, else LOW. 3: y = the sign of x where |x| > c, else 0
 // MULTIPLIES 0: c is 1 in ROUNDING 0 and 1. x c needs PRODUCT_W bits
 // DROPPED n > 0: a quotient; of x c + 2^(n-1), which has PRODUCT_W bits too, the n lowest bits are
-//         dropped before it is rounded, and SHIFT is that of what is left
+//         dropped before rounding, and SHIFT applies to the remaining bits
 // time    one beat per cycle: fetch, two cycles | multiply, two cycles, where MULTIPLIES is 1 |
 //         drop, one cycle, where DROPPED is above 0 | round and saturate, three cycles | FIFO of
 //         chop_credits
@@ -77,7 +77,7 @@ module chop_requantize #(
       logic unused;
       chop_product #(.A_W(IN_W), .B_W(CHANNEL_W + 1), .OUT_W(PRODUCT_W)) u_product (
         .clk_i, .en_i(1'b1), .a_i(x), .b_i({1'b0, c}), .y_o(product));
-      // What half of 2^DROPPED more carries into.
+      // The sum with half of 2^DROPPED, without the bits that only its carry depends on.
       always_ff @(posedge clk_i)
         quotient_q <= (PRODUCT_W-DROPPED+1)'(product >>> (DROPPED - 1)) + (PRODUCT_W-DROPPED+1)'(1);
       assign v = quotient_q[PRODUCT_W-DROPPED:1];

@@ -1,4 +1,4 @@
-// Requantizer to blocks that share exponents (MXINT): with M the largest magnitude of a block,
+// Requantizer to blocks with shared exponents (MXINT): with M the largest magnitude of a block,
 //   e = min(max(floor(log2 M) - BASE, 0), WINDOW)
 //   y = sat(round(x 2^(WINDOW - e) / 2^SHIFT)) 2^e
 // ties to even; sat is to -LIMIT and LIMIT, and SHIFT may be below zero.
@@ -76,7 +76,7 @@ module chop_requantize_blocks #(
     for (int i = 0; i < LANES; i++) bits = bits | magnitudes_q[i*IN_W +: IN_W];
   end
 
-  // Bit k - 1 for e = k; what lies above the window counts as its end.
+  // Bit k - 1 for e = k; bits above the window count as its end.
   assign placed = (WIDE_W'(bits_q) << WINDOW) >> (BASE + WINDOW + 1);
   assign above  = placed >> WINDOW != '0;
   assign used   = (is_first_q ? '0 : used_q) | WINDOW'(placed)
@@ -112,7 +112,7 @@ module chop_requantize_blocks #(
   logic [LANES*IN_W-1:0] beat, codes_q;
   logic [LANES*OUT_W-1:0] results_q;
   logic [EXPONENT_W-1:0] exponent;
-  logic [5*EXPONENT_W-1:0] exponents_q;  // that of codes_q in the lowest bits
+  logic [5*EXPONENT_W-1:0] exponents_q;  // exponent of codes_q in the lowest bits
   logic [SEND_STAGES-1:0] sent_q;
   logic has_beat, is_beat_last, has_exponent, is_ready, is_sent;
 

@@ -1,6 +1,6 @@
-// Rounding primitive: y = min(max(round(v / 2^SHIFT), LOW), HIGH); the only place where bits fall.
+// Rounding primitive: y = min(max(round(v / 2^SHIFT), LOW), HIGH); the only place that drops bits.
 //
-// time    LATENCY 3, while en_i is high: what falls | sum, and whether it is beyond | saturate
+// time    LATENCY 3, while en_i is high: dropped bits | sum and range check | saturate
 //
 // SHIFT may be below zero, then zeros are appended, and larger than IN_W.
 // ROUNDING 0: to nearest, ties to even (IEEE 754-2019, section 4.3.1). 1: towards minus infinity.
@@ -24,11 +24,11 @@ module chop_round_saturate #(
   localparam int WIDE_W = ((ROUND_W > OUT_W) ? ROUND_W : OUT_W) + 1;
   localparam logic signed [63:0] LOW_64  = 64'(LOW);
   localparam logic signed [63:0] HIGH_64 = 64'(HIGH);
-  // What saturates once zeros are appended does so before, too.
+  // Values that saturate after zeros are appended also saturate before.
   localparam logic signed [63:0] LEAST = -((-LOW_64) >>> ZEROS);
   localparam logic signed [63:0] MOST  = HIGH_64 >>> ZEROS;
-  // What is rounded up to HIGH + 1 is HIGH before, and what is rounded up to LOW is below it: LOW
-  // and HIGH are what they become, so that the comparisons need not wait for the sum.
+  // A value rounded up to HIGH + 1 was HIGH, and one rounded up to LOW was below LOW. They become
+  // HIGH and LOW in any case, so the comparisons need not wait for the sum.
   localparam logic signed [63:0] UNCHANGED = (ZEROS > 0) ? MOST : MOST - 1;
 
   logic signed [ROUND_W-1:0] kept, kept_q, rounded_q;
@@ -39,7 +39,7 @@ module chop_round_saturate #(
     assign kept = v_i;
     assign up   = 1'b0;
   end else if (SHIFT >= IN_W) begin : g_all_fall
-    // At most a half is left of v, and a half is a tie with the even 0.
+    // v is at most half a result step, which is a tie with the even 0.
     assign kept = (ROUNDING == 1) ? {2{v_i[IN_W-1]}} : 2'sd0;
     assign up   = 1'b0;
     logic unused;

@@ -1,5 +1,4 @@
-// Rows on their way through a pipeline that accumulates a sum for each: what enters, and what is at
-// its end.
+// Control of a pipeline that accumulates a sum for each row: its input, and flags at its end.
 //
 // in      rows of BEATS beats of W bits
 // out     data_o, two cycles after each cycle in which takes_o is high: the beats of each row TIMES

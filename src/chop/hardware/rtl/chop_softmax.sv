@@ -3,8 +3,8 @@
 // in      rows of FEATURES codes of IN_W bits, one per beat
 // out     for each row FEATURES results of OUT_W bits, one per beat, in the order of the codes
 // time    max(FEATURES, POWER - TABLE_W + 2) cycles between two rows: while the results of one
-//         leave, the next one is divided or summed, and one more loaded. A stage takes a row only
-//         when the stage after it has a place for what it finds of the row.
+//         leave, the next one is divided or summed, and one more loaded. A stage accepts a row
+//         only when the next stage has a place for its result.
 //           load    codes into a FIFO, and their maximum | register | chop_skid
 //           sum     distance to the maximum | TABLE | register | exponentials into the FIFO of
 //                   chop_credits, and their sum

@@ -1,4 +1,4 @@
-// Split of codes that share a power of two: x[i] = q[i] 2^e, with the smallest e for which all q[i]
+// Split of codes with one power of two: x[i] = q[i] 2^e, with the smallest e for which all q[i]
 // have CODE_W bits.
 //
 // in      LANES codes x of IN_W bits, all of them multiples of that 2^e
@@ -32,7 +32,7 @@ module chop_split_block #(
 
   assign enters = data_in_0_valid_i && data_in_0_ready_o;
 
-  // Of a bit that differs from the sign at a place above those of a code.
+  // Bits above the width of a code that differ from the sign.
   always_comb begin
     used = '0;
     for (int i = 0; i < LANES; i++)

@@ -1,4 +1,4 @@
-// Pauses of a stream, in simulation only: go_o says whether the next beat may be offered or taken.
+// Stalls of a stream, for simulation only: go_o allows the next beat to be offered or taken.
 //
 // In one of pause_every_i cycles, drawn at random, a pause of pause_cycles_i starts, 0 for never; in
 // the other cycles go_o is high in share_i of 65536.

@@ -1,4 +1,4 @@
-// Rules of a ready/valid stream, in simulation only: violated_o rises, and stays, when valid or
+// Rules of a ready/valid stream, for simulation only: violated_o rises, and stays, when valid or
 // ready is unknown, when a bit of valid data is unknown, and when a beat that was not taken is
 // withdrawn or changes.
 module chop_stream_check #(

@@ -1,5 +1,5 @@
-// How many beats are between two places of a stream, in simulation only: most_o is the most that
-// were there at a time since the reset.
+// Fill level between two points of a stream, for simulation only: most_o is the highest number of
+// beats since the reset.
 module chop_stream_fill (
   input  logic        clk_i,
   input  logic        rst_ni,

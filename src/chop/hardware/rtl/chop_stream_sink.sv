@@ -1,4 +1,4 @@
-// Sink of a stream, in simulation only: takes beats with the pauses of chop_stall and compares them
+// Sink of a stream, for simulation only: takes beats with pauses of chop_stall and compares them
 // with the BEATS words of FILE. It prints the cycle in which the last of each PERIOD beats, a
 // sample, left, and the first difference: sample, place in the sample, and both codes.
 //

@@ -1,4 +1,4 @@
-// Source of a stream, in simulation only: sends the BEATS words of FILE in turn, with the pauses of
+// Source of a stream, for simulation only: sends the BEATS words of FILE in turn, with pauses of
 // chop_stall. Data are unknown while valid_o is low. done_o: all have been taken.
 module chop_stream_source #(
   parameter int W      = 8,

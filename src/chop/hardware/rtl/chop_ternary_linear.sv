@@ -13,7 +13,7 @@
 // memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
 //         OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i:
 //         two's complement, or, where BINARY is 1, one bit, 1 of a negative weight; BIAS_FILE, for
-//         each group: a word of OUT_LANES biases of BIAS_W bits; a row of codes, where there are
+//         each group: a word of OUT_LANES biases of BIAS_W bits; a row of codes, if there are
 //         several groups
 module chop_ternary_linear #(
   parameter int IN_LANES     = 1,
@@ -45,7 +45,7 @@ module chop_ternary_linear #(
   localparam int TERM_W  = (BINARY != 0) ? 2 : IN_W + 1;
   localparam int TREE_W  = TERM_W + LEVELS;
   localparam int WORD_W  = OUT_LANES * IN_LANES * WEIGHT_W;
-  // What is shifted beyond the result needs no sum.
+  // Bits shifted beyond the result need no sum.
   localparam int SUM_W   = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
 
   if (IN_FEATURES % IN_LANES != 0 || OUT_FEATURES % OUT_LANES != 0) begin : g_refused

@@ -5,7 +5,7 @@
 // out     for each window, row by row, for each of the FOLDS beats of a pixel, for each row and
 //         each column of the kernel: LANES codes; TAP_LANES of them together, the first one in the
 //         lowest lanes
-// time    one beat per cycle, where its rows are there; address, two cycles | memory, two cycles |
+// time    one beat per cycle, once its rows are stored; address, two cycles | memory, two cycles |
 //         padding | FIFO of chop_credits. A row of windows begins when the last
 //         image row that it needs, the first one at least, is complete; a row of the image is
 //         loaded when there is room for it, which a row of windows that is finished makes
@@ -66,7 +66,7 @@ module chop_window #(
     $clog2(OUT_HEIGHT * STRIDE_Y + REACH + PADDING_Y + IN_HEIGHT + RING) + 2;
   localparam int X_W =
     $clog2((OUT_WIDTH * STRIDE_X + KERNEL_X * DILATION_X + PADDING_X + IN_WIDTH) * FOLDS) + 2;
-  // From one beat of a window to the next, in words and in rows.
+  // Offset from one beat of a window to the next, in words and in rows.
   localparam int NEXT_X = TAPS_X * DILATION_X * FOLDS;
   localparam int NEXT_Y = TAPS_Y * DILATION_Y;
   // Steps of the ring, in words.
@@ -84,21 +84,21 @@ module chop_window #(
     $fatal(1, "chop_window: a kernel of %0d x %0d has no beats of %0d taps", KERNEL_Y, KERNEL_X,
            TAP_LANES);
 
-  // How many of the image's first rows a row of windows needs: one at least.
+  // Number of leading image rows that a row of windows needs, at least one.
   function automatic int needed(input int row);
     needed = row * STRIDE_Y - PADDING_Y + REACH;
     if (needed > IN_HEIGHT) needed = IN_HEIGHT;
     if (needed < 1) needed = 1;
   endfunction
 
-  // How many of them no row of windows after this one needs.
+  // Number of leading image rows that no later row of windows needs.
   function automatic int finished(input int row);
     finished = (row + 1) * STRIDE_Y - PADDING_Y;
     if (row == OUT_HEIGHT - 1 || finished > IN_HEIGHT) finished = IN_HEIGHT;
     if (row < 0 || finished < 0) finished = 0;
   endfunction
 
-  // By row of windows: how many image rows more the next one needs.
+  // By row of windows: number of additional image rows that the next one needs.
   function automatic [OUT_HEIGHT*Y_W-1:0] more_needed(input int image);
     int row;
     more_needed = '0;
@@ -107,7 +107,7 @@ module chop_window #(
         row == OUT_HEIGHT - 1 ? image + needed(0) - needed(row) : needed(row + 1) - needed(row)));
   endfunction
 
-  // By row of windows: how many image rows can be overwritten after it.
+  // By row of windows: number of image rows that can be overwritten after it.
   function automatic [OUT_HEIGHT*Y_W-1:0] more_finished(input int ahead);
     int row;
     more_finished = '0;
@@ -125,7 +125,7 @@ module chop_window #(
   // ---- load ----
   logic [ADDRESS_W-1:0] write_q;
   logic [WORD_W-1:0] word_q;
-  logic signed [Y_W-1:0] room_q, released_q;  // rows that have a place, less one
+  logic signed [Y_W-1:0] room_q, released_q;  // rows with free space, less one
   logic is_loaded, is_word_last_q, is_row_loaded, was_row_loaded_q;
 
   assign data_in_0_ready_o = !room_q[Y_W-1];
@@ -146,7 +146,7 @@ module chop_window #(
         is_word_last_q <= ROW_WORDS == 1 || (!is_word_last_q && word_q == WORD_W'(BEFORE_LAST));
       end
       was_row_loaded_q <= is_row_loaded;
-      // Both sums are made before it is known whether a row is complete.
+      // Both sums are computed before it is known whether a row is complete.
       room_q <= is_row_loaded ? room_q + released_q - Y_W'(1) : room_q + released_q;
     end
   end
@@ -186,7 +186,7 @@ module chop_window #(
   logic signed [X_W-1:0] first_x_q, x_q, next_x;
   logic [ADDRESS_W-1:0] first_slot_q, slot_q, next_slot, tap_slot;
 
-  // A step is below WORDS; the sum beyond the end is made beside that within.
+  // A step is below WORDS; the sums with and without wrap-around run in parallel.
   function automatic logic [ADDRESS_W-1:0] in_ring(
     input logic [ADDRESS_W-1:0] slot, input int step);
     logic [ADDRESS_W+1:0] beyond;
@@ -222,7 +222,7 @@ module chop_window #(
     end
   end
 
-  // ---- rows of the image that have come beyond those that the row of windows needs ----
+  // ---- image rows received beyond those that the row of windows needs ----
   logic signed [Y_W-1:0] spare_q, came, needed_q, finished_q;
   logic [OUT_Y_W-1:0] after_y_q;  // row of windows after out_y_q
 
@@ -259,12 +259,12 @@ module chop_window #(
   end
 
   for (genvar tap = 0; tap < TAP_LANES; tap++) begin : g_tap
-    // From the beat's first tap to this one.
+    // Offset from the beat's first tap to this one.
     localparam int ROWS = tap / TAPS_X * DILATION_Y;
     localparam int COLUMNS = tap % TAPS_X * DILATION_X * FOLDS;
     localparam int SLOTS = ROWS % RING * ROW_WORDS;
 
-    // No word that is in use is written.
+    // Words in use are never overwritten.
     (* no_rw_check *) logic [LANES*IN_W-1:0] ring [WORDS];
     logic [ADDRESS_W-1:0] slot_1_q, address_q;
     logic [X_W-1:0] word_1_q;

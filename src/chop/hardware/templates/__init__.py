@@ -15,11 +15,11 @@ __all__ = [
 
 
 def render(name: str, **values: Any) -> str:
-    """The text of a template.
+    """Renders a template.
 
     Args:
-        name: of the file without `.jinja`.
-        values: each name that the template reads; one that is missing is an error.
+        name: file name without `.jinja`.
+        values: every name that the template reads; a missing one is an error.
     """
     return _environment().get_template(f"{name}.jinja").render(values)
 

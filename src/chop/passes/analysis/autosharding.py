@@ -114,8 +114,8 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
 
     Returns:
         plan: the `ShardingPlan`.
-        simulation: of a forward by it: `seconds`, `collectives`, `kept_bytes`, `peak_bytes` and
-            `steps` by node, of one process.
+        simulation: of a forward by it: `seconds`, `collectives`, `parameter_bytes`, `peak_bytes`
+            and `steps` by node, of one process.
         alternatives: the same of the plans that need no search, by name.
         failures: why one of these cannot run, by name.
         fallbacks: nodes that multiply matrices and have to be replicated, with their share of all
@@ -151,7 +151,7 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
 
 def _sharding(mg: MaseGraph, config: AutoshardingConfig) -> Sharding:
     # Imported when used: DTensor loads long.
-    from chop.distributed.checking.agreement import found_by_first_process
+    from chop.distributed.checking.agreement import run_on_first_process
     from chop.distributed.planning import find_sharding
     from chop.distributed.process import guarded, start
 
@@ -166,4 +166,4 @@ def _sharding(mg: MaseGraph, config: AutoshardingConfig) -> Sharding:
         return find()
     start(machine.mesh)
     with guarded("the search for a plan"):
-        return found_by_first_process(find)
+        return run_on_first_process(find)
