@@ -30,7 +30,7 @@ RECIPES = {
 @pytest.mark.parametrize(("recipe", "where"), RECIPES.values(), ids=RECIPES)
 def test_a_note_names_joined_layers_of_different_formats(recipe, where, tmp_path):
     mg = quantized(captured("Llama"), recipe, by="regex_name")
-    notes = [note for note in target.write(mg, tmp_path)["notes"] if "vLLM and SGLang join" in note]
+    notes = [note for note in target.write(mg, tmp_path)["notes"] if "vLLM and SGLang fuse" in note]
     assert len(notes) == (where is not None)
     assert all(where in note for note in notes)
 

@@ -86,7 +86,7 @@ def test_a_package_answers_elsewhere_as_the_graph_does(inputs, tmp_path):
 def test_rounding_that_needs_chop_is_refused_by_format(inputs, tmp_path):
     mg, before = frozen_graph(inputs), [*tmp_path.iterdir()]
     label = parse_format_string(inputs).label
-    with pytest.raises(GraphError, match="runs without chop, which rounding to") as caught:
+    with pytest.raises(GraphError, match="runs without chop, but rounding to") as caught:
         passes.freeze_transform_pass(mg, {"compile": "aot", "path": tmp_path / "model.pt2"})
     assert label in str(caught.value) and "{'compile': True}" in str(caught.value)
     assert [*tmp_path.iterdir()] == before
@@ -98,7 +98,7 @@ def test_a_package_that_differs_is_not_written(tmp_path, monkeypatch):
         pt2, "load_package", lambda path: lambda *x: [torch.ones(4, 3), torch.ones(4, 16)]
     )
     settings = {"compile": "aot", "path": tmp_path / "model.pt2"}
-    with pytest.raises(VerificationError, match="the output 'logits' differs by .*%; no file"):
+    with pytest.raises(VerificationError, match="the output 'logits' by .*%; no file"):
         passes.freeze_transform_pass(frozen_graph("8.5"), settings)
     assert [*tmp_path.iterdir()] == []
 

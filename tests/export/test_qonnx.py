@@ -185,8 +185,8 @@ def test_our_reference_of_bipolar_quant_is_that_of_its_library():
 
 
 REFUSED = {
-    "blocks": ("8.4", "mxint", ["0: no node stands for its weight (mxint"]),
-    "small floats": ("8.4", "mxfp:width=8", ["0: no node", "3: no node"]),
+    "blocks": ("8.4", "mxint", ["0: QONNX has no node for its weight (mxint"]),
+    "small floats": ("8.4", "mxfp:width=8", ["0: QONNX has no node", "3: QONNX has no node"]),
     "scales that follow inputs": ("scale_integer:width=8", "8.4", ["data_in (scale_integer"]),
     "thresholds that follow inputs": ("ternary", "8.4", ["data_in (ternary"]),
     "thresholds beside scales": (
@@ -266,7 +266,7 @@ def test_halves_become_float32_which_is_said(tmp_path):
     mg = MaseGraph(nn.Sequential(nn.Linear(32, 5)).bfloat16(), dummy_in={"input": x.bfloat16()})
     rule = {"config": {"weight": {"name": "integer", "width": 8, "frac_width": 6}}}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
-    assert qonnx.write(mg, tmp_path / "a.onnx")["notes"] == ["the model's dtype became float32"]
+    assert qonnx.write(mg, tmp_path / "a.onnx")["notes"] == ["the model was converted to float32"]
 
 
 @pytest.mark.long  # as those of ONNX are

@@ -228,12 +228,12 @@ class BFloat16Scale(Scaling):
     width: int = 16
     statistic: Statistic = LARGEST
 
-    def scales(self, found, non_finite=None):
+    def scales(self, statistics, non_finite=None):
         tiny = torch.finfo(torch.bfloat16).tiny
-        scale = (found / self.divisor).clamp(min=tiny).bfloat16()
+        scale = (statistics / self.divisor).clamp(min=tiny).bfloat16()
         return Scales(scale.double(), scale.view(torch.int16).long())
 
-    def restore(self, packed, count, of_tensor):
+    def restore(self, packed, count, tensor_scale):
         codes = unpack_bits(packed, 16, count).to(torch.int16)
         return codes.view(torch.bfloat16).double().view(-1, 1)
 

@@ -39,7 +39,7 @@ def test_short_forms():
         ("uint4", "did you mean 4.auto"),
         ("W4A8", "did you mean 4.auto"),
         ("fp8_e4m3", "did you mean fp8, mxfp or minifloat_ieee"),
-        ("exponent_width=2", "fields stand behind a format's name and ':'"),
+        ("exponent_width=2", "write fields after the name and ':'"),
         ("mxint:widht=4", "did you mean 'width'"),
         ("mxint4:width=6", "'width' is given twice"),
         ("mxint:name=nvfp4", "'name' is given twice"),

@@ -86,7 +86,7 @@ def test_texts_and_fields():
     assert parse_format_string("fp8") == FP8()
     with pytest.raises(ConfigError, match=r"fp8\.exponent_width: got 3, expected 4 to 5 bits"):
         FP8(3)
-    with pytest.raises(ConfigError, match=r"fp8\.scales: expected finite numbers"):
+    with pytest.raises(ConfigError, match=r"fp8\.scales: expected .*finite numbers"):
         FP8(scales=(torch.inf,))
 
 

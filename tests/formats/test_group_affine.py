@@ -191,9 +191,9 @@ class Silent(AffineScale):
 
 def test_layouts_that_nobody_could_read_are_refused():
     element, groups = Fixed(4, 0, "unsigned"), Blocks((8,))
-    with pytest.raises(ConfigError, match="zero points are of elements without a threshold"):
+    with pytest.raises(ConfigError, match="zero points require elements without a threshold"):
         Layout(Trit(0.5), groups, AffineScale(2))
-    with pytest.raises(ConfigError, match="`measure` gives zero points where `zero_width`"):
+    with pytest.raises(ConfigError, match="`measure` must return zero points .*`zero_width`"):
         round_by(Layout(element, groups, Silent(4)), torch.randn(8))
 
 

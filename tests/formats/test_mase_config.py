@@ -72,30 +72,30 @@ NEAREST = [
     (
         flat("block_fp", width=8, exponent_width=10),
         BlockFP(8, 8),
-        "exponent_width=10 is taken as 8",
+        "exponent_width=10 is changed to 8",
     ),
     (
         flat("block_fp", width=8, exponent_width=10, exponent_bias=511),
         BlockFP(8, 8, 127),
-        "exponent_bias=511 is taken as 127",
+        "exponent_bias=511 is changed to 127",
     ),
     (
         flat("block_fp", width=8, exponent_width=9, exponent_bias=7),
         BlockFP(8, 8, 7),
-        "=9 is taken as 8",
+        "=9 is changed to 8",
     ),
-    (flat("minifloat_ieee", width=8, exponent_width=8), MinifloatIEEE(8, 6), "=8 is taken as 6"),
+    (flat("minifloat_ieee", width=8, exponent_width=8), MinifloatIEEE(8, 6), "=8 is changed to 6"),
     (
         flat("minifloat_denorm", width=4, exponent_width=4),
         MinifloatDenorm(4, 2),
-        "=4 is taken as 2",
+        "=4 is changed to 2",
     ),
     (
         flat("block_minifloat", width=16, exponent_width=8, exponent_bias_width=15),
         BlockMinifloat(16, 7, 8),
-        "exponent_bias_width=15 is taken as 8",
+        "exponent_bias_width=15 is changed to 8",
     ),
-    (flat("block_log", width=8, exponent_bias_width=16), BlockLog(8, 8), "=16 is taken as 8"),
+    (flat("block_log", width=8, exponent_bias_width=16), BlockLog(8, 8), "=16 is changed to 8"),
     (flat("binary", width=8, bipolar=True), Binary(), "binary has no bias_width, data_in_width"),
     (flat("binary", scaling_factor=0.5), Binary(), "has no bias_scaling_factor, data_in_scaling"),
     (flat("binary", width=1, frac_width=0), Binary(), "binary has no bias_frac_width"),
@@ -104,7 +104,7 @@ NEAREST = [
         BinaryResidual(levels=3),
         "residual has no bias_w",
     ),
-    (flat("ternary", scaling_factor=0.5), Ternary(scaling_factor=True), "=0.5 is taken as True"),
+    (flat("ternary", scaling_factor=0.5), Ternary(scaling_factor=True), "=0.5 is changed to True"),
     (flat("ternary", median=0.1, max=2.0), Ternary(max=2.0), "median=0.1 is ignored, as in MASE"),
     (
         flat("ternary", width=8, frac_width=0),
@@ -166,5 +166,5 @@ def test_keys_without_an_effect_are_in_the_debug_log(caplog):
 
 @pytest.mark.parametrize("name", ["lutnet", "logicnets", "mxint_hardware"])
 def test_formats_that_are_not_built_say_so(name):
-    with pytest.raises(NotBuiltError, match=f"config: '{name}': no .* yet; "):
+    with pytest.raises(NotBuiltError, match=f"config: '{name}': .* not supported; "):
         QuantSpec.parse(flat(name, width=8))

@@ -246,7 +246,7 @@ def test_rounding_that_codes_and_kernels_rely_on_is_not_replaced():
 
 
 def test_a_range_that_bounds_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"'ranges' bounds no field. .*Annotated\[int, Range\("):
+    with pytest.raises(ConfigError, match=r"'ranges' is not supported\. .*Annotated\[int, Range\("):
         type("Bounded", (Integer,), {"name": "bounded", "ranges": {"width": (1, 4)}})
     assert "bounded" not in REGISTRY
 

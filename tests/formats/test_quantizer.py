@@ -89,7 +89,7 @@ def test_configs_take_stand_ins_where_they_take_formats(stand_in):
 
 
 def test_a_spec_of_stand_ins_has_nothing_to_learn():
-    with pytest.raises(ConfigError, match="weight=Watch has no scale to learn"):
+    with pytest.raises(ConfigError, match="weight=Watch has no learnable scale"):
         QuantSpec(weight=Watch(), gradient="lsq")
     mixed = QuantSpec(data_in=Watch(), weight=ScaleInteger(4), gradient="lsq")
     assert mixed.lsq_operands == ["weight"]
@@ -100,7 +100,7 @@ def test_a_spec_of_stand_ins_has_nothing_to_learn():
 def test_who_needs_a_number_format_is_told_that_there_is_none(operand):
     spec = QuantSpec(**{operand: Watch()})
     message = (
-        f"{operand}: expected a number format, which has bits and codes, got Watch, .*"
+        f"{operand}: expected a number format, got the stand-in Watch, .*"
         rf"with_quantizers\({operand}="
     )
     with pytest.raises(ConfigError, match=message):

@@ -13,7 +13,7 @@ from chop.actions.export.settings import ExportConfig
 from chop.cli.values import read_value
 from chop.errors import ConfigError
 from chop.formats import format_string, parse_format_string
-from chop.formats.recipe import Recipe, meant
+from chop.formats.recipe import Recipe, match_paths
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.passes.module import quantize_module_transform_pass
@@ -32,15 +32,15 @@ RECIPE = {
 @pytest.mark.sampled(2)
 def test_expressions_match_as_those_of_compressed_tensors(pattern):
     match = pytest.importorskip("compressed_tensors.utils.match").match_name
-    assert meant(pattern, PATHS) == {path for path in PATHS if match(path, pattern)}
+    assert match_paths(pattern, PATHS) == {path for path in PATHS if match(path, pattern)}
 
 
 def test_paths_mean_what_is_in_them_and_whole_ones_precede():
-    assert meant("head", PATHS) == {"head"}
-    assert meant("up", PATHS) == set(PATHS[1:3]) == meant("mlp", PATHS)
-    assert meant("layers.1", PATHS) == {PATHS[1]}
-    assert meant(r"re:.*layers\.\d$", PATHS) == {PATHS[1]}
-    assert meant("ead", PATHS) == set() == meant("up", [])
+    assert match_paths("head", PATHS) == {"head"}
+    assert match_paths("up", PATHS) == set(PATHS[1:3]) == match_paths("mlp", PATHS)
+    assert match_paths("layers.1", PATHS) == {PATHS[1]}
+    assert match_paths(r"re:.*layers\.\d$", PATHS) == {PATHS[1]}
+    assert match_paths("ead", PATHS) == set() == match_paths("up", [])
 
 
 def texts(model):
@@ -130,19 +130,19 @@ def test_weights_of_an_export_follow_it(graph):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"overrides": {"re:.*dwn_proj": "mxint8"}}, r"matches 're:.*dwn_proj': .*'down_proj'"),
+        ({"overrides": {"re:.*dwn_proj": "mxint8"}}, r"'re:.*dwn_proj' matches no .*'down_proj'"),
         ({"overrides": {"down_prj": "mxint8"}}, "did you mean 'down_proj'"),
-        ({"overrides": {"re:(": "mxint8"}}, "is no regular expression"),
-        ({"overrides": {"re:": "mxint8"}}, "expected a path or 're:'"),
-        ({"overrides": {"": "mxint8"}}, "expected a path or 're:'"),
-        ({"overrides": {"mlp": "float"}}, "has no codes, because it changes nothing"),
+        ({"overrides": {"re:(": "mxint8"}}, "is not a regular expression"),
+        ({"overrides": {"re:": "mxint8"}}, "expected a path, or 're:'"),
+        ({"overrides": {"": "mxint8"}}, "expected a path, or 're:'"),
+        ({"overrides": {"mlp": "float"}}, "format 'float' cannot store weights"),
         ({"overrides": {"mlp": "mxnt8"}}, "mxint"),
-        ({"overrides": ["mlp"]}, "expected a format by pattern"),
-        ({"overrides": {"mlp": 8}}, "expected a format by pattern"),
-        ({"overrides": {"q_proj": "mxint8"}, "skip": "self_attn"}, "no layer that is quantized"),
-        ({"overrides": {"norm": "mxint8"}}, "no layer that is quantized matches 'norm'"),
+        ({"overrides": ["mlp"]}, "expected formats by pattern"),
+        ({"overrides": {"mlp": 8}}, "expected formats by pattern"),
+        ({"overrides": {"q_proj": "mxint8"}, "skip": "self_attn"}, "matches no quantized layer"),
+        ({"overrides": {"norm": "mxint8"}}, "'norm' matches no quantized layer"),
         ({"skip": ["re:.*dwn_proj"]}, "dwn_proj"),
-        ({"skip": "re:["}, "is no regular expression"),
+        ({"skip": "re:["}, "is not a regular expression"),
     ],
 )
 @pytest.mark.sampled(4)

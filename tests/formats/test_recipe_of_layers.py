@@ -12,9 +12,9 @@ ODD = ["model.embed_tokens", "lm_head", "x.lm_head", "0", "1.x", "head.0"]
 
 def read(formats):
     usual, recipe = recipe_of_layers(formats)
-    left = recipe.left(formats, AssertionError)
-    layers = {path: [path] for path in formats if path not in left}
-    return dict.fromkeys(left) | dict.fromkeys(layers, usual) | recipe.choose(layers, "")
+    skipped = recipe.skipped_paths(formats, AssertionError)
+    layers = {path: [path] for path in formats if path not in skipped}
+    return dict.fromkeys(skipped) | dict.fromkeys(layers, usual) | recipe.choose(layers, "")
 
 
 @pytest.mark.parametrize("seed", range(20))

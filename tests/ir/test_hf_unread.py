@@ -130,7 +130,7 @@ SPOILT = {
     "no head": ({"drop": ("lm_head.weight",)}, "lack 'lm_head.weight'"),
     "an unknown method": (
         {"quantization_config": {"quant_method": "foo"}},
-        "quant_method 'foo', which neither chop nor transformers reads",
+        "neither chop nor transformers supports the quant_method 'foo'",
     ),
     "no method": ({"quantization_config": {"bits": 4}}, "quant_method None"),
 }

@@ -58,13 +58,13 @@ def test_gradients_empty_batches_and_what_is_refused():
     with torch.inference_mode():
         hadamard_transform(torch.ones(1, 40), 40)
     y = torch.ones(1, 40, requires_grad=True)
-    hadamard_transform(y, 40).sum().backward()  # not by what inference mode has kept
+    hadamard_transform(y, 40).sum().backward()  # not by a matrix cached in inference mode
     assert y.grad is not None and y.grad.norm().item() == pytest.approx(math.sqrt(40), rel=1e-5)
     assert hadamard_transform(torch.ones(0, 24), 12).shape == (0, 24)
     assert hadamard_transform(torch.ones(3, 24, device="meta"), 12).is_meta
     with pytest.raises(ConfigError, match="no matrix of order 18"):
         hadamard_transform(torch.ones(18), 18)
-    with pytest.raises(ConfigError, match="blocks of 4 do not divide 6"):
+    with pytest.raises(ConfigError, match="size 4 does not divide 6"):
         hadamard_transform(torch.ones(6), 4)
 
 

@@ -131,9 +131,9 @@ def test_levels_are_refused_where_the_reference_has_none():
         (WHOLE_TENSOR, None),
         (WHOLE_TENSOR, SharedExponent(-127, 8)),
     ):
-        with pytest.raises(ConfigError, match="levels are of elements without a threshold, times"):
+        with pytest.raises(ConfigError, match="levels require .* a float scale"):
             Layout(element, groups, scaling, levels=2)
-    with pytest.raises(ConfigError, match="levels are of elements without a threshold"):
+    with pytest.raises(ConfigError, match="levels require elements without a threshold"):
         Layout(Trit(0.3), scaling=FloatScale(MEAN), levels=2)
     with pytest.raises(ConfigError, match="expected 3 scales, got 2"):
         Layout(element, scaling=ConstantScale((1.0, 2.0)), levels=3)

@@ -51,5 +51,5 @@ def test_every_way_of_setting_it_is_followed_and_put_back(turn, allowed):
 
 
 def test_other_names_are_refused():
-    with pytest.raises(ConfigError, match="precision of float32 products 'mediun'.*'medium'"):
+    with pytest.raises(ConfigError, match="matmul precision 'mediun'.*'medium'"):
         matmul_precision("mediun").__enter__()

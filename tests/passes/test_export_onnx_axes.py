@@ -87,7 +87,7 @@ def test_conditions_that_a_file_cannot_test_are_told(
     with caplog.at_level(logging.WARNING, logger="chop.export.onnx.export"):
         session, info = _export(model, tmp_path, x=torch.randn(3, 4))
     assert info["unchecked"] == unchecked
-    assert f"captured for {unchecked[0]}; the file takes other sizes" in caplog.text
+    assert f"captured for {unchecked[0]}. The file accepts other sizes" in caplog.text
     _same(session, model, x=torch.randn(size, 4))
 
 

@@ -176,7 +176,7 @@ def test_one_module_has_one_set_of_formats():
 
 
 def test_patterns_are_checked_and_may_overlap(bert_graph):
-    with pytest.raises(ConfigError, match="is no regular expression"):
+    with pytest.raises(ConfigError, match="is not a regular expression"):
         passes.quantize_transform_pass(bert_graph, {"by": "regex_name", "(": ALL})
     rules = {r"bert\..*query": ALL, r".*layer\.0.*query": {"config": {"weight": GRID}}}
     mg, info = passes.quantize_transform_pass(bert_graph, {"by": "regex_name", **rules})

@@ -1,3 +1,3 @@
-"""Export: files that other engines run, one module for each target and reader."""
+"""Export to files of other engines: one module per target and per reader."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Coded weights: codes and scales of packed layers as arrays, as files of other engines hold."""
+"""Coded weights: codes and scales of packed layers as arrays, for the files of other engines."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from chop.nn.packed import PackedOperator
 
 E8M0_LOWEST, E8M0_WIDTH, E8M0_NAN = -127, 8, 255
 E2M1, E4M3 = Minifloat(2, 1, 1, "finite"), Minifloat(4, 3, 7, "fn")
-"""Elements of OCP that several layouts have."""
+"""OCP elements that several layouts use."""
 
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """A weight matrix as codes of elements, and scales of groups that lie along its rows.
+    """Weight matrix as codes of elements, with scales of groups along its rows.
 
-    A value is the element that a code stands for, less the zero point of its group where there are
-    zero points, times the scale of its group. Make one with `coded_weight`.
+    A value is its element, minus the group's zero point if any, times the group's scale. Create one
+    with `coded_weight`.
 
     Attributes:
-        encoded: what the format stored.
-        layout: of the format.
-        rows: of the matrix.
-        columns: of the matrix.
-        group: columns that share a scale; `columns` where a row has one scale, or all rows have.
-        groups: scales of a row; 0 where one is of the whole matrix, or there is none.
-        block_rows: rows that share scales; the last ones may be fewer.
+        encoded: tensor encoded by the format.
+        layout: layout of the format.
+        rows: rows of the matrix.
+        columns: columns of the matrix.
+        group: columns that share a scale; `columns` for one scale per row or per matrix.
+        groups: scales of a row; 0 for one scale per matrix or no scale.
+        block_rows: rows that share scales; the last block may have fewer.
     """
 
     encoded: Encoded
@@ -48,30 +48,30 @@ class CodedWeight:
 
     @property
     def element(self) -> Element:
-        """The numbers that codes stand for."""
+        """Elements of the codes."""
         return self.layout.element
 
     @property
     def scaling(self) -> Scaling | None:
-        """How scales are stored; None: there are none."""
+        """Storage of scales, or None without scales."""
         return self.layout.scaling
 
     @property
     def is_e8m0(self) -> bool:
-        """Whether scales are bytes of E8M0, powers of two from 2^-127 on."""
+        """True if scales are stored as E8M0 bytes: powers of two from 2^-127."""
         scaling = self.scaling
         bias = (E8M0_LOWEST, E8M0_WIDTH)
         return isinstance(scaling, SharedExponent) and (scaling.lowest, scaling.width) == bias
 
     @cached_property
     def codes(self) -> Tensor:
-        """uint8 (rows, columns), the bits of each code; `element.width` of them count."""
+        """Returns the codes as uint8 (rows, columns), of which `element.width` bits are used."""
         count = self.rows * self.columns
         return self.element.unpack(self.encoded.codes, count).view(self.rows, self.columns)
 
     @property
     def integers(self) -> Tensor:
-        """int8 (rows, columns): k of an element `Fixed`, whose numbers are k 2^-frac_width."""
+        """Returns k of `Fixed` elements k 2^-frac_width as int8 (rows, columns)."""
         assert isinstance(self.element, Fixed)
         numbers = torch.arange(2**self.element.width, device=self.codes.device)
         steps = self.element.values(numbers) * 2.0**self.element.frac_width
@@ -79,34 +79,34 @@ class CodedWeight:
 
     @property
     def exponents(self) -> Tensor:
-        """uint8 (rows, groups): E8M0 as stored, `E8M0_NAN` for NaN; where `is_e8m0`."""
+        """Returns stored E8M0 exponents, uint8 (rows, groups), where `is_e8m0` is True."""
         assert self.encoded.scales is not None
         return self.encoded.scales.view(self.rows, self.groups)
 
     @cached_property
     def scales(self) -> Tensor:
-        """float64 (rows, groups), or (1, 1) for one of all: what elements are multiplied by.
+        """Returns the factors of elements: float64 (rows, groups), or (1, 1) for one scale.
 
-        Of blocks of several rows there is a row of scales for each.
+        Blocks that span several rows have one row of scales per block row.
         """
         shape = (-(-self.rows // self.block_rows), self.groups) if self.groups else (1, 1)
         if self.scaling is None or self.encoded.scales is None:
             return torch.ones(shape, dtype=torch.float64, device=self.codes.device)
-        of_tensor = self.encoded.tensor_scale
-        found = self.scaling.restore(self.encoded.scales, math.prod(shape), of_tensor)
-        return found.view(shape)
+        tensor_scale = self.encoded.tensor_scale
+        scales = self.scaling.restore(self.encoded.scales, math.prod(shape), tensor_scale)
+        return scales.view(shape)
 
     @cached_property
     def zero_points(self) -> Tensor | None:
-        """float64, shape of `scales`: what is taken from elements; None: nothing is."""
+        """Returns the zero points, float64 in the shape of `scales`, or None."""
         if self.scaling is None or self.encoded.scales is None:
             return None
-        found = self.scaling.restore_zero_points(self.encoded.scales, self.scales.numel())
-        return None if found is None else found.view(self.scales.shape)
+        zero_points = self.scaling.restore_zero_points(self.encoded.scales, self.scales.numel())
+        return None if zero_points is None else zero_points.view(self.scales.shape)
 
     @cached_property
     def steps(self) -> Tensor:
-        """float64, shape of `scales`: what `integers`, or other elements, are multiplied by."""
+        """Returns the factors of `integers` or other elements: float64 in the shape of `scales`."""
         element = self.element
         return self.scales * 2.0**-element.frac_width if isinstance(element, Fixed) else self.scales
 
@@ -114,23 +114,23 @@ class CodedWeight:
 def coded_weight(
     layer: PackedOperator, zero_points: bool = False, blocks: bool = False
 ) -> CodedWeight | str:
-    """The weight of a packed layer, or why it is no matrix of codes with scales along its rows.
+    """Returns the weight of a packed layer, or the reason why it is not a matrix of codes.
 
     Args:
-        layer: packed, on any device.
-        zero_points: whether groups may have some.
-        blocks: whether a scale may be of several rows.
+        layer: packed layer on any device.
+        zero_points: accepts groups with zero points.
+        blocks: accepts scales that several rows share.
     """
     encoded, number_format = layer.encoded("weight"), layer.spec.weight
     assert isinstance(number_format, NumberFormat)
     layout, shape = number_format.layout(), encoded.shape
     if layout is None:
-        return f"{number_format.label} has no layout of elements and scales"
+        return f"{number_format.label} cannot be expressed as elements and scales"
     if len(shape) != 2 or not math.prod(shape):
-        return f"its weight has shape {tuple(shape)}, and no rows and columns"
+        return f"its weight has the shape {tuple(shape)} instead of rows and columns"
     has_others = layout.has_zero_points and not zero_points
     if layout.levels is not None or has_others or layout.element.radix != 2:
-        return f"{number_format.label} is more than elements times one scale each"
+        return f"{number_format.label} is not elements times one scale each"
     if layout.element.width > 8:
         return f"{number_format.label} has codes of {layout.element.width} bits"
     rows, columns = shape
@@ -142,6 +142,6 @@ def coded_weight(
         span = tiling.block_columns
         return CodedWeight(encoded, layout, rows, columns, span, groups, tiling.block_rows)
     if lines is None or (lines.rows, lines.columns) != (rows, columns):
-        return f"{number_format.label} has scales of groups that do not lie along rows"
+        return f"{number_format.label} has scales of groups that are not along rows"
     group = columns if lines.group == ALL_COLUMNS else lines.group
     return CodedWeight(encoded, layout, rows, columns, group, lines.groups_per_row)

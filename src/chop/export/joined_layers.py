@@ -14,16 +14,14 @@ JOINED: tuple[tuple[str, ...], ...] = (
     ("in_proj_b", "in_proj_a"),
     ("w1", "w3"),
 )
-"""Names of siblings; source: `packed_modules_mapping` of the models of vLLM 0.32."""
+"""Names of fused siblings; source: `packed_modules_mapping` of the models of vLLM 0.32."""
 
 
 def joined_layers(paths: Iterable[str]) -> list[tuple[str, ...]]:
-    """Layers that vLLM and SGLang join, in the order of their paths.
+    """Returns groups of two or more layers that vLLM and SGLang fuse, in the order of their paths.
 
     >>> joined_layers(["a.k_proj", "a.o_proj", "a.q_proj", "b.up_proj"])
     [('a.k_proj', 'a.q_proj')]
-
-    Returns: groups of two layers and more.
     """
     groups: dict[tuple[str, int], list[str]] = {}
     for path in paths:
@@ -35,11 +33,11 @@ def joined_layers(paths: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def note_on_joined(schemes: Mapping[str, Any], floats: Collection[str]) -> list[str]:
-    """Says which joined layers do not have one scheme; empty where all do.
+    """Returns a note on fused layers with different schemes, or an empty list.
 
     Args:
-        schemes: by path of a coded layer.
-        floats: paths of the layers that stay floats.
+        schemes: scheme by path of a coded layer.
+        floats: paths of the float layers.
     """
     groups = joined_layers([*schemes, *floats])
     differing = [group for group in groups if len({schemes.get(path) for path in group}) > 1]
@@ -49,7 +47,7 @@ def note_on_joined(schemes: Mapping[str, Any], floats: Collection[str]) -> list[
     parent, names = group[0].rpartition(".")[0], [path.rpartition(".")[2] for path in group]
     more = f" and those of {len(differing) - 1} more modules" if len(differing) > 1 else ""
     return [
-        f"vLLM and SGLang join {', '.join(names)} of {parent}{more}, which have different formats "
-        "here, and do not load this folder: give them one format (chop search precision --joined "
-        "searches such recipes); transformers loads it"
+        f"vLLM and SGLang fuse {', '.join(names)} of {parent}{more} and cannot load this folder, "
+        "because their formats differ: use the same format (chop search precision --joined "
+        "searches such recipes); transformers can load it"
     ]

@@ -1,7 +1,7 @@
-"""Nearest formats: what a target holds in the place of what it cannot, found by asking it.
+"""Nearest formats: replacements for formats that a target cannot hold.
 
-A module that a target refuses gets one spec after the other, nearest first, until the target takes
-the graph: the same weight with float inputs, then weights in formats of the target's, then floats.
+Each rejected module tries one spec after the other, nearest first, until the target accepts the
+graph: the same weight with float inputs, then weights in the target's formats, then floats.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from chop.quantization.packing import Selection, pack_layers
 
 FLOAT = "float"
 BESIDE_INPUTS = 3
-"""Formats of a weight that are tried with the module's rounded inputs, before those are floats."""
+"""Weight formats tried together with the module's rounded inputs, before inputs become floats."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A module that a target cannot hold, and what it holds instead.
+    """Module that a target cannot hold, and its replacement.
 
     Attributes:
-        path: of the module.
-        reason: why it is refused.
-        old: its formats.
-        new: the nearest; None: no formats help.
-        is_from_float: its weight is rounded from floats, and not from what was rounded before.
+        path: path of the module.
+        reason: reason of the rejection.
+        old: formats of the module.
+        new: nearest formats; None if no formats help.
+        is_from_float: the weight is rounded from floats instead of from rounded values.
     """
 
     path: str
@@ -52,19 +52,19 @@ class Change:
 def nearest_graph(
     target: Target, mg: MaseGraph, source: MaseGraph
 ) -> tuple[MaseGraph, list[Change]]:
-    """A graph that a target holds, and what it has in other formats.
+    """Returns a graph that a target can hold, and the modules with other formats.
 
     Args:
-        target: asked by its `refusals`.
-        mg: its weights packed; it stays as it is.
-        source: the same model with float weights, where there are any, for rounding.
-    Returns: the graph, `mg` itself if all is held; and the changes. Where one has no `new`, the
-        graph is still refused.
+        target: target, queried by its `refusals`.
+        mg: graph with packed weights; it is not changed.
+        source: same model with float weights for rounding, if available.
+    Returns: the graph, which is `mg` itself if nothing changed, and the changes. If a change has
+        no `new` formats, the target still rejects the graph.
 
     Raises:
-        ConfigError: the target holds no such model, whatever the formats.
+        ConfigError: if the target cannot hold such a model in any format.
     """
-    layers, found = _by_path(mg), mg
+    layers, graph = _by_path(mg), mg
     refused = _by_layer(target.refusals(mg), layers)
     reasons, specs = dict(refused), dict[str, QuantSpec]()
     weights = _Weights(layers, source)
@@ -79,21 +79,21 @@ def nearest_graph(
             spec = next(options.get(path, iter(())), None)
             if spec is None:  # no formats help
                 changes = _changes(reasons, specs, layers, weights)
-                return found, [_without_new(x) if x.path in refused else x for x in changes]
+                return graph, [_without_new(x) if x.path in refused else x for x in changes]
             specs[path] = spec
-        found = _with_specs(mg, specs, weights)
-        refused = _by_layer(target.refusals(found), layers)
-    return found, _changes(reasons, specs, layers, weights)
+        graph = _with_specs(mg, specs, weights)
+        refused = _by_layer(target.refusals(graph), layers)
+    return graph, _changes(reasons, specs, layers, weights)
 
 
 def _by_layer(refused: Mapping[str, str], layers: Mapping[str, Layer]) -> dict[str, str]:
-    """Reasons by path of the layer that a refused module is part of; else by its own path."""
-    found: dict[str, str] = {}
+    """Returns reasons by the path of the layer that contains a module, or by the module's path."""
+    by_layer: dict[str, str] = {}
     for path, reason in refused.items():
         parts = path.split(".")
         ends = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-        found.setdefault(next((x for x in ends if x in layers), path), reason)
-    return found
+        by_layer.setdefault(next((x for x in ends if x in layers), path), reason)
+    return by_layer
 
 
 def _changes(
@@ -102,13 +102,13 @@ def _changes(
     layers: Mapping[str, Layer],
     weights: _Weights,
 ) -> list[Change]:
-    found = []
+    changes = []
     for path, reason in reasons.items():
         module = layers[path].module if path in layers else None
         old = module.spec if isinstance(module, QuantizedOperator) else None
         is_from_float = path in layers and weights.has_floats(layers[path])
-        found.append(Change(path, reason, old, specs.get(path), is_from_float))
-    return found
+        changes.append(Change(path, reason, old, specs.get(path), is_from_float))
+    return changes
 
 
 def _without_new(change: Change) -> Change:
@@ -116,7 +116,7 @@ def _without_new(change: Change) -> Change:
 
 
 def describe(spec: QuantSpec | None) -> str:
-    """The formats of a module for a table: its weight's, and other operands' that have some."""
+    """Returns the formats of a module for a table: its weight, and other quantized operands."""
     if spec is None or spec.is_float:
         return FLOAT
     names = {"data_in": "inputs", "data_out": "results"}
@@ -125,7 +125,7 @@ def describe(spec: QuantSpec | None) -> str:
 
 
 def _by_path(mg: MaseGraph) -> dict[str, Layer]:
-    """The quantized modules that a graph calls, at each of their paths."""
+    """Returns the quantized modules that a graph calls, at each of their paths."""
     layers = list_layers(mg, lambda _, module: isinstance(module, QuantizedOperator))
     called = {id(layer.module): layer for layer in layers}
     named = mg.model.named_modules(remove_duplicate=False)
@@ -133,7 +133,7 @@ def _by_path(mg: MaseGraph) -> dict[str, Layer]:
 
 
 def _weight_formats(layers: Iterable[Layer]) -> Iterator[NumberFormat]:
-    """Of the model: a target that wants one format for all may take that of the other modules."""
+    """Returns the model's weight formats, because some targets need one format for all modules."""
     for layer in layers:
         weight = layer.module.spec.weight if isinstance(layer.module, QuantizedOperator) else None
         if isinstance(weight, NumberFormat) and not weight.is_identity:
@@ -142,17 +142,17 @@ def _weight_formats(layers: Iterable[Layer]) -> Iterator[NumberFormat]:
 
 @dataclass(frozen=True)
 class _Weights:
-    """Where the weights of layers are rounded from."""
+    """Source of the weights to round."""
 
     layers: Mapping[str, Layer]
     source: MaseGraph
 
     def has_floats(self, layer: Layer) -> bool:
-        """Whether the source has the weight in floats."""
+        """Returns True if the source has the weight in floats."""
         return self._original(layer) is not None
 
     def of(self, layer: Layer) -> QuantizedOperator:
-        """A module with parameters to be rounded; its own are as they were."""
+        """Returns a module with parameters to round: the source's floats or the layer's values."""
         module, original = layer.module, self._original(layer)
         assert isinstance(module, QuantizedOperator)
         if not isinstance(module, PackedOperator):
@@ -164,24 +164,24 @@ class _Weights:
         return twin
 
     def _original(self, layer: Layer) -> nn.Module | None:
-        """The source's module, where it has all parameters that the layer has as codes."""
+        """Returns the source's module if it has all coded parameters of the layer."""
         module = layer.module
         if not isinstance(module, PackedOperator):
             return module
         try:
-            found = self.source.model.get_submodule(layer.path)
+            original = self.source.model.get_submodule(layer.path)
         except AttributeError:
             return None
-        own = own_parameters(found)
+        own = own_parameters(original)
         shapes = module.packed_shapes.items()
         is_whole = all((x := own.get(name)) is not None and x.shape == s for name, s in shapes)
-        return None if isinstance(found, PackedOperator) or not is_whole else found
+        return None if isinstance(original, PackedOperator) or not is_whole else original
 
 
 def _options(
     layer: Layer, formats: Iterable[str | NumberFormat], weights: _Weights
 ) -> Iterator[QuantSpec]:
-    """Specs in the place of a module's own, nearest first; floats are last."""
+    """Yields replacement specs of a module, nearest first and floats last."""
     module = layer.module
     assert isinstance(module, QuantizedOperator)
     own = module.spec
@@ -213,31 +213,31 @@ def _with_weights(
 def ranked(
     formats: Iterable[str | NumberFormat], old: NumberFormat, values: Tensor
 ) -> Iterator[NumberFormat]:
-    """Candidates for a weight, nearest first.
+    """Ranks candidate formats of a weight, nearest first.
 
-    Elements of as many bits or more come first, of them those of the same kind, of them those of
-    the fewest more bits, or of the fewest less; ties are decided by the error that rounding makes.
+    Elements with as many bits or more come first, then elements of the same kind, then the smallest
+    difference in bits. The rounding error breaks ties.
 
     Args:
         formats: candidates, as strings or formats.
-        old: the format of the weight.
-        values: the weight.
+        old: format of the weight.
+        values: values of the weight.
     """
     parsed = (parse_format_string(x) if isinstance(x, str) else x for x in formats)
     fitted = (x.fitted(values) for x in parsed if isinstance(x, NumberFormat))
-    found = {x.key: x for x in fitted if x.key != old.key}
+    candidates = {x.key: x for x in fitted if x.key != old.key}
     kind, bits = _element(old, values)
 
     def distance(candidate: NumberFormat) -> tuple[bool, bool, float]:
         own_kind, own_bits = _element(candidate, values)
         return own_bits < bits, own_kind is not kind, abs(own_bits - bits)
 
-    for _, tied in groupby(sorted(found.values(), key=distance), key=distance):
+    for _, tied in groupby(sorted(candidates.values(), key=distance), key=distance):
         yield from sorted(tied, key=lambda x: rounding_error(x, values))
 
 
 def _element(number_format: NumberFormat, values: Tensor) -> tuple[type[Element] | None, float]:
-    """The kind of a format's elements and their bits; without a layout, bits per value."""
+    """Returns the kind of a format's elements and their bits; bits per value without a layout."""
     layout = number_format.layout()
     if layout is None:
         return None, number_format.bits(values.shape)
@@ -245,22 +245,22 @@ def _element(number_format: NumberFormat, values: Tensor) -> tuple[type[Element]
 
 
 def rounding_error(number_format: Quantizer, values: Tensor) -> float:
-    """Of a tensor, as a share of its norm."""
+    """Returns the rounding error of a tensor relative to its norm."""
     wide = values.double()
     apart = (number_format(values).double() - wide).norm()
     return float(apart / wide.norm()) if bool(wide.any()) else float(apart)
 
 
 def _with_specs(mg: MaseGraph, specs: Mapping[str, QuantSpec], weights: _Weights) -> MaseGraph:
-    """A graph with modules in other formats, packed where they can be."""
-    found = mg.sharing_copy()
-    layers = _by_path(found)
+    """Returns a graph with modules in other formats, packed if possible."""
+    graph = mg.sharing_copy()
+    layers = _by_path(graph)
     for path, spec in specs.items():
         twin = weights.of(weights.layers[path]).with_spec(spec)
         for node in layers[path].nodes:
-            found.replace(node, twin)
+            graph.replace(node, twin)
             if "mase" in node.meta:
                 record_formats(node, twin)
-    with suppress(ConfigError):  # all of them became floats
-        pack_layers(found, Selection(), exact=False)
-    return found
+    with suppress(ConfigError):  # raised if no layer remains to pack
+        pack_layers(graph, Selection(), exact=False)
+    return graph

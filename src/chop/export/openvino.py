@@ -1,4 +1,4 @@
-"""OpenVINO: its own files (`.xml` and `.bin`), converted from ONNX by OpenVINO."""
+"""OpenVINO target: `.xml` and `.bin` files, converted from ONNX by OpenVINO."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from chop.export.target import Runner, Target
 from chop.ir.graph import MaseGraph
 
 ROUNDS = (
-    "OpenVINO rounds the inputs of layers whose weights alone are codes, unless it compiles the "
-    "model with DYNAMIC_QUANTIZATION_GROUP_SIZE 0"
+    "OpenVINO also rounds the inputs of layers with coded weights and float inputs, unless you "
+    "compile the model with DYNAMIC_QUANTIZATION_GROUP_SIZE 0"
 )
 FOLDED = (
-    "a batch norm is folded into the weight: by OpenVINO's converter into the scales of codes, by "
-    "torch's exporter into floats"
+    "a batch norm is folded into the weight: OpenVINO's converter folds it into scales, torch's "
+    "exporter into floats"
 )
-"""Why a weight may differ."""
+"""Reason why a weight may differ."""
 
 
 def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
-    """Writes a graph as OpenVINO's files, by way of ONNX.
+    """Writes a graph as OpenVINO files, converted from ONNX.
 
     Args:
-        mg: the graph; it stays as it is.
-        path: the `.xml` file; weights are beside it in a `.bin` file.
-        tokenizer: is not part of such files.
-    Returns: `path`, `notes`, and what `chop.export.onnx.export` gives.
+        mg: graph; it is not changed.
+        path: path of the `.xml` file; weights are stored beside it in a `.bin` file.
+        tokenizer: ignored, because such files have none.
+    Returns: `path`, `notes`, and the result of `chop.export.onnx.export`.
 
     Raises:
-        UnavailableError: OpenVINO, onnx or onnxscript are not installed.
-        ConfigError, GraphError, VerificationError: as the export to ONNX does.
+        UnavailableError: if OpenVINO, onnx or onnxscript is not installed.
+        ConfigError, GraphError, VerificationError: see the export to ONNX.
     """
     TARGET.require()
     import openvino
 
     with scratch_folder("openvino") as folder:
         file = folder / "model.onnx"
-        found = write_in_float32(mg, file)
-        del found["files"]  # which are of ONNX
+        written = write_in_float32(mg, file)
+        del written["files"]  # which are of ONNX
         model = openvino.convert_model(file)
     with atomic_files(path.parent, "model") as fresh:
         openvino.save_model(model, fresh / path.name, compress_to_fp16=False)
-    if any(has_float_inputs(mg.model.get_submodule(name)) for name in found["quantized"]):
-        found["notes"].append(ROUNDS)
-    return {"path": path, **found}
+    if any(has_float_inputs(mg.model.get_submodule(name)) for name in written["quantized"]):
+        written["notes"].append(ROUNDS)
+    return {"path": path, **written}
 
 
 def read(path: Path) -> Runner:
-    """The files as OpenVINO runs them on the CPU, in float32 where the file says so."""
+    """Opens the files in OpenVINO on the CPU, in float32 if the file specifies it."""
     import openvino
 
     run = named_by_openvino(path)

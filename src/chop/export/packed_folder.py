@@ -1,7 +1,7 @@
-"""Packed folder: a model of transformers whose linear layers are tensors of another tool.
+"""Packed folder: a transformers model with linear layers stored in another tool's tensors.
 
-What tools have in common is here: which layers are written, which are refused, and how their
-tensors take the places of ours, file by file.
+This module has the common part of these targets: selection of layers, reasons for rejections, and
+replacement of chop's tensors file by file.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ log = logging.getLogger("chop.export")
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What is a tool's own.
+    """Tool-specific part of a packed folder.
 
     Attributes:
-        method: its name in `quantization_config`.
-        held: a sentence on what it holds, for errors.
-        get_scheme: a weight and the dtype of the model -> how it is stored, or why not. A scheme
-            has a `format` to tell, and `tensors`: weight and dtype -> tensors by the end of their
-            names.
-        settings: a model and schemes by path -> `quantization_config`.
-        notes: schemes by path and the model -> what a reader would not expect.
-        refused: schemes by path -> modules whose schemes do not go together, and why.
-        scheme_with_inputs: `get_scheme` for layers that round their inputs: a weight, the format of
-            inputs, and the model's dtype. None: inputs are floats.
-        takes_blocks: a scale may be of a block of several rows.
+        method: name in `quantization_config`.
+        held: sentence on supported formats, for errors.
+        get_scheme: (weight, model dtype) -> storage scheme, or the reason why there is none. A
+            scheme has a `format` for messages, and `tensors`: (weight, dtype) -> tensors by name
+            suffix.
+        settings: (model, schemes by path) -> `quantization_config`.
+        notes: (schemes by path, model) -> notes for users.
+        refused: schemes by path -> modules with incompatible schemes, and reasons.
+        scheme_with_inputs: `get_scheme` for layers with rounded inputs: (weight, input format,
+            model dtype). None if inputs must be floats.
+        takes_blocks: supports a scale for a block of several rows.
     """
 
     method: str
@@ -66,21 +66,21 @@ def write_folder(
 ) -> dict[str, Any]:
     """Writes a folder with a tool's `quantization_config`.
 
-    Weights of linear layers are the codes and scales of the graph. Embeddings are written as the
-    floats that their codes stand for, since no engine reads packed ones; a packed head that was
-    tied to one is written beside it.
+    Weights of linear layers are the codes and scales of the graph. Embeddings are decoded to
+    floats, since no engine reads packed ones. A packed head that was tied to an embedding is
+    written separately.
 
     Args:
-        kind: of the tool.
-        mg: of a model of transformers; it stays as it is.
-        path: the folder; other files in it stay.
-        tokenizer: or processor, whose files go along; None: none.
-    Returns: `path`; `formats`, the layout of each packed module by path; `floats`, the embeddings
-        that became floats; `notes`; `files`.
+        kind: tool-specific part.
+        mg: graph of a transformers model; it is not changed.
+        path: path of the folder; its other files are preserved.
+        tokenizer: tokenizer or processor to save as well, or None.
+    Returns: `path`; `formats`, the layout of each packed module by path; `floats`, the decoded
+        embeddings; `notes`; `files`.
 
     Raises:
-        ConfigError: modules that the tool has no layout for, all of them by name; or a model whose
-            weights transformers converts as it reads them, as mixtures of experts.
+        ConfigError: if the tool has no layout for some modules, which the message names, or if
+            transformers converts the model's weights when loading, as for mixtures of experts.
     """
     from chop.ir.huggingface.folder import remove_older, save_folder
 
@@ -116,14 +116,14 @@ def write_folder(
 
 
 def refusals(kind: FolderKind, mg: MaseGraph) -> dict[str, str]:
-    """By path of a module why a tool's folder cannot hold it, see `chop.export.target.Target`."""
+    """Returns why a tool's folder cannot hold modules, by path; see `chop.export.target.Target`."""
     model, reasons = packed_model(mg, kind.method, kind.scheme_with_inputs is not None)
     _unpack_embeddings(model)
     return _schemes(kind, model, reasons)[2]
 
 
 def float_layers(model: nn.Module, schemes: Collection[str]) -> list[str]:
-    """The linear layers that stay floats."""
+    """Returns the linear layers that stay floats."""
     return [
         path
         for path, module in model.named_modules(remove_duplicate=False)
@@ -134,19 +134,19 @@ def float_layers(model: nn.Module, schemes: Collection[str]) -> list[str]:
 def _schemes(
     kind: FolderKind, model: Any, reasons: Mapping[str, str]
 ) -> tuple[dict[str, CodedWeight], dict[str, Any], dict[str, str]]:
-    """Weights and schemes by path, and why the other modules have none."""
+    """Returns weights and schemes by path, and the reasons why other modules have none."""
     weights, schemes, unheld = dict[str, CodedWeight](), dict[str, Any](), dict[str, str]()
     for name, layer in packed_layers(model).items():
-        found = _stored(kind, layer, model.dtype)
-        if isinstance(found, str):
-            unheld[name] = found
+        weight_and_scheme = _stored(kind, layer, model.dtype)
+        if isinstance(weight_and_scheme, str):
+            unheld[name] = weight_and_scheme
         else:
-            weights[name], schemes[name] = found
+            weights[name], schemes[name] = weight_and_scheme
     return weights, schemes, {**kind.refused(schemes), **unheld, **reasons}
 
 
 def _unpack_embeddings(model: nn.Module) -> list[str]:
-    """Gives embeddings the floats that they look up; their paths."""
+    """Decodes embeddings to floats and returns their paths."""
     tables = {p: x for p, x in packed_layers(model).items() if isinstance(x, nn.Embedding)}
     for path, layer in tables.items():
         plain = layer.unpack()
@@ -159,13 +159,13 @@ def _stored(
 ) -> tuple[CodedWeight, Any] | str:
     if isinstance(layer, ExpertLinear):
         return (
-            "it has several experts, whose codes transformers reads as layers of one expert each, "
-            "called as in the model's own files, and only with dequantize=True"
+            "it has several experts, and transformers reads codes of single experts only, with the "
+            "names of the model's own files and dequantize=True"
         )
     if not isinstance(layer, nn.Linear):
-        return f"it is a {type(layer).__name__}, and no linear layer"
+        return f"it is a {type(layer).__name__} instead of a linear layer"
     if stores_transposed(layer):
-        return "its class keeps weights as (inputs, outputs), as no linear layer of torch does"
+        return "its class stores weights as (inputs, outputs), unlike torch's linear layer"
     weight = coded_weight(layer, blocks=kind.takes_blocks)
     if isinstance(weight, str):
         return weight
@@ -179,7 +179,7 @@ def _stored(
 
 @dataclass(frozen=True)
 class _Rewriter:
-    """Puts the library's tensors into the places of codes and scales of ours, file by file."""
+    """Replaces chop's codes and scales by the tool's tensors, file by file."""
 
     kind: FolderKind
     model: Any
@@ -187,15 +187,15 @@ class _Rewriter:
     schemes: Mapping[str, Any]
 
     def rewrite(self, folder: Path) -> None:
-        """Rewrites every file of weights, and the index of several."""
+        """Rewrites every weight file, and the index of several files."""
         from safetensors.torch import load_file, save_file
 
         places: dict[str, str] = {}
         for file in sorted(folder.glob(WEIGHTS)):
             tensors = load_file(file)
-            found = dict(self._tensors(tensors))
-            save_file(found, file, metadata={"format": "pt"})
-            places.update(dict.fromkeys(found, file.name))
+            rewritten = dict(self._tensors(tensors))
+            save_file(rewritten, file, metadata={"format": "pt"})
+            places.update(dict.fromkeys(rewritten, file.name))
         index = folder / INDEX
         if index.exists():
             write_json(index, {**json.loads(index.read_text()), "weight_map": places})
@@ -212,9 +212,9 @@ class _Rewriter:
                 yield name, x
             elif last == BUFFER_NAMES[operand][0]:
                 prefix = name.removesuffix(last)
-                yield from ((f"{prefix}{end}", y) for end, y in self._of_layer(path, operand))
+                yield from ((f"{prefix}{end}", y) for end, y in self._layer_tensors(path, operand))
 
-    def _of_layer(self, path: str, operand: str) -> Iterator[tuple[str, Tensor]]:
+    def _layer_tensors(self, path: str, operand: str) -> Iterator[tuple[str, Tensor]]:
         dtype = self.model.dtype
         if operand == "weight":
             yield from self.schemes[path].tensors(self.weights[path], dtype).items()
@@ -224,11 +224,11 @@ class _Rewriter:
 
 
 def _refuse_converted(method: str, model: nn.Module, names: Mapping[str, str]) -> None:
-    """Refuses models whose tensors have other names, or parts, in files than in memory."""
+    """Rejects models with other tensor names or parts in files than in memory."""
     other = next((name for name, own in names.items() if name != own), None)
     if other is not None:
         raise ConfigError(
-            f"{method}: expected a model whose weights transformers reads as they are stored, got "
-            f"a {type(model).__name__}, which makes '{names[other]}' of '{other}'; onnx holds the "
-            "graph of any model."
+            f"{method}: transformers converts weights of a {type(model).__name__} when loading "
+            f"('{other}' to '{names[other]}'), which is not supported; the onnx target supports "
+            "any model."
         )

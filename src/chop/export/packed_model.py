@@ -1,4 +1,4 @@
-"""Packed model of transformers that a graph stands for, for targets whose files hold weights."""
+"""Packed transformers model of a graph, for targets that store weights without a graph."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KNOWN_CODE = ("torch", "transformers", "transformers_modules", "chop")
-"""Packages of modules that an architecture is made of, those that a folder brings among them."""
+"""Packages that define an architecture's modules, including code that a folder brings."""
 
 
 def packed_model(
     mg: MaseGraph, target: str, rounds_inputs: bool = False
 ) -> tuple[PreTrainedModel, dict[str, str]]:
-    """The model of transformers that a graph stands for, its quantized layers packed.
+    """Returns the transformers model of a graph, with packed quantized layers.
 
     Args:
-        mg: the graph; it stays as it is, and shares its tensors.
-        target: for messages.
-        rounds_inputs: whether packed linear layers may round their inputs.
-    Returns: the model, and by path of a module why a file of weights alone cannot hold it,
-        whatever its format.
+        mg: graph; it is not changed, and shares its tensors.
+        target: name of the target, for messages.
+        rounds_inputs: accepts packed linear layers with rounded inputs.
+    Returns: the model, and by path why modules cannot be stored in a file of weights.
 
     Raises:
-        ConfigError: the graph is of no model of transformers, or of one with a forward of its own,
-            or nothing in it is quantized.
-        GraphError: the model cannot be given back, see `MaseGraph.to_module`.
+        ConfigError: if the graph is not of a transformers model or of one with its own forward, or
+            if nothing is quantized.
+        GraphError: if the model cannot be restored, see `MaseGraph.to_module`.
     """
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -67,37 +66,37 @@ def packed_model(
 
 def _not_of_transformers(target: str, class_name: str) -> ConfigError:
     return ConfigError(
-        f"{target}: expected a model of transformers, which its engines run by code of their own, "
-        f"got a {class_name}; onnx and pt2 hold the graph of any model."
+        f"{target}: expected a transformers model, because its engines implement these "
+        f"architectures, got a {class_name}; the targets onnx and pt2 support any model."
     )
 
 
 def _check_code(model: nn.Module, target: str) -> None:
-    """Checks that the model runs no code but that of its architecture, which engines have.
+    """Checks that the model runs only the code of its architecture, which engines implement.
 
     Raises:
-        ConfigError: with the module whose `forward` is somebody else's.
+        ConfigError: if a module has a foreign `forward`; the message names it.
     """
     for path, module in model.named_modules():
         home = module.forward.__module__.partition(".")[0]
         if home not in KNOWN_CODE:
             raise ConfigError(
-                f"{target}: expected the code of an architecture of transformers, which engines "
-                f"implement themselves, got {path or 'a model'} with the forward of "
-                f"{type(module).__name__} in {module.forward.__module__}, which the file would "
-                "lose; onnx and pt2 hold the graph of any model."
+                f"{target}: engines run the code of transformers' architectures, but "
+                f"{path or 'the model'} has the forward of {type(module).__name__} in "
+                f"{module.forward.__module__}, which the file would lose; the targets onnx and pt2 "
+                "support any model."
             )
 
 
 def _pack_tied(model: nn.Module) -> None:
-    """Packs layers that share their weight with a float one, from which they part."""
+    """Packs layers that share their weight with a float layer, which unties them."""
     for path, module in [*model.named_modules()]:
         if isinstance(module, QuantizedOperator) and why_not_packable(module) is None:
             model.set_submodule(path, pack(module))
 
 
 def get_runner(model: nn.Module) -> Runner:
-    """A model of transformers as what gives outputs by name."""
+    """Wraps a transformers model to return outputs by name."""
 
     @torch.no_grad()
     def answers(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -107,20 +106,20 @@ def get_runner(model: nn.Module) -> Runner:
 
 
 def get_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model's layers by path, decoded where they are packed.
+    """Returns the weights of a model's layers by path, decoded if packed.
 
-    Fused experts are the layers that they can be made of.
+    Fused experts are split into the layers that they can be built from.
     """
-    found: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        found[path] = getattr(module, "weight", None)
+        weights[path] = getattr(module, "weight", None)
         for name, layer in matrices_by_parameter(module).items():
             weight = module.get_parameter(name)
-            found[f"{path}.{layer}"] = expert_layer(module, name, weight, {}).weight
-    return {path: x.detach() for path, x in found.items() if isinstance(x, Tensor)}
+            weights[f"{path}.{layer}"] = expert_layer(module, name, weight, {}).weight
+    return {path: x.detach() for path, x in weights.items() if isinstance(x, Tensor)}
 
 
 def packed_layers(model: nn.Module) -> dict[str, PackedOperator]:
-    """The packed layers of a model by path; tied ones at each of their paths."""
+    """Returns the packed layers of a model by path; tied ones at each of their paths."""
     named = model.named_modules(remove_duplicate=False)
     return {path: module for path, module in named if isinstance(module, PackedOperator)}

@@ -1,4 +1,4 @@
-"""Packages of AOTInductor (`.pt2`): compiled ahead of time, loaded by torch or C++ without chop."""
+"""AOTInductor target (`.pt2`): compiled packages that torch or C++ load without chop."""
 
 from __future__ import annotations
 
@@ -33,33 +33,32 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".pt2"
 DIFFERENCE = 0.05
-"""Of the norm of an output: rounding next to a tie may go the other way in compiled code."""
+"""Allowed difference relative to an output's norm: compiled code may round ties differently."""
 NAMED = ("inputs", "outputs")
 UNCHECKED = (
-    "%s: the graph was captured for %s; the package takes other sizes too, and may compute "
-    "something else from them."
+    "%s: the graph was captured for %s. The package accepts other sizes too, but its outputs may "
+    "be wrong for them."
 )
 ROUNDING = torch.ops.chop.fake_quantize.default
 Package = Callable[..., list[Tensor]]
 
 
 def write(mg: MaseGraph, path: Path, where: str) -> dict[str, Any]:
-    """Compiles a graph ahead of time and writes it as a package, which is run once.
+    """Compiles a graph ahead of time, verifies the package, and writes it.
 
     Args:
-        mg: the graph; it stays as it is. The package runs on the CPU.
-        path: the file; the suffix is `.pt2`.
-        where: who asks, for messages.
-    Returns: `path`; names of `inputs` and `outputs`, in the order in which the package takes and
-        gives tensors; `varying`, the axes of each input that may have other sizes than the example,
-        since a package does not look at those of others; `unchecked`, conditions of the graph on
-        sizes that it does not test; `compiled`, the loaded package, which takes the tensors and
-        gives a list of them.
+        mg: graph; it is not changed. The package runs on the CPU.
+        path: path of the file, with the suffix `.pt2`.
+        where: caller, for messages.
+    Returns: `path`; names of `inputs` and `outputs` in the order of the package; `varying`, the
+        dynamic axes of each input, because a package does not check the sizes of other axes;
+        `unchecked`, the graph's guards on sizes that the package does not test; `compiled`, the
+        loaded package, which takes tensors and returns a list of tensors.
 
     Raises:
-        GraphError: torch cannot export or compile the graph, or a part of it needs chop, as the
-            rounding of inputs to other formats than `integer` does.
-        VerificationError: the package computes something else.
+        GraphError: if torch cannot export or compile the graph, or if a part needs chop, such as
+            rounding of inputs to formats other than `integer`.
+        VerificationError: if the package computes other results.
     """
     # torch's symbolic shapes are imported where something is traced.
     from chop.private.symbolic_shapes import forgetting_traces
@@ -83,13 +82,13 @@ def _write(mg: MaseGraph, path: Path, where: str) -> dict[str, Any]:
     names = {"inputs": ",".join(flat.inputs), "outputs": ",".join(flat.outputs)}
     with scratch_folder("pt2") as folder:
         made = folder / f"model{SUFFIX}"
-        _told(where, lambda: compile_package(program, made, names))
-        package: Package = _told(where, lambda: load_package(made))
+        _converting_errors(where, lambda: compile_package(program, made, names))
+        package: Package = _converting_errors(where, lambda: load_package(made))
         for example, answer in answers:
             tensors = flat.tensors(example)
             if _fits(tensors, flat, axes):
-                found = _told(where, partial(_run, package, tensors.values()))
-                _check(dict(zip(flat.outputs, found, strict=True)), flat.answers(answer), where)
+                outputs = _converting_errors(where, partial(_run, package, tensors.values()))
+                _check(dict(zip(flat.outputs, outputs, strict=True)), flat.answers(answer), where)
         with atomic_file(path) as temporary:
             temporary.write_bytes(made.read_bytes())
     return {
@@ -108,7 +107,7 @@ def _run(package: Package, tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _fits(tensors: Mapping[str, Tensor], flat: FlatGraph, axes: Sequence[Axis]) -> bool:
-    """Whether only axes that may vary have other sizes than the program was exported for."""
+    """Returns True if only dynamic axes differ from the sizes of the exported program."""
     return all(
         size == flat.inputs[name].shape[axis] or (name, axis) in axes
         for name, x in tensors.items()
@@ -117,7 +116,7 @@ def _fits(tensors: Mapping[str, Tensor], flat: FlatGraph, axes: Sequence[Axis]) 
 
 
 def _program(flat: FlatGraph, conditions: Conditions, where: str) -> Any:
-    """The exported graph, its rounding in operations of PyTorch."""
+    """Returns the exported program, with roundings in PyTorch operations."""
     auto, varying = torch.export.Dim.AUTO, conditions.varying()
     shapes = {"tensors": tuple(dict.fromkeys(varying[name], auto) for name in flat.inputs)}
 
@@ -126,17 +125,17 @@ def _program(flat: FlatGraph, conditions: Conditions, where: str) -> Any:
             tensors = tuple(flat.inputs.values())
             return torch.export.export(flat.module, tensors, dynamic_shapes=shapes, strict=False)
 
-    program = _told(where, exported)
+    program = _converting_errors(where, exported)
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
     calls = [node for graph in graphs for node in graph.nodes if _is_of_chop(node.target)]
     others = {_label(node) for node in calls if not _takes_steps(node)}
     if others:
         raise GraphError(
-            f"{where}: a package runs without chop, which {', '.join(sorted(others))} needs; "
-            "inputs may be rounded to integer, to nearest, and weights to any format. Without a "
-            "package: {'compile': True}."
+            f"{where}: a package runs without chop, but {', '.join(sorted(others))} needs it. "
+            "Inputs may be rounded to integer, to nearest, and weights to any format. To compile "
+            "without a package, use {'compile': True}."
         )
-    return _told(where, lambda: program.run_decompositions({ROUNDING: round_in_steps}))
+    return _converting_errors(where, lambda: program.run_decompositions({ROUNDING: round_in_steps}))
 
 
 def _takes_steps(node: fx.Node) -> bool:
@@ -144,7 +143,7 @@ def _takes_steps(node: fx.Node) -> bool:
 
 
 def _label(node: fx.Node) -> str:
-    """What a call of ours does, for messages."""
+    """Describes a call of a chop operator, for messages."""
     if node.target is ROUNDING:
         return f"rounding to {from_key(str(node.args[1])).label}"
     return str(node.target)
@@ -165,8 +164,8 @@ def _varying_axes(program: Any, flat: FlatGraph) -> list[Axis]:
     ]
 
 
-def _told(where: str, make: Callable[[], Any]) -> Any:
-    """What `make` gives; what torch raises, which has no class in common, as a GraphError."""
+def _converting_errors(where: str, make: Callable[[], Any]) -> Any:
+    """Returns the result of `make`, and converts torch's various exceptions to GraphError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own calls
@@ -177,22 +176,22 @@ def _told(where: str, make: Callable[[], Any]) -> Any:
         reason = shorten(first_line(error), 300)
         raise GraphError(
             f"{where}: torch cannot compile this graph ahead of time: {reason}; try "
-            "{'compile': True}, or say the operator in question in other terms."
+            "{'compile': True}, or express the operator differently."
         ) from error
 
 
-def _check(found: Mapping[str, Tensor], expected: Sequence[Tensor], where: str) -> None:
-    for (name, given), right in zip(found.items(), expected, strict=True):
+def _check(outputs: Mapping[str, Tensor], expected: Sequence[Tensor], where: str) -> None:
+    for (name, given), right in zip(outputs.items(), expected, strict=True):
         share = _share_of_difference(given, right)
         if share > DIFFERENCE:
             raise VerificationError(
-                f"{where}: the package computes something else than the graph: the output '{name}' "
-                f"differs by {share:.0%}; no file was written. Try {{'compile': True}}."
+                f"{where}: the package differs from the graph in the output '{name}' by "
+                f"{share:.0%}; no file was written. Try {{'compile': True}}."
             )
 
 
 def _share_of_difference(given: Tensor, right: Tensor) -> float:
-    """Of the norm; infinite where shapes, dtypes, whole numbers or infinities differ."""
+    """Returns the difference relative to the norm; infinite if shape, dtype or integers differ."""
     if given.shape != right.shape or given.dtype != right.dtype:
         return math.inf
     if not right.is_floating_point():
@@ -205,7 +204,7 @@ def _share_of_difference(given: Tensor, right: Tensor) -> float:
 
 
 def write_target(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
-    """Writes a package of a graph with its weights rounded once; the tokenizer is no part of it."""
+    """Writes a package of a graph with its weights rounded once; the tokenizer is ignored."""
     frozen = mg.sharing_copy()
     frozen.model.eval()
     if any(isinstance(module, QuantizedOperator) for module in frozen.model.modules()):
@@ -214,13 +213,13 @@ def write_target(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, 
 
 
 def refusals(mg: MaseGraph) -> dict[str, str]:
-    """By path of a module which rounding of activations needs chop, see `Target`."""
-    found: dict[str, str] = {}
+    """Returns the activation roundings that need chop, by module path; see `Target`."""
+    reasons: dict[str, str] = {}
     for path, module in mg.model.named_modules():
         if isinstance(module, QuantizedOperator):
             labels = [f"{operand} to {x.label}" for operand, x in _needing_chop(module)]
-            found |= {path: f"chop alone rounds its {', '.join(labels)}"} if labels else {}
-    return found
+            reasons |= {path: f"only chop can round its {', '.join(labels)}"} if labels else {}
+    return reasons
 
 
 def _needing_chop(module: QuantizedOperator) -> Iterator[tuple[str, Quantizer]]:
@@ -236,7 +235,7 @@ def _needing_chop(module: QuantizedOperator) -> Iterator[tuple[str, Quantizer]]:
 
 
 def read(path: Path) -> Runner:
-    """The package, as torch loads it."""
+    """Loads the package with torch."""
     package = load_package(path)
     names = {key: x.split(",") for key, x in package_metadata(path).items() if key in NAMED}
 
@@ -252,7 +251,7 @@ def read(path: Path) -> Runner:
 TARGET = Target(
     "pt2",
     "torch, C++ with libtorch",
-    "any in weights; integer in inputs",
+    "weights in any format; inputs in integer",
     "torch",
     "",
     SUFFIX,

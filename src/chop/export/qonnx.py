@@ -1,6 +1,6 @@
-"""QONNX: ONNX files with nodes for numbers of any width, of which hls4ml makes circuits.
+"""QONNX target: ONNX files with nodes for arbitrary bit widths, which hls4ml converts to circuits.
 
-FINN reads such files too, and has not been run on those of chop.
+FINN reads such files too, but has not been tested with those of chop.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from chop.ir.graph import MaseGraph
 from chop.ir.propagate import example_inputs
 
 ALIKE = 0.05
-"""Of the largest output, by which the first row may differ that is computed alone."""
+"""Allowed difference of the first row when computed separately, relative to the largest output."""
 
 
 def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
-    """Writes a file of QONNX, after onnxruntime has run it, where that is installed.
+    """Writes a QONNX file, and verifies it first if onnxruntime is installed.
 
-    Sizes are fixed, as its readers need: one row, where rows do not change one another.
+    Sizes are fixed, as its readers require. The batch is one row if rows are independent.
 
     Args:
-        mg: the graph; it stays as it is.
-        path: the file; weights beyond 2 GB are beside it.
-        tokenizer: is not part of such a file.
+        mg: graph; it is not changed.
+        path: path of the file; weights beyond 2 GB are stored beside it.
+        tokenizer: ignored, because such files have none.
     Returns: `path`, `files`, `notes`, and names of `inputs` and `outputs`.
 
     Raises:
-        ConfigError: QONNX lacks formats, which are listed by module.
-        GraphError: torch's exporter lacks the ONNX of an operator.
-        UnavailableError: onnx or onnxscript are not installed.
-        VerificationError: onnxruntime does not run the file, or computes something else.
+        ConfigError: if QONNX lacks formats, which are listed by module.
+        GraphError: if torch's exporter does not support an operator.
+        UnavailableError: if onnx or onnxscript is not installed.
+        VerificationError: if onnxruntime does not run the file, or computes other results.
     """
     require(WHERE, *NEEDS, extra="")
     mg, notes = in_float32(mg)
@@ -64,7 +64,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
 
 def _example_and_answer(mg: MaseGraph) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Example inputs and their outputs: the first row, if it has the same outputs alone."""
+    """Returns example inputs and outputs: the first row, if it has the same outputs separately."""
     example = example_inputs(mg.model)
     answer = compute_outputs(mg, example)
     if all(x.dim() for x in named_tensors(example).values()):
@@ -77,7 +77,7 @@ def _example_and_answer(mg: MaseGraph) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def _are_alike(alone: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> bool:
-    """Whether outputs of one row are those of the first row, up to rounding."""
+    """Returns True if outputs of a single row equal those of the first row, up to rounding."""
     for name, x in alone.items():
         expected = whole[name][:1] if whole[name].dim() else whole[name]
         if x.shape != expected.shape:
@@ -89,7 +89,7 @@ def _are_alike(alone: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> bool
 
 
 def read(path: Path) -> Runner:
-    """The file as QONNX's own executor runs it: node by node, as many rows at a time as it has."""
+    """Runs the file with QONNX's own executor, node by node, in batches of its own size."""
     from qonnx.core.modelwrapper import ModelWrapper
     from qonnx.core.onnx_exec import execute_onnx
 
@@ -97,16 +97,16 @@ def read(path: Path) -> Runner:
     shapes = {each.name: model.get_tensor_shape(each.name) for each in model.graph.input}
 
     def run(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = execute_onnx(model, {name: x.numpy() for name, x in tensors.items()})
-        return {name: torch.from_numpy(x) for name, x in found.items()}
+        outputs = execute_onnx(model, {name: x.numpy() for name, x in tensors.items()})
+        return {name: torch.from_numpy(x) for name, x in outputs.items()}
 
     def answers(given: Mapping[str, Any]) -> dict[str, Tensor]:
         tensors = {name: named_tensors(given)[name] for name in shapes}
         if all([*x.shape] == shapes[name] for name, x in tensors.items()):
             return run(tensors)
         rows = zip(*(x.split(shapes[name][0]) for name, x in tensors.items()), strict=True)
-        found = [run(dict(zip(tensors, row, strict=True))) for row in rows]
-        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+        results = [run(dict(zip(tensors, row, strict=True))) for row in rows]
+        return {name: torch.cat([each[name] for each in results]) for name in results[0]}
 
     return answers
 

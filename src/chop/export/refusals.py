@@ -1,4 +1,4 @@
-"""Refusals of targets: why a file cannot hold a module, and the error that lists such modules."""
+"""Reasons why a target cannot hold modules, and the error that lists such modules."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 
-SHOWN = 8
-"""Modules that an error lists."""
+MOST_LISTED = 8
+"""Largest number of modules in an error."""
 ROTATED = (
-    "it rotates its input while the model runs, which no engine does for a weight alone: "
-    "rotate_transform_pass with online=False leaves that out"
+    "it rotates its input at run time, which engines do not support: use rotate_transform_pass "
+    "with online=False"
 )
 
 
 def weight_refusals(
     model: nn.Module, floats: Mapping[str, str], rounds_inputs: bool
 ) -> dict[str, str]:
-    """Returns, by path of a module, why a file of weights cannot hold it, whatever its format.
+    """Returns why modules cannot be stored in a file of weights in any format, by path.
 
     Args:
-        model: with packed layers.
-        floats: by path, why a layer could not be packed.
-        rounds_inputs: whether packed linear layers may round their inputs.
+        model: model with packed layers.
+        floats: reasons why layers could not be packed, by path.
+        rounds_inputs: accepts packed linear layers with rounded inputs.
     """
-    found = {
+    reasons = {
         path: _reason(module, floats.get(path, "has no packed form"), rounds_inputs)
         for path, module in model.named_modules()
         if isinstance(module, QuantizedOperator)
     }
-    found |= {path: ROTATED for path, m in model.named_modules() if isinstance(m, Rotated)}
-    return {path: reason for path, reason in found.items() if reason is not None}
+    reasons |= {path: ROTATED for path, m in model.named_modules() if isinstance(m, Rotated)}
+    return {path: reason for path, reason in reasons.items() if reason is not None}
 
 
 def _reason(module: QuantizedOperator, why_float: str, rounds_inputs: bool) -> str | None:
@@ -54,15 +54,15 @@ def _reason(module: QuantizedOperator, why_float: str, rounds_inputs: bool) -> s
 
 
 def refuse(target: str, reasons: Mapping[str, str], way_out: str) -> None:
-    """Raises an error that lists modules which a target cannot hold; none: nothing.
+    """Raises an error that lists modules which a target cannot hold, if there are any.
 
     Args:
-        target: its name.
-        reasons: by path of a module.
-        way_out: a sentence.
+        target: name of the target.
+        reasons: reasons by module path.
+        way_out: sentence with a suggestion.
 
     Raises:
-        ConfigError: there are some.
+        ConfigError: if there are such modules.
     """
     if not reasons:
         return
@@ -70,8 +70,8 @@ def refuse(target: str, reasons: Mapping[str, str], way_out: str) -> None:
 
 
 def refusal_text(target: str, reasons: Sequence[tuple[str, str]]) -> str:
-    """Lines on the modules that a target cannot hold, the first ones by name."""
-    lines = [f"  {path}: {why}" for path, why in reasons[:SHOWN]]
-    lines += [f"  and {len(reasons) - SHOWN} more"] if len(reasons) > SHOWN else []
+    """Returns lines on the modules that a target cannot hold; the first ones are named."""
+    lines = [f"  {path}: {why}" for path, why in reasons[:MOST_LISTED]]
+    lines += [f"  and {len(reasons) - MOST_LISTED} more"] if len(reasons) > MOST_LISTED else []
     modules = f"{len(reasons)} module{'s' if len(reasons) > 1 else ''}"
     return "\n".join([f"{target} cannot hold {modules}:", *lines])

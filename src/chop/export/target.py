@@ -1,4 +1,4 @@
-"""Target: a kind of file that other engines run; one module of this folder for each."""
+"""Interface of export targets: kinds of files that other engines run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from chop.base.installed import require
 from chop.ir.graph import MaseGraph
 
 Runner = Callable[[Mapping[str, Any]], Mapping[str, Tensor]]
-"""Outputs by name, of inputs by the graph's names."""
-SUMS = "sums are added in another order, and numbers next to a tie may be rounded the other way"
-"""Why outputs of an engine differ that computes from the same values."""
+"""Runs a model on inputs by the graph's names and returns outputs by name."""
+SUMS = "sums are computed in another order, and numbers near a tie may be rounded differently"
+"""Reason why outputs of an engine differ although it computes from the same values."""
 
 
 def _nothing_refused(mg: MaseGraph) -> dict[str, str]:
-    """Of a target that holds every format, some as floats."""
+    """Returns no refusals, for targets that hold every format, some as floats."""
     return {}
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written for a target.
+    """Files written for a target.
 
     Attributes:
-        path: of the file or folder.
-        files: all that were written.
-        notes: sentences on what a user of the files would not expect.
-        cause: why outputs differ though the file is right; "" for the reason of its target.
+        path: path of the file or folder.
+        files: all written files.
+        notes: sentences for users of the files.
+        cause: reason why outputs differ although the file is right; "" for the target's reason.
     """
 
     path: Path
@@ -41,40 +41,40 @@ class Written:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Total size of the files in bytes."""
         return sum(file.stat().st_size for file in self.files)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of file, and how it is written and read.
+    """Kind of file, with functions that write and read it.
 
     Attributes:
-        name: as `--to` takes it.
-        engines: that read such files.
-        takes: which formats it holds.
-        library: the package that reads it back, as it is imported.
-        extra: the optional part of chop that installs the library; "" where no part does, as chop
-            needs it anyway or the package of the target needs it.
-        suffix: of the file; "" for a folder.
-        write: graph, path, tokenizer or None -> what was written: `files` of a folder, `notes`.
-            Raises ConfigError, with every module that it cannot hold, before anything is written.
-        read: path -> the model as the library reads it.
-        refusals: graph -> by path of a module why the target cannot hold it. Raises ConfigError,
-            as `write` does, where it holds no such model, whatever the formats.
-        formats: of weights that it holds, as format strings: candidates for what it refuses.
-        weights: path -> by path of a module its weight as the target's library decodes it, of a
-            layer's shape; matrices may be transposed, or have their rows in groups and filled up.
-            None: the library gives none.
-        cause: why outputs may differ from those of the graph though the weights are equal.
-        weight_cause: why weights may differ; "" for the same reason.
-        needs: other packages that writing takes.
-        beside: suffixes of other files of the same stem.
-        stem: of the file in a folder that has those of other targets, too.
-        read_unrounded: path -> the model as the library reads it, no inputs of layers rounded;
-            None: the writer compares without roundings.
-        is_timed: whether what `read` gives runs as in the engines; else it computes with floats.
-        takes_cache: whether the files of decoders have a key-value cache as inputs and outputs.
+        name: name for `--to`.
+        engines: engines that read such files.
+        takes: supported formats.
+        library: import name of the package that reads it back.
+        extra: extra of chop that installs the library; "" if chop or the target's package requires
+            it.
+        suffix: suffix of the file; "" for a folder.
+        write: (graph, path, tokenizer or None) -> written `files` of a folder, and `notes`. Raises
+            ConfigError with all unsupported modules before anything is written.
+        read: path -> model as the library reads it.
+        refusals: graph -> reasons by path of unsupported modules. Raises ConfigError like `write`
+            if the target cannot hold such a model in any format.
+        formats: supported weight formats as format strings, candidates for replacements.
+        weights: path -> weights by module path as the target's library decodes them, in the layer's
+            shape; matrices may be transposed, or have grouped and padded rows. None if the library
+            does not return weights.
+        cause: reason why outputs may differ from the graph's with equal weights.
+        weight_cause: reason why weights may differ; "" for `cause`.
+        needs: other packages that writing requires.
+        beside: suffixes of additional files with the same stem.
+        stem: stem of the file in a folder shared with other targets.
+        read_unrounded: path -> model as the library reads it, without rounded layer inputs. None if
+            the writer compares without roundings.
+        is_timed: True if the result of `read` runs as in the engines; False if it uses floats.
+        takes_cache: files of decoders have a key-value cache as inputs and outputs.
     """
 
     name: str
@@ -98,24 +98,24 @@ class Target:
     takes_cache: bool = False
 
     def export(self, mg: MaseGraph, path: Path, tokenizer: Any = None) -> Written:
-        """Writes a graph; a missing suffix is added to the path.
+        """Writes a graph, and adds a missing suffix to the path.
 
         Args:
-            mg: the graph; it stays as it is.
-            path: the file or folder.
-            tokenizer: of the model, for targets whose engines take text.
+            mg: graph; it is not changed.
+            path: file or folder.
+            tokenizer: tokenizer of the model, for targets with engines that take text.
         """
         if self.suffix and path.suffix != self.suffix:
             path = path.with_name(path.name + self.suffix)
-        found = self.write(mg, path, tokenizer)
-        files = found.get("files") or [path.with_suffix(x) for x in (self.suffix, *self.beside)]
-        notes, cause = tuple(found.get("notes", ())), found.get("cause", "")
+        written = self.write(mg, path, tokenizer)
+        files = written.get("files") or [path.with_suffix(x) for x in (self.suffix, *self.beside)]
+        notes, cause = tuple(written.get("notes", ())), written.get("cause", "")
         return Written(path, tuple(files), notes, cause)
 
     def require(self) -> None:
-        """Raises an error where a package is not installed.
+        """Checks that the required packages are installed.
 
         Raises:
-            UnavailableError: with the command that installs it.
+            UnavailableError: with the command that installs them.
         """
         require(self.name, self.library, *self.needs, extra=self.extra)

@@ -1,4 +1,4 @@
-"""Table of targets: the one place that names them."""
+"""Table of export targets."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ TARGETS: Registry[Target] = Registry(
     kind=Target,
     own_name=lambda target: target.name,
 )
-"""Targets by the name that `--to` takes: those of chop, and those of other packages."""
+"""Targets of chop and of other packages, by the name for `--to`."""
 
 REFUSED: Mapping[str, str] = {
-    "awq": "chop reads folders of AWQ and writes none: gptq and compressed-tensors hold the same "
-    "integers of 4 bits in groups",
-    "executorch": "ExecuTorch 1.5 asks for torchao 0.18 and for one version each of mpmath and "
-    "coremltools, and was not tried: pt2 is a package that C++ runs without chop",
-    "tensorrt": "TensorRT reads files of onnx, and was not tried with those of chop",
-    "vllm": "vLLM reads folders of compressed-tensors and gptq",
-    "sglang": "SGLang reads folders of compressed-tensors and gptq",
-    "llama.cpp": "llama.cpp reads files of gguf",
+    "awq": "chop reads AWQ folders but does not write them; use gptq or compressed-tensors, which "
+    "hold the same 4-bit integers in groups",
+    "executorch": "ExecuTorch 1.5 pins torchao 0.18, mpmath and coremltools, and was not tested; "
+    "use pt2, a package that C++ runs without chop",
+    "tensorrt": "TensorRT was not tested; it reads files of the target onnx",
+    "vllm": "for vLLM use compressed-tensors or gptq",
+    "sglang": "for SGLang use compressed-tensors or gptq",
+    "llama.cpp": "for llama.cpp use gguf",
 }
-"""What is no target, by the name that a user may give: why, and which target to take."""
+"""Names of engines and formats that are not targets, with an alternative."""
 
 
 def target(name: str) -> Target:
-    """The target of that name.
+    """Returns the target of a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: if there is no such target.
     """
     if name in REFUSED:
         raise ConfigError(f"to: no target '{name}': {REFUSED[name]}.")

@@ -1,4 +1,4 @@
-"""Affine scales: a scale and a zero point per group, by least squares."""
+"""Affine scales: a scale and a zero point per group, fitted by least squares."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from chop.formats.scaling import EPSILON, TINY, Scales, Scaling
 from chop.formats.statistic import LARGEST
 
 CLIPPED = (0.85, 0.7)
-"""Shares of the range of a group from which fits start, beside all of it."""
+"""Fractions of a group's range from which fits start, in addition to the whole range."""
 FITS = 5
-"""Least-squares fits from such a start."""
+"""Least-squares fits per clipped start."""
 FEW = 4
-"""Bits of k up to which every number of steps is tried that a range may have."""
+"""Largest width of k for which every allowed number of steps in a range is tried."""
 FLOAT32_END = 128
-"""Exponent of the power of two that float32 ends below."""
+"""Exponent of the smallest power of two above the float32 range."""
 
 
 class _Grid(NamedTuple):
@@ -33,14 +33,14 @@ class _Grid(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Values, and what grids depend on.
+    """Values of groups, and the statistics that grids depend on.
 
     Attributes:
-        x: float64 (rows, elements), 0 for what does not count.
-        counts: the same shape, 1 for what counts and 0 for the rest; None: all counts.
-        low: (rows, 1), the lowest value, 0 at most.
-        high: (rows, 1), the highest value, 0 at least.
-        has_zero: (rows, 1), whether a value is 0.
+        x: float64 (rows, elements), 0 for excluded elements.
+        counts: same shape, 1 for included and 0 for excluded elements; None includes all.
+        low: (rows, 1), minimum of the values and 0.
+        high: (rows, 1), maximum of the values and 0.
+        has_zero: (rows, 1), True if a value is 0.
     """
 
     x: Tensor
@@ -51,7 +51,7 @@ class _Group(NamedTuple):
 
     @classmethod
     def of(cls, rows: Tensor) -> _Group:
-        """Groups as rows, in which NaN and infinities do not count."""
+        """Returns groups given as rows, excluding NaN and infinities."""
         finite = rows.isfinite()
         # In one order in memory, sums have one order.
         x = rows.masked_fill(~finite, 0.0).contiguous()
@@ -61,11 +61,11 @@ class _Group(NamedTuple):
         return cls(x, counts, low.clamp(max=0), high.clamp(min=0), has_zero)
 
     def sum(self, values: Tensor) -> Tensor:
-        """(rows, 1), of values that count."""
+        """Returns the sum of included values, (rows, 1)."""
         return (values if self.counts is None else values * self.counts).sum(-1, keepdim=True)
 
     def mean(self, values: Tensor) -> Tensor:
-        """(rows, 1), of values that count."""
+        """Returns the mean of included values, (rows, 1)."""
         if self.counts is None:
             return values.mean(-1, keepdim=True)
         return self.sum(values) / self.counts.sum(-1, keepdim=True).clamp(min=1)
@@ -73,22 +73,22 @@ class _Group(NamedTuple):
 
 @dataclass(frozen=True)
 class AffineScale(Scaling):
-    """The bfloat16 s and the zero point z of s (k - z) with the least squared error that is found.
+    """Bfloat16 scale s and zero point z of s (k - z), chosen to minimize the squared error.
 
-    From several starts, codes k are rounded to and s and z follow by regression, in turns. On each
-    grid the lowest of a group's values and 0 has the code 0, and the highest one of `ends`: where
-    these values stay as they round, s and z are found again in what was rounded. Where there is no
-    such grid, in groups of zeros or near the ends of float32, s is 2^-23 and z is 0. Infinities,
-    NaN and what a short group lacks do not count.
+    Alternating fits start from several grids: values are rounded to codes k, then s and z follow by
+    regression. The minimum of a group's values and 0 has the code 0, the maximum one of `ends`, so
+    that s and z can be computed again from the rounded values. Groups without such a grid (zeros,
+    or values near the ends of float32) get s = 2^-23 and z = 0. Infinities, NaN and padding are
+    ignored.
 
-    s is stored in the low 16 bits of a code and z in the 8 above, by 2^(element_width - 8). A
-    bfloat16 times a number of 9 bits is a float32 number, so that no product is rounded.
+    A code stores s in its low 16 bits and z in the 8 above, as a multiple of 2^(element_width - 8).
+    A bfloat16 times a 9-bit integer is a float32 number, so products are not rounded.
 
     Attributes:
         element_width: bits of k.
 
-    Source: codes and levels fitted in turns: Lloyd 1982, IEEE Transactions on Information Theory
-    28(2); here levels lie on a line.
+    Source: alternating fits of codes and levels: Lloyd 1982, IEEE Transactions on Information
+    Theory 28(2). Here the levels lie on a line.
     """
 
     element_width: int
@@ -100,38 +100,40 @@ class AffineScale(Scaling):
 
     @property
     def last_code(self) -> int:
-        """The largest k."""
+        """Largest k."""
         codes: int = 2**self.element_width
         return codes - 1
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Steps that the range of a group may have, so that few values can lie on a grid."""
+        """Numbers of steps that a group's range may have."""
         last, half = self.last_code, (self.last_code + 1) // 2
         return tuple(range(half, last + 1)) if self.element_width <= FEW else (half, last - 1, last)
 
     @property
     def _zero_steps(self) -> float:
-        """Zero points between one code and the next."""
+        """Zero points per code."""
         return 2.0 ** (self.zero_width - self.element_width)
 
     def anchors(self, groups: Tensor) -> Tensor:
-        """True for the lowest of a group's values and 0, and for the highest."""
+        """Returns a mask of the minimum and maximum of each group's values and 0."""
         lowest, highest = groups.nan_to_num(nan=0.0).aminmax(dim=-1, keepdim=True)
         return (groups == lowest.clamp(max=0)) | (groups == highest.clamp(min=0))
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
-        """The grids of groups, in which NaN does not count.
+        """Returns the scales and zero points of groups, ignoring NaN.
 
         Args:
             groups: float64, (..., groups, group size).
-            counted: None, as elements with zero points have no threshold.
+            counted: None: elements with zero points have no threshold.
         """
         rows = groups.detach().reshape(-1, groups.size(-1)).double()
         if rows.is_meta:  # without data there is nothing to fit
             return self.scales(groups[..., :1].double())
-        found = [torch.cat(self._fit(part), -1) for part in chunks(rows, rows.size(-1), self.chunk)]
-        grids = torch.cat(found) if found else rows.new_empty(0, 2)
+        grids_of_parts = [
+            torch.cat(self._fit(part), -1) for part in chunks(rows, rows.size(-1), self.chunk)
+        ]
+        grids = torch.cat(grids_of_parts) if grids_of_parts else rows.new_empty(0, 2)
         return self._stored(*grids.view(*groups.shape[:-1], 2).split(1, -1))
 
     def _fit(self, rows: Tensor) -> _Grid:
@@ -140,6 +142,8 @@ class AffineScale(Scaling):
         least = torch.full_like(group.low, torch.inf)
         for start, fits in self._starts(group):
             grid = start
+            # Each fit lowers the error of its codes, but new codes may leave the allowed grids:
+            # every intermediate grid is a candidate.
             for step in range(fits + 1):
                 codes = self._codes(group.x, grid)
                 error = codes.sub(grid.zero).mul_(grid.scale).sub_(group.x).square_()
@@ -152,10 +156,10 @@ class AffineScale(Scaling):
         return best
 
     def _starts(self, group: _Group) -> Iterator[tuple[_Grid, int]]:
-        """Grids, and how often they are fitted.
+        """Yields initial grids, and the number of fits for each.
 
-        One for each of `ends` finds itself again in values that were rounded by it. One has a step
-        that is rounded down and lies across the range: it spans the range as far as float32 goes.
+        The grid for each of `ends` reproduces itself from values that it rounded. One grid has a
+        step rounded down and covers the range symmetrically, to stay within float32.
         """
         spread, ends = group.high - group.low, self.ends
         for end in reversed(ends):
@@ -169,8 +173,8 @@ class AffineScale(Scaling):
         for share in CLIPPED:
             yield self._grid(whole * share, -group.low / whole, group), FITS
 
-    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor:
-        """The nearest bfloat16 above zero whose products are finite."""
+    def representable(self, scales: Tensor, tensor_scale: Tensor | None = None) -> Tensor:
+        """Returns the nearest positive bfloat16 scales with finite products."""
         largest = 2.0 ** (FLOAT32_END - self.element_width)
         return scales.nan_to_num(nan=0.0).clamp(TINY, largest).bfloat16().double()
 
@@ -178,7 +182,7 @@ class AffineScale(Scaling):
         return _Grid(self.representable(scale), self._zero_point(zero, group))
 
     def _zero_point(self, zero: Tensor, group: _Group) -> Tensor:
-        """The nearest zero point; a code at an end where no value is above 0, or none below."""
+        """Returns the nearest zero point; an end if all values are on one side of 0."""
         lowest = torch.where(group.high == 0, self.ends[0], 0)
         zero = torch.maximum(zero.nan_to_num(nan=0.0), lowest).clamp(max=self.last_code)
         steps = torch.where(group.has_zero | (group.high == 0), 1.0, self._zero_steps)
@@ -189,11 +193,12 @@ class AffineScale(Scaling):
 
     def _spans(self, grid: _Grid, group: _Group) -> Tensor:
         first, last = self._codes(group.low, grid), self._codes(group.high, grid)
+        # Only such grids are found again from the values that they rounded.
         is_end = torch.isin(last, last.new_tensor(self.ends))
         return (first == 0) & is_end & (last >= grid.zero)
 
     def _regression(self, group: _Group, codes: Tensor, before: _Grid) -> _Grid:
-        """The line through (k, x) with the least squared error, through a zero point that is."""
+        """Fits x = s (k - z) by least squares, then again for the rounded zero point."""
         x = group.x
         mean_k, mean_x = group.mean(codes), group.mean(x)
         k = codes - mean_k
@@ -208,23 +213,24 @@ class AffineScale(Scaling):
         codes = to_bits(scale) | (zero * self._zero_steps).long() << BITS
         return Scales(scale, codes, zero_points=zero)
 
-    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
-        """Numbers that are scales already, with zero points of 0."""
-        return self._stored(found, torch.zeros_like(found))
+    def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
+        """Wraps values that are scales already, with zero points of 0."""
+        return self._stored(statistics, torch.zeros_like(statistics))
 
-    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
-        """s of each code."""
+    def restore(self, packed: Tensor, count: int, tensor_scale: Tensor | None) -> Tensor:
+        """Returns s of each code."""
         return from_bits(unpack_bits(packed, self.width, count).long().view(-1, 1))
 
     def restore_zero_points(self, packed: Tensor, count: int) -> Tensor:
-        """z of each code."""
+        """Returns z of each code."""
         codes = unpack_bits(packed, self.width, count).long().view(-1, 1)
         return (codes >> BITS).double() / self._zero_steps
 
 
 def _rounded_down(scale: Tensor) -> Tensor:
-    """The largest bfloat16 that is not above a number of at least 0."""
+    """Rounds non-negative numbers down to bfloat16."""
     nearest = scale.bfloat16()
+    # Bits of non-negative floats sort like the numbers: one less is the number below.
     below = (nearest.view(torch.int16) - 1).clamp(min=0).view(torch.bfloat16)
     return torch.where(nearest.double() > scale, below, nearest).double()
 

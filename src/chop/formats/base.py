@@ -1,8 +1,8 @@
-"""Number format: the base class, and what it derives from a format's fields and layout.
+"""Base class of number formats.
 
-A format is a frozen dataclass in a file of its own. Its fields are the config keys, its `layout`
-says what it is made of. Rounding, encoding, registration, config parsing, the fake-quantizer with
-its straight-through gradient, validation and the conformance tests are derived here, once.
+A format is a frozen dataclass in its own file. Its fields are the config keys, and its `layout`
+describes elements, groups and scales. The base class derives rounding, encoding, registration,
+config parsing, fake-quantization with straight-through gradients, and validation.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
 from chop.private.torch_api import is_transformed
 
 INPUT_OPERANDS = ("data_in", "weight", "bias")
-"""What an operator reads and can have in a format."""
+"""Operands that an operator reads."""
 OPERANDS = (*INPUT_OPERANDS, "data_out")
-"""What an operator can have in a format."""
+"""Operands of an operator that can have a format."""
 
 
 class NumberFormat(Quantizer):
-    """A finite set of numbers, and the rule that picks one for every real number.
+    """Finite set of numbers with a rounding rule.
 
-    Subclasses are frozen dataclasses whose fields are config keys (or values derived from them).
-    They are registered under `name` and `aliases` when they are defined; bases have no name.
+    Subclasses are frozen dataclasses; their fields are config keys or derived from them. Defining a
+    subclass registers it under `name` and `aliases`; base classes have no name.
     """
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     module_keys: ClassVar[Mapping[str, str | None]] = {}
-    """Config keys that hold for a whole module, and the field each is; None: no effect."""
+    """Config keys of a whole module, and the field that each sets; None for keys without effect."""
     search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
     key: str
-    """The format as text, made once: `from_key` is the inverse."""
+    """Text form of the format, the inverse of `from_key`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -64,13 +64,13 @@ class NumberFormat(Quantizer):
         if "round" in vars(cls) and composed[0] is not NumberFormat:
             raise ConfigError(
                 f"number format {cls.__name__} replaces the rounding of {composed[0].__name__}, "
-                "which codes and kernels rely on: derive it from NumberFormat, or give it an "
-                "element of its own."
+                "which codes and kernels rely on. Derive it from NumberFormat, or define its own "
+                "element."
             )
         if "ranges" in vars(cls):
             raise ConfigError(
-                f"number format {cls.__name__}: 'ranges' bounds no field. Give the type of each "
-                "field its own: width: Annotated[int, Range(1, 24)], of chop.config."
+                f"number format {cls.__name__}: 'ranges' is not supported. Annotate the field "
+                "instead: width: Annotated[int, Range(1, 24)], with Range from chop.config."
             )
         for name in TAKING_TENSORS & vars(cls).keys():
             setattr(cls, name, checking(vars(cls)[name]))
@@ -89,30 +89,30 @@ class NumberFormat(Quantizer):
         object.__setattr__(self, "ignores_zeros", layout is not None and layout.ignores_zeros)
 
     def validate(self) -> None:
-        """Raises ConfigError where fields do not fit together.
+        """Checks that the fields fit together; raises ConfigError otherwise.
 
-        The range of one field is in its type, as `Annotated[int, Range(2, 32, "bits")]`.
+        The range of a single field is in its type, as `Annotated[int, Range(2, 32, "bits")]`.
         """
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of one of MASE's configs, with what MASE takes and the format cannot replaced.
+        """Replaces field values that MASE accepts but this format does not.
 
-        What is left out has its default. Only MASE's flat form is read so; see
+        Missing fields keep their defaults. Only MASE's flat form is read this way; see
         `chop.formats.mase_config`.
         """
         return dict(fields)
 
     @classmethod
     def ignores(cls, name: str, value: Any) -> bool:
-        """Whether MASE's configs give the format this field though it says nothing of it."""
+        """Returns True if a field of MASE's configs has no meaning for this format."""
         return False
 
     def layout(self) -> Layout | None:
-        """What the format is made of; fields that wait for `fitted` are not allowed.
+        """Returns the elements, groups and scales of a fitted format.
 
-        None for a format with a rounding of its own, which no backend knows: it then defines
-        `round`, `bits`, `encode`, `decode` and `saturates` itself.
+        Formats with their own rounding return None; backends do not support them. They override
+        `round`, `bits`, `encode`, `decode` and `saturates`.
         """
         return None
 
@@ -121,91 +121,92 @@ class NumberFormat(Quantizer):
         layout = self.layout()
         if layout is None:
             raise NotImplementedError(
-                f"number format {type(self).__name__}: expected `layout`, or `round`, `bits`, "
-                "`encode`, `decode` and `saturates` of its own."
+                f"number format {type(self).__name__}: expected a `layout` method, or its own "
+                "`round`, `bits`, `encode`, `decode` and `saturates`."
             )
         return layout
 
     @checking
     def round(self, x: Tensor) -> Tensor:
-        """Nearest representable value of every element: the readable reference.
+        """Rounds each element to the nearest representable value: the readable reference.
 
         Args:
             x: any shape, float64, float32, bfloat16 or float16.
-        Returns: same shape and dtype as `x`; a dtype that cannot hold a value rounds once more.
+        Returns: tensor of the shape and dtype of `x`. If the dtype cannot represent a value, it is
+            rounded once more.
         """
         return reference.round_by(self.fitted(x)._layout, x)
 
     def bits(self, shape: Sequence[int] = ()) -> float:
-        """Storage per element in bits, shared scales of a tensor of this shape included.
+        """Returns the storage per element in bits, including scales of a tensor of this shape.
 
-        `()` counts scales as in a full group.
+        The shape `()` counts scales as in a full group.
         """
         return reference.bits(self._layout, shape)
 
     @checking
     def encode(self, x: Tensor) -> Encoded:
-        """Stores `round(x)`.
+        """Encodes `round(x)` as codes and scales.
 
         Raises:
-            ConfigError: a field still waits for `fitted`.
+            ConfigError: if the format is not fitted.
         """
         if not self.is_fitted:
             raise ConfigError(f"{self.label}: call `fitted(x)` before `encode(x)`.")
         return reference.encode(self._layout, x)
 
     def decode(self, encoded: Encoded) -> Tensor:
-        """Inverse of `encode`: `decode(encode(x))` equals `round(x)` bit for bit."""
+        """Decodes a tensor: `decode(encode(x))` equals `round(x)` bit for bit."""
         return reference.decode(self._layout, encoded)
 
     def is_row_separable(self, shape: Sequence[int]) -> bool:
-        """True where each index of the first axis has codes and scales of its own, in whole bytes.
+        """Returns True if each index of the first axis has its own scales and whole bytes of codes.
 
-        Rows of such an encoded tensor can be decoded without the others.
+        Rows of such an encoded tensor can be decoded separately.
         """
         layout = self.layout()
         return layout is not None and reference.is_row_separable(layout, shape)
 
     @property
     def is_deterministic(self) -> bool:
-        """False where `round` draws at random."""
+        """False if `round` draws random numbers."""
         return True
 
     @property
     def cache_key(self) -> str | None:
-        """The key; None where `round` draws at random."""
+        """The key, or None if `round` draws random numbers."""
         return self.key if self.is_deterministic else None
 
     @checking
     def saturates(self, x: Tensor) -> Tensor:
-        """Boolean, shape of `x`: True where the value lies beyond the largest representable one."""
+        """Returns a boolean mask of values beyond the largest representable one."""
         return reference.saturates(self.fitted(x)._layout, x)
 
     @checking
     def fitted(self, samples: Tensor) -> Self:
-        """This format with every `"auto"` field replaced by what suits `samples`.
+        """Returns this format with every `"auto"` field derived from samples.
 
-        Formats without such fields are their own fit.
+        Formats without such fields return themselves.
         """
         return self
 
     @property
     def is_fitted(self) -> bool:
-        """False while a field still waits for `fitted`."""
+        """False if a field is still to be derived by `fitted`."""
         return True
 
     @property
     def is_identity(self) -> bool:
-        """True for the format that changes nothing."""
+        """True for the identity format."""
         return False
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         """Fake-quantizes: `round(x)` forward, a straight-through estimator backward.
 
-        The derivative is the same in forward mode, and under the transforms of `torch.func`.
+        Forward-mode differentiation and the transforms of `torch.func` use the same derivative.
 
         Raises:
-            ConfigError: `x` is no dense floating tensor, or there is no such gradient.
+            ConfigError: if `x` is not a dense floating tensor, or if the gradient is unknown.
 
         Source of the estimator: Bengio et al. 2013, arXiv:1308.3432.
         """
@@ -222,17 +223,17 @@ class NumberFormat(Quantizer):
 
     @property
     def label(self) -> str:
-        """Short text for tables and pictures: the width, and what differs from the defaults."""
+        """Short text for tables and pictures: the width and fields that are not defaults."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        shown = [
+        parts = [
             f"{name}={_shortened(value)}"
             for name, value in values.items()
             if name == "width" or value != self.get_default(name)
         ]
-        return f"{self.name}({', '.join(shown)})" if shown else self.name
+        return f"{self.name}({', '.join(parts)})" if parts else self.name
 
     def get_default(self, field: str) -> Any:
-        """What a field is when it is left out and the others are as here, or `MISSING`."""
+        """Returns the default of a field given the other fields, or `MISSING`."""
         return type(self).__dataclass_fields__[field].default  # type: ignore[attr-defined]
 
 
@@ -242,11 +243,11 @@ def _shortened(value: Any) -> str:
 
 
 MAX_SUMMARY_LENGTH = 4
-"""Elements of a field that labels write out."""
+"""Longest sequence, in elements, that labels write out."""
 
 
 def _format_class(name: str, value: Any) -> type[NumberFormat]:
-    """Checks what a package declares as the number format `name`."""
+    """Checks a class that a package declares as the number format `name`."""
     if not (isinstance(value, type) and issubclass(value, NumberFormat)):
         raise REGISTRY.misfit(name, value, "a subclass of NumberFormat")
     if name not in (value.name, *value.aliases):
@@ -255,46 +256,50 @@ def _format_class(name: str, value: Any) -> type[NumberFormat]:
 
 
 PACKAGE = "package"
-"""Key of a format in files: name and version of the package that defines it."""
+"""Key in files for the name and version of the package that defines a format."""
 REGISTRY: Registry[type[NumberFormat]] = Registry("formats", as_row=_format_class)
-"""Every format class by name and alias."""
+"""Format classes by name and alias."""
 
 
 def formats() -> list[type[NumberFormat]]:
-    """Every format class once, in the order of definition."""
+    """Returns every format class once, in the order of definition."""
     return list(dict.fromkeys(REGISTRY.values()))
 
 
 def get_format(name: str | None) -> type[NumberFormat]:
-    """The format class of that name; None is the identity format `float`.
+    """Returns the format class of a name; None is the identity format `float`.
 
     Raises:
-        ConfigError: no format has that name.
+        ConfigError: if no format has that name.
     """
     name = "float" if name is None else str(name)
     if name not in REGISTRY:
         REGISTRY.import_all()  # packages declare names, and their classes have aliases
     if name not in REGISTRY:
         near = did_you_mean(name, REGISTRY)
-        own = "" if near.startswith("did") else " One of a module of yours needs --import MODULE."
+        own = (
+            ""
+            if near.startswith("did")
+            else " To use a format from your own module, pass --import MODULE."
+        )
         raise ConfigError(f"unknown number format '{name}': {near}{own}")
     return REGISTRY[name]
 
 
 def parse_format(settings: Any, where: str = "format") -> NumberFormat:
-    """A format from an instance, a name, None, or a mapping with `name` and the format's fields.
+    """Parses a format from an instance, a name, None, or a mapping with `name` and fields.
 
-    `PACKAGE` in a mapping, as files have it, names the package to install for an unknown format.
+    If a mapping from a file names an unknown format, `PACKAGE` names the package to install.
 
     Args:
-        settings: a format, its name, None for `float`, or a mapping as of a config.
-        where: what the format belongs to, for messages.
+        settings: format, name, None for `float`, or mapping as in a config.
+        where: owner of the format, for messages.
 
     >>> parse_format({"name": "integer", "width": 8, "frac_width": 4}).label
     'integer 8.4'
 
     Raises:
-        ConfigError: unknown name or key, missing key, wrong type.
+        ConfigError: if a name or key is unknown, a key is missing, or a type is wrong.
     """
     if isinstance(settings, NumberFormat):
         return settings
@@ -308,24 +313,24 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
             f"{where}: the number format '{settings.get('name')}' {missing(str(settings[PACKAGE]))}"
         )
     if fields and "name" not in settings:
-        raise ConfigError(f"{where}: missing key 'name', of the format that has {min(fields)!r}.")
+        raise ConfigError(f"{where}: missing key 'name' of the format beside {min(fields)!r}.")
     other = other_version(str(settings[PACKAGE])) if PACKAGE in settings else None
     try:
-        found = parse(get_format(settings.get("name")), fields, where)
+        number_format = parse(get_format(settings.get("name")), fields, where)
     except ConfigError as error:
         if other is None:
             raise
         raise PluginError(f"{str(error).rstrip('.')} ({other}).") from error
     if other is not None:
-        warn_once(f"the number format '{settings['name']}' may differ: the file was {other}.")
-    return found
+        warn_once(f"The number format '{settings['name']}' may differ: the file was {other}.")
+    return number_format
 
 
 def stored_settings(number_format: NumberFormat) -> dict[str, Any]:
-    """Returns the settings of a format for a file, with the package that it is from.
+    """Returns the settings of a format for a file, with the package that defines it.
 
     Args:
-        number_format: any format; of one of chop's own no package is named.
+        number_format: any format; chop's own formats have no package entry.
     """
     settings = json.loads(number_format.key)
     package = get_package(type(number_format))
@@ -334,14 +339,14 @@ def stored_settings(number_format: NumberFormat) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def from_key(key: str) -> NumberFormat:
-    """The format that `key` describes."""
+    """Returns the format of a key."""
     return parse_format(parse_json(key))
 
 
 def even_sample(x: Tensor, count: int) -> Tensor:
-    """At most `count` elements of `x`, flattened: drawn by a fixed seed, all when there are fewer.
+    """Returns at most `count` elements of `x`, flattened, sampled with a fixed seed.
 
-    A regular stride would see only some columns of a matrix.
+    Random sampling is used because a regular stride would see only some columns of a matrix.
 
     Args:
         x: any shape.
@@ -356,7 +361,7 @@ def even_sample(x: Tensor, count: int) -> Tensor:
 
 
 def clamped(fields: Mapping[str, Any], name: str, largest: int) -> dict[str, Any]:
-    """The fields, with the integer of that name `largest` at most."""
+    """Returns the fields with an integer field limited to `largest`."""
     value = fields.get(name)
     return {**fields, name: largest} if isinstance(value, int) and value > largest else dict(fields)
 
@@ -412,7 +417,7 @@ def _save_mask(ctx: Any, inputs: tuple[Tensor, str], output: tuple[Tensor, Tenso
     ctx.save_for_backward(output[1])
 
 
-def _clipped(ctx: Any, grad: Tensor | None, of_mask: None = None) -> tuple[Tensor | None, None]:
+def _clipped(ctx: Any, grad: Tensor | None, mask_grad: None = None) -> tuple[Tensor | None, None]:
     (mask,) = ctx.saved_tensors
     return None if grad is None else torch.ops.chop.clip_gradient(grad, mask), None
 

@@ -1,4 +1,4 @@
-"""`binary`: the sign, with or without a scale."""
+"""`binary`: one bit per element, with or without a scale."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from chop.formats.statistic import MEAN
 class Binary(ScaledFormat, LearnableFormat):
     """One bit per value: -1 or 1, optionally times a scale.
 
-    Values: {-1, +1} times a scale, or {0, 1} if not bipolar; the scale is 1, or the mean magnitude
+    Values: {-1, +1} times a scale, or {0, 1} if not bipolar. The scale is 1, or the mean magnitude
     of a channel, an index of the first axis; a vector is one channel.
     Rounding: the upper value for x >= 0, -0 included; `stochastic`: with probability
     clip((x/scale + 1)/2, 0, 1), drawn from torch's global generator at every call, in evaluation
-    too. Saturation: beyond the scale. Special values: NaN stays NaN, and is the lower value when
-    stored; the scale is the mean of finite magnitudes.
+    too. Saturation: beyond the scale. Special values: NaN stays NaN, and is stored as the lower
+    value; the scale is the mean of finite magnitudes.
 
     Attributes:
         width: 1.
-        stochastic: draws instead of taking the sign.
+        stochastic: draws values at random instead of taking the sign.
         bipolar: False for {0, 1}.
-        scaling_factor: takes the scale from the data instead of 1.
-        scales: the scale of each channel, or one for all, if it does not follow the data; with
-            `scaling_factor`.
+        scaling_factor: computes the scale from the data instead of using 1.
+        scales: static scale of each channel, or one for all; requires `scaling_factor`.
 
     Learning, with `scaling_factor`: the scale starts at the mean magnitude; dy/dscale is the value
     without it; dy/dx is 1, and 0 beyond the scale.
@@ -59,24 +58,24 @@ class Binary(ScaledFormat, LearnableFormat):
 
     @classmethod
     def ignores(cls, name: str, value: Any) -> bool:
-        """True of widths but one bit, and of a number for a scale, which is measured or 1."""
+        """Ignores widths other than 1, and numeric scales: the scale is measured or 1."""
         is_scale = name == "scaling_factor" and isinstance(value, float)
         return name == "frac_width" or is_scale or (name == "width" and value != 1)
 
     def validate(self) -> None:
-        """Raises ConfigError unless the width is 1, or where scales do not fit."""
+        """Raises ConfigError if the width is not 1, or if the scales do not fit."""
         object.__setattr__(self, "scales", check_scales(self.scales, "binary.scales"))
         if self.scales is not None and not self.scaling_factor:
-            raise ConfigError("binary.scales: expected scaling_factor=True with them.")
+            raise ConfigError("binary.scales: scales require scaling_factor=True.")
 
     @property
     def is_deterministic(self) -> bool:
-        """False if signs are drawn."""
+        """False if values are drawn at random."""
         return not self.stochastic
 
     @property
     def element(self) -> Sign:
-        """Signs."""
+        """Sign elements."""
         return Sign(self.bipolar, self.stochastic)
 
     @property
@@ -86,7 +85,7 @@ class Binary(ScaledFormat, LearnableFormat):
 
     @property
     def scaling(self) -> Scaling:
-        """The mean magnitude, a given scale, or none."""
+        """Mean magnitude, static scale, or no scale."""
         if self.scales is not None:
             return ConstantScale(self.scales)
         return FloatScale(MEAN) if self.scaling_factor else Unscaled()

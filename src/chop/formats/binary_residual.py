@@ -1,4 +1,4 @@
-"""`binary_residual`: a sum of signs, each of what the ones before it left."""
+"""`binary_residual`: a sum of scaled signs, each binarizing the residual of the previous ones."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class BinaryResidual(LearnableFormat):
     Values: the sum over l of scale_l s_l, s_l in {-1, +1}, or {0, 1} if not bipolar.
     Rounding: r_0 = x; s_l is the sign of r_l, +1 for zeros; r_(l+1) = r_l - scale_l s_l;
     `stochastic`: the upper value with probability clip((r_l/scale_l + 1)/2, 0, 1), drawn from
-    torch's global generator. scale_l is float32(mean |r_l|) of the tensor, or given. Saturation:
-    beyond the sum of the scales. Special values: NaN stays NaN, and has the lower bits when
-    stored; scales are means of finite magnitudes.
+    torch's global generator. scale_l is float32(mean |r_l|) of the tensor, or static. Saturation:
+    beyond the sum of the scales. Special values: NaN stays NaN, and is stored with the lower bits;
+    scales are means of finite magnitudes.
 
     Attributes:
         width: 1, the bits of a level.
-        stochastic: draws instead of taking the sign.
+        stochastic: draws values at random instead of taking the sign.
         bipolar: False for {0, 1}.
         residual_sign: False for one level, whatever `levels` is.
         levels: L, 1 to 8.
-        scales: the L factors, or None to measure them.
+        scales: static factors of the L levels, or None to measure them.
 
-    Learning: the factors start as they are measured; dy/dscale_l = s_l; dy/dx is 1, and 0 beyond
-    the sum of the factors.
+    Learning: the factors start at their measured values; dy/dscale_l = s_l; dy/dx is 1, and 0
+    beyond the sum of the factors.
 
     Example:
         >>> import torch
@@ -60,11 +60,11 @@ class BinaryResidual(LearnableFormat):
 
     @classmethod
     def ignores(cls, name: str, value: Any) -> bool:
-        """True of widths but one bit, that of a level, and of the scale, which is measured."""
+        """Ignores widths other than 1, the bits of a level, and the scale, which is measured."""
         return name in ("frac_width", "scaling_factor") or (name == "width" and value != 1)
 
     def validate(self) -> None:
-        """Raises ConfigError unless the width is 1 and the scales are L."""
+        """Raises ConfigError unless the width is 1 and there are L scales."""
         object.__setattr__(self, "scales", check_scales(self.scales, "binary_residual.scales"))
         if self.scales is not None and len(self.scales) != self._depth:
             raise ConfigError(
@@ -74,7 +74,7 @@ class BinaryResidual(LearnableFormat):
 
     @property
     def is_deterministic(self) -> bool:
-        """False if signs are drawn."""
+        """False if values are drawn at random."""
         return not self.stochastic
 
     @property
@@ -82,6 +82,6 @@ class BinaryResidual(LearnableFormat):
         return self.levels if self.residual_sign else 1
 
     def layout(self) -> Layout:
-        """Levels of signs, each with a factor of the tensor."""
+        """Returns levels of signs, each with one factor for the whole tensor."""
         scaling = FloatScale(MEAN) if self.scales is None else ConstantScale(self.scales)
         return Layout(Sign(self.bipolar, self.stochastic), scaling=scaling, levels=self._depth)

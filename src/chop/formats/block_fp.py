@@ -1,4 +1,4 @@
-"""`block_fp`: integers that share an exponent (MSFP)."""
+"""`block_fp`: block floating point (MSFP), integers with a shared exponent."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class BlockFP(BlockFormat):
 
     Values: s 2^E k/2^m, 0 <= k < 2^m, m = `width` - 1; E = floor(log2 amax) + 1, clipped to
     -bias .. 2^exponent_width - 1 - bias, where amax is the block's largest finite magnitude.
-    Rounding: of k to nearest, ties to even. Saturation: at k = 2^m - 1, infinities too. Special
-    values: -0 is kept; NaN stays NaN, and is 0 when stored.
+    Rounding: k to nearest, ties to even. Saturation: at k = 2^m - 1, infinities too. Special
+    values: -0 is preserved; NaN stays NaN, and is stored as 0.
 
     Attributes:
         width: bits per element, 2 to 32.
@@ -50,7 +50,7 @@ class BlockFP(BlockFormat):
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Exponents of 8 bits for wider ones: with their bias they reach all of float32's."""
+        """Limits exponents to 8 bits, which with their bias cover the range of float32."""
         taken = clamped(fields, "exponent_width", MAX_EXPONENT_WIDTH)
         if taken.get("exponent_width") == fields.get("exponent_width"):
             return taken
@@ -63,7 +63,7 @@ class BlockFP(BlockFormat):
 
     @property
     def scaling(self) -> SharedExponent:
-        """The exponent above the largest magnitude."""
+        """Power of two above the largest magnitude."""
         bias = self.exponent_bias
         bias = 2 ** (self.exponent_width - 1) - 1 if bias is None else bias
         return SharedExponent(-bias, self.exponent_width, has_nan=False, offset=1)

@@ -1,4 +1,4 @@
-"""`block_log`: powers of two that share their exponent bias."""
+"""`block_log`: powers of two with a shared exponent bias."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class BlockLog(BlockFormat):
 
     Values: those of `log` with bias b = 2^(width-1) - 1 - ceil(log2 amax), a signed integer
     clipped to its width; amax is the block's largest finite magnitude.
-    Rounding: of log2 |x| to the nearest integer. Saturation: at both ends, infinities too.
-    Special values: zeros of either sign become +2^-b; NaN stays NaN, and has the lowest code
-    when stored.
+    Rounding: log2 |x| to the nearest integer. Saturation: at both ends, infinities too.
+    Special values: zeros of either sign become +2^-b; NaN stays NaN, and is stored as the lowest
+    code.
 
     Attributes:
         width: bits per element, 2 to 32.
@@ -49,12 +49,12 @@ class BlockLog(BlockFormat):
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """At most 8 bits of bias."""
+        """Limits the bias to 8 bits."""
         return clamped(fields, "exponent_bias_width", MAX_BIAS_WIDTH)
 
     @property
     def element(self) -> Log2:
-        """Powers of two from 1 up."""
+        """Powers of two, at least 1."""
         return Log2(self.width, bias=0)
 
     @property

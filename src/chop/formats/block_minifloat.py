@@ -1,4 +1,4 @@
-"""`block_minifloat`: minifloats that share their exponent bias."""
+"""`block_minifloat`: minifloats with a shared exponent bias."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class BlockMinifloat(BlockFormat):
 
     Values: those of `minifloat_ieee`, variant `finite`, with bias b = 2^exponent_width - 1 -
     floor(log2 amax), a signed integer clipped to its width; amax is the block's largest finite
-    magnitude, so that it lies in the top binade.
+    magnitude, which therefore lies in the top binade.
     Rounding: to nearest, ties to even. Saturation: beyond the largest value, infinities too.
-    Special values: -0 is kept; NaN stays NaN, and is 0 when stored.
+    Special values: -0 is preserved; NaN stays NaN, and is stored as 0.
 
     Attributes:
         width: bits per element, 3 to 32.
@@ -54,12 +54,12 @@ class BlockMinifloat(BlockFormat):
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The widest exponent that fits for wider ones, and at most 8 bits of bias."""
+        """Limits the exponent to the widest that fits, and the bias to 8 bits."""
         exponents = clamped(nearest_float_widths(fields), "exponent_width", MAX_EXPONENT_WIDTH)
         return clamped(exponents, "exponent_bias_width", MAX_BIAS_WIDTH)
 
     def validate_element(self) -> None:
-        """Raises ConfigError where the width leaves the exponent too little room."""
+        """Raises ConfigError if the width leaves too little room for the exponent."""
         check_float_widths(self.name, self.width, self.exponent_width)
 
     @property

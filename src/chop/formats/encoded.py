@@ -1,4 +1,4 @@
-"""Encoded tensor: codes and scales that a format stores."""
+"""Encoded tensor: the codes and scales that a format stores."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """A tensor as a format stores it, which has no gradient.
+    """Tensor encoded by a number format. It has no gradient.
 
     Attributes:
-        codes: uint8, one-dimensional: the elements' codes, bit-packed in row-major order.
+        codes: uint8, one-dimensional: bit-packed codes of the elements in row-major order.
         shape: shape of the decoded tensor.
         dtype: dtype of the decoded tensor.
-        scales: scales shared by several elements, in row-major order of their groups, or None:
-            float32 numbers, or uint8 bytes of bit-packed codes.
-        tensor_scale: float32 scalar, a factor of all scales, or None.
+        scales: shared scales in row-major order of their groups, or None: float32 numbers, or
+            uint8 bytes of bit-packed codes.
+        tensor_scale: float32 scalar that multiplies all scales, or None.
     """
 
     codes: Tensor
@@ -35,16 +35,16 @@ class Encoded:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that codes and scales occupy."""
+        """Size of codes and scales in bytes."""
         stored = (self.codes, self.scales, self.tensor_scale)
         return sum(tensor.nbytes for tensor in stored if tensor is not None)
 
     def take_rows(self, index: Tensor) -> Encoded:
-        """The rows of that index, of a tensor whose format keeps rows apart.
+        """Returns selected rows. The format must be row-separable.
 
         Args:
-            index: integers, one-dimensional: positions along the first axis.
-        Returns: an encoded tensor of the shape (index size, *shape[1:]).
+            index: one-dimensional integers: positions along the first axis.
+        Returns: encoded tensor of the shape (index size, *shape[1:]).
         """
         count = self.shape[0]
         codes = self.codes.view(count, -1).index_select(0, index).view(-1)
@@ -55,11 +55,11 @@ class Encoded:
         return dataclasses.replace(self, codes=codes, scales=scales, shape=shape)
 
     def slice_rows(self, start: int, stop: int) -> Encoded:
-        """Neighboring rows, in the same memory; see `take_rows`.
+        """Returns a range of rows as a view of the same memory; see `take_rows`.
 
         Args:
-            start: the first one.
-            stop: the one behind the last.
+            start: first row.
+            stop: row after the last.
         """
         count = self.shape[0]
         codes = self.codes.view(count, -1)[start:stop].view(-1)

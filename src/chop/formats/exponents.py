@@ -1,4 +1,4 @@
-"""Exact binary exponents, read from and written into the bits of a float64."""
+"""Exact binary exponents, by the bits of float64."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ BIAS = 1023
 
 
 def floor_log2(x: Tensor) -> Tensor:
-    """floor(log2 |x|), exactly.
+    """Returns floor(log2 |x|) exactly.
 
     Args:
-        x: float64; every finite float32 but zero is a normal number there.
+        x: float64; every finite nonzero float32 is a normal float64.
     Returns: int64; -1023 for zero and subnormal float64, 1024 for infinities and NaN.
 
     >>> floor_log2(torch.tensor([0.75, -8.0, 7.999]).double())
@@ -23,7 +23,7 @@ def floor_log2(x: Tensor) -> Tensor:
 
 
 def exp2(exponent: Tensor) -> Tensor:
-    """2^exponent, exactly.
+    """Returns 2^exponent exactly.
 
     Args:
         exponent: int64, -1022 to 1023.

@@ -1,4 +1,4 @@
-"""`float`: the identity format. It is there so that operator code has no `if`."""
+"""`float`: the identity format, which spares operators a special case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chop.formats.quantizer import Gradient
 
 @dataclass(frozen=True)
 class Float(NumberFormat):
-    """Leaves every value as it is.
+    """Identity format: values are not changed.
 
     Storage is counted as 32 bits, the width of a float32 parameter.
     """
@@ -25,7 +25,7 @@ class Float(NumberFormat):
     aliases: ClassVar[tuple[str, ...]] = ("fp32",)
 
     def round(self, x: Tensor) -> Tensor:
-        """`x` itself.
+        """Returns `x` itself.
 
         >>> Float().round(torch.tensor([0.1]))
         tensor([0.1000])
@@ -33,23 +33,23 @@ class Float(NumberFormat):
         return x
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        """`x` itself, without a node in the graph."""
+        """Returns `x` itself, without a node in the graph."""
         return x
 
     def bits(self, shape: Sequence[int] = ()) -> float:
-        """32."""
+        """Returns 32."""
         return 32.0
 
     def encode(self, x: Tensor) -> Encoded:
-        """The bytes of `x`."""
+        """Returns the bytes of `x`."""
         return Encoded(x.detach().contiguous().view(-1).view(torch.uint8), x.shape, x.dtype)
 
     def decode(self, encoded: Encoded) -> Tensor:
-        """The tensor those bytes are."""
+        """Returns the tensor stored in the bytes."""
         return encoded.codes.view(encoded.dtype).view(encoded.shape)
 
     def saturates(self, x: Tensor) -> Tensor:
-        """False everywhere."""
+        """Returns False for every value."""
         return torch.zeros_like(x, dtype=torch.bool)
 
     @property

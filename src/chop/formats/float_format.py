@@ -1,4 +1,4 @@
-"""Floating-point formats: base of those with an exponent and a mantissa of their own."""
+"""Base class of floating-point formats with a chosen exponent and mantissa."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MAX_EXPONENT_WIDTH = 8
 
 
 def _largest_exponent_width(width: int) -> int:
-    """The widest exponent that leaves a bit of fraction, and is not wider than float32's."""
+    """Returns the widest exponent up to float32's that leaves one fraction bit."""
     return min(width - 2, MAX_EXPONENT_WIDTH)
 
 
 def check_float_widths(name: str, width: int, exponent_width: int) -> None:
-    """Raises ConfigError unless sign, exponent and at least one bit of fraction fit."""
+    """Raises ConfigError unless sign, exponent and at least one fraction bit fit the width."""
     Range(MIN_WIDTH, 32, "bits").check(width, f"{name}.width")
     allowed = Range(1, _largest_exponent_width(width), "bits")
     allowed.check(exponent_width, f"{name}.exponent_width")
 
 
 def nearest_float_widths(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with an exponent that fits into the width, where that can hold one."""
+    """Limits the exponent to the width, if the width has room for an exponent."""
     width = fields.get("width")
     if not isinstance(width, int) or width < MIN_WIDTH:
         return dict(fields)
@@ -36,7 +36,7 @@ def nearest_float_widths(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FloatFormat(ElementFormat):
-    """Sign, exponent and mantissa in a width of choice.
+    """Floating-point format with sign, exponent and mantissa of chosen widths.
 
     Attributes:
         width: bits per element, 3 to 32.
@@ -55,15 +55,15 @@ class FloatFormat(ElementFormat):
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The widest exponent that fits for wider ones."""
+        """Limits the exponent to the widest that fits."""
         return nearest_float_widths(fields)
 
     def validate(self) -> None:
-        """Raises ConfigError where the width leaves the exponent too little room."""
+        """Raises ConfigError if the width leaves too little room for the exponent."""
         check_float_widths(self.name, self.width, self.exponent_width)
 
     @property
     def _parts(self) -> tuple[int, int, int]:
-        """Bits of the exponent, bits of the mantissa, and the bias."""
+        """Exponent bits, mantissa bits and bias."""
         width, bias = self.exponent_width, self.exponent_bias
         return width, self.width - width - 1, 2 ** (width - 1) - 1 if bias is None else bias

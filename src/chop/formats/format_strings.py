@@ -1,4 +1,4 @@
-"""Number formats as people type them: `8.4`, `4.auto`, `mxint:width=4`."""
+"""Format strings of the command line: `8.4`, `4.auto`, `mxint:width=4`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from chop.formats.base import REGISTRY, NumberFormat, parse_format
 from chop.formats.integer import Integer
 
 RULES = ("auto", "minmax", "mse", "percentile")
-"""How an integer's fraction may be derived."""
+"""Rules that derive the fraction width of an integer."""
 WIDTH = re.compile(r"(?:u?int|fp|float|i|w|q)(\d+)\w*", re.IGNORECASE)
-"""What others call their formats by: int8, fp4, q4_0."""
+"""Names that other tools use for formats: int8, fp4, q4_0."""
 SHORT = re.compile(r"([a-z_]+?)(\d+)")
-"""A format's name and its width: mxint4."""
+"""Format name followed by its width: mxint4."""
 
 
 def parse_format_string(text: str) -> NumberFormat:
-    """A number format as people type it.
+    """Parses a format string.
 
-    Integers are `width.fraction`, as `8.4`, or `4.auto` with a rule that derives the fraction; any
-    format is `name` or `name:field=value:field=value`; a number behind the name is the width.
+    Integers are `width.fraction`, like `8.4`, or `4.auto` with a rule that derives the fraction.
+    Any format can be written as `name` or `name:field=value:field=value`. A number directly after
+    the name is the width.
 
     >>> parse_format_string("4.auto").label, parse_format_string("mxint:width=4").bits()
     ('integer 4.auto', 4.25)
@@ -32,7 +33,7 @@ def parse_format_string(text: str) -> NumberFormat:
     True
 
     Raises:
-        ConfigError: it is malformed, or a field is unknown, given twice or out of range.
+        ConfigError: if the text is malformed, or a field is unknown, repeated or out of range.
     """
     if text[:1].isdigit():
         return _parse_integer(text)
@@ -44,22 +45,22 @@ def parse_format_string(text: str) -> NumberFormat:
         raise ConfigError(f"unknown number format '{name}': did you mean {kind}?")
     if "=" in name:
         raise ConfigError(
-            f"unknown number format '{name}': fields stand behind a format's name and ':', as "
-            "mxfp:width=4:exponent_width=2; commas are between formats."
+            f"unknown number format '{name}': write fields after the name and ':', such as "
+            "mxfp:width=4:exponent_width=2. Commas separate formats."
         )
     pairs = [field.partition("=") for field in fields]
     if not all(value for _, _, value in pairs):
-        raise ConfigError(f"format '{text}': expected name:field=value, as mxint:width=4.")
+        raise ConfigError(f"format '{text}': expected name:field=value, such as mxint:width=4.")
     given = ["name", *(field for field, _, _ in pairs)]
     for field in given:
         if given.count(field) > 1:
-            raise ConfigError(f"format '{text}': '{field}' is given twice; expected it once.")
+            raise ConfigError(f"format '{text}': '{field}' is given twice.")
     settings = {field: _parse_value(value) for field, _, value in pairs}
     return parse_format({"name": name, **settings}, f"format '{text}'")
 
 
 def with_width(text: str) -> str:
-    """A format's text where a number behind the name is the field that it stands for.
+    """Expands a number after the format's name to the field that it sets.
 
     >>> with_width("mxint4"), with_width("mxfp8:exponent_width=5"), with_width("nvfp4")
     ('mxint:width=4', 'mxfp:width=8:exponent_width=5', 'nvfp4')
@@ -72,7 +73,7 @@ def with_width(text: str) -> str:
 
 
 def format_string(number_format: NumberFormat) -> str:
-    """The shortest text that `parse_format_string` reads as this format.
+    """Returns the shortest text that `parse_format_string` parses to this format.
 
     >>> format_string(Integer(4, "mse"))
     '4.mse'
@@ -98,7 +99,7 @@ def _parse_integer(text: str) -> Integer:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"format '{text}': expected width.fraction, as 8.4 or 4.auto, or a name, as mxint."
+            f"format '{text}': expected width.fraction, like 8.4 or 4.auto, or a name, like mxint."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""`fp8`: OCP's 8-bit floats times a float, per tensor, channel, row, group or block."""
+"""`fp8`: OCP's 8-bit floats with a float scale per tensor, channel, row, group or block."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class FP8(ScaledFormat, LearnableFormat):
 
     Values: s v, v a number of e4m3 (at most 448) or e5m2 (57344); s = float32(amax/largest v),
     where amax is the group's largest finite magnitude; s = 2^-23 in a group of zeros.
-    Rounding: of x/s to nearest, ties to even. Saturation: infinities, and what lies beyond given
-    scales. Special values: -0 is kept; NaN stays NaN, and concerns nobody else.
+    Rounding: x/s to nearest, ties to even. Saturation: infinities, and values beyond static
+    scales. Special values: -0 is preserved; NaN stays NaN and does not affect other values.
 
     Attributes:
         exponent_width: 4 for e4m3, which has no infinity and one NaN (E4M3FN); 5 for e5m2.
-        granularity: what shares a scale: the `tensor`; a `channel`, one index of the first axis;
-            a `row` of the last axis, as of one token; a `group` of `group_size` along it; a
-            `block` of as many along each of the last two axes.
+        granularity: elements that share a scale: the `tensor`; a `channel`, one index of the first
+            axis; a `row` of the last axis, such as one token; a `group` of `group_size` along it;
+            a `block` of that size along each of the last two axes.
         group_size: elements of a `group`, or along each side of a `block`.
-        scales: s of each group, or one for all, if it does not follow the data.
+        scales: static s of each group, or one for all.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ class FP8(ScaledFormat, LearnableFormat):
     scales: tuple[float, ...] | None = None
 
     def validate(self) -> None:
-        """Raises ConfigError where scales are not finite."""
+        """Raises ConfigError if scales are not finite."""
         object.__setattr__(self, "scales", check_scales(self.scales, "fp8.scales"))
 
     @property
@@ -68,7 +68,7 @@ class FP8(ScaledFormat, LearnableFormat):
 
     @property
     def groups(self) -> Groups:
-        """What shares a scale."""
+        """Elements that share a scale."""
         if self.granularity == "group":
             return Blocks((self.group_size,))
         if self.granularity == "block":
@@ -77,7 +77,7 @@ class FP8(ScaledFormat, LearnableFormat):
 
     @property
     def scaling(self) -> Scaling:
-        """A float32 that puts the largest magnitude on the largest element, or a given one."""
+        """Float32 that maps the largest magnitude to the largest element, or a static scale."""
         if self.scales is not None:
             return ConstantScale(self.scales)
         return FloatScale(LARGEST, self.element.largest, is_positive=True)

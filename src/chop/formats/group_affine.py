@@ -1,4 +1,4 @@
-"""`group_affine`: integers with a scale and a zero point per group, by least squares."""
+"""`group_affine`: integers with a scale and a zero point per group, fitted by least squares."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class GroupAffine(ScaledFormat):
     """Asymmetric integers with a bfloat16 scale and a zero point per group of a row.
 
     Values: s (k - z), 0 <= k < 2^width; s > 0 is a bfloat16, z in [0, 2^width - 1] a multiple of
-    2^(width-8), and an integer in groups that have a value of zero, so that zeros stay, or none
-    above it. The lowest of a group's values and 0 has the code 0, and the highest the last code,
-    the one before, or 2^(width-1); up to 4 bits any from 2^(width-1) on. Among such, s and z have
-    the least sum of squared errors that alternating fits find: codes k are rounded to, then s and z
-    follow by regression. It takes width + 24/group_size bits, and is meant for weights: fitting
-    takes about four times as long as the search of `group_integer`.
-    Rounding: of x/s + z to nearest, ties to even; to a dtype narrower than float32 once more, so
-    that some groups round to other values when they are rounded again. Saturation: what the fit
-    clips, and infinities. Special values: NaN stays NaN, and is the lowest value when stored;
+    2^(width-8). z is an integer in groups that contain a zero, which is then exact, or no positive
+    value. The minimum of a group's values and 0 has the code 0. The maximum has the last code,
+    the one before, or 2^(width-1); up to 4 bits any code from 2^(width-1) on. Among these grids,
+    alternating fits minimize the sum of squared errors: values are rounded to codes k, then s and
+    z follow by regression. Storage is width + 24/group_size bits. The format is meant for weights:
+    fitting takes about four times as long as the search of `group_integer`.
+    Rounding: x/s + z to nearest, ties to even. Dtypes narrower than float32 round the result once
+    more, so that some groups change again if they are rounded twice. Saturation: values that the
+    fit clips, and infinities. Special values: NaN stays NaN, and is stored as the lowest value;
     groups of values below 2^(width-127) may become zeros.
 
     Attributes:
         width: bits per element, 2 to 8.
-        group_size: elements of a group along the last axis; the last one of a row may be shorter.
+        group_size: elements of a group along the last axis; the last group of a row may be shorter.
 
     Example:
         >>> import torch
@@ -53,7 +53,7 @@ class GroupAffine(ScaledFormat):
 
     @property
     def element(self) -> Fixed:
-        """Integers from 0 on."""
+        """Unsigned integers."""
         return Fixed(self.width, 0, "unsigned")
 
     @property
@@ -63,5 +63,5 @@ class GroupAffine(ScaledFormat):
 
     @property
     def scaling(self) -> AffineScale:
-        """A bfloat16 and a zero point for each group."""
+        """Bfloat16 scale and zero point per group."""
         return AffineScale(self.width)

@@ -1,4 +1,4 @@
-"""`group_integer`: integers times a bfloat16 per group, which is searched for the least error."""
+"""`group_integer`: integers with a bfloat16 scale per group, found by a search."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from chop.formats.searched_scale import SearchedScale
 class GroupInteger(ScaledFormat):
     """Two's-complement integers times a bfloat16 scale of either sign per group of a row.
 
-    Values: s k, -2^(width-1) <= k < 2^(width-1). s has the least sum of squared errors in the group
-    (of 2 bits: plus half the square of the sum of errors) among -x_max/c, rounded to bfloat16, for
-    x_max the value of largest magnitude and c from 1/2 to 3/2 of 2^(width-1) in 17 steps (from 6
-    bits on: integers from 1/2 to 1 of it); 2^-23 in a group of zeros. The sign of s gives the
-    lowest code to the value of largest magnitude. It takes width + 16/group_size bits, and is meant
-    for weights: the search takes time.
-    Rounding: of x/s to nearest, ties to even. Saturation: what the search leaves out, and
-    infinities. Special values: NaN stays NaN, and is 0 when stored.
+    Values: s k, -2^(width-1) <= k < 2^(width-1). s minimizes the sum of squared errors of the group
+    (for 2 bits: plus half the square of the sum of errors) among -x_max/c, rounded to bfloat16.
+    x_max is the value of largest magnitude, and c runs from 1/2 to 3/2 of 2^(width-1) in 17 steps
+    (from 6 bits on: integers from 1/2 to 1 of it). s is 2^-23 in a group of zeros. The sign of s
+    gives the lowest code to x_max. Storage is width + 16/group_size bits. The format is meant for
+    weights, because the search takes time.
+    Rounding: x/s to nearest, ties to even. Saturation: values that the search clips, and
+    infinities. Special values: NaN stays NaN, and is stored as 0.
 
     Attributes:
         width: bits per element, 2 to 8.
-        group_size: elements of a group along the last axis; the last one of a row may be shorter.
+        group_size: elements of a group along the last axis; the last group of a row may be shorter.
 
     Example:
         >>> import torch
@@ -36,7 +36,7 @@ class GroupInteger(ScaledFormat):
         tensor([ 4., -3.,  1.,  2.])
 
     Source: the scale with the least squared error: Banner et al. 2019, arXiv:1810.05723, section
-    2; by search on a grid: Choukroun et al. 2019, arXiv:1902.06822, section 4. Errors that add up:
+    2; by grid search: Choukroun et al. 2019, arXiv:1902.06822, section 4. Accumulated errors:
     Nagel et al. 2019, arXiv:1906.04721, section 4.2.
     """
 
@@ -51,7 +51,7 @@ class GroupInteger(ScaledFormat):
 
     @property
     def element(self) -> Fixed:
-        """Integers, the lowest one of two's complement too."""
+        """Integers, including the lowest one of two's complement."""
         return Fixed(self.width, 0, "twos_complement", is_symmetric=False)
 
     @property
@@ -61,5 +61,5 @@ class GroupInteger(ScaledFormat):
 
     @property
     def scaling(self) -> SearchedScale:
-        """A bfloat16 for each group."""
+        """Bfloat16 scale per group."""
         return SearchedScale(self.element.lowest_code)

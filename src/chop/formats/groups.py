@@ -1,4 +1,4 @@
-"""Groups: elements that share a scale, as blocks along axes, rows, channels or whole tensors."""
+"""Groups of elements that share a scale: blocks along axes, rows, channels or whole tensors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Granularity = Literal["tensor", "channel", "row"]
-"""One scale for all, one for each index of the first axis, or one for each row of the last."""
+"""One scale for the tensor, for each index of the first axis, or for each row of the last axis."""
 
 
 class BlockTiling(NamedTuple):
-    """A contiguous tensor as matrices that are cut into blocks; those at the edges are smaller."""
+    """Contiguous tensor as matrices that are cut into blocks; those at the edges are smaller."""
 
     matrices: int
     rows: int
@@ -26,13 +26,13 @@ class BlockTiling(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """A tensor as rows, each with scales of its own or all with the same.
+    """Tensor as rows that have their own scales or share them.
 
     Attributes:
-        rows: how many.
-        columns: of each.
-        group: columns that share a scale; `ALL_COLUMNS` for all of them.
-        groups_per_row: scales of a row; 0 if the rows have the same.
+        rows: number of rows.
+        columns: elements of a row.
+        group: columns that share a scale; `ALL_COLUMNS` for all.
+        groups_per_row: scales of a row; 0 if all rows share their scales.
     """
 
     rows: int
@@ -45,31 +45,31 @@ ALL_COLUMNS = 2**62
 
 
 class Groups(ABC):
-    """Cuts a tensor into groups and puts it together again."""
+    """Division of a tensor into groups, and its inverse."""
 
     nominal_size: float
-    """Elements of a full group; infinite where the tensor decides."""
+    """Elements of a full group; infinite if it depends on the tensor."""
 
     @abstractmethod
     def split(self, x: Tensor) -> Tensor:
-        """(..., groups, group size); what is missing of a ragged last group is zero."""
+        """Returns (..., groups, group size), padding a ragged last group with zeros."""
 
     @abstractmethod
     def join(self, groups: Tensor, shape: Sequence[int]) -> Tensor:
-        """Inverse of `split` for a tensor of that shape."""
+        """Joins the result of `split` to a tensor of that shape."""
 
     @abstractmethod
     def count(self, shape: Sequence[int]) -> int:
-        """Number of groups in a tensor of that shape."""
+        """Returns the number of groups in a tensor of that shape."""
 
     @abstractmethod
     def tiling(self, shape: Sequence[int]) -> BlockTiling | None:
-        """A tensor of that shape, not empty, cut without moving anything; None if it has to be."""
+        """Returns the tiling of a non-empty tensor in memory; None if elements must be moved."""
 
     def lines(self, shape: Sequence[int]) -> Lines | None:
-        """A tensor of that shape, not empty, as rows of whole groups; None where groups cross them.
+        """Returns a non-empty tensor as rows of whole groups; None if groups cross rows.
 
-        Codes lie in the order of the rows, scales in that of the groups.
+        Codes are stored in the order of rows, scales in the order of groups.
         """
         count, columns = math.prod(shape), shape[-1] if shape else 1
         groups = self.count(shape)
@@ -86,20 +86,19 @@ class Groups(ABC):
         return Lines(tiling.rows, tiling.columns, tiling.block_columns, per_row)
 
     def separable_dims(self, rank: int) -> dict[int, int]:
-        """Dimensions along which a tensor of that rank can be cut without parting a group.
+        """Returns the dimensions along which a tensor can be cut without splitting a group.
 
-        Returns: per dimension the multiple at which a cut may lie; none unless a grouping says so.
-            Chunks along a dimension with multiple 1 have the groups of the tensor one chunk after
-            the other, where it is the first.
+        Returns: for each dimension, the multiple at which cuts are allowed; empty by default. If
+            the first dimension has the multiple 1, the concatenated groups of its chunks are the
+            groups of the tensor.
         """
         return {}
 
     @abstractmethod
     def is_row_separable(self, rank: int) -> bool:
-        """True where no group of a tensor of that rank, 2 or more, has values of two rows.
+        """Returns True if no group of a tensor of that rank, 2 or more, spans two rows.
 
-        A row is all that has the same index of the first axis; it has its groups one after the
-        other.
+        A row contains all elements with the same first index. Its groups are adjacent.
         """
 
 
@@ -108,22 +107,22 @@ class Whole(Groups):
     """Groups that follow the tensor's shape.
 
     Attributes:
-        granularity: a vector or scalar is one channel and one row.
+        granularity: `tensor`, `channel` or `row`; a vector or scalar is one channel and one row.
     """
 
     granularity: Granularity
     nominal_size: float = math.inf
 
     def split(self, x: Tensor) -> Tensor:
-        """(groups, elements of each)."""
+        """Returns (groups, elements per group)."""
         return x.reshape(self.count(x.shape), -1) if x.numel() else x.reshape(0, 1)
 
     def join(self, groups: Tensor, shape: Sequence[int]) -> Tensor:
-        """The shape given back."""
+        """Restores the shape."""
         return groups.reshape(shape)
 
     def count(self, shape: Sequence[int]) -> int:
-        """1, the first size, or the number of rows; none in an empty tensor."""
+        """Returns 1, the first size, or the number of rows; 0 for an empty tensor."""
         if math.prod(shape) == 0:
             return 0
         if self.granularity == "tensor" or len(shape) < 2:
@@ -131,31 +130,31 @@ class Whole(Groups):
         return shape[0] if self.granularity == "channel" else math.prod(shape[:-1])
 
     def tiling(self, shape: Sequence[int]) -> BlockTiling:
-        """A row for each group."""
+        """Returns one matrix row per group."""
         count = self.count(shape)
         size = math.prod(shape) // count
         return BlockTiling(1, count, size, 1, size)
 
     def separable_dims(self, rank: int) -> dict[int, int]:
-        """The first dimension of channels, all but the last of rows, none of tensors."""
+        """Returns the first dimension for channels, all but the last for rows, none for tensors."""
         if self.granularity == "tensor" or rank < 2:
             return {}
         return {0: 1} if self.granularity == "channel" else dict.fromkeys(range(rank - 1), 1)
 
     def is_row_separable(self, rank: int) -> bool:
-        """True but for one scale for all."""
+        """Returns False for one scale per tensor."""
         return self.granularity != "tensor"
 
 
 @dataclass(frozen=True)
 class Blocks(Groups):
-    """Blocks of a fixed size. The last one of a row is padded; none straddles rows.
+    """Blocks of a fixed size. The last block of a row is padded; no block crosses rows.
 
     Attributes:
-        sizes: of a block along the last axes, once `dim` is moved last; of a tensor with fewer
-            axes the last sizes count.
-        dim: the axis along which blocks run; the last one of tensors that lack it.
-        skip_first_dim: the first of several axes is never blocked: it counts samples.
+        sizes: block size along the last axes, after `dim` is moved last. Tensors with fewer axes
+            use the last sizes.
+        dim: axis along which blocks run; tensors without it use their last axis.
+        skip_first_dim: never cuts the first of several axes into blocks: it counts samples.
     """
 
     sizes: tuple[int, ...]
@@ -168,7 +167,7 @@ class Blocks(Groups):
         return math.prod(self.sizes)
 
     def split(self, x: Tensor) -> Tensor:
-        """(..., blocks, block size)."""
+        """Returns (..., blocks, block size)."""
         if x.numel() == 0:
             return x.reshape(0, 1)
         x = x.reshape(1) if x.ndim == 0 else x.movedim(self._axis(x.ndim), -1)
@@ -181,7 +180,7 @@ class Blocks(Groups):
         return x.flatten(-len(sizes))
 
     def join(self, groups: Tensor, shape: Sequence[int]) -> Tensor:
-        """The blocks in their places, without the padding."""
+        """Puts the blocks in their places and removes the padding."""
         if groups.numel() == 0:
             return groups.reshape(shape)
         rank = max(len(shape), 1)
@@ -198,7 +197,7 @@ class Blocks(Groups):
         return joined
 
     def count(self, shape: Sequence[int]) -> int:
-        """Blocks that are there, a ragged one included."""
+        """Returns the number of blocks, including ragged ones."""
         if math.prod(shape) == 0 or not shape:
             return int(math.prod(shape) > 0)
         sizes, axis = self._sizes(len(shape)), self._axis(len(shape))
@@ -207,7 +206,7 @@ class Blocks(Groups):
         return math.prod(blocks) * math.prod(moved[: len(moved) - len(sizes)])
 
     def tiling(self, shape: Sequence[int]) -> BlockTiling | None:
-        """Blocks of one axis, any, or of the last two."""
+        """Returns the tiling of blocks along any one axis, or along the last two."""
         shape = shape or (1,)
         rank = len(shape)
         sizes, axis = self._sizes(rank), self._axis(rank) % rank
@@ -221,7 +220,7 @@ class Blocks(Groups):
         return None
 
     def separable_dims(self, rank: int) -> dict[int, int]:
-        """All; those that blocks lie along at multiples of the block."""
+        """Returns all dimensions, with multiples of the block size along which blocks run."""
         if rank == 0:
             return {}
         axis = self._axis(rank) % rank
@@ -230,7 +229,7 @@ class Blocks(Groups):
         return dict.fromkeys(range(rank), 1) | dict(zip(moved[::-1], sizes[::-1], strict=False))
 
     def is_row_separable(self, rank: int) -> bool:
-        """True for blocks that run along the last axis and have no more than one."""
+        """Returns True for blocks along the last axis only."""
         return len(self._sizes(rank)) == 1 and self._axis(rank) % rank == rank - 1
 
     def _axis(self, rank: int) -> int:

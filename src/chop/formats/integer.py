@@ -30,24 +30,24 @@ FRAC_LIMIT = 120
 class Integer(NumberFormat):
     """Fixed-point numbers k 2^-frac_width.
 
-    Values: -2^(width-1) <= k < 2^(width-1), or 0 <= k < 2^width when unsigned.
-    Rounding: to nearest, ties to even; towards minus infinity with `floor`, as truncating
-    hardware does. Saturation: values beyond the range become the nearest end, infinities too.
-    Special values: there is only +0; NaN stays NaN in `round`, and is 0 when stored.
+    Values: -2^(width-1) <= k < 2^(width-1), or 0 <= k < 2^width if unsigned.
+    Rounding: to nearest, ties to even; towards minus infinity with `floor`, like truncating
+    hardware. Saturation: values beyond the range become the nearest end, infinities too.
+    Special values: zero is always +0; NaN stays NaN in `round`, and is stored as 0.
 
     Attributes:
-        width: bits per element, 1 to 32. `"auto"` waits for `fitted`: the fewest bits that
-            saturate nothing, 32 if none do; it needs a `frac_width` that is a number.
-        frac_width: binary places; may be negative, or above `width`. The others wait for `fitted`
-            (and follow each tensor's own range until then; in an operator that is trained, the
-            largest magnitude of the last 16 training tensors, also in evaluation; copies, exports
-            and state dicts keep that): `"minmax"` is the finest grid that
-            saturates nothing, `"percentile"` the finest that saturates few values, `"mse"` the one
-            with the least squared error. `"auto"` is `"mse"`.
+        width: bits per element, 1 to 32. `"auto"` lets `fitted` choose the fewest bits that
+            saturate nothing, or 32; it requires a numeric `frac_width`.
+        frac_width: fraction bits; may be negative, or above `width`. A rule lets `fitted` choose:
+            `"minmax"` takes the finest grid that saturates nothing, `"percentile"` the finest that
+            saturates few values, `"mse"` the one with the least squared error. `"auto"` is `"mse"`.
+            Before fitting, a rule follows each tensor's own range. In an operator that is trained,
+            it follows the largest magnitude of the last 16 training tensors, also in evaluation;
+            copies, exports and state dicts preserve it.
         is_signed: False for 0 .. 2^width - 1.
         floor: rounds down instead of to nearest.
-        percentile: of the values that are not zero, the percentage that `"percentile"` keeps from
-            saturating, above 0 to 100. Zeros are not counted: they fit every range.
+        percentile: percentage of nonzero values that `"percentile"` protects from saturation,
+            above 0 to 100. Zeros are not counted: they fit every range.
 
     Example:
         >>> Integer(width=4, frac_width=1).round(torch.tensor([0.26, 9.0]))
@@ -73,51 +73,51 @@ class Integer(NumberFormat):
     percentile: Annotated[float, Range(most=100, unit="percent", above=0)] = 99.9
 
     def validate(self) -> None:
-        """Raises ConfigError where a width does not fit the other fields."""
+        """Raises ConfigError if a width does not fit the other fields."""
         if self.is_signed and self.width == 1:
             raise ConfigError("integer.width: a signed integer needs 2 bits; use 'binary' for 1.")
         if isinstance(self.width, str) and isinstance(self.frac_width, str):
             raise ConfigError(
-                "integer: width and frac_width cannot both be derived; give one of them a number."
+                "integer: width and frac_width cannot both be derived. Set one of them to a number."
             )
 
     def layout(self) -> Layout:
-        """Fixed point.
+        """Returns fixed-point elements.
 
         Raises:
-            ConfigError: a width still waits for `fitted`.
+            ConfigError: if the format is not fitted.
         """
         if not isinstance(self.width, int) or not isinstance(self.frac_width, int):
             raise ConfigError(f"{self.label}: call `fitted(x)` first.")
         return Layout(self._element(self.width, self.frac_width), overflow="infinity")
 
     def _element(self, width: int, frac_width: int) -> Fixed:
-        """Element of these widths, without the checks that a new format runs."""
+        """Returns the element of these widths, skipping the checks of a new format."""
         code: Any = "twos_complement" if self.is_signed else "unsigned"
         rounding: Any = "floor" if self.floor else "nearest_even"
         return Fixed(width, frac_width, code, is_symmetric=False, rounding=rounding)
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """Smallest and largest integer code k; `width` has to be a number."""
+        """Smallest and largest integer code k; requires a numeric `width`."""
         assert isinstance(self.width, int)
         if self.is_signed:
             return -(2 ** (self.width - 1)), 2 ** (self.width - 1) - 1
         return 0, 2**self.width - 1
 
     def bits(self, shape: Sequence[int] = ()) -> float:
-        """`width`: the fraction is a part of it. A width that waits can be as large as 32."""
+        """Returns `width`, which includes the fraction; 32 for a width that is not fitted."""
         return float(self.width if isinstance(self.width, int) else MAX_WIDTH)
 
     @property
     def is_fitted(self) -> bool:
-        """True when both widths are numbers."""
+        """True if both widths are numbers."""
         return isinstance(self.width, int) and isinstance(self.frac_width, int)
 
     def fitted(self, samples: Tensor) -> Integer:
-        """The width or the fraction derived from the samples: see the attributes.
+        """Derives the width or the fraction from samples; see the attributes.
 
-        Samples that are not finite are left out.
+        Non-finite samples are ignored.
 
         >>> Integer(8, "minmax").fitted(torch.tensor([0.0, 1.5])).frac_width
         6
@@ -136,12 +136,12 @@ class Integer(NumberFormat):
         return replace(self, percentile=type(self).percentile, **{name: number})  # type: ignore[arg-type]
 
     def derived_number(self, fitted: Quantizer) -> float:
-        """The width or the fraction, whichever is derived."""
+        """Returns the derived width or fraction."""
         assert isinstance(fitted, Integer)
         return float(fitted.width if isinstance(self.width, str) else fitted.frac_width)
 
     def with_derived(self, number: float, largest: float) -> Integer:
-        """The format with that width or fraction; averages of several are rounded."""
+        """Returns the format with that width or fraction, rounding averages of several."""
         is_width = isinstance(self.width, str)
         least, most = (1 + self.is_signed, MAX_WIDTH) if is_width else (-FRAC_LIMIT, FRAC_LIMIT)
         return self._settled(min(max(round(number), least), most))
@@ -156,7 +156,7 @@ class Integer(NumberFormat):
         return self._least_squared_error(sample, finest)
 
     def _fewest_bits(self, finite: Tensor) -> int:
-        """Smallest width for which neither end of the samples rounds beyond the range."""
+        """Returns the smallest width at which neither end of the samples saturates."""
         if not finite.numel():
             return 1 + self.is_signed
         ends = torch.stack(finite.aminmax())
@@ -166,7 +166,7 @@ class Integer(NumberFormat):
         return next(enough, MAX_WIDTH)
 
     def _finest_without_saturation(self, finite: Tensor) -> int:
-        """Largest f for which neither end of the samples rounds beyond the range."""
+        """Returns the largest fraction at which neither end of the samples saturates."""
         low, high = self.code_range
         # How far, in steps, a value may lie beyond an end and still round to it.
         above, below = (1.0, 0.0) if self.floor else (0.5, 0.5)
@@ -182,7 +182,7 @@ class Integer(NumberFormat):
         return int(self.width) - 1 if chosen == FRAC_LIMIT else max(chosen, -FRAC_LIMIT)
 
     def _finest_with_few_saturated(self, sample: Tensor, finest: int) -> int:
-        """Largest f that saturates at most 100 - `percentile` percent of the nonzero samples."""
+        """Returns the largest fraction that saturates few enough nonzero samples."""
         ranged = sample[sample > 0] if not self.is_signed else sample[sample != 0]
         # A share is not exact in binary: one part in a million of a value more is let pass.
         allowed = ranged.numel() * (100 - self.percentile) / 100 + 1e-6
@@ -194,7 +194,8 @@ class Integer(NumberFormat):
         return chosen
 
     def _least_squared_error(self, sample: Tensor, finest: int) -> int:
-        """The f of least squared error. Below `finest` the grids only get coarser."""
+        """Returns the fraction with the least squared error."""
+        # Below `finest` grids only get coarser; above it they trade saturation for precision.
         candidates = range(finest, min(finest + int(self.width) + SATURATING, FRAC_LIMIT + 1))
 
         def squared_error(frac_width: int) -> float:
@@ -205,6 +206,6 @@ class Integer(NumberFormat):
 
     @property
     def label(self) -> str:
-        """`integer 8.4`: total width, then fraction; `integer 8.p99.9` keeps that percentage."""
+        """`integer 8.4`: total width and fraction; `integer 8.p99.9` includes the percentile."""
         fraction = f"p{self.percentile:g}" if self.frac_width == "percentile" else self.frac_width
         return f"{'' if self.is_signed else 'u'}integer {self.width}.{fraction}"

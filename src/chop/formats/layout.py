@@ -1,4 +1,4 @@
-"""Layout: the composition of a number format, as data that every backend reads."""
+"""Layout: the elements, groups and scales of a number format, read by every backend."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from chop.formats.statistic import LARGEST, Threshold
 
 @dataclass(frozen=True)
 class Layout:
-    """Elements times the scales of groups: each value becomes the element for value/scale.
+    """Composition of a format: elements times the scale of each group.
 
-    Where groups have zero points too, the element for value/scale + zero point is taken, and its
-    distance from the zero point is scaled.
+    A value becomes the element nearest to value/scale. With zero points, it becomes the element
+    nearest to value/scale + zero point, and the difference from the zero point is scaled.
 
-    Equal layouts round, encode and decode alike. `chop.formats.reference` does so readably;
-    kernels and exporters have one function per element and one per scaling.
+    Equal layouts round, encode and decode identically. `chop.formats.reference` is the readable
+    implementation. Kernels and exporters have one function per element and one per scaling.
 
     Attributes:
-        element: the set of numbers before any scale: its width, code, rounding and range.
-        groups: which values share a scale.
-        scaling: how scales follow the data and are stored; None for no scales.
-        levels: so many roundings are added, each of what the ones before left, each with a scale
-            of its own for the whole tensor; None for one rounding.
-        overflow: what becomes of a finite result that the tensor's dtype cannot hold: its largest
-            number, or infinity. Values beyond the largest element saturate in any case.
+        element: set of numbers before scaling: its width, code, rounding and range.
+        groups: values that share a scale.
+        scaling: measurement and storage of scales; None for no scales.
+        levels: number of roundings that are added, each of the residual of the previous ones and
+            with one scale for the whole tensor; None for one rounding.
+        overflow: result of a finite value beyond the range of the tensor's dtype: the dtype's
+            largest number, or infinity. Values beyond the largest element always saturate.
     """
 
     element: Element
@@ -44,22 +44,22 @@ class Layout:
 
     @property
     def rounding(self) -> Rounding:
-        """Which element stands for a value between two."""
+        """Rounding of values between two elements."""
         return self.element.rounding
 
     @property
     def has_zero_points(self) -> bool:
-        """Whether a value becomes s (k - z), with a zero point z for each group, and not s k."""
+        """True if values become s (k - z), with a zero point z per group, instead of s k."""
         return self.scaling is not None and self.scaling.zero_width > 0
 
     @property
     def has_nan(self) -> bool:
-        """Returns whether an infinity makes its group NaN."""
+        """True if an infinity makes its group NaN."""
         return self.scaling is not None and self.scaling.has_nan
 
     @property
     def ignores_zeros(self) -> bool:
-        """Returns whether zeros stay zeros and no scale follows them."""
+        """True if zeros stay zeros and do not affect scales."""
         if self.levels is not None or self.element.threshold is not None or self.has_zero_points:
             return False
         statistic = None if self.scaling is None else self.scaling.statistic
@@ -68,15 +68,15 @@ class Layout:
     def __post_init__(self) -> None:
         if self.has_zero_points and not self._can_have_zero_points():
             raise ConfigError(
-                "layout: zero points are of elements without a threshold, one for each scale, and "
+                "layout: zero points require elements without a threshold, no levels, and scales "
                 f"stored as codes; got {self.element}, {self.scaling}, levels {self.levels}."
             )
         if self.levels is not None:
             in_order = self.groups == WHOLE_TENSOR and self.element.threshold is None
             if not (in_order and self.scaling is not None and self.scaling.stores_floats):
                 raise ConfigError(
-                    "layout: levels are of elements without a threshold, times a float scale of "
-                    f"the tensor; got {self.element}, {self.groups}, {self.scaling}."
+                    "layout: levels require elements without a threshold and a float scale per "
+                    f"tensor; got {self.element}, {self.groups}, {self.scaling}."
                 )
             given = self.scaling.given if isinstance(self.scaling, ConstantScale) else None
             if given is not None and len(given) != self.levels:
@@ -87,9 +87,9 @@ class Layout:
         return is_coded and self.element.threshold is None and self.levels is None
 
     def split(self, x: Tensor) -> Tensor:
-        """The groups of `x`; where they have zero points, what a short one lacks is NaN.
+        """Returns the groups of `x`. Padding is NaN with zero points, otherwise zero.
 
-        Elsewhere it is zero, which no scale follows.
+        Neither affects the scales.
         """
         groups = self.groups.split(x)
         if not self.has_zero_points or groups.numel() == x.numel():
@@ -97,17 +97,17 @@ class Layout:
         return groups.masked_fill(self.groups.split(torch.ones_like(x)) == 0, torch.nan)
 
     def fitted(self, x: Tensor) -> Layout:
-        """With the threshold of a tensor as a number, where the elements have one."""
+        """Returns the layout with the threshold measured on a tensor, if it has one."""
         threshold = self.element.threshold
         return self.with_threshold(threshold.of(x)) if isinstance(threshold, Threshold) else self
 
     def with_threshold(self, threshold: float) -> Layout:
-        """With another threshold of its elements, which have one."""
+        """Returns the layout with another threshold. Its elements must have one."""
         element: Any = dataclasses.replace(self.element, threshold=threshold)  # type: ignore[type-var]
         return dataclasses.replace(self, element=element)
 
     def counted(self, groups: Tensor) -> Tensor | None:
-        """`groups` with NaN for the values that scales do not follow; None: they follow all."""
+        """Returns `groups` with NaN for values that do not affect scales; None if all do."""
         threshold = self.element.threshold
         if threshold is None:
             return None
@@ -115,5 +115,5 @@ class Layout:
         return groups.masked_fill(groups.abs() <= threshold, torch.nan)
 
     def with_scales(self, scales: Tensor | None) -> Layout:
-        """With scales, float32 (n,), that training is changing; None leaves them as they are."""
+        """Returns the layout with learned scales, float32 (n,); None returns it unchanged."""
         return self if scales is None else dataclasses.replace(self, scaling=LearnedScale(scales))

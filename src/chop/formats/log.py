@@ -16,16 +16,16 @@ class Log(ElementFormat):
     """Signed powers of two.
 
     Values: s 2^E, -bias <= E <= 2^(width-1) - 1 - bias.
-    Rounding: of log2 |x| to the nearest integer, or to the nearest value. Saturation: at both
+    Rounding: log2 |x| to the nearest integer, or to the nearest value. Saturation: at both
     ends, infinities too. Special values: without a zero code, zeros of either sign become
-    +2^-bias; NaN stays NaN, and has the lowest code when stored.
+    +2^-bias; NaN stays NaN, and is stored as the lowest code.
 
     Attributes:
         width: bits per element, 2 to 32.
         exponent_bias: None for 2^(width-2) - 1, which puts 1 in the middle.
         nearest: `log` rounds in the log domain, `linear` to the nearest value, ties up.
-        zero_code: the code of the smallest magnitude means zero, and what is nearer to zero than
-            to the next magnitude, in the same domain, becomes zero.
+        zero_code: makes the code of the smallest magnitude zero; values nearer to zero than to the
+            next magnitude, in the same domain, become zero.
 
     Example:
         >>> import torch

@@ -1,9 +1,9 @@
-"""Learned step sizes: formats whose scales may be given, and the operator that trains them.
+"""Learned step size quantization (LSQ): formats with learnable scales, and their operator.
 
-y = s q(x/s) has a gradient for its scale s as well as for x. The sum over the values of a group is
-divided by sqrt(N Q), N the values of one sample for each scale and Q the largest element, which
-keeps the updates of scales and weights in proportion. Source: Esser et al. 2020 (LSQ),
-arXiv:1902.08153, sections 2.1 and 2.2.
+y = s q(x/s) has a gradient for its scale s as well as for x. The sum over a group's values is
+divided by sqrt(N Q), where N is the number of values per sample and scale, and Q the largest
+element. This keeps the updates of scales and weights in proportion. Source: Esser et al. 2020
+(LSQ), arXiv:1902.08153, sections 2.1 and 2.2.
 """
 
 from __future__ import annotations
@@ -27,49 +27,48 @@ from chop.formats.statistic import mean_magnitude
 from chop.formats.transforms import refuse_transforms
 
 Gradients = Callable[[Layout, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`gradients`, or a kernel that equals it up to the rounding of sums."""
+"""`gradients`, or a kernel that equals it up to rounding of sums."""
 
 
 class LearnableFormat(NumberFormat):
-    """A format with float32 scales that may be given instead of measured, and so be learned.
+    """Format with float32 scales that may be static and therefore learned.
 
-    Scales are one-dimensional: one for each group of the tensor, or one that all groups have; of
-    levels, one for each.
+    Scales are one-dimensional: one per group of the tensor, one for all groups, or one per level.
     """
 
     scales: tuple[float, ...] | None
-    """The given ones; None to measure them."""
+    """Static scales; None to measure them."""
 
     def round_by(self, x: Tensor, scales: Tensor) -> Tensor:
-        """`x` rounded by scales, float32 (n,), above zero, instead of those found or given."""
+        """Rounds `x` with scales, float32 (n,) and positive, instead of measured or static ones."""
         return reference.round_by(self._layout.with_scales(scales), x)
 
     def with_scales(self, scales: Tensor) -> Self:
-        """This format with scales that were learned."""
+        """Returns this format with learned scales."""
         # Nine digits tell float32 numbers apart; more would only make keys and files longer.
         settled = tuple(float(f"{scale:.9g}") for scale in in_use(scales.detach()).tolist())
         return dataclasses.replace(self, scales=settled)  # type: ignore[type-var]
 
     def without_scales(self) -> Self:
-        """This format with scales that are measured."""
+        """Returns this format with measured scales."""
         return dataclasses.replace(self, scales=None)  # type: ignore[type-var]
 
 
 def with_scales_for(number_format: NumberFormat, channels: slice) -> NumberFormat:
-    """A format that brings a scale per channel along, with those of some channels.
+    """Returns a format with the static scales of some channels.
 
     Raises:
-        ConfigError: it brings none along.
+        ConfigError: if the format has no static scale per channel.
     """
     layout = number_format.layout()
     scaling = None if layout is None else layout.scaling
     if not isinstance(number_format, LearnableFormat) or not isinstance(scaling, StaticScale):
-        raise ConfigError(f"{number_format.label} brings no scales of channels along.")
+        raise ConfigError(f"{number_format.label} has no static scales per channel.")
     return number_format.with_scales(scaling.known(torch.device("cpu"))[channels])
 
 
 def learns(quantizer: Quantizer) -> bool:
-    """True for formats with a float scale of a tensor or a channel, and no random signs."""
+    """Returns True for formats with a float scale per tensor or channel and no random rounding."""
     if not isinstance(quantizer, LearnableFormat):
         return False
     layout = quantizer.layout()
@@ -79,14 +78,14 @@ def learns(quantizer: Quantizer) -> bool:
 
 
 def initial_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
-    """What learning starts from, float32 (n,), all above zero: scales that are given, or measured.
+    """Returns initial values of learned scales, float32 (n,) and positive: static or measured ones.
 
-    Elements that follow values start at 2 mean |x| / sqrt(Q), Q the largest one; others, signs, at
-    the mean of the magnitudes that the scale stands for.
+    Elements that approximate values start at 2 mean |x| / sqrt(Q), Q the largest element. Signs
+    start at the mean of the group's magnitudes.
 
     Args:
-        number_format: one that learns.
-        x: any shape and floating dtype: the weight, or inputs as one row.
+        number_format: format with learnable scales.
+        x: weight, or inputs as one row; any shape and floating dtype.
     """
     assert isinstance(number_format, LearnableFormat)
     layout = number_format.layout()
@@ -108,20 +107,20 @@ def initial_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
 def gradients(
     layout: Layout, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of the loss, with respect to `x` and, not yet divided, to `scales`.
+    """Returns the gradients of the loss with respect to `x` and to `scales`, not yet divided.
 
-    Where x/s lies within the range of elements that follow values, dy/dx = 1 and dy/ds = k - x/s
-    for the element k; beyond, 0 and k. For signs, dy/dx is 1, and 0 beyond the scale; dy/ds = k.
+    If x/s is within the range of elements that approximate values, dy/dx = 1 and dy/ds = k - x/s
+    for the element k; beyond it, 0 and k. For signs, dy/dx is 1, and 0 beyond the scale; dy/ds = k.
 
     Args:
-        layout: of the format.
-        grad: of the loss with respect to `rounded`.
+        layout: layout of the format.
+        grad: gradient of the loss with respect to `rounded`.
         x: at least float32.
-        rounded: `x` rounded by the scales, of its shape and dtype.
-        scales: float32 (n,), all above zero.
+        rounded: `x` rounded by the scales, in its shape and dtype.
+        scales: float32 (n,), all positive.
     """
     if layout.levels is not None:
-        return _of_levels(layout, grad, x, scales)
+        return _level_gradients(layout, grad, x, scales)
     element, split, s = layout.element, layout.groups.split, scales.view(-1, 1)
     groups, slopes = split(x), split(rounded)  # times the scale
     if element.follows:
@@ -129,52 +128,54 @@ def gradients(
         slopes = slopes - groups.masked_fill(beyond, 0)
     else:
         beyond = groups.abs() > s
-    of_scales = _sums(split(grad) * slopes, scales.numel()) / scales
-    return grad.masked_fill(layout.groups.join(beyond, x.shape), 0), of_scales
+    scale_gradients = _sums(split(grad) * slopes, scales.numel()) / scales
+    return grad.masked_fill(layout.groups.join(beyond, x.shape), 0), scale_gradients
 
 
-def _of_levels(layout: Layout, grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    rest, of_scales = x, []
+def _level_gradients(
+    layout: Layout, grad: Tensor, x: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor]:
+    rest, scale_gradients = x, []
     for scale in scales:
         sign = torch.where(rest >= 0, layout.element.largest, layout.element.lowest)
-        of_scales.append((grad * sign).sum())
+        scale_gradients.append((grad * sign).sum())
         rest = rest - scale * sign
-    return grad.masked_fill(x.abs() > scales.sum(), 0), torch.stack(of_scales).float()
+    return grad.masked_fill(x.abs() > scales.sum(), 0), torch.stack(scale_gradients).float()
 
 
 def learnable_names() -> list[str]:
-    """The names of the formats that have a scale to learn, in some settings."""
+    """Returns the names of the formats that can learn a scale in some setting."""
     return [kind.name for kind in formats() if issubclass(kind, LearnableFormat)]
 
 
 def in_use(scales: Tensor) -> Tensor:
-    """Scales as they are used: float32 magnitudes, never zero, whatever a training step made."""
+    """Returns the scales that rounding uses: float32 magnitudes, never zero."""
     return scales.float().abs().clamp(min=TINY)
 
 
 def check_scales(scales: Sequence[float] | None, where: str) -> tuple[float, ...] | None:
-    """Given scales as a tuple.
+    """Returns static scales as a tuple.
 
     Raises:
-        ConfigError: there are none, or one is not finite.
+        ConfigError: if there are none, or if one is not finite.
     """
     if scales is None:
         return None
     if not scales or not all(map(math.isfinite, scales)):
-        raise ConfigError(f"{where}: expected finite numbers, at least one, got {list(scales)}.")
+        raise ConfigError(f"{where}: expected one or more finite numbers, got {list(scales)}.")
     return tuple(scales)
 
 
 def _sums(terms: Tensor, count: int) -> Tensor:
-    """float32 (count,): the sums of groups, (groups, group size), or of all of them."""
+    """Returns the sums of groups (groups, group size), or of all terms: float32 (count,)."""
     per_group = terms.sum(-1).reshape(-1).float()
     return per_group if count > 1 else per_group.sum().reshape(1)
 
 
 def _like(x: Tensor, y: Tensor) -> Tensor:
-    """A new tensor `y` in the dtype and strides that fake implementations announce."""
-    announced = torch.empty_like(x, device="meta").stride()
-    return y if y.dtype == x.dtype and y.stride() == announced else torch.empty_like(x).copy_(y)
+    """Returns a new tensor `y` in the dtype and strides that fake implementations declare."""
+    expected = torch.empty_like(x, device="meta").stride()
+    return y if y.dtype == x.dtype and y.stride() == expected else torch.empty_like(x).copy_(y)
 
 
 # One node for FX, torch.compile and export, forward and backward; kernels may implement it.
@@ -200,15 +201,15 @@ def _lsq_gradients(
 def learned_gradients(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool, find: Gradients
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of `x`, and of the scales, divided as the module says.
+    """Returns the gradients of `x` and of the scales, divided by sqrt(N Q).
 
     Args:
-        grad: of the loss with respect to the rounded `x`, of its shape.
+        grad: gradient of the loss with respect to the rounded `x`, in its shape.
         x: any shape and floating dtype.
-        scales: floating, (n,), as they are learned.
-        key: of the format.
+        scales: learned scales, floating, (n,).
+        key: key of the number format.
         is_batch: see `lsq_fake_quantize`.
-        find: `gradients`, or what equals it.
+        find: `gradients` or an equivalent kernel.
     """
     number_format = from_key(key)
     assert isinstance(number_format, LearnableFormat)
@@ -217,12 +218,13 @@ def learned_gradients(
     rounded = torch.ops.chop.lsq_fake_quantize(values, scales, key, is_batch)
     layout = number_format.layout()
     assert layout is not None
-    of_x, of_scales = find(layout, grad.to(wide), values, rounded, in_use(scales))
+    x_gradient, scale_gradients = find(layout, grad.to(wide), values, rounded, in_use(scales))
     samples = x.shape[0] if is_batch and x.ndim > 1 else 1
     count = x.numel() / max(samples, 1) / scales.numel()
     share = 1 / math.sqrt(max(count * layout.element.largest, 1.0))
+    # Rounding uses |s|, so the gradient of a negative scale changes its sign.
     signs = torch.where(scales < 0, -share, share)
-    return _like(x, of_x), (of_scales * signs).to(scales.dtype)
+    return _like(x, x_gradient), (scale_gradients * signs).to(scales.dtype)
 
 
 @_lsq_gradients.register_fake
@@ -237,8 +239,8 @@ def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, str, bool], outpu
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     x, scales = ctx.saved_tensors
-    of_both = torch.ops.chop.lsq_gradients(grad, x, scales, ctx.key, ctx.is_batch)
-    return (*of_both, None, None)
+    both_gradients = torch.ops.chop.lsq_gradients(grad, x, scales, ctx.key, ctx.is_batch)
+    return (*both_gradients, None, None)
 
 
 _lsq_fake_quantize.register_autograd(_backward, setup_context=_save_for_backward)
@@ -247,14 +249,14 @@ _lsq_fake_quantize.register_autograd(_backward, setup_context=_save_for_backward
 def lsq_fake_quantize(
     x: Tensor, scales: Tensor, number_format: NumberFormat, is_batch: bool
 ) -> Tensor:
-    """`x` rounded by learned scales; `x` and the scales get gradients.
+    """Rounds `x` by learned scales; `x` and the scales get gradients.
 
     Args:
         x: any shape and floating dtype.
         scales: floating, (n,); see `in_use`.
-        number_format: one that can learn.
-        is_batch: whether the first axis of several counts samples, as that of inputs does.
-    Returns: same shape and dtype as `x`.
+        number_format: format with learnable scales.
+        is_batch: True if the first of several axes counts samples, as in inputs.
+    Returns: tensor of the shape and dtype of `x`.
 
     Raises:
         DerivativeError: inside `torch.func` or forward-mode differentiation.

@@ -1,7 +1,7 @@
-"""Parsing of MASE's flat format configs, where they are looser than the formats are.
+"""Parser for MASE's flat format configs, which are less strict than the formats.
 
-Exact conversions are silent: "NA" is None, 4.0 is 4, 1 is True. What changes a setting is
-reported by one `AdjustedWarning` for all the layers that have it.
+Exact conversions are silent: "NA" is None, 4.0 is 4, 1 is True. One `AdjustedWarning` lists the
+changed settings of all layers.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from chop.errors import ConfigError, NotBuiltError, enumerate_names
 from chop.formats.base import OPERANDS, NumberFormat, formats
 
 IGNORED = ("cache_quantized_weight", "noparse")
-"""Keys of a layer's config that have no effect here."""
+"""Keys of a layer's config without effect in chop."""
 NOT_BUILT = {
-    "lutnet": "no lookup-table networks are built yet; 'binary_residual' has their inputs' format.",
-    "logicnets": "no LogicNets are built yet; 'integer' has their formats.",
-    "mxint_hardware": "no format for circuits alone yet; chop emit makes those of 'mxint'.",
+    "lutnet": "lookup-table networks are not supported; 'binary_residual' is their input format.",
+    "logicnets": "LogicNets are not supported; 'integer' is the format that they use.",
+    "mxint_hardware": "formats for circuits only are not supported; chop emit supports 'mxint'.",
 }
 LAYER_KEYS = ("floor", "binary_training", "additional_layers_inputs", "additional_layers_outputs")
-"""Keys of some layer of MASE's that have no operand before them."""
+"""Layer keys of MASE that have no operand prefix."""
 FOREIGN_FIELDS = ("binarization_level", "input_expanded", "k", "dim", "in_dim", "parallelism")
-"""Fields of MASE's formats that no format here has."""
+"""Fields of MASE's formats that chop's formats do not have."""
 MAX_NAMES = 4
 
 
 def read_config(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The config of a layer without MASE's own forms of None, of names and of options.
+    """Converts MASE's spellings of None, names and options in a layer's config.
 
     Raises:
-        NotBuiltError: it names a format of MASE's that there is not.
+        NotBuiltError: if it names a format of MASE that chop lacks.
     """
     config = ignoring(without_na(dict(settings)), IGNORED, where)
     name = config.get("name")
@@ -47,7 +47,7 @@ def read_config(settings: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def read_fields(kind: type[NumberFormat], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a format, each as the type that the format has, and as near as it can be."""
+    """Converts the fields to the types of a format, and to the nearest valid values."""
     hints = _hints(kind)
     given = {name: _exact(value, hints[name]) for name, value in fields.items()}
     taken = kind.nearest_valid(given)
@@ -55,12 +55,14 @@ def read_fields(kind: type[NumberFormat], fields: Mapping[str, Any]) -> dict[str
         if name not in taken:
             warn_once(f"{kind.name}: {name}={value!r} is ignored, as in MASE.")
         elif taken[name] != value:
-            warn_once(f"{kind.name}: {name}={value!r} is taken as {taken[name]!r}, the nearest.")
+            warn_once(
+                f"{kind.name}: {name}={value!r} is changed to {taken[name]!r}, the nearest valid."
+            )
     return taken
 
 
 def without_spare_keys(kind: type[NumberFormat], settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings without the keys that MASE gives the format though they say nothing of it."""
+    """Removes keys that MASE accepts but that have no meaning for the format."""
     spare = [key for key, value in settings.items() if _is_spare(kind, key, value)]
     if spare:
         warn_once(f"{kind.name} has no {', '.join(sorted(spare))}: ignored, as in MASE.")
@@ -70,29 +72,27 @@ def without_spare_keys(kind: type[NumberFormat], settings: Mapping[str, Any]) ->
 def own_keys(
     kind: type[NumberFormat], config: Mapping[str, Any], owner: str, unread: Collection[str] = ()
 ) -> dict[str, Any]:
-    """A config that MASE's users share among formats, without what is not of this one.
+    """Removes keys of other formats from a config that MASE users share among formats.
 
     Args:
-        kind: the format.
-        config: operands and fields in the flat form; keys that no format has stay.
-        owner: the class whose config it is, for the message.
-        unread: operands whose flat keys the owner does not read, and other such keys; a format
-            that is given whole for an operand stays.
+        kind: format class.
+        config: operands and fields in the flat form; keys that no format has are preserved.
+        owner: class that the config belongs to, for the message.
+        unread: operands whose flat keys the owner does not read, and other such keys. Complete
+            formats for an operand are preserved.
     """
     own = _flat_keys(kind) | kind.module_keys.keys()
-    of_others = frozenset().union(
-        *map(_flat_keys, formats()), LAYER_KEYS, _prefixed(FOREIGN_FIELDS)
-    )
-    passed_over = [
+    foreign = frozenset().union(*map(_flat_keys, formats()), LAYER_KEYS, _prefixed(FOREIGN_FIELDS))
+    unused = [
         key
         for key in config
         if key not in OPERANDS
-        and ((key in of_others and key not in own) or {key, _operand(key)}.intersection(unread))
+        and ((key in foreign and key not in own) or {key, _operand(key)}.intersection(unread))
     ]
-    if passed_over:
-        names = enumerate_names(sorted(passed_over), MAX_NAMES)
+    if unused:
+        names = enumerate_names(sorted(unused), MAX_NAMES)
         warn_once(f"{owner} does not read {names} of its config, as in MASE.")
-    return {key: value for key, value in config.items() if key not in passed_over}
+    return {key: value for key, value in config.items() if key not in unused}
 
 
 def _is_spare(kind: type[NumberFormat], key: str, value: Any) -> bool:
@@ -101,13 +101,13 @@ def _is_spare(kind: type[NumberFormat], key: str, value: Any) -> bool:
 
 
 def _operand(key: str) -> str:
-    """The operand that a key of the flat form starts with; "" for a field of all."""
+    """Returns the operand prefix of a flat key; "" for a field of all operands."""
     return next((name for name in OPERANDS if key.startswith(f"{name}_")), "")
 
 
 @cache
 def _flat_keys(kind: type[NumberFormat]) -> frozenset[str]:
-    """The format's fields, alone and after each operand."""
+    """Returns the format's fields, without a prefix and with that of each operand."""
     return _prefixed(_hints(kind).keys())
 
 
@@ -122,7 +122,7 @@ def _hints(kind: type[NumberFormat]) -> dict[str, Any]:
 
 
 def _exact(value: Any, hint: Any) -> Any:
-    """The value as an int or a bool where the hint wants one and it equals one."""
+    """Converts a value to int or bool if the type hint requires one and the values are equal."""
     candidates = [value]
     if isinstance(value, list | tuple):
         candidates.append([_exact(item, int) for item in value])

@@ -15,9 +15,9 @@ class MinifloatDenorm(FloatFormat):
 
     Values: s 2^E k/2^m, -bias <= E <= 2^exponent_width - 1 - bias, 0 <= k < 2^m. m is
     `width - exponent_width - 1`.
-    Rounding: to nearest, ties to even; just under 2^E the nearest is 2^E. Saturation: beyond the
-    largest value, infinities too. Special values: -0 is kept; NaN stays NaN, and is 0 when
-    stored.
+    Rounding: to nearest, ties to even; just below 2^E the nearest is 2^E. Saturation: beyond the
+    largest value, infinities too. Special values: -0 is preserved; NaN stays NaN, and is stored
+    as 0.
 
     Example:
         >>> import torch

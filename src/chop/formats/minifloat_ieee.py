@@ -1,4 +1,4 @@
-"""`minifloat_ieee`: small IEEE 754 floats, OCP's 8-, 6- and 4-bit ones among them."""
+"""`minifloat_ieee`: small IEEE 754 floats, including OCP's 8-, 6- and 4-bit formats."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class MinifloatIEEE(FloatFormat):
     Values: s 2^E (1 + f/2^m), E from 1 - bias on; s 2^(1-bias) f/2^m below. m is
     `width - exponent_width - 1`.
     Rounding: to nearest, ties to even, with carry into the next binade. Saturation: beyond the
-    largest finite number, infinities too. Special values: -0 is kept; NaN stays NaN, and is 0
-    when stored in the variant without a NaN.
+    largest finite number, infinities too. Special values: -0 is preserved; NaN stays NaN, and is
+    stored as 0 in the variant without a NaN.
 
     Attributes:
-        variant: what the largest codes mean: `ieee` infinity and NaN (e5m2: at most 57344), `fn`
+        variant: meaning of the largest codes: `ieee` infinity and NaN (e5m2: at most 57344), `fn`
             one NaN (e4m3: 448), `finite` numbers (e2m1: 6). None takes OCP's choice: `finite`
-            below 8 bits, else `fn` for exponents below 5 bits and `ieee` for wider ones.
+            below 8 bits, otherwise `fn` for exponents below 5 bits and `ieee` for wider ones.
 
     Example:
         >>> import torch

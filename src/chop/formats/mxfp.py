@@ -15,7 +15,7 @@ from chop.formats.scaled import BlockFormat, BlockSize
 from chop.formats.scaling import SharedExponent
 
 STANDARD = {4: 2, 6: 2}
-"""Exponent bits by width, where they are not 4."""
+"""Exponent bits of the standard elements by width; 4 for other widths."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,16 @@ class MXFP(BlockFormat):
     8 bits, e3m2 and e2m3 in 6, e2m1 in 4. S = 2^(floor(log2 amax) - emax), clipped to 2^-127 ..
     2^127; amax is the block's largest magnitude, emax the exponent of the largest element.
     Rounding: to nearest, ties to even. Saturation: at S times the largest element. Special
-    values: -0 is kept; a block with a NaN or an infinity is NaN altogether.
+    values: -0 is preserved; a block with a NaN or an infinity becomes NaN.
 
     Attributes:
         width: bits per element, 3 to 16.
         exponent_width: bits of an element's exponent, leaving a fraction of at least one bit. None
-            takes the standard's element: e2m1 in 4 bits; of its two in 6 bits e2m3, which is the
-            more exact by 5 dB on normal data, e3m2 being exponent_width=3; and 4 otherwise, e4m3
-            in 8 bits.
-        scale_mode: how S follows amax. `floor` is OCP's; `ceil` takes the smallest S with which
-            nothing saturates, 2^ceil(log2(amax/largest)); `even` first rounds amax to the
-            elements' fraction, so that amax just under a power of two does not saturate.
+            takes the standard's element: e2m1 in 4 bits, e2m3 in 6 bits and e4m3 in 8 bits. In 6
+            bits, e2m3 is 5 dB more exact than e3m2 (exponent_width=3) on normal data.
+        scale_mode: rule for S. `floor` is OCP's. `ceil` takes the smallest S that saturates
+            nothing, 2^ceil(log2(amax/largest)). `even` first rounds amax to the elements'
+            fraction, so that amax just below a power of two does not saturate.
 
     Example:
         >>> import torch
@@ -60,12 +59,12 @@ class MXFP(BlockFormat):
     block_size: BlockSize = field(default=BLOCK_SIZE, kw_only=True)
 
     def validate_element(self) -> None:
-        """Raises ConfigError where the width leaves the exponent too little room."""
+        """Raises ConfigError if the width leaves too little room for the exponent."""
         check_float_widths("mxfp", self.width, self._exponent_width)
         object.__setattr__(self, "exponent_width", self._exponent_width)
 
     def get_default(self, field: str) -> Any:
-        """That of `exponent_width` follows the width."""
+        """Returns the default of a field; `exponent_width` depends on the width."""
         if field == "exponent_width":
             return STANDARD.get(self.width, 4)
         return super().get_default(field)

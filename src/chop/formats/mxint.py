@@ -22,11 +22,11 @@ class MXInt(BlockFormat):
 
     Values: S q/2^(width-2), |q| < 2^(width-1), S = 2^floor(log2 amax), clipped to 2^-127 ..
     2^127; 2^-127 for a block of zeros. amax is the block's largest magnitude.
-    Rounding: of q to nearest, ties to even. Saturation: at the largest q on both sides. Special
-    values: there is only +0; a block with a NaN or an infinity is NaN altogether.
+    Rounding: q to nearest, ties to even. Saturation: at the largest q on both sides. Special
+    values: zero is always +0; a block with a NaN or an infinity becomes NaN.
 
     Attributes:
-        width: bits per element, 2 to 32: 8 is MXINT8, others are an extension.
+        width: bits per element, 2 to 32: 8 is MXINT8, other widths are an extension.
 
     Example:
         >>> import torch

@@ -17,8 +17,8 @@ class NVFP4(BlockFormat):
 
     Values: g s v, v in {0, 0.5, 1, 1.5, 2, 3, 4, 6} of either sign, s = e4m3(amax_block/6/g),
     g = float32(amax_tensor/(448 6)), at least 2^-126; both amax are of finite magnitudes.
-    Rounding: of s and v to nearest, ties to even. Saturation: at 6 g s. Special values: -0 is
-    kept; a block with a NaN or an infinity is NaN altogether.
+    Rounding: s and v to nearest, ties to even. Saturation: at 6 g s. Special values: -0 is
+    preserved; a block with a NaN or an infinity becomes NaN.
 
     Rounding twice can change the scale of a block far below the tensor's largest magnitude.
 
@@ -35,7 +35,7 @@ class NVFP4(BlockFormat):
     search_space: ClassVar[dict[str, Sequence[Any]]] = {"block_size": (16, 32)}
 
     def validate_element(self) -> None:
-        """Checks nothing: the format adds no field."""
+        """Accepts every field: the format adds none."""
 
     @property
     def element(self) -> Minifloat:

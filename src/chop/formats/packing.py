@@ -1,4 +1,4 @@
-"""Bit packing: codes of any width, one after the other, in bytes."""
+"""Bit packing of codes of any width into bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from torch import Tensor
 from chop.formats.chunks import CHUNK
 
 GROUP = 8
-"""Codes of this number fill whole bytes, at any width."""
+"""Number of codes that fill whole bytes at any width."""
 WORD_WIDTH = 7
-"""Up to this width that many codes fit an int64, and are packed and unpacked as one."""
+"""Largest width at which `GROUP` codes fit an int64 and are packed as one word."""
 CHUNK_OF_A_DEVICE = 2**22
-"""Codes worked on at a time by a GPU, where each part costs launches. Temporaries of a code take up
-to half a kilobyte."""
+"""Codes processed at a time by a GPU, where each part costs kernel launches. Temporaries take up to
+half a kilobyte per code.
+"""
 
 
 def pack_bits(codes: Tensor, width: int) -> Tensor:
@@ -39,7 +40,7 @@ def _codes_at_a_time(tensor: Tensor) -> int:
 
 
 def _pack(codes: Tensor, width: int) -> Tensor:
-    """The reference: bit by bit."""
+    """Packs bit by bit: the reference."""
     places = torch.arange(width, device=codes.device)
     bits = (codes.view(-1, 1).to(torch.int64) >> places & 1).to(torch.uint8).reshape(-1)
     padding = -bits.numel() % 8
@@ -51,18 +52,19 @@ def _pack(codes: Tensor, width: int) -> Tensor:
 def _pack_words(codes: Tensor, width: int) -> Tensor:
     low = codes.to(torch.int64) & 2**width - 1
     groups = torch.nn.functional.pad(low, (0, -low.numel() % GROUP)).view(-1, GROUP)
+    # The shifted codes do not overlap, so their sum is the word of a group.
     words = (groups << width * torch.arange(GROUP, device=codes.device)).sum(1, keepdim=True)
     packed = (words >> 8 * torch.arange(width, device=codes.device)).to(torch.uint8)
     return packed.view(-1)[: packed_bytes(codes.numel(), width)]
 
 
 def packed_bytes(numel: int, width: int) -> int:
-    """Bytes that `pack_bits` fills."""
+    """Returns the number of bytes that `pack_bits` fills."""
     return -(-numel * width // 8)
 
 
 def unpack_bits(packed: Tensor, width: int, numel: int) -> Tensor:
-    """Inverse of `pack_bits`: codes in 0..2^width-1, shape (numel,), uint8 up to width 8, or int64.
+    """Unpacks codes 0..2^width-1, shape (numel,): uint8 up to width 8, otherwise int64.
 
     >>> unpack_bits(torch.tensor([57], dtype=torch.uint8), 2, 4)
     tensor([1, 2, 3, 0], dtype=torch.uint8)
@@ -76,7 +78,7 @@ def unpack_bits(packed: Tensor, width: int, numel: int) -> Tensor:
 
 
 def _unpack(packed: Tensor, width: int) -> Tensor:
-    """The reference: bit by bit, int64."""
+    """Unpacks bit by bit to int64: the reference."""
     places = torch.arange(8, device=packed.device)
     bits = (packed.view(-1, 1) >> places & 1).reshape(-1)
     whole = bits[: bits.numel() // width * width].view(-1, width)
@@ -85,7 +87,7 @@ def _unpack(packed: Tensor, width: int) -> Tensor:
 
 
 def _unpack_words(packed: Tensor, width: int) -> Tensor:
-    """uint8; spare bits of the last group come out as codes of zero."""
+    """Unpacks words to uint8; spare bits of the last group become codes of zero."""
     groups = torch.nn.functional.pad(packed, (0, -packed.numel() % width)).view(-1, width)
     words = groups.long() << 8 * torch.arange(width, device=packed.device)
     codes = words.sum(1, keepdim=True) >> width * torch.arange(GROUP, device=packed.device)
@@ -112,7 +114,7 @@ def pack_trits(trits: Tensor) -> Tensor:
 
 
 def unpack_trits(packed: Tensor, numel: int) -> Tensor:
-    """Inverse of `pack_trits`: uint8 digits, shape (numel,).
+    """Unpacks base-3 digits to uint8, shape (numel,).
 
     >>> unpack_trits(torch.tensor([242, 1], dtype=torch.uint8), 6)
     tensor([2, 2, 2, 2, 2, 1], dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Quantizer: the content of a slot of `QuantSpec`, a number format or its temporary stand-in."""
+"""Quantizer: the interface of a number format or a temporary stand-in in a `QuantSpec`."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ import torch
 from torch import Tensor
 
 Gradient = Literal["identity", "clip", "lsq"]
-"""How a gradient passes a fake-quantizer: unchanged; zero where the value saturated; or also to
-the scales, where they are learned (see `chop.formats.lsq`), and unchanged elsewhere."""
+"""Gradient of a fake-quantizer: `identity` passes it unchanged, `clip` stops it at saturated
+values, `lsq` also computes gradients for learned scales (see `chop.formats.lsq`).
+"""
 GRADIENTS = get_args(Gradient)
 
 
 class Quantizer(ABC):
-    """What a quantized operator asks of what quantizes one of its operands.
+    """Interface with which a quantized operator quantizes one of its operands.
 
-    `NumberFormat` is one that tensors can be stored in: it adds bits and codes. `StandIn` is the
-    base of those that are there while a model is observed or exported.
+    `NumberFormat` is a quantizer that tensors can be stored in. `StandIn` is the base of temporary
+    quantizers, used while a model is observed or exported.
     """
 
     neutral: float = 0.0
-    """A number that changes nothing of how the others of its tensor are rounded."""
+    """Number that does not affect the rounding of other numbers in its tensor."""
     ignores_zeros: bool = False
-    """True where zeros stay zeros, and change nothing of how other numbers are rounded."""
+    """True if zeros stay zeros and do not affect the rounding of other numbers."""
 
     @abstractmethod
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        """The operand as the operator computes with it.
+        """Returns the operand that the operator computes with.
 
         Args:
             x: any shape, floating.
-            gradient: how the gradient passes.
-        Returns: same shape and dtype as `x`.
+            gradient: gradient of the rounding.
+        Returns: tensor of the shape and dtype of `x`.
         """
 
     @abstractmethod
     def fitted(self, samples: Tensor) -> Quantizer:
-        """This quantizer with every field that waits for data derived from `samples`."""
+        """Returns this quantizer with all data-dependent fields derived from `samples`."""
 
     def derived_number(self, fitted: Quantizer) -> float:
-        """The number that a fit of this quantizer has derived, for a state dict.
+        """Returns the number that a fit of this quantizer derived, for a state dict.
 
         Args:
             fitted: result of `fitted`.
@@ -50,28 +51,28 @@ class Quantizer(ABC):
         return 0.0
 
     def with_derived(self, number: float, largest: float) -> Quantizer:
-        """The fit that a state dict describes; by default one to the range alone.
+        """Returns the fit that a state dict describes; by default a fit to the range only.
 
         Args:
-            number: from `derived_number`.
-            largest: the largest magnitude of the samples.
+            number: result of `derived_number`.
+            largest: largest magnitude of the samples.
         """
         return self.fitted(torch.tensor([-largest, largest]))
 
     @property
     @abstractmethod
     def is_fitted(self) -> bool:
-        """False while a field still waits for `fitted`."""
+        """False if a field is still to be derived from data."""
 
     @property
     @abstractmethod
     def is_identity(self) -> bool:
-        """True for what changes nothing and sees nothing, so that calls may be left out."""
+        """True if calls have no effect and may be omitted."""
 
     @property
     @abstractmethod
     def cache_key(self) -> Hashable | None:
-        """Equal for quantizers of equal results; None where a result must not be used again."""
+        """Key that quantizers with equal results share; None if results must not be cached."""
 
     @property
     @abstractmethod
@@ -80,10 +81,10 @@ class Quantizer(ABC):
 
 
 class StandIn(Quantizer):
-    """A quantizer that is no number format: an observer, a gradient tap, an exported operator.
+    """Quantizer that is not a number format: an observer, a gradient tap, an exported operator.
 
-    A subclass defines `__call__`, which sees every tensor that reaches its operand. Files cannot
-    hold one.
+    Subclasses define `__call__`, which receives every tensor of the operand. Files cannot store a
+    stand-in.
     """
 
     is_fitted = True
@@ -92,10 +93,10 @@ class StandIn(Quantizer):
 
     @final
     def fitted(self, samples: Tensor) -> Quantizer:
-        """Itself: it waits for nothing."""
+        """Returns itself: a stand-in has no fields to derive."""
         return self
 
     @property
     def label(self) -> str:
-        """The name of its class."""
+        """Name of the class."""
         return type(self).__name__

@@ -1,8 +1,9 @@
-"""Recipe: patterns of module paths, with the formats of the weights that they mean.
+"""Recipe: weight formats of modules selected by path patterns.
 
-A pattern is a path of a module, or the end of one, "layers.0.mlp" or "down_proj": it means this
-module and all in it. A path that is there whole precedes those that only end so. Behind "re:"
-stands a regular expression, which matches from the beginning of a path, as in compressed-tensors.
+A pattern is the path of a module or its last part, such as "layers.0.mlp" or "down_proj". It
+selects that module and all modules inside it. A complete path takes precedence over last parts.
+A pattern that starts with "re:" is a regular expression, matched from the beginning of a path as
+in compressed-tensors.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from chop.formats.format_strings import parse_format_string, with_width
 
 PREFIX = "re:"
 WORDS = re.compile(r"\w+(?:\\?\.\w+)*")
-"""What a regular expression has of a path."""
+"""Parts of a path in a regular expression."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Formats of layers that differ from those of all, and modules that are left.
+    """Formats of layers that differ from the default, and modules to skip.
 
     Attributes:
-        overrides: by pattern, the format of weights as people type it; of several patterns that
-            mean a layer the first holds.
-        skip: patterns of modules that are left as they are, whatever `overrides` say.
+        overrides: format string of the weights by pattern; if several patterns match a layer, the
+            first one applies.
+        skip: patterns of modules that stay unchanged, whatever `overrides` says.
     """
 
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -37,14 +38,14 @@ class Recipe:
 
     @classmethod
     def read(cls, overrides: Any, skip: Any, where: str) -> Recipe:
-        """From plain data: a mapping, and one or several texts.
+        """Parses plain data: a mapping, and one or several texts.
 
         Args:
-            overrides: None is none.
-            skip: None is none.
-            where: what they are settings of, for messages.
+            overrides: mapping from patterns to format strings, or None.
+            skip: one or several patterns, or None.
+            where: owner of the settings, for messages.
         Raises:
-            ConfigError: they are something else, or a pattern or a format is malformed.
+            ConfigError: if a type is wrong, or a pattern or format is malformed.
 
         Example:
             >>> Recipe.read({"re:.*down_proj": "mxint8"}, "lm_head", "")
@@ -53,7 +54,7 @@ class Recipe:
         overrides = {} if overrides is None else overrides
         if not isinstance(overrides, Mapping) or not _are_texts([*overrides, *overrides.values()]):
             raise ConfigError(
-                f"{where}.overrides: expected a format by pattern, as "
+                f"{where}.overrides: expected formats by pattern, such as "
                 f"{{'re:.*down_proj': 'mxint8'}}, got {overrides!r}."
             )
         names = names_of_setting(skip, f"{where}.skip")
@@ -62,33 +63,35 @@ class Recipe:
         return cls({key: coded(text, where) for key, text in overrides.items()}, names)
 
     def plain(self) -> dict[str, Any]:
-        """Plain data, without what is empty."""
+        """Returns plain data without empty entries."""
         own = {"overrides": dict(self.overrides), "skip": list(self.skip)}
         return {name: value for name, value in own.items() if value}
 
-    def left(self, paths: Collection[str], missing: Callable[[str], Exception]) -> set[str]:
-        """Those of the paths that `skip` means."""
-        found: set[str] = set()
+    def skipped_paths(
+        self, paths: Collection[str], missing: Callable[[str], Exception]
+    ) -> set[str]:
+        """Returns the paths that `skip` selects."""
+        selected: set[str] = set()
         for pattern in self.skip:
-            named = meant(pattern, paths)
+            named = match_paths(pattern, paths)
             if not named:
                 raise missing(pattern)
-            found |= named
-        return found
+            selected |= named
+        return selected
 
     def choose(self, layers: Mapping[T, Sequence[str]], where: str) -> dict[T, str]:
-        """The formats of the layers that `overrides` mean.
+        """Returns the formats of the layers that `overrides` selects.
 
         Raises:
-            ConfigError: a pattern means none of the layers.
+            ConfigError: if a pattern selects no layer.
         """
         paths = {path for own in layers.values() for path in own}
         chosen: dict[T, str] = {}
         for pattern, text in self.overrides.items():
-            named = meant(pattern, paths)
+            named = match_paths(pattern, paths)
             if not named:
                 raise ConfigError(
-                    f"{where}.overrides: no layer that is quantized matches '{pattern}': "
+                    f"{where}.overrides: '{pattern}' matches no quantized layer: "
                     f"{nearest(pattern, paths)}"
                 )
             for layer, own in layers.items():
@@ -97,8 +100,8 @@ class Recipe:
         return chosen
 
 
-def meant(pattern: str, paths: Iterable[str]) -> set[str]:
-    """Those of the paths that a pattern means: of modules that it matches, and of those in them.
+def match_paths(pattern: str, paths: Iterable[str]) -> set[str]:
+    """Returns the paths that a pattern selects: matching modules, and modules inside them.
 
     >>> sorted(meant("mlp", ["0.mlp.up", "0.mlp.down", "0.norm"]))
     ['0.mlp.down', '0.mlp.up']
@@ -116,7 +119,7 @@ def meant(pattern: str, paths: Iterable[str]) -> set[str]:
 
 
 def nearest(pattern: str, paths: Iterable[str]) -> str:
-    """A closing sentence with the path that is nearest to a pattern, or the last name of one."""
+    """Returns a sentence that suggests the nearest path, or last part of a path, to a pattern."""
     every = {name for path in paths if path for name in _holders(path)}
     if not pattern.startswith(PREFIX):
         ends = every | {name.rpartition(".")[2] for name in every}
@@ -127,25 +130,25 @@ def nearest(pattern: str, paths: Iterable[str]) -> str:
 
 
 def coded(text: str, where: str) -> str:
-    """A format's text with its fields named, of weights that become codes.
+    """Returns a format string with its fields named, for weights that are stored as codes.
 
     Raises:
-        ConfigError: it is malformed, or has no codes.
+        ConfigError: if the text is malformed, or the format has no codes.
     """
     text = with_width(text)
-    found = parse_format_string(text)
-    if found.is_identity or not found.is_deterministic:
+    number_format = parse_format_string(text)
+    if number_format.is_identity or not number_format.is_deterministic:
         raise ConfigError(
-            f"{where}: format '{text}' has no codes, because it "
-            f"{'changes nothing' if found.is_identity else 'draws at random'}; expected one such "
-            "as 'mxint8'."
+            f"{where}: format '{text}' cannot store weights, because it "
+            f"{'does not quantize' if number_format.is_identity else 'rounds at random'}. Use a "
+            "format such as 'mxint8'."
         )
     return text
 
 
 @lru_cache(maxsize=2**14)
 def _holders(path: str) -> tuple[str, ...]:
-    """A path and those of the modules that hold it."""
+    """Returns a path followed by the paths of its parent modules."""
     steps = path.split(".")
     return tuple(".".join(steps[: n + 1]) for n in range(len(steps)))
 
@@ -155,24 +158,26 @@ def _are_texts(given: Iterable[object]) -> bool:
 
 
 def names_of_setting(given: object, where: str) -> tuple[str, ...]:
-    """The texts of a setting that takes one or several; None is none.
+    """Returns the texts of a setting that accepts one, several or None.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: if the setting is something else.
     """
     if given is None or isinstance(given, str):
         return () if given is None else (given,)
     if isinstance(given, Sequence | set | frozenset) and _are_texts(given):
         return tuple(given)
-    raise ConfigError(f"{where}: expected names, got {given!r}.")
+    raise ConfigError(f"{where}: expected a name or a list of names, got {given!r}.")
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Raises ConfigError for a pattern that is empty, or whose expression is malformed."""
+    """Raises ConfigError for an empty pattern or a malformed regular expression."""
     expression = pattern.removeprefix(PREFIX)
     if not expression:
-        raise ConfigError(f"{where}: expected a path or 're:' and an expression, got '{pattern}'.")
+        raise ConfigError(f"{where}: expected a path, or 're:' and an expression, got '{pattern}'.")
     try:
         re.compile(expression if pattern.startswith(PREFIX) else "")
     except re.error as error:
-        raise ConfigError(f"{where}: '{expression}' is no regular expression: {error}.") from None
+        raise ConfigError(
+            f"{where}: '{expression}' is not a regular expression: {error}."
+        ) from None

@@ -1,4 +1,4 @@
-"""Recipe of layers: patterns that give them their formats, few where layers share one."""
+"""Conversion of layer formats to a default format and a recipe with few patterns."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from chop.formats.recipe import PREFIX, Recipe, meant
+from chop.formats.recipe import PREFIX, Recipe, match_paths
 
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A step of a path that counts layers."""
+"""Path component that is a layer index."""
 
 
 def recipe_of_layers(formats: Mapping[str, str | None]) -> tuple[str, Recipe]:
-    """The format that most layers have, and the recipe that says what the others have.
+    """Returns the most common format, and a recipe for the layers that differ.
 
     Args:
-        formats: by path of a layer, its format as people type it; None where it stays float.
-            At least one has a format.
+        formats: format string by layer path; None for layers that stay float. At least one layer
+            must have a format.
 
     Example:
         >>> formats = {"0.up": "mxint4", "0.down": "mxint8", "1.up": "mxint4", "1.down": "mxint8"}
@@ -25,10 +25,10 @@ def recipe_of_layers(formats: Mapping[str, str | None]) -> tuple[str, Recipe]:
         ('mxint4', Recipe(overrides={'down': 'mxint8'}, skip=('head',)))
     """
     usual = Counter(filter(None, formats.values())).most_common(1)[0][0]
-    kept = {path for path, text in formats.items() if text is None}
-    skip = tuple(_pattern(paths, formats) for paths in _alike(kept))
+    floats = {path for path, text in formats.items() if text is None}
+    skip = tuple(_pattern(paths, formats) for paths in _alike(floats))
     overrides: dict[str, str] = {}
-    for alike in _alike(formats.keys() - kept):
+    for alike in _alike(formats.keys() - floats):
         by_format: dict[str, list[str]] = {}
         for path in alike:
             by_format.setdefault(str(formats[path]), []).append(path)
@@ -38,11 +38,11 @@ def recipe_of_layers(formats: Mapping[str, str | None]) -> tuple[str, Recipe]:
 
 
 def _alike(paths: Iterable[str]) -> list[list[str]]:
-    """Paths that differ in numbers alone, together."""
-    found: dict[str, list[str]] = {}
+    """Groups paths that differ only in layer indices."""
+    similar: dict[str, list[str]] = {}
     for path in sorted(paths, key=_in_order):
-        found.setdefault(NUMBER.sub("*", path), []).append(path)
-    return list(found.values())
+        similar.setdefault(NUMBER.sub("*", path), []).append(path)
+    return list(similar.values())
 
 
 def _in_order(path: str) -> list[tuple[int, str]]:
@@ -50,14 +50,16 @@ def _in_order(path: str) -> list[tuple[int, str]]:
 
 
 def _pattern(paths: list[str], every: Iterable[str]) -> str:
-    """What means these paths, alike but for numbers, and no other: the shortest end, or numbers."""
+    """Returns a pattern for exactly these similar paths: their shortest last part, or indices."""
     steps = NUMBER.split(paths[0])[-1].strip(".").split(".")
     ends = [".".join(steps[n:]) for n in reversed(range(len(steps)))]
     for end in (*filter(None, ends), *paths[: len(paths) == 1]):
-        if meant(end, every) == set(paths):
+        if match_paths(end, every) == set(paths):
             return end
-    numbers = [sorted({*found}, key=int) for found in zip(*map(NUMBER.findall, paths), strict=True)]
-    varied = [i for i, found in enumerate(numbers) if len(found) > 1]
+    numbers = [
+        sorted({*indices}, key=int) for indices in zip(*map(NUMBER.findall, paths), strict=True)
+    ]
+    varied = [i for i, indices in enumerate(numbers) if len(indices) > 1]
     if len(varied) < 2:
         texts = iter(f"({'|'.join(x)})" if len(x) > 1 else x[0] for x in numbers)
         expression = r"\.".join(

@@ -1,6 +1,6 @@
-"""Rounding, encoding and decoding by a layout: the readable reference, computed in float64.
+"""Readable reference for rounding, encoding and decoding by a layout, computed in float64.
 
-Everything faster is compared with these functions, bit for bit.
+Kernels are compared with these functions bit for bit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from chop.formats.scaling import Scales, Scaling, StaticScale
 
 
 def cast(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """`y` in another floating dtype; finite numbers beyond its largest one become that."""
+    """Converts `y` to another floating dtype, limiting finite numbers to its largest one."""
     limits = torch.finfo(dtype)
     return torch.where(y.isinf(), y, y.clamp(limits.min, limits.max)).to(dtype)
 
 
 def round_by(layout: Layout, x: Tensor) -> Tensor:
-    """The scaled element for each value; a dtype that cannot hold it rounds once more.
+    """Rounds each value to a scaled element; if the dtype cannot represent it, rounds once more.
 
-    Returns: same shape and dtype as `x`.
+    Returns: tensor of the shape and dtype of `x`.
     """
     layout = layout.fitted(x)
     if layout.levels is not None:
@@ -39,9 +39,9 @@ def round_by(layout: Layout, x: Tensor) -> Tensor:
 
 
 def _parts(layout: Layout, groups: Tensor) -> Sequence[Tensor]:
-    """Chunks of groups, (rows, group size) each, or of elements if there is no scale.
+    """Yields chunks of groups, (rows, group size) each, or of elements if there is no scale.
 
-    All at once where a scale is not known from a chunk.
+    Yields everything at once if a scale cannot be computed from a chunk.
     """
     if layout.scaling is None:
         return chunks(groups.reshape(-1))
@@ -59,9 +59,10 @@ def _rounded(layout: Layout, part: Tensor) -> Tensor:
 
 
 def _scaled(element: Element, y: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
-    """Adding zero turns the -0 that a digit times a scale of zero may be into +0."""
+    """Multiplies elements, minus their zero points if any, by scales."""
     if zero_point is not None:
         return (y - zero_point) * scale
+    # A negative digit times a scale of zero is -0; adding zero makes it +0.
     return y * scale if element.threshold is None else y * scale + 0.0
 
 
@@ -72,20 +73,21 @@ def _elements_and_scales(layout: Layout, part: Tensor) -> tuple[Tensor, Scales |
     scales = layout.scaling.measure(exact, layout.counted(exact))
     if (scales.zero_points is not None) != layout.has_zero_points:
         raise ConfigError(
-            f"{layout.scaling}: `measure` gives zero points where `zero_width` is above 0, and not "
-            "elsewhere."
+            f"{layout.scaling}: `measure` must return zero points if and only if `zero_width` is "
+            "above 0."
         )
     parted = element.threshold is not None
     return element.round(exact if parted else _unscaled(exact, scales)), scales
 
 
 def _divide(groups: Tensor, scale: Tensor) -> Tensor:
-    """`groups / scale`; groups of scale zero stay: whatever they are times zero is zero."""
+    """Returns `groups / scale`; groups with a scale of zero stay unchanged."""
+    # Any quotient serves a scale of zero: multiplying by the scale gives zero.
     return groups / scale.masked_fill(scale == 0, 1.0)
 
 
 def _unscaled(groups: Tensor, scales: Scales) -> Tensor:
-    """What elements are found for: `groups / scale`, plus the zero point if there is one."""
+    """Returns the values to round to elements: `groups / scale`, plus the zero point if any."""
     quotients = _divide(groups, scales.values)
     return quotients if scales.zero_points is None else quotients + scales.zero_points
 
@@ -95,7 +97,7 @@ def _converted(layout: Layout, y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def saturates(layout: Layout, x: Tensor) -> Tensor:
-    """Boolean, shape of `x`: True beyond the largest element times the group's scale."""
+    """Returns a boolean mask of values beyond the largest element times the group's scale."""
     layout = layout.fitted(x)
     element = layout.element
     if layout.levels is not None:
@@ -113,7 +115,7 @@ def saturates(layout: Layout, x: Tensor) -> Tensor:
 
 
 def bits(layout: Layout, shape: Sequence[int] = ()) -> float:
-    """Storage per element in bits, with its part of the scales; `()`: in a full group."""
+    """Returns the storage per element in bits, including scales; `()` for a full group."""
     scaling, levels = layout.scaling, layout.levels or 1
     width = levels * layout.element.bits
     if scaling is None:
@@ -126,7 +128,7 @@ def bits(layout: Layout, shape: Sequence[int] = ()) -> float:
 
 
 def encode(layout: Layout, x: Tensor) -> Encoded:
-    """The elements' codes in the order of `x`, without padding, and the groups' scales."""
+    """Encodes codes in the order of `x`, without padding, and the scales of groups."""
     layout = layout.fitted(x)
     if layout.levels is not None:
         return _encode_levels(layout, x)
@@ -136,19 +138,19 @@ def encode(layout: Layout, x: Tensor) -> Encoded:
     packed = element.pack(whole)
     if scaling is None:
         return Encoded(packed, x.shape, x.dtype)
-    stored = scaling.pack(torch.cat([found.codes for found in scales]))
-    return Encoded(packed, x.shape, x.dtype, stored, scales[0].of_tensor)
+    stored = scaling.pack(torch.cat([part.codes for part in scales]))
+    return Encoded(packed, x.shape, x.dtype, stored, scales[0].tensor_scale)
 
 
 def _encode(layout: Layout, part: Tensor) -> tuple[Tensor, Scales | None]:
-    """Codes in the narrowest dtype that holds them, and scales."""
+    """Returns codes in the narrowest dtype that holds them, and scales."""
     elements, scales = _elements_and_scales(layout, part)
     codes = layout.element.stored(elements)
     return codes.to(torch.uint8 if layout.element.width <= 8 else torch.int64), scales
 
 
 def decode(layout: Layout, encoded: Encoded) -> Tensor:
-    """The values of the codes times the scales."""
+    """Decodes codes and multiplies them by their scales."""
     if layout.levels is not None:
         return _decode_levels(layout, encoded)
     shape, element = encoded.shape, layout.element
@@ -169,13 +171,13 @@ def decode(layout: Layout, encoded: Encoded) -> Tensor:
         if zero_points is not None:
             zeros = chunks(zero_points, y.size(-1))
         for target, part, scale, zero in zip(*parts, zeros, strict=True):
-            found = _scaled(element, values(part), scale, zero)
-            target.copy_(_converted(layout, found, y.dtype))
+            part_values = _scaled(element, values(part), scale, zero)
+            target.copy_(_converted(layout, part_values, y.dtype))
     return layout.groups.join(y, shape)
 
 
 def _restored(layout: Layout, encoded: Encoded) -> tuple[Tensor | None, Tensor | None]:
-    """Scales and zero points, float64, (groups, 1) each."""
+    """Returns scales and zero points, float64, (groups, 1) each."""
     if layout.scaling is None:
         return None, None
     assert encoded.scales is not None
@@ -185,7 +187,7 @@ def _restored(layout: Layout, encoded: Encoded) -> tuple[Tensor | None, Tensor |
 
 
 def is_row_separable(layout: Layout, shape: Sequence[int]) -> bool:
-    """True where no group has values of two rows, and rows fill whole bytes."""
+    """Returns True if no group spans two rows and rows fill whole bytes."""
     if math.prod(shape) == 0 or layout.levels is not None:
         return False
     fills_bytes = layout.element.fills_bytes(math.prod(shape[1:]))
@@ -200,7 +202,7 @@ def is_row_separable(layout: Layout, shape: Sequence[int]) -> bool:
 def _reader(
     element: Element, device: torch.device, dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
-    """The function from an element's codes to its values: by a table where codes are bytes."""
+    """Returns the function from codes to values; a table lookup if codes are bytes."""
     if element.width > 8:
         return lambda codes: element.values(codes.long()).to(dtype)
     table = _table(element, device).to(dtype)
@@ -212,10 +214,10 @@ def _table(element: Element, device: torch.device) -> Tensor:
 
 
 def _float32_does(element: Element, scales: Tensor) -> bool:
-    """Whether elements times scales, rounded to float32, can be computed in float32.
+    """Returns True if float32 arithmetic gives the same rounded products as float64.
 
-    The product of two float32 numbers is exact in float64. So both ways round once if elements
-    and scales are float32 numbers (or NaN), and finite products stay finite.
+    The product of two float32 numbers is exact in float64. Both methods therefore round once if
+    elements and scales are float32 numbers or NaN, and finite products stay finite.
     """
     if element.width > 8 or scales.numel() == 0:
         return False
@@ -229,7 +231,7 @@ def _is_float32(x: Tensor) -> bool:
 
 
 def _signs_and_scales(layout: Layout, x: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Per level: the elements in the shape of `x`, float64; float32 factor, (levels,)."""
+    """Returns float64 elements of each level in the shape of `x`, and float32 (levels,) factors."""
     scaling, rest = layout.scaling, x.double()
     assert scaling is not None and layout.levels is not None
     known = scaling.known(x.device).double() if isinstance(scaling, StaticScale) else None
@@ -244,12 +246,12 @@ def _signs_and_scales(layout: Layout, x: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def _factor(scaling: Scaling, rest: Tensor) -> Tensor:
-    """float64 scalar: the scale of a tensor as one group."""
+    """Returns the scale of a tensor as one group: float64 scalar."""
     return scaling.measure(rest.reshape(1, -1)).values.squeeze()
 
 
 def scales_of_levels(layout: Layout, x: Tensor) -> Tensor:
-    """float32, (levels,): the factors that the levels of a tensor have."""
+    """Returns the factors of a tensor's levels: float32, (levels,)."""
     return _signs_and_scales(layout, x)[1]
 
 
@@ -261,7 +263,7 @@ def _sum(layout: Layout, elements: Sequence[Tensor], scales: Tensor, dtype: torc
 
 
 def _encode_levels(layout: Layout, x: Tensor) -> Encoded:
-    """The codes of a value one after the other, the first level's lowest, and the factors."""
+    """Encodes the levels of each value, the first in the lowest bits, and the factors."""
     elements, scales = _signs_and_scales(layout, x)
     levels = torch.stack([layout.element.stored(level) for level in elements], -1)
     return Encoded(layout.element.pack(levels), x.shape, x.dtype, scales)

@@ -1,4 +1,4 @@
-"""`scale_integer`: integers times a float: per-tensor, per-channel, per-row or by group."""
+"""`scale_integer`: integers with a float scale per tensor, channel, row or group."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
 
     Values: s k, |k| < 2^(width-1); s = float32(amax/(2^(width-1) - 1)), where amax is the group's
     largest finite magnitude; s = 2^-23 in a group of zeros. Unsigned: 0 <= k < 2^width, and s
-    divides by 2^width - 1. Not symmetric: -2^(width-1) is one more k, for given scales.
-    Rounding: of x/s to nearest, ties to even. Saturation: what the quantile leaves out, and
-    infinities. Special values: there is only +0; NaN stays NaN, and is 0 when stored.
+    divides by 2^width - 1. Not symmetric: adds k = -2^(width-1), for static scales.
+    Rounding: x/s to nearest, ties to even. Saturation: values beyond the quantile, and
+    infinities. Special values: zero is always +0; NaN stays NaN, and is stored as 0.
 
     Attributes:
         width: bits per element, 2 to 32.
         is_signed: False for k >= 0.
-        quantile: the share of magnitudes, in (0, 1], that s covers; 1 covers all.
-        granularity: what shares a scale: the `tensor`; a `channel`, one index of the first axis;
-            a `row` of the last axis; a `group` of `group_size` along it.
+        quantile: share of magnitudes, in (0, 1], that s covers; 1 covers all.
+        granularity: elements that share a scale: the `tensor`; a `channel`, one index of the first
+            axis; a `row` of the last axis; a `group` of `group_size` along it.
         group_size: elements of a `group`.
-        scales: s of each group, or one for all, if it does not follow the data.
-        is_symmetric: False for the lowest k of two's complement, too.
+        scales: static s of each group, or one for all.
+        is_symmetric: False adds the lowest k of two's complement.
 
     Learning, for one scale per tensor or channel: s starts at 2 mean |x| / sqrt(Q), Q the largest
-    k. Where x/s lies within the range of k, dy/dx = 1 and dy/ds = k - x/s; beyond, 0 and k.
+    k. Within the range of k, dy/dx = 1 and dy/ds = k - x/s; beyond it, 0 and k.
 
     Example:
         >>> import torch
@@ -63,7 +63,7 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
     is_symmetric: bool = True
 
     def validate(self) -> None:
-        """Raises ConfigError where scales are not finite."""
+        """Raises ConfigError if scales are not finite."""
         object.__setattr__(self, "scales", check_scales(self.scales, "scale_integer.scales"))
 
     @property
@@ -75,14 +75,14 @@ class ScaleInteger(ScaledFormat, LearnableFormat):
 
     @property
     def groups(self) -> Groups:
-        """What shares a scale."""
+        """Elements that share a scale."""
         if self.granularity == "group":
             return Blocks((self.group_size,))
         return Whole(self.granularity)
 
     @property
     def scaling(self) -> Scaling:
-        """A float32 that puts the covered magnitudes on the integers, or a given one."""
+        """Float32 that maps the covered magnitudes to the integers, or a static scale."""
         if self.scales is not None:
             return ConstantScale(self.scales)
         covered = Statistic("largest", self.quantile, self.is_signed)

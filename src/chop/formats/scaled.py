@@ -1,4 +1,4 @@
-"""Formats that are a set of elements times a scale per group, or no scale at all."""
+"""Base classes of formats that consist of elements with a scale per group or without scales."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from chop.formats.scaling import Scaling
 
 MAX_BLOCK = 2**20
 BlockSize = Annotated[int | tuple[int, ...], Range(1, MAX_BLOCK, "elements")]
-"""Elements of a block along its axis; several for blocks of several axes."""
+"""Elements of a block along its axis; a tuple for blocks of several axes."""
 
 
 class ElementFormat(NumberFormat):
-    """Each value becomes an element, by itself."""
+    """Format that rounds each value to an element."""
 
     @property
     @abstractmethod
     def element(self) -> Element:
-        """The set of numbers."""
+        """Set of numbers."""
 
     def layout(self) -> Layout:
-        """The elements."""
+        """Returns the elements without scales."""
         return Layout(self.element)
 
 
 class ScaledFormat(NumberFormat):
-    """Each value becomes an element times the scale of its group."""
+    """Format that rounds each value to an element times the scale of its group."""
 
     @property
     @abstractmethod
     def element(self) -> Element:
-        """The set of numbers that is scaled."""
+        """Set of numbers before scaling."""
 
     @property
     @abstractmethod
     def groups(self) -> Groups:
-        """Which elements share a scale."""
+        """Elements that share a scale."""
 
     @property
     @abstractmethod
     def scaling(self) -> Scaling:
-        """How a group's scale is found and stored."""
+        """Measurement and storage of a group's scale."""
 
     def layout(self) -> Layout:
-        """The elements times the scales."""
+        """Returns the elements with their scales."""
         return Layout(self.element, self.groups, self.scaling)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFormat(ScaledFormat):
-    """A scaled format whose groups are blocks.
+    """Scaled format with blocks as groups.
 
     Attributes:
         block_size: elements of a block along its axis: 16 or [16]; [2, 16] for blocks of two
             axes, [1, 16] is 16. The last block of a row may be shorter.
-        block_dim: the axis along which blocks run.
-        skip_first_dim: keeps the first axis of several, the samples', out of blocks of two axes.
+        block_dim: axis along which blocks run.
+        skip_first_dim: excludes the first axis, which counts samples, from blocks of two axes.
     """
 
     block_size: BlockSize = 16
@@ -71,7 +71,7 @@ class BlockFormat(ScaledFormat):
     skip_first_dim: bool = False
 
     def validate(self) -> None:
-        """Raises ConfigError where a block size or what the format adds is out of range."""
+        """Raises ConfigError if a block size or a field of the format is out of range."""
         sizes = (self.block_size,) if isinstance(self.block_size, int) else tuple(self.block_size)
         while len(sizes) > 1 and sizes[0] == 1:
             sizes = sizes[1:]
@@ -81,7 +81,7 @@ class BlockFormat(ScaledFormat):
         self.validate_element()
 
     def validate_element(self) -> None:
-        """Raises ConfigError where fields that the format adds do not fit together."""
+        """Raises ConfigError if the format's own fields do not fit together."""
 
     @property
     def groups(self) -> Blocks:

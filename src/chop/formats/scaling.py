@@ -1,4 +1,4 @@
-"""Scaling: a group's scale from its values, stored as a power of two or as a float."""
+"""Scalings: rules that measure a group's scale and store it as a power of two or a float."""
 
 from __future__ import annotations
 
@@ -17,98 +17,97 @@ from chop.formats.packing import pack_bits, unpack_bits
 from chop.formats.statistic import LARGEST, Statistic
 
 FRACTION_BITS = 23
-"""Of a float32."""
+"""Fraction bits of float32."""
 TINY = torch.finfo(torch.float32).tiny
 EPSILON = torch.finfo(torch.float32).eps
 ABOVE_POWERS = math.nextafter(1.0, 2.0)
-"""The least significand of a number that is no power of two."""
+"""Smallest significand of a number that is not a power of two."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of a tensor's groups.
+    """Scales of a tensor's groups.
 
     Attributes:
-        values: float64, (..., groups, 1), what a group's elements are multiplied by; NaN makes
-            the group NaN.
-        codes: what `pack` takes, of the same shape: int64 codes, or float numbers.
-        of_tensor: float32 scalar, a factor of all of `values`, or None.
-        zero_points: z in s (k - z), float64, shape of `values`; None where values are s k.
+        values: float64, (..., groups, 1), factors of the groups; NaN makes a group NaN.
+        codes: argument of `pack`, same shape: int64 codes, or float numbers.
+        tensor_scale: float32 scalar, a common factor of `values`, or None.
+        zero_points: z in s (k - z), float64, shape of `values`; None if values are s k.
     """
 
     values: Tensor
     codes: Tensor
-    of_tensor: Tensor | None = None
+    tensor_scale: Tensor | None = None
     zero_points: Tensor | None = None
 
 
 class Scaling(ABC):
-    """The rule from a statistic of a group to its scale, and how that is stored."""
+    """Rule that derives a group's scale from a statistic, and its storage."""
 
     width: int
-    """Bits that a group's scale is stored in."""
+    """Bits of a group's stored scale."""
     tensor_width: int = 0
-    """Bits of the factor that all scales share."""
+    """Bits of the common factor of all scales."""
     zero_width: int = 0
-    """Bits of `width`, the high ones, that are the group's zero point; 0 without one."""
+    """High bits of `width` that store the group's zero point; 0 without one."""
     statistic: Statistic | None
-    """What scales follow; None where they do not follow the data."""
+    """Statistic that determines scales; None if they do not depend on the data."""
     has_nan: bool = False
-    """True where a NaN or an infinity makes its whole group NaN."""
+    """True if a NaN or an infinity makes its whole group NaN."""
     stores_floats: bool = False
-    """True where scales are stored as float32."""
+    """True if scales are stored as float32."""
     follows_values: bool = False
-    """True where `scales` needs all values of a group, and not the statistic alone."""
+    """True if `scales` needs all values of a group instead of only the statistic."""
     chunk: int = CHUNK
-    """Elements whose scales are found at a time, on a CPU."""
+    """Elements whose scales are measured at a time on a CPU."""
     finds_any: bool = False
-    """True where a scale is found again in whatever values it gives a group."""
+    """True if any scale is measured again from the values that it rounded."""
 
     @property
     def spans_tensor(self) -> bool:
-        """True where a group's scale depends on the other groups."""
+        """True if a group's scale depends on other groups."""
         return self.tensor_width > 0
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
-        """The scales of groups.
+        """Returns the scales of groups.
 
         Args:
             groups: float64, (..., groups, group size).
-            counted: the same with NaN for values that scales do not follow; None: all count.
+            counted: `groups` with NaN for values that do not affect scales; None if all do.
         """
         assert self.statistic is not None
-        found = self.statistic.of(groups if counted is None else counted)
-        return self.scales(found, has_non_finite(groups) if self.has_nan else None)
+        statistics = self.statistic.of(groups if counted is None else counted)
+        return self.scales(statistics, has_non_finite(groups) if self.has_nan else None)
 
     @abstractmethod
-    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
-        """The scales for statistics of groups.
+    def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
+        """Returns the scales for statistics of groups.
 
         Args:
-            found: float64, (..., groups, 1).
+            statistics: float64, (..., groups, 1).
             non_finite: boolean, True for groups with a NaN or an infinity; None for none.
         """
 
     @abstractmethod
-    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
-        """The values, (count, 1), of what `pack` stored."""
+    def restore(self, packed: Tensor, count: int, tensor_scale: Tensor | None) -> Tensor:
+        """Returns the values, (count, 1), of packed scales."""
 
     def restore_zero_points(self, packed: Tensor, count: int) -> Tensor | None:
-        """The zero points, float64 (count, 1), of what `pack` stored; None without."""
+        """Returns the zero points, float64 (count, 1), of packed scales, or None."""
         return None
 
-    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor | None:
-        """The nearest scales that are found again where `anchors` keep their elements.
+    def representable(self, scales: Tensor, tensor_scale: Tensor | None = None) -> Tensor | None:
+        """Returns the nearest scales that are measured again if `anchors` keep their elements.
 
         Args:
-            scales: float64, wanted ones, near those that were measured.
-            of_tensor: the factor of all scales that was measured; None where there is none.
-        Returns: None where the rule alone decides.
+            scales: float64, requested scales, near the measured ones.
+            tensor_scale: measured common factor of all scales, or None.
+        Returns: None if only the rule determines scales.
         """
         return None
 
     def anchors(self, groups: Tensor) -> Tensor:
-        """True for values that, left as they round, let their group's scale be found again.
+        """Returns a mask of values that must not change for their scale to be measured again.
 
         Args:
             groups: float64, (..., groups, group size).
@@ -116,51 +115,51 @@ class Scaling(ABC):
         return groups.abs() == groups.abs().amax(-1, keepdim=True)
 
     def pack(self, codes: Tensor) -> Tensor:
-        """The codes one after the other: uint8 bytes, or float32."""
+        """Packs codes to uint8 bytes or float32."""
         return codes.reshape(-1) if codes.is_floating_point() else pack_bits(codes, self.width)
 
 
 def has_non_finite(groups: Tensor) -> Tensor:
-    """True for groups with a NaN or an infinity, (..., groups, 1)."""
+    """Returns True for groups with a NaN or an infinity, (..., groups, 1)."""
     return ~groups.isfinite().all(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class Unscaled(Scaling):
-    """Scale 1, of which nothing is stored."""
+    """Constant scale of 1 without storage."""
 
     width: int = 0
     statistic = None
     finds_any = True
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
-        """Ones."""
+        """Returns ones."""
         return self.scales(groups[..., :1])
 
-    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
-        """Ones."""
-        return Scales(torch.ones_like(found), found.new_empty(0, dtype=torch.float32))
+    def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
+        """Returns ones."""
+        return Scales(torch.ones_like(statistics), statistics.new_empty(0, dtype=torch.float32))
 
-    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
-        """Ones."""
+    def restore(self, packed: Tensor, count: int, tensor_scale: Tensor | None) -> Tensor:
+        """Returns ones."""
         return packed.new_ones((count, 1), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class SharedExponent(Scaling):
-    """Scale 2^E, stored as the integer E - lowest.
+    """Power-of-two scale 2^E, stored as the integer E - lowest.
 
-    E follows the largest finite magnitude amax = s 2^e, 1 <= s < 2: E = e + offset, one more where
+    For the largest finite magnitude amax = s 2^e, 1 <= s < 2, E is e + offset, plus one if
     s >= increment_threshold, clipped to the range of the code.
 
     Attributes:
-        lowest: the smallest E.
+        lowest: smallest E.
         width: bits of the code.
-        has_nan: the last code is NaN and holds for groups with a NaN or an infinity. Otherwise
-            infinities saturate, and NaN concerns nobody else.
+        has_nan: reserves the last code for NaN, used for groups with a NaN or an infinity.
+            Otherwise infinities saturate, and NaN does not affect other values.
         offset: E for a magnitude of 1.
-        increment_threshold: above 1, at most 2, the default, which no s reaches; `ABOVE_POWERS`
-            takes the exponent of the next power of two.
+        increment_threshold: above 1 and at most 2. The default 2 is never reached;
+            `ABOVE_POWERS` takes the exponent of the next power of two.
 
     Source of E8M0 (lowest -127, width 8, NaN): OCP Microscaling Formats 1.0, section 5.4.1.
     """
@@ -174,12 +173,12 @@ class SharedExponent(Scaling):
 
     @property
     def least_largest(self) -> float:
-        """The least that the largest element of a group may be, for its scale to be found again."""
+        """Lower limit of a group's largest element for its scale to be measured again."""
         return self.increment_threshold * 2.0 ** -(self.offset + 1)
 
     @property
     def largest(self) -> int:
-        """The largest E."""
+        """Largest E."""
         return self.lowest + self._largest_code
 
     @property
@@ -188,26 +187,26 @@ class SharedExponent(Scaling):
         return codes - 1 - self.has_nan
 
     def exponent(self, amax: Tensor) -> Tensor:
-        """E for magnitudes, int64, before it is clipped."""
+        """Returns E for magnitudes, int64, before clipping."""
         # The least fraction that goes up carries into the exponent's field.
         carry = int((2.0 - self.increment_threshold) * 2**MANTISSA_BITS)
         bits = amax.contiguous().view(torch.int64) + carry
         return (bits >> MANTISSA_BITS) - (BIAS - self.offset)
 
-    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
-        """Scales from the largest finite magnitudes."""
-        codes = (self.exponent(found) - self.lowest).clamp(0, self._largest_code)
+    def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
+        """Returns the scales for the largest finite magnitudes."""
+        codes = (self.exponent(statistics) - self.lowest).clamp(0, self._largest_code)
         if non_finite is not None:
             codes = codes.masked_fill(non_finite, self._largest_code + 1)
         return Scales(self._values(codes), codes)
 
-    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor:
-        """The nearest powers of two, by their logarithms; elements tell whether they are found."""
+    def representable(self, scales: Tensor, tensor_scale: Tensor | None = None) -> Tensor:
+        """Returns the nearest powers of two by logarithm; elements decide if they are stable."""
         codes = scales.log2().round().nan_to_num(nan=0.0).long() - self.lowest
         return self._values(codes.clamp(0, self._largest_code))
 
-    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
-        """2^E."""
+    def restore(self, packed: Tensor, count: int, tensor_scale: Tensor | None) -> Tensor:
+        """Returns 2^E."""
         return self._values(unpack_bits(packed, self.width, count).long().view(-1, 1))
 
     def _values(self, codes: Tensor) -> Tensor:
@@ -217,12 +216,12 @@ class SharedExponent(Scaling):
 
 @dataclass(frozen=True)
 class FloatScale(Scaling):
-    """A float32 per group: float32(statistic / divisor).
+    """Float32 scale per group: float32(statistic / divisor).
 
     Attributes:
-        statistic: what it follows.
-        divisor: the element that the statistic becomes.
-        is_positive: never below 2^-126, and 2^-23 where the statistic is zero.
+        statistic: statistic of the group.
+        divisor: element that the statistic is mapped to.
+        is_positive: True for scales of at least 2^-126, and 2^-23 for a statistic of zero.
         width: bits of a scale.
     """
 
@@ -232,25 +231,25 @@ class FloatScale(Scaling):
     width: int = 32
     stores_floats = True
 
-    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
-        """The rounded quotients."""
-        wanted = found / self.divisor
+    def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
+        """Returns the rounded quotients."""
+        wanted = statistics / self.divisor
         if self.is_positive:
-            wanted = wanted.clamp(min=TINY).masked_fill(found == 0, EPSILON)
+            wanted = wanted.clamp(min=TINY).masked_fill(statistics == 0, EPSILON)
         codes = wanted.float()
         return Scales(codes.double(), codes)
 
-    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor:
-        """The nearest float32."""
+    def representable(self, scales: Tensor, tensor_scale: Tensor | None = None) -> Tensor:
+        """Returns the nearest float32 numbers."""
         return scales.float().double()
 
-    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
-        """The floats."""
+    def restore(self, packed: Tensor, count: int, tensor_scale: Tensor | None) -> Tensor:
+        """Returns the stored floats."""
         return packed.double().view(-1, 1)
 
 
 class StaticScale(Scaling):
-    """Static scales: a float32 per group that does not follow the data, or one for all groups."""
+    """Static float32 scales: one per group or one for all groups."""
 
     width: int = 32
     statistic = None
@@ -259,36 +258,36 @@ class StaticScale(Scaling):
 
     @abstractmethod
     def known(self, device: torch.device) -> Tensor:
-        """float32, (n,)."""
+        """Returns the scales, float32 (n,)."""
 
     @property
     def spans_tensor(self) -> bool:
-        """True where groups differ: each group has its own scale."""
+        """True if each group has its own scale."""
         return self.known(torch.device("meta")).numel() > 1
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
-        """The scales in their places.
+        """Returns the static scales of the groups.
 
         Raises:
-            ConfigError: there are neither one nor as many as groups.
+            ConfigError: if there is neither one scale nor one per group.
         """
         shape = groups.shape[:-1]
         known = self.known(groups.device)
         known = known if shape.numel() else known[:0]
         if known.numel() not in (1, shape.numel()):
             raise ConfigError(
-                f"scales: expected one, or {shape.numel()} for the groups of the tensor, got "
-                f"{known.numel()}."
+                f"scales: expected one, or one for each of the {shape.numel()} groups of the "
+                f"tensor, got {known.numel()}."
             )
         codes = known.expand(shape.numel()).view(*shape, 1)
         return Scales(codes.double(), codes)
 
-    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
-        """The scales in their places, whatever the statistics."""
-        return self.measure(found)
+    def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
+        """Returns the static scales, ignoring the statistics."""
+        return self.measure(statistics)
 
-    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
-        """The floats that were stored."""
+    def restore(self, packed: Tensor, count: int, tensor_scale: Tensor | None) -> Tensor:
+        """Returns the stored floats."""
         return packed.double().view(-1, 1)
 
 
@@ -303,13 +302,13 @@ class ConstantScale(StaticScale):
     given: tuple[float, ...]
 
     def known(self, device: torch.device) -> Tensor:
-        """float32, (n,)."""
+        """Returns the scales, float32 (n,)."""
         return torch.tensor(self.given, dtype=torch.float32, device=device)
 
 
 @dataclass(frozen=True, eq=False)
 class LearnedScale(StaticScale):
-    """Static scales that training learns.
+    """Static scales that are learned in training.
 
     Attributes:
         tensor: float32, (n,).
@@ -318,19 +317,19 @@ class LearnedScale(StaticScale):
     tensor: Tensor
 
     def known(self, device: torch.device) -> Tensor:
-        """The tensor on that device."""
+        """Returns the tensor on that device."""
         return self.tensor.to(device)
 
 
 @dataclass(frozen=True)
 class ScaledFloatScale(Scaling):
-    """A small float per group times a float32 per tensor.
+    """Minifloat scale per group times a float32 scale per tensor.
 
     Attributes:
-        element: the small float; NaN holds for groups with a NaN or an infinity.
-        largest: the largest magnitude of a group's elements, to which its own is scaled.
+        element: minifloat; NaN is used for groups with a NaN or an infinity.
+        largest: largest magnitude of a group's elements.
         tensor_width: bits of the tensor's scale.
-        has_nan: the small float has NaN.
+        has_nan: True: the minifloat has NaN.
     """
 
     element: Element
@@ -341,35 +340,35 @@ class ScaledFloatScale(Scaling):
 
     @property
     def width(self) -> int:  # type: ignore[override]
-        """Bits of the small float."""
+        """Bits of the minifloat."""
         return self.element.width
 
-    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
-        """Scales that put the tensor's largest magnitude at both ends of the range."""
-        top = found.amax() if found.numel() else found.new_zeros(())
-        of_tensor = (top / (self.element.largest * self.largest)).float().clamp(min=TINY)
-        wanted = found / self.largest / of_tensor.double()
+    def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
+        """Maps the tensor's largest magnitude to the largest scale and element."""
+        top = statistics.amax() if statistics.numel() else statistics.new_zeros(())
+        tensor_scale = (top / (self.element.largest * self.largest)).float().clamp(min=TINY)
+        wanted = statistics / self.largest / tensor_scale.double()
         if non_finite is not None:
             wanted = wanted.masked_fill(non_finite, torch.nan)
         small = self.element.round(wanted)
-        return Scales(small * of_tensor.double(), small, of_tensor)
+        return Scales(small * tensor_scale.double(), small, tensor_scale)
 
-    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor | None:
-        """The nearest small floats that are not zero, times the factor of the tensor."""
-        if of_tensor is None:
+    def representable(self, scales: Tensor, tensor_scale: Tensor | None = None) -> Tensor | None:
+        """Returns the nearest nonzero minifloats, times the scale of the tensor."""
+        if tensor_scale is None:
             return None
         least = self.element.step(scales.new_zeros(1))
         assert least is not None
-        small = self.element.round((scales / of_tensor.double()).nan_to_num(nan=1.0))
-        return torch.maximum(small, least) * of_tensor.double()
+        small = self.element.round((scales / tensor_scale.double()).nan_to_num(nan=1.0))
+        return torch.maximum(small, least) * tensor_scale.double()
 
     def pack(self, codes: Tensor) -> Tensor:
-        """The codes of small floats one after the other: uint8 bytes."""
+        """Packs the codes of minifloats to uint8 bytes."""
         return pack_bits(self.element.stored(codes), self.width)
 
-    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
-        """The products."""
-        assert of_tensor is not None
+    def restore(self, packed: Tensor, count: int, tensor_scale: Tensor | None) -> Tensor:
+        """Returns the products of minifloats and the tensor's scale."""
+        assert tensor_scale is not None
         codes = unpack_bits(packed, self.width, count).long()
         small = self.element.values(codes.view(-1, 1))
-        return small * of_tensor.double()
+        return small * tensor_scale.double()

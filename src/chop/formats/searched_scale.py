@@ -1,4 +1,4 @@
-"""Searched scales: each group has the scale that changes the layer's output least."""
+"""Searched scales: a grid search per group for the least error of the layer's output."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from chop.formats.scaling import EPSILON, TINY, Scales, Scaling
 from chop.formats.statistic import LARGEST
 
 MEAN_SHARE = 0.5
-"""Squared mean of an input, relative to its variance, that two bits are searched for; a normal one
-behind ReLU has 0.47."""
+"""Squared mean of an input, relative to its variance, that the search for 2 bits assumes. A normal
+input after ReLU has 0.47.
+"""
 STEPS = 16
-"""Candidates for each factor of 2 between the smallest divisor and the largest."""
+"""Candidates per factor of 2 between the smallest and the largest divisor."""
 
 
 @dataclass(frozen=True)
 class SearchedScale(Scaling):
-    """The bfloat16 s, of either sign, that minimizes the group's sum of e^2, e = s k - x.
+    """Bfloat16 scale s, of either sign, that minimizes the group's sum of e^2, e = s k - x.
 
-    Of two bits it minimizes sum(e^2) + (sum e)^2 / 2. Half of the larger values saturate there,
-    those of one sign, so that errors add up where inputs have a mean: this is the expected square
-    of the error of the group's product with inputs of variance 1 and squared mean 1/2.
+    For 2 bits it minimizes sum(e^2) + (sum e)^2 / 2. There, half of the larger values saturate, all
+    of one sign, so that errors add up if inputs have a mean. The expression is the expected squared
+    error of the group's product with inputs of variance 1 and squared mean 1/2.
 
-    Candidates are s = -x_max / c, x_max the value of largest magnitude, 2^-23 in a group of zeros.
-    It has the sign that gives x_max the lowest integer, -n, of which there is one more than
-    positive ones. c goes from n/2 to 3n/2 in steps of n/16, and to n in steps of 1 where those are
-    larger: integers among them find the scale of values that have been rounded before. Of equal
-    candidates the first counts, infinities and NaN do not.
+    Candidates are s = -x_max / c, x_max the value of largest magnitude; s is 2^-23 in a group of
+    zeros. The sign gives x_max the lowest integer -n: there is one more negative integer than
+    positive ones. c runs from n/2 to 3n/2 in steps of n/16, or to n in steps of 1 if those are
+    larger. Integers c find the scale of values that were rounded before. Among equal candidates the
+    first one is taken. Infinities and NaN are ignored.
 
-    A bfloat16 times an integer of 8 bits is a float32 number, so that no product is rounded.
+    A bfloat16 times an 8-bit integer is a float32 number, so products are not rounded.
 
     Attributes:
         lowest_code: -n.
@@ -49,24 +50,24 @@ class SearchedScale(Scaling):
 
     @property
     def divisors(self) -> tuple[float, ...]:
-        """Every c."""
+        """All values of c."""
         n = -self.lowest_code
         step, end = (n / STEPS, 3 * n / 2) if n <= STEPS else (1.0, n)
         count = round((end - n / 2) / step)
         return tuple(n / 2 + i * step for i in range(count + 1))
 
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
-        """The scales of groups; `counted` is that of elements with a threshold, which has none."""
+        """Returns the scales of groups; `counted` is ignored, as the elements have no threshold."""
         rows = groups.detach().reshape(-1, groups.size(-1)).double()
         if rows.is_meta:  # without data there is nothing to search for, a step at a time
             return self.scales(groups[..., :1].double())
-        found = [self._search(part) for part in chunks(rows, rows.size(-1))]
-        values = torch.cat(found) if found else rows[:, :1]
+        parts = [self._search(part) for part in chunks(rows, rows.size(-1))]
+        values = torch.cat(parts) if parts else rows[:, :1]
         return self.scales(values.view(*groups.shape[:-1], 1))
 
     def _search(self, rows: Tensor) -> Tensor:
-        """float64 (rows, 1)."""
-        # In one order in memory, sums have one order.
+        """Returns the best scale of each row, float64 (rows, 1)."""
+        # The same memory order gives the same order of summation, so results do not vary.
         x = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).contiguous()
         x_max = x.gather(-1, x.abs().argmax(-1, keepdim=True))
         best, least = torch.empty_like(x_max), torch.full_like(x_max, torch.inf)
@@ -82,17 +83,17 @@ class SearchedScale(Scaling):
             least = torch.where(is_better, total, least)
         return best
 
-    def representable(self, scales: Tensor, of_tensor: Tensor | None = None) -> Tensor:
-        """The nearest bfloat16 that is not zero, and whose products are finite."""
+    def representable(self, scales: Tensor, tensor_scale: Tensor | None = None) -> Tensor:
+        """Returns the nearest nonzero bfloat16 scales with finite products."""
         smallest = torch.where(scales == 0, EPSILON, TINY)
         magnitude = torch.maximum(scales.abs(), smallest)
         limit = torch.finfo(torch.bfloat16).max / -self.lowest_code
         return magnitude.clamp(max=limit).bfloat16().double().copysign(scales + 0.0)
 
-    def scales(self, found: Tensor, non_finite: Tensor | None = None) -> Scales:
-        """Numbers that are scales already, with their codes: the bits of a bfloat16."""
-        return Scales(found, to_bits(found))
+    def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
+        """Wraps values that are scales already, with their bfloat16 bits as codes."""
+        return Scales(statistics, to_bits(statistics))
 
-    def restore(self, packed: Tensor, count: int, of_tensor: Tensor | None) -> Tensor:
-        """The numbers of the codes."""
+    def restore(self, packed: Tensor, count: int, tensor_scale: Tensor | None) -> Tensor:
+        """Returns the numbers of the codes."""
         return from_bits(unpack_bits(packed, self.width, count).view(-1, 1))

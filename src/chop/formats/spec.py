@@ -22,21 +22,21 @@ MODULE_WIDE = ("name", "bypass", "gradient")
 
 @dataclasses.dataclass(frozen=True)
 class QuantSpec:
-    """One quantizer per operand: a number format, of which `float` leaves an operand as it is.
+    """Number format of each operand of an operator; `float` does not change an operand.
 
-    For a while, as long as a model is observed or exported, a `StandIn` may take a format's place.
+    While a model is observed or exported, a `StandIn` may replace a format temporarily.
 
     Attributes:
-        data_in: the operator's inputs.
-        weight: its weight; of a product of two activations, the second factor.
-        bias: its bias.
-        data_out: its result.
-        gradient: how gradients pass: "identity"; "clip" to stop them where values saturate; "lsq"
-            to learn the scales of the formats that have some. Operands of other formats then pass
-            them unchanged, but some operand has to learn.
+        data_in: format of the operator's inputs.
+        weight: format of its weight; for a product of two activations, of the second factor.
+        bias: format of its bias.
+        data_out: format of its result.
+        gradient: "identity" passes gradients unchanged; "clip" stops them at saturated values;
+            "lsq" learns the scales of formats that support it. Operands in other formats then pass
+            gradients unchanged. At least one operand must be learnable.
 
     Raises:
-        ConfigError: nothing can be learned.
+        ConfigError: if "lsq" is set and no operand can be learned.
     """
 
     data_in: Quantizer = FLOAT
@@ -47,7 +47,7 @@ class QuantSpec:
 
     @classmethod
     def uniform(cls, quantizer: Quantizer) -> QuantSpec:
-        """The same quantizer, most often a number format, for inputs, weight and bias."""
+        """Returns a spec with the same quantizer for inputs, weight and bias."""
         return cls(quantizer, quantizer, quantizer)
 
     @classmethod
@@ -58,38 +58,38 @@ class QuantSpec:
         fallback: Mapping[str, str] | None = None,
         where: str = "config",
     ) -> QuantSpec:
-        """A spec from a config mapping, in either of two forms.
+        """Parses a config mapping, which has one of two forms.
 
-        Flat, one kind of format, keys prefixed by the operand; a key without a prefix holds for
-        every operand, None means the default::
+        The flat form has one kind of format, and keys prefixed by the operand. A key without a
+        prefix applies to every operand, and None means the default::
 
             {"name": "integer", "data_in_width": 8, "data_in_frac_width": 4, "weight_width": 8, ...}
 
-        An operand without keys is an error where the format needs some. Where it needs none, it
-        has the defaults if no operand has keys, and else stays float: `{"name": "mxint"}` is all
-        in MXINT8, `{"name": "binary", "weight_stochastic": True}` has a binary weight only. A key
-        that MASE has for the whole module, `binary_training`, holds for the operands chosen so.
+        An operand without keys is an error if the format has required fields. Otherwise it gets the
+        defaults if no operand has keys, and else stays float: `{"name": "mxint"}` means MXINT8 for
+        all, `{"name": "binary", "weight_stochastic": True}` a binary weight only. MASE's key for
+        the whole module, `binary_training`, applies to the operands chosen this way.
 
-        MASE's liberties are taken in this form: "NA" is None, 4.0 is 4, 1 is True. A value that
-        MASE takes and the format cannot have becomes the nearest, with a warning.
+        The flat form accepts MASE's spellings: "NA" is None, 4.0 is 4, 1 is True. A value that MASE
+        accepts and the format does not becomes the nearest valid one, with a warning.
 
-        Nested, any format or quantizer per operand, operands left out stay float::
+        The nested form has any format or quantizer per operand. Missing operands stay float::
 
             {"data_in": {"name": "integer", "width": 8, "frac_width": 4}, "weight": Integer(4, 3)}
 
-        `"bypass": True` leaves the operator float; `"gradient"` is the attribute of that name.
+        `"bypass": True` leaves the operator in float; `"gradient"` sets the attribute of that name.
 
         Args:
             settings: the mapping; it is not changed.
-            operands: what the operator has. The flat form must cover each of them, save
-                `data_out`; keys of operands that it lacks are ignored, so that one mapping can
-                serve many operators.
-            fallback: operands that take another's format when the flat form leaves them out.
-            where: what the mapping belongs to, for messages.
+            operands: operands of the operator. The flat form must cover each of them except
+                `data_out`. Keys of other operands are ignored, so that one mapping can serve many
+                operators.
+            fallback: operands that take another's format if the flat form lacks them.
+            where: owner of the mapping, for messages.
 
         Raises:
-            ConfigError: unknown format or key, missing key, wrong type or range.
-            NotBuiltError: a format of MASE's that there is not.
+            ConfigError: if a format or key is unknown or missing, or a type or range is wrong.
+            NotBuiltError: if the mapping names a format of MASE that chop lacks.
         """
         if isinstance(settings, QuantSpec):
             return settings.only(operands)
@@ -117,32 +117,32 @@ class QuantSpec:
         return spec.only(operands)
 
     def only(self, operands: Sequence[str]) -> QuantSpec:
-        """This spec with every operand float but `operands` and `data_out`."""
+        """Returns this spec with every operand float except `operands` and `data_out`."""
         return self.keeping(*operands, "data_out")
 
     def keeping(self, *operands: str) -> QuantSpec:
-        """This spec with every other operand float; where none learns, gradients just pass."""
-        kept = {name: quantizer for name, quantizer in self.items() if name in operands}
-        learning = self.gradient != "lsq" or any(map(learns, kept.values()))
-        return QuantSpec(**kept, gradient=self.gradient if learning else "identity")
+        """Returns this spec with all other operands float; drops "lsq" if none of these learns."""
+        quantizers = {name: quantizer for name, quantizer in self.items() if name in operands}
+        learning = self.gradient != "lsq" or any(map(learns, quantizers.values()))
+        return QuantSpec(**quantizers, gradient=self.gradient if learning else "identity")
 
     def with_quantizers(self, **quantizers: Quantizer) -> QuantSpec:
-        """This spec with other formats, or what stands in for them, by operand."""
+        """Returns this spec with other quantizers, by operand."""
         changed: dict[str, Any] = dict(quantizers)
         return dataclasses.replace(self, **changed)
 
     def number_format(self, operand: str) -> NumberFormat:
-        """The format of an operand, to be counted, stored or encoded in it.
+        """Returns the number format of an operand, for counting, storing or encoding.
 
         Raises:
-            ConfigError: the operand has a stand-in.
+            ConfigError: if the operand has a stand-in.
         """
-        found = getattr(self, operand)
-        if isinstance(found, NumberFormat):
-            return found
+        quantizer = getattr(self, operand)
+        if isinstance(quantizer, NumberFormat):
+            return quantizer
         raise ConfigError(
-            f"{operand}: expected a number format, which has bits and codes, got {found.label}, "
-            f"which only stands in for one; use spec.with_quantizers({operand}=...) to give it one."
+            f"{operand}: expected a number format, got the stand-in {quantizer.label}, which has "
+            f"no bits and codes. Set a format by spec.with_quantizers({operand}=...)."
         )
 
     def __post_init__(self) -> None:
@@ -160,28 +160,28 @@ class QuantSpec:
 
     @property
     def lsq_operands(self) -> list[str]:
-        """The operands whose scales are learned."""
+        """Operands with learned scales."""
         return [name for name in OPERANDS if self.learns(name)]
 
     def learns(self, operand: str) -> bool:
-        """Whether the scales of an operand are learned."""
+        """Returns True if the scales of an operand are learned."""
         return self.gradient == "lsq" and learns(getattr(self, operand))
 
     def with_scales(self, scales: Mapping[str, Tensor]) -> QuantSpec:
-        """This spec with scales that were learned, by operand: an ordinary one."""
+        """Returns this spec with learned scales made static, by operand."""
         settled: dict[str, Any] = {}
-        for operand, found in scales.items():
+        for operand, operand_scales in scales.items():
             number_format = getattr(self, operand)
             assert isinstance(number_format, LearnableFormat)
-            settled[operand] = number_format.with_scales(found)
+            settled[operand] = number_format.with_scales(operand_scales)
         return dataclasses.replace(self, **settled, gradient="identity")
 
     def items(self) -> list[tuple[str, Quantizer]]:
-        """(operand, quantizer) in the order data_in, weight, bias, data_out."""
+        """Returns (operand, quantizer) pairs in the order data_in, weight, bias, data_out."""
         return [(operand, getattr(self, operand)) for operand in OPERANDS]
 
     def as_config(self) -> dict[str, Any]:
-        """The config from which `parse` makes this spec, flat if all formats are of one kind.
+        """Returns a config that `parse` reads as this spec, flat if all formats are of one kind.
 
         >>> from chop.formats import Integer
         >>> QuantSpec(weight=Integer(4, 2)).as_config()["weight_frac_width"]
@@ -196,44 +196,45 @@ class QuantSpec:
         if kinds or not issubclass(kind, NumberFormat):
             return config | chosen
         fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-        for operand, found in chosen.items():
-            config |= {f"{operand}_{name}": getattr(found, name) for name in fields}
+        for operand, quantizer in chosen.items():
+            config |= {f"{operand}_{name}": getattr(quantizer, name) for name in fields}
         floats = {n: None for n in OPERANDS if n not in chosen and n != "data_out"}
         return {"name": kind.name, **config, **floats}
 
     @property
     def is_float(self) -> bool:
-        """True when every operand is left as it is."""
+        """True if every operand stays float."""
         return all(quantizer.is_identity for _, quantizer in self.items())
 
     @property
     def is_fitted(self) -> bool:
-        """False while a quantizer waits for data."""
+        """False if a quantizer is still to be fitted."""
         return all(quantizer.is_fitted for _, quantizer in self.items())
 
     def fitted(self, samples: Mapping[str, Tensor]) -> QuantSpec:
-        """This spec with the quantizers of the operands in `samples` fitted to them."""
+        """Returns this spec with quantizers fitted to the samples of their operands."""
         return self.with_quantizers(**{n: getattr(self, n).fitted(x) for n, x in samples.items()})
 
 
 def _nothing_to_learn(spec: QuantSpec) -> str:
     chosen = [f"{name}={fmt.label}" for name, fmt in spec.items() if not fmt.is_identity]
+    enumerated = " or ".join(learnable_names())
     return (
-        f"gradient 'lsq': {', '.join(chosen)} has no scale to learn; expected one of "
-        f"{', '.join(learnable_names())}: scale_integer (granularity tensor or channel) instead of "
-        "integer, scaling_factor=True with binary and ternary, and no stochastic signs."
+        f"gradient 'lsq': {', '.join(chosen)} has no learnable scale. Use {enumerated}: "
+        "scale_integer with granularity tensor or channel instead of integer; binary and ternary "
+        "with scaling_factor=True and without stochastic signs."
     )
 
 
 @dataclasses.dataclass
 class _Keys:
-    """A mapping's keys, sorted.
+    """Keys of a mapping, sorted by scope.
 
     Attributes:
         chosen: fields per operand.
         shared: fields of every operand.
-        module_wide: fields of every operand that some key speaks of.
-        nested: whole formats per operand.
+        module_wide: fields of every operand that has other keys.
+        nested: complete formats per operand.
     """
 
     chosen: dict[str, dict[str, Any]] = dataclasses.field(
@@ -244,11 +245,11 @@ class _Keys:
     nested: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def get_fields(self, operand: str) -> dict[str, Any]:
-        """The fields of an operand's format."""
+        """Returns the fields of an operand's format."""
         return {**self.module_wide, **self.shared, **self.chosen[operand]}
 
     def has_format(self, operand: str, kind: type[NumberFormat]) -> bool:
-        """Whether an operand of the operator is to have a format."""
+        """Returns True if an operand gets a format."""
         if operand == "data_out" or self.chosen[operand]:
             return bool(self.chosen[operand])
         return bool(self.shared or _required(kind)) or not any(self.chosen.values())
@@ -278,7 +279,7 @@ def _sort_keys(settings: Mapping[str, Any], where: str) -> _Keys:
 
 
 def _required(kind: type[NumberFormat]) -> list[str]:
-    """The fields without a default."""
+    """Returns the fields without a default."""
     return [
         field.name
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
@@ -292,6 +293,6 @@ def _require_all(
     for name in _required(kind):
         if name not in values:
             raise ConfigError(
-                f"{where}: missing key '{operand}_{name}'; to leave the {operand} as it is, "
+                f"{where}: missing key '{operand}_{name}'. To keep the {operand} in float, "
                 f"write '{operand}': None."
             )

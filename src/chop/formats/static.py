@@ -1,4 +1,4 @@
-"""Static scales: dynamic formats, whose scales follow the data, and their static counterparts."""
+"""Static scales: conversion of dynamic formats, whose scales follow the data, to static ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chop.formats.lsq import LearnableFormat
 
 
 def is_dynamic(number_format: NumberFormat) -> bool:
-    """Whether scales follow the values that are rounded.
+    """Returns True if scales are measured on the values that are rounded.
 
     >>> from chop.formats import Integer, ScaleInteger
     >>> [is_dynamic(ScaleInteger(8)), is_dynamic(ScaleInteger(8, scales=(0.5,)))]
@@ -26,12 +26,12 @@ def is_dynamic(number_format: NumberFormat) -> bool:
 
 
 def static_format(number_format: NumberFormat, samples: Tensor) -> NumberFormat | None:
-    """A dynamic format with constant scales: those that it has for a tensor of all `samples`.
+    """Returns a dynamic format with constant scales, measured on all `samples` as one tensor.
 
     Args:
-        number_format: a dynamic one.
+        number_format: dynamic format.
         samples: any shape and floating dtype.
-    Returns: None unless the format has float scales of a whole tensor, and takes given ones.
+    Returns: None unless the format has float scales per tensor and supports static ones.
 
     >>> import torch
     >>> from chop.formats import ScaleInteger

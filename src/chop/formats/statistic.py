@@ -1,4 +1,4 @@
-"""Statistics for scales and thresholds: of the finite values of a group or a tensor."""
+"""Statistics of the finite values of a group or tensor, for scales and thresholds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def mean_magnitude(groups: Tensor) -> Tensor:
-    """Mean of the finite magnitudes of each group, (..., groups, 1)."""
+    """Returns the mean of the finite magnitudes of each group, (..., groups, 1)."""
     finite = groups.isfinite()
     total = groups.abs().masked_fill(~finite, 0).sum(-1, keepdim=True)
     return total / finite.sum(-1, keepdim=True).clamp(min=1)
@@ -18,13 +18,13 @@ def mean_magnitude(groups: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic of finite magnitudes; 0 where there are none.
+    """Statistic of finite magnitudes; 0 if there are none.
 
     Attributes:
-        kind: the largest one, or the mean.
-        quantile: the share of the magnitudes, in (0, 1], that the largest one is taken of, the
-            smallest first. What is not finite counts as 0.
-        is_signed: False where values below zero count as 0.
+        kind: largest magnitude or mean.
+        quantile: share of the magnitudes, in (0, 1], from the smallest up, whose largest is taken.
+            Non-finite values count as 0.
+        is_signed: False to count negative values as 0.
     """
 
     kind: Literal["largest", "mean"] = "largest"
@@ -32,15 +32,15 @@ class Statistic:
     is_signed: bool = True
 
     def of(self, groups: Tensor) -> Tensor:
-        """(..., groups, 1), of (..., groups, group size); the same dtype."""
+        """Returns the statistic of groups, (..., groups, group size), as (..., groups, 1)."""
         if self.kind == "mean":
             return mean_magnitude(groups)
         values = groups.abs() if self.is_signed else groups.clamp(min=0)
         values = values.nan_to_num(nan=0.0, posinf=0.0)
-        kept = math.ceil(self.quantile * values.size(-1))
-        if kept == values.size(-1):
+        rank = math.ceil(self.quantile * values.size(-1))
+        if rank == values.size(-1):
             return values.amax(-1, keepdim=True)
-        return values.kthvalue(kept, -1, keepdim=True).values
+        return values.kthvalue(rank, -1, keepdim=True).values  # ranks count from 1
 
 
 LARGEST, MEAN = Statistic("largest"), Statistic("mean")
@@ -48,23 +48,22 @@ LARGEST, MEAN = Statistic("largest"), Statistic("mean")
 
 @dataclass(frozen=True)
 class Threshold:
-    """A magnitude that follows a tensor.
+    """Magnitude threshold that depends on a tensor.
 
     Attributes:
-        factor: what the statistic is multiplied by.
-        kind: the statistic of the tensor's finite magnitudes; of an even number of them, the
-            lower median.
+        factor: factor of the statistic.
+        kind: statistic of the tensor's finite magnitudes; the lower median for even counts.
     """
 
     factor: float
     kind: Literal["mean", "median", "largest"]
 
     def of(self, x: Tensor) -> float:
-        """For a tensor of any shape and dtype, computed in float64; 0 without finite values."""
+        """Returns the threshold of a tensor, computed in float64; 0 without finite values."""
         finite = x[x.isfinite()].double().abs()
         if finite.numel() == 0:
             return 0.0
         if self.kind == "mean":
             return self.factor * finite.mean().item()
-        found = finite.median() if self.kind == "median" else finite.amax()
-        return self.factor * found.item()
+        statistic = finite.median() if self.kind == "median" else finite.amax()
+        return self.factor * statistic.item()

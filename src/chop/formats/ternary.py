@@ -1,4 +1,4 @@
-"""`ternary`: -1, 0 and 1, with or without a scale."""
+"""`ternary`: values -1, 0 and 1, with or without a scale."""
 
 from __future__ import annotations
 
@@ -18,34 +18,33 @@ from chop.formats.statistic import MEAN, Threshold
 SHARE_OF_MEAN = 0.7
 SHARE_OF_MAX = 0.05
 STATISTICS = ("threshold", "mean", "max", "median")
-"""What a threshold is derived from; of several that MASE's config names, the first holds."""
+"""Sources of the threshold; if MASE's config names several, the first one applies."""
 
 
 @dataclass(frozen=True)
 class Ternary(LearnableFormat):
     """Three values: -1, 0 and 1, optionally times a scale.
 
-    Values: {-1, 0, 1} times a scale; the scale is 1, or the mean of the magnitudes kept of a
-    channel, an index of the first axis; a vector is one channel.
-    Rounding: zero up to the threshold, else the sign. The threshold is that of the whole tensor:
-    0.7 of its mean or median magnitude, 0.05 of its largest one, or a number. Saturation: beyond
-    the scale. Special values: there is only +0; NaN stays NaN, and is 0 when stored; statistics
-    are of finite magnitudes. Storage: five values in 8 bits.
+    Values: {-1, 0, 1} times a scale. The scale is 1, or the mean of a channel's magnitudes above
+    the threshold; a channel is an index of the first axis, and a vector is one channel.
+    Rounding: zero up to the threshold, otherwise the sign. The threshold is that of the whole
+    tensor: 0.7 of its mean or median magnitude, 0.05 of its largest one, or a number. Saturation:
+    beyond the scale. Special values: zero is always +0; NaN stays NaN, and is stored as 0;
+    statistics ignore non-finite values. Storage: five values in 8 bits.
 
     Attributes:
         width: 2, the bits of an unpacked value.
-        scaling_factor: takes the scale from the data instead of 1.
-        mean: the mean magnitude if it is known beforehand, or True to measure it: the threshold
-            is 0.7 of it. The default where no statistic is named.
-        median: the same, of the median magnitude.
-        max: the same, of the largest magnitude: the threshold is 0.05 of it.
-        threshold: the threshold itself.
-        scales: the scale of each channel, or one for all, if it does not follow the data; with
-            `scaling_factor`.
+        scaling_factor: computes the scale from the data instead of using 1.
+        mean: known mean magnitude, or True to measure it: the threshold is 0.7 of it. The default
+            if no statistic is named.
+        median: median magnitude, or True to measure it: the threshold is 0.7 of it.
+        max: largest magnitude, or True to measure it: the threshold is 0.05 of it.
+        threshold: threshold as a number.
+        scales: static scale of each channel, or one for all; requires `scaling_factor`.
 
-    Learning, with `scaling_factor`: the scale starts at the mean of the magnitudes kept; dy/dscale
-    is the value without it; dy/dx is 1, and 0 beyond the scale. The threshold follows the data, as
-    ever.
+    Learning, with `scaling_factor`: the scale starts at the mean of the magnitudes above the
+    threshold; dy/dscale is the value without it; dy/dx is 1, and 0 beyond the scale. The threshold
+    still follows the data.
 
     Example:
         >>> import torch
@@ -70,12 +69,12 @@ class Ternary(LearnableFormat):
 
     @classmethod
     def ignores(cls, name: str, value: Any) -> bool:
-        """True of widths but two bits."""
+        """Ignores widths other than 2."""
         return name == "frac_width" or (name == "width" and value != 2)
 
     @classmethod
     def nearest_valid(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """A scale if its factor is a number that is not zero, and one statistic."""
+        """Enables the scale for any nonzero number, and selects one statistic."""
         taken = dict(fields)
         if isinstance(taken.get("scaling_factor"), float):
             taken["scaling_factor"] = bool(taken["scaling_factor"])
@@ -83,25 +82,25 @@ class Ternary(LearnableFormat):
         return {name: x for name, x in taken.items() if name not in named[1:]}
 
     def validate(self) -> None:
-        """Raises ConfigError where several thresholds are named, or scales do not fit."""
+        """Raises ConfigError if several thresholds are named, or if scales do not fit."""
         named = [name for name in ("mean", "median", "max", "threshold") if self._names(name)]
         if len(named) > 1:
             raise ConfigError(f"ternary: expected one threshold, got {' and '.join(named)}.")
         object.__setattr__(self, "scales", check_scales(self.scales, "ternary.scales"))
         if self.scales is not None and not self.scaling_factor:
-            raise ConfigError("ternary.scales: expected scaling_factor=True with them.")
+            raise ConfigError("ternary.scales: scales require scaling_factor=True.")
 
     def _names(self, field: str) -> bool:
         return getattr(self, field) not in (None, False)
 
     def layout(self) -> Layout:
-        """Ternary digits, and the scales of channels."""
+        """Returns ternary digits with the scales of channels."""
         groups = CHANNELS if self.scaling_factor else WHOLE_TENSOR
         return Layout(Trit(self._threshold), groups, self._scaling)
 
     @property
     def _scaling(self) -> Scaling | None:
-        """Of the magnitudes kept: their mean, or a given scale; or none."""
+        """Returns the mean of magnitudes above the threshold, a static scale, or no scale."""
         if self.scales is not None:
             return ConstantScale(self.scales)
         return FloatScale(MEAN) if self.scaling_factor else None

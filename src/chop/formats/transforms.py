@@ -1,8 +1,8 @@
 """Fake-quantization under `torch.func` and forward-mode differentiation.
 
-A registered operator has a rule for `backward()` alone: forward-mode tangents pass it by as if it
-were constant, and `torch.func` refuses it. Here the same operators stand inside an
-`autograd.Function` that has a rule for both directions and for `vmap`.
+A registered operator has a rule for `backward()` only. Forward mode would treat it as a constant,
+and `torch.func` rejects it. This module wraps the operators in an `autograd.Function` with rules
+for both directions and for `vmap`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from chop.private.torch_api import is_transformed
 
 
 def refuse_transforms(what: str, instead: str) -> None:
-    """Raises DerivativeError where a derivative would be lost.
+    """Raises DerivativeError if a derivative would be lost.
 
     Args:
-        what: has a derivative for `backward()` alone.
-        instead: what to use.
+        what: operation that has a derivative for `backward()` only.
+        instead: suggested alternative.
     """
     if is_transformed():
         raise DerivativeError(
-            f"{what} has derivatives for backward() only, got a call inside torch.func or "
-            f"forward-mode differentiation; {instead}"
+            f"{what} supports only backward(), and was called inside torch.func or forward-mode "
+            f"differentiation; {instead}"
         )
 
 
 def fake_quantize(x: Tensor, key: str, clips: bool) -> Tensor:
-    """`round(x)` inside a transform; see `FakeQuantize` for the arguments.
+    """Returns `round(x)` inside a transform; see `FakeQuantize` for the arguments.
 
     Raises:
-        DerivativeError: while torch.compile traces the transform, whose graph would take every
-            tangent for zero; without `fullgraph` it then leaves the transform to PyTorch.
+        DerivativeError: while torch.compile traces the transform, because its graph would treat
+            every tangent as zero. Without `fullgraph`, PyTorch then runs the transform eagerly.
     """
     if torch.compiler.is_compiling():
         raise DerivativeError(
@@ -47,19 +47,19 @@ def fake_quantize(x: Tensor, key: str, clips: bool) -> Tensor:
 
 
 class FakeQuantize(torch.autograd.Function):
-    """`round(x)` with straight-through derivatives of every kind.
+    """`round(x)` with straight-through derivatives in all modes.
 
     `apply(x, key, clips)` takes `x` of any shape and floating dtype, the key of a format, and
-    whether derivatives are zero where a value saturates. It returns the rounded tensor and a
-    boolean one, True where derivatives are zero. Derivatives go through each other: the second one
-    is zero. Under `vmap` each sample is rounded by itself, as its shared scales are its own.
+    whether derivatives are zero at saturated values. It returns the rounded tensor and a boolean
+    mask of zero derivatives. The second derivative is zero. Under `vmap` each sample is rounded
+    separately, with its own shared scales.
 
     Source: Bengio et al. 2013, arXiv:1308.3432.
     """
 
     @staticmethod
     def forward(x: Tensor, key: str, clips: bool) -> tuple[Tensor, Tensor]:
-        """Rounds by the operators that are used without transforms, so with the same bits."""
+        """Rounds with the operators used outside transforms, for bit-identical results."""
         if clips:
             rounded, mask = torch.ops.chop.fake_quantize_marking(x, key)
             return rounded, mask
@@ -67,21 +67,21 @@ class FakeQuantize(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keeps the mask for both directions."""
+        """Saves the mask for both directions."""
         mask = output[1]
         ctx.mark_non_differentiable(mask)
         ctx.save_for_backward(mask)
         ctx.save_for_forward(mask)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, of_mask: Any) -> tuple[Tensor, None, None]:
-        """The gradient where the value did not saturate."""
+    def backward(ctx: Any, grad: Tensor, mask_grad: Any) -> tuple[Tensor, None, None]:
+        """Returns the gradient, zero at saturated values."""
         (mask,) = ctx.saved_tensors
         return torch.where(mask, 0.0, grad), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *others: Any) -> tuple[Tensor, None]:
-        """The tangent where the value did not saturate."""
+        """Returns the tangent, zero at saturated values."""
         (mask,) = ctx.saved_tensors
         return torch.where(mask, 0.0, tangent), None
 
@@ -89,7 +89,7 @@ class FakeQuantize(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, key: str, clips: bool
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """One sample after the other."""
+        """Rounds the samples one by one."""
         (axis, _, _) = in_dims
         assert axis is not None
         apply = FakeQuantize.apply

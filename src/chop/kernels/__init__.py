@@ -1,6 +1,6 @@
-"""Kernels: fast implementations, each equal to a readable reference.
+"""Kernels: fast implementations of chop's operators, each tested against a readable reference.
 
-Importing this package makes them the implementations of chop's operators.
+Importing this package registers them for their devices.
 """
 
 from chop.kernels.base import (

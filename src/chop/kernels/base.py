@@ -1,4 +1,4 @@
-"""Kernel: a fast implementation of a readable reference."""
+"""Registry of fake-quantize kernels by device, and the functions that call them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from chop.formats.reference import round_by
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 
 Line = Callable[[int, int, int], int]
-"""Rounds so many elements from one address to another, and returns 0; else nothing is written."""
+"""Rounds `count` elements: (input address, output address, count). Returns 0 on success, otherwise
+nothing is written.
+"""
 
 
 def _reference(number_format: NumberFormat, x: Tensor) -> Tensor:
@@ -28,19 +30,19 @@ def _no_line(number_format: NumberFormat, x: Tensor) -> Line | None:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A fake-quantizer for one kind of device.
+    """Fake-quantize kernel for one device type.
 
     Attributes:
-        name: for messages and tables.
-        device: the device type that it runs on.
+        name: name in messages and tables.
+        device: device type.
         run: (x, format, out, mask, scales): writes the rounded `x` to `out`, which may be `x`, and
-            returns True; or False if it cannot take them, and nothing is written. `mask` is None,
-            or boolean and takes `saturates(x)`; `scales` is None, or float32 (n,) and stands for
-            the scales that the format would find.
-        line: (format, x): the short way for small tensors, where elements of `x` can be rounded
-            one after the other to memory that lies as `x` does; else None.
-        reference: what it must equal.
-        tolerance: largest difference from the reference; 0 means bit for bit.
+            returns True. Returns False without writing if the kernel does not support the inputs.
+            `mask`: None or a boolean tensor that receives `saturates(x)`. `scales`: None or
+            float32 (n,), used instead of the scales that the format would compute.
+        line: (format, x): fast path for small contiguous tensors that are rounded element by
+            element, or None.
+        reference: readable implementation that defines the result.
+        tolerance: largest difference from the reference; 0 means bit-identical.
     """
 
     name: str
@@ -52,11 +54,11 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {}
-"""The kernels by device type."""
+"""Registered kernels by device type."""
 
 
 def register(kernel: Kernel) -> Kernel:
-    """Makes a kernel the implementation of chop's fake-quantizers on its device."""
+    """Registers a kernel as the fake-quantize implementation of its device."""
 
     def implementation(x: Tensor, key: str) -> Tensor:
         return _rounded(x, from_key(key), torch.empty_like(x))
@@ -77,21 +79,21 @@ def fake_quantize(
     out: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """`number_format.round(x)` by the fastest way there is, without a gradient.
+    """Rounds a tensor to a number format with the device's kernel, without a gradient.
 
-    That is the device's kernel, else the readable reference.
+    Devices without a kernel use the readable reference, `number_format.round(x)`.
 
     Args:
-        x: any shape, floating.
-        number_format: the format.
-        out: a tensor of the shape, dtype and device of `x` to write to; may be `x` itself. None
-            makes a new one, laid out as `torch.empty_like(x)`.
-        scales: float32 (n,), above zero, instead of those that the format finds or has; None for
-            them.
-    Returns: `out`, or the new tensor.
+        x: floating-point tensor of any shape.
+        number_format: number format to round to.
+        out: tensor of the shape, dtype and device of `x` to write to; may be `x` itself. None
+            allocates one like `torch.empty_like(x)`.
+        scales: float32 (n,), positive, used instead of the scales that the format computes or
+            stores. None uses the format's scales.
+    Returns: `out` or the new tensor.
 
     Raises:
-        ConfigError: `out` is unlike `x`.
+        ConfigError: if `out` differs from `x` in shape, dtype or device.
 
     Example:
         >>> from chop.formats import Integer
@@ -110,9 +112,9 @@ def fake_quantize(
 
 
 def fake_quantize_directly(x: Tensor, number_format: NumberFormat, gradient: Gradient) -> Tensor:
-    """`number_format(x, gradient)`, past PyTorch's dispatcher where nobody would notice.
+    """Returns `number_format(x, gradient)`, bypassing PyTorch's dispatcher if nothing observes it.
 
-    Going through it takes as long as rounding a small tensor does.
+    The dispatcher takes as long as rounding a small tensor.
     """
     if is_followed(x):
         return number_format(x, gradient)
@@ -124,9 +126,9 @@ def fake_quantize_directly(x: Tensor, number_format: NumberFormat, gradient: Gra
 
 
 def is_followed(x: Tensor) -> bool:
-    """Whether a gradient, a compiler, a tracer, a mode or a transform has to see what is called.
+    """Returns True if autograd, a compiler, a tracer, a mode or a transform must see the call.
 
-    So has PyTorch's dispatcher where numbers are not those in memory, as of a negative view.
+    Negative views are included: their memory does not hold their values.
     """
     return (
         type(x) is not Tensor
@@ -153,12 +155,13 @@ def _rounded(
 
 @torch.no_grad()
 def fake_quantize_marking(x: Tensor, number_format: NumberFormat) -> tuple[Tensor, Tensor]:
-    """`number_format.round(x)` and `number_format.saturates(x)`, in one pass where there is one.
+    """Returns the rounded values and the saturation mask, in one pass if a kernel supports it.
 
     Args:
-        x: any shape, floating.
-        number_format: the format.
-    Returns: the rounded values, and a boolean tensor; both laid out as `torch.empty_like(x)`.
+        x: floating-point tensor of any shape.
+        number_format: number format to round to.
+    Returns: `number_format.round(x)` and the boolean `number_format.saturates(x)`, both laid out
+        like `torch.empty_like(x)`.
     """
     out, mask = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
     kernel = KERNELS.get(x.device.type)

@@ -1,4 +1,4 @@
-"""Decode tables: a format's codes as float32, from which kernels read packed tensors."""
+"""Decode tables that map the codes of a format to float32 values, for kernels on packed tensors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from chop.kernels.plan import get_layout
 TABLE, WHOLE, NATURAL, MAGNITUDE, MIRRORED, FLOAT, TRITS = range(7)
 NO_SCALE, SCALE_CODES, SCALE_FLOATS, SCALES_AND_ZEROS = range(4)
 ZERO_WIDTHS = (16, 8)
-"""Bits of a scale and of a zero point, where groups have both: whole bytes."""
+"""Bits of a scale and of a zero point if groups store both."""
 WIDEST = 16
-"""Bits of the widest codes that are read through a table."""
+"""Largest code width, in bits, that is decoded by a table."""
 FLOAT32_BIAS = 127
 FLOAT32_WIDTH = 32
 LARGEST_POWER = 2.0**FLOAT32_BIAS
 
 
 class Codes(ctypes.Structure):
-    """How cpu/codes.h reads a packed tensor: see there for the fields."""
+    """Description of a packed tensor for the C++ loops. `cpu/codes.h` documents the fields."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("reading", "width", "scale_storage", "scale_width")),
@@ -45,14 +45,14 @@ class Codes(ctypes.Structure):
 
 
 class Packed(NamedTuple):
-    """A packed tensor as operators pass it.
+    """Packed tensor in the form that operators take.
 
     Attributes:
         codes: uint8, one-dimensional, as in `Encoded`.
-        scales: float32 or uint8, as in `Encoded`; None without.
-        tensor_scale: float32 scalar, a factor of all scales; None without.
-        shape: of the decoded tensor.
-        key: of its format.
+        scales: float32 or uint8, as in `Encoded`, or None.
+        tensor_scale: float32 scalar that multiplies all scales, or None.
+        shape: shape of the decoded tensor.
+        key: key of the number format.
     """
 
     codes: Tensor
@@ -62,27 +62,27 @@ class Packed(NamedTuple):
     key: str
 
     def encoded(self, dtype: torch.dtype) -> Encoded:
-        """What the format decodes."""
+        """Returns the tensor as the `Encoded` that `NumberFormat.decode` takes."""
         shape = torch.Size(self.shape)
         return Encoded(self.codes, shape, dtype, self.scales, self.tensor_scale)
 
 
 @dataclass(frozen=True)
 class CodeTables:
-    """The numbers that codes stand for.
+    """Lookup tables from codes and scale codes to numbers.
 
     Attributes:
-        width: bits of a code; 0 for base-3 digits.
-        values: float32, (codes,): each code's number, not scaled.
-        reading: how a kernel may compute the numbers instead of looking them up.
-        step: 2^(127 - bias) of a small float, the factor of its fields read as float32.
-        factor: what every number is multiplied by in the end.
-        mantissa_width: bits of a small float's fraction.
-        largest_code: of a small float, the largest code without sign that is computed.
-        groups: which elements share a scale; None without scales.
-        scale_values: float32: each scale code's number; None where scales are stored as floats.
-        zero_values: float32: the number of each zero point's code, whose bits come after those of
-            the scale's; None without.
+        width: bits per code; 0 for base-3 digits.
+        values: float32, (codes,): unscaled number of each code.
+        reading: method by which kernels may compute the numbers instead of looking them up.
+        step: 2^(127 - bias) for minifloats: factor of their fields read as float32.
+        factor: final factor of every number.
+        mantissa_width: mantissa bits of a minifloat.
+        largest_code: largest unsigned minifloat code that may be computed.
+        groups: elements that share a scale; None without scales.
+        scale_values: float32: number of each scale code; None if scales are stored as float32.
+        zero_values: float32: number of each zero-point code, or None. Zero-point bits follow the
+            bits of the scale.
         scale_width: bits of a scale code and its zero point together.
     """
 
@@ -99,14 +99,14 @@ class CodeTables:
     scale_width: int = 0
 
     def lines(self, shape: Sequence[int]) -> Lines | None:
-        """Where groups lie in a tensor of that shape; None where they cross rows."""
+        """Returns the layout of groups in a tensor of a shape; None if groups cross rows."""
         if self.groups is None:
             columns = shape[-1] if shape else 1
             return Lines(math.prod(shape) // columns, columns, ALL_COLUMNS, 0)
         return self.groups.lines(shape)
 
     def size_bytes(self, lines: Lines) -> tuple[int, int]:
-        """What codes and scales take."""
+        """Returns the sizes of the codes and of the scales, in bytes."""
         count = lines.rows * lines.columns
         codes = packed_bytes(count, self.width) if self.width else -(-count // TRITS_PER_BYTE)
         if self.groups is None:
@@ -116,7 +116,7 @@ class CodeTables:
         return codes, packed_bytes(scales, width)
 
     def structure(self, lines: Lines, tensor_scale: Tensor | None) -> Codes:
-        """What the C++ loops take. It keeps its tables alive."""
+        """Returns the arguments of the C++ loops. The structure keeps the tables alive."""
         codes = Codes(
             reading=self.reading,
             width=self.width,
@@ -136,12 +136,12 @@ class CodeTables:
         return codes
 
     def without_scales(self) -> CodeTables:
-        """The same codes, read as if their scales were 1."""
+        """Returns a copy that reads the codes with scales of 1."""
         return replace(self, groups=None, scale_values=None, zero_values=None, scale_width=0)
 
     @property
     def scale_storage(self) -> int:
-        """How scales, and zero points, are stored."""
+        """Storage of scales and zero points, a value of the enumeration in `cpu/codes.h`."""
         if self.groups is None:
             return NO_SCALE
         if self.stores_floats:
@@ -150,23 +150,22 @@ class CodeTables:
 
     @property
     def stores_floats(self) -> bool:
-        """True where scales are stored as float32."""
+        """True if scales are stored as float32."""
         return self.groups is not None and self.scale_values is None
 
     @cached_property
     def suits_bfloat16(self) -> bool:
-        """True if bfloat16 holds every number exactly, before it is scaled."""
+        """True if bfloat16 represents every unscaled number exactly."""
         return bool(((self.values.bfloat16().float() == self.values) | self.values.isnan()).all())
 
     @cached_property
     def fits_bfloat16(self) -> bool:
-        """True if bfloat16 ends beyond every number, before it is scaled."""
+        """True if every unscaled number is within the range of bfloat16."""
         return self.values.nan_to_num(nan=0.0).abs().max().item() <= torch.finfo(torch.bfloat16).max
 
     @cached_property
     def scales_are_powers(self) -> bool:
-        """True without scales, or if each is a power of two: scaling never rounds, or at the ends
-        of the range alone."""
+        """True if scales are absent or powers of two, which round only at the ends of the range."""
         if self.scale_values is None:
             return self.groups is None
         fractions, _ = self.scale_values.frexp()
@@ -174,11 +173,11 @@ class CodeTables:
 
 
 def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables | None:
-    """The tables of a tensor whose levels' factors are stored with it: a code is a sum of them."""
+    """Returns the tables of a multi-level tensor, which stores a factor for each level."""
     layout = get_layout(number_format)
     if layout is None or layout.levels is None or not _has_plain_codes(layout.element):
         return None
-    if layout.overflow == "infinity":  # which the loops bound
+    if layout.overflow == "infinity":  # the loops clamp instead
         return None
     width = layout.element.width * layout.levels
     if width > WIDEST:
@@ -189,11 +188,11 @@ def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables 
 
 @lru_cache(maxsize=1024)
 def fixed_tables(number_format: NumberFormat) -> CodeTables | None:
-    """The tables of a format whose codes have the same numbers in every tensor."""
+    """Returns the tables of a format that decodes codes identically in every tensor."""
     layout = get_layout(number_format) if number_format.is_fitted else None
     if layout is None or layout.levels is not None:
         return None
-    if layout.overflow == "infinity" and layout.scaling is not None:  # which the loops bound
+    if layout.overflow == "infinity" and layout.scaling is not None:  # the loops clamp instead
         return None
     read = READINGS.get(type(layout.element), _by_table)
     tables, scaling = read(layout.element), layout.scaling
@@ -214,7 +213,7 @@ def _by_table(element: Element) -> CodeTables | None:
 
 
 def _minifloat(element: Minifloat) -> CodeTables | None:
-    """Codes of 8 bits are computed with."""
+    """Returns tables that compute 8-bit minifloats instead of looking them up."""
     tables = _by_table(element)
     if tables is None or element.width != 8 or abs(element.bias) >= FLOAT32_BIAS:
         return tables
@@ -235,7 +234,7 @@ READINGS: dict[type[Element], Callable[[Any], CodeTables | None]] = {
     Minifloat: _minifloat,
     Trit: _trit,
 }
-"""Elements whose codes are not, or not only, looked up."""
+"""Elements with their own decoding; all others are looked up in a table."""
 
 
 def _every_code(width: int) -> Tensor:
@@ -247,9 +246,10 @@ def _packed(width: int) -> Tensor:
 
 
 def _exact(values: Tensor) -> Tensor | None:
-    """The numbers as float32, or None if it cannot hold one of them.
+    """Returns the numbers as float32, or None if float32 cannot represent one exactly.
 
-    Infinity, whose code rounding never gives, becomes NaN: products are clamped to finite numbers.
+    Infinity becomes NaN: rounding never returns its code, and products are clamped to finite
+    numbers.
     """
     values = values.masked_fill(values.isinf(), torch.nan)
     rounded = values.float()
@@ -264,7 +264,7 @@ def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables 
     if scale_width > WIDEST:
         return None
     scales = _scale_values(scaling)
-    # float32 ends below 2^128, which may be a scale: a power of two goes over to the elements.
+    # Scales of 2^128 exceed float32: the excess power of two moves into the elements.
     excess = max(int(scales.nan_to_num(nan=0.0).max().frexp().exponent) - FLOAT32_BIAS - 1, 0)
     zeros = _zero_values(scaling) if scaling.zero_width else None
     if zeros is not None and (excess or (scale_width, scaling.zero_width) != ZERO_WIDTHS):
@@ -281,7 +281,7 @@ def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables 
 
 
 def _whole(tables: CodeTables) -> CodeTables:
-    """Whole numbers are read as such, and the scales take over their step."""
+    """Reads integer codes as integers and moves their step into the scales."""
     step = tables.values[1]
     for reading, read in WHOLE_NUMBERS.items():
         whole = read(tables.width) if tables.width in BYTES_AND_NIBBLES else None
@@ -299,7 +299,7 @@ def _with_whole(tables: CodeTables, reading: int, whole: Tensor, step: Tensor) -
     if tables.groups is None:
         return replace(read, factor=step.item())
     if tables.scale_values is None or tables.zero_values is not None:
-        return tables  # products by float scales could overflow, and zero points have the step
+        return tables  # products with float scales could overflow; zero points include the step
     scales = _exact(tables.scale_values.double() * step.double())
     return tables if scales is None else replace(read, scale_values=scales)
 
@@ -324,11 +324,11 @@ WHOLE_NUMBERS: dict[int, Callable[[int], Tensor | None]] = {
     NATURAL: lambda width: _every_code(width).float(),
     MAGNITUDE: _in_sign_and_magnitude,
 }
-"""Codes that are computed with: the numbers that they stand for, by their width."""
+"""Numbers of computed codes by their width."""
 
 
 def _scale_values(scaling: Scaling) -> Tensor:
-    """Each scale code's number as float64, without the factor of the whole tensor.
+    """Returns the number of each scale code as float64, without the scale of the whole tensor.
 
     Infinities, which no group has, become NaN.
     """
@@ -339,7 +339,7 @@ def _scale_values(scaling: Scaling) -> Tensor:
 
 
 def _zero_values(scaling: Scaling) -> Tensor:
-    """Each zero point's number as float32."""
+    """Returns the number of each zero-point code as float32."""
     codes = _every_code(scaling.zero_width) << scaling.width - scaling.zero_width
     zeros = scaling.restore_zero_points(pack_bits(codes, scaling.width), len(codes))
     assert zeros is not None

@@ -2,7 +2,8 @@
 
 A matrix H of +-1 with H H^T = n I exists for n = 2^k (Sylvester 1867) and, by squares in a finite
 field, for n = q + 1 and 2 (q + 1) with q a power of a prime (Paley 1933, J. Math. and Phys. 12).
-A Kronecker product of two is one again, so that orders are a base order times a power of two.
+The Kronecker product of two Hadamard matrices is one too. Orders here are a base order times a
+power of two.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from chop.errors import ConfigError
 from chop.private.torch_api import detect_fake_mode
 
 MOST_BASE = 1024
-"""Largest order that is multiplied as it is: more is no fast transform."""
+"""Largest base order: it is multiplied as a dense matrix."""
 MOST_FACTOR = 32
-"""Largest power of two that is multiplied at once: as fast as its butterflies on CPUs and GPUs."""
+"""Largest power of two multiplied as a dense matrix, which is as fast as its butterflies."""
 
 
 def hadamard_factors(order: int) -> tuple[int, ...] | None:
-    """Orders whose Kronecker product is a Hadamard matrix; None where none is known here.
+    """Returns orders whose Kronecker product is a Hadamard matrix, or None if none is known.
 
     Args:
-        order: the number of rows, at least 1.
-    Returns: a base order of Paley's where `order` is no power of two, then powers of two.
+        order: number of rows, at least 1.
+    Returns: a Paley base order unless `order` is a power of two, then powers of two.
 
     Example:
         >>> hadamard_factors(1536), hadamard_factors(64), hadamard_factors(18)
@@ -47,11 +48,11 @@ def hadamard_factors(order: int) -> tuple[int, ...] | None:
 
 
 def largest_block(features: int, most: int | None = None) -> int:
-    """The largest known order that divides a number of features: blocks of it are rotated.
+    """Returns the largest supported block size that divides a number of features.
 
     Args:
-        features: their number.
-        most: what the order is at most; None: any.
+        features: number of features.
+        most: upper limit of the block size; None for no limit.
 
     Example:
         >>> largest_block(576), largest_block(11008), largest_block(90)
@@ -63,10 +64,10 @@ def largest_block(features: int, most: int | None = None) -> int:
 
 
 def hadamard_matrix(order: int) -> Tensor:
-    """A Hadamard matrix, float64 (order, order) of +-1: the readable reference.
+    """Returns a Hadamard matrix, float64 (order, order) of +-1: the readable reference.
 
     Raises:
-        ConfigError: none of that order is known here.
+        ConfigError: if no matrix of that order is known.
     """
     matrix = torch.ones(1, 1, dtype=torch.float64)
     for factor in _factorize(order):
@@ -75,25 +76,26 @@ def hadamard_matrix(order: int) -> Tensor:
 
 
 def hadamard_reference(x: Tensor, block: int) -> Tensor:
-    """`hadamard_transform` as a product with the whole matrix."""
+    """Computes `hadamard_transform` as a product with the whole matrix."""
     matrix = hadamard_matrix(block).to(x.device, x.dtype) / math.sqrt(block)
     y: Tensor = x.unflatten(-1, (-1, block)) @ matrix.T
     return y.flatten(-2)
 
 
 def hadamard_transform(x: Tensor, block: int) -> Tensor:
-    """Each block of the last dimension times H^T / sqrt(n): the norm of a block stays.
+    """Multiplies each block of the last dimension by H^T / sqrt(n), which preserves its norm.
 
-    It takes `sum(hadamard_factors(block))` multiplications a number. Half precision is computed in
+    Each number takes `sum(hadamard_factors(block))` multiplications. Half precision is computed in
     float32 and rounded once.
 
     Args:
         x: (..., features), floating.
-        block: a known order that divides the features.
-    Returns: the same shape and dtype.
+        block: supported order that divides the number of features.
+    Returns: tensor of the same shape and dtype.
 
     Raises:
-        ConfigError: no matrix of that order is known, or the block does not divide the features.
+        ConfigError: if no matrix of that order is known, or if the block does not divide the
+            features.
 
     Example:
         >>> hadamard_transform(torch.tensor([3.0, 1.0, 1.0, 1.0]), 4)
@@ -101,9 +103,10 @@ def hadamard_transform(x: Tensor, block: int) -> Tensor:
     """
     factors, features = _factorize(block), x.shape[-1]
     if features % block:
-        raise ConfigError(f"hadamard: blocks of {block} do not divide {features} features.")
+        raise ConfigError(f"hadamard: the block size {block} does not divide {features} features.")
     wide = torch.promote_types(x.dtype, torch.float32)
     y, behind = x.to(wide), block
+    # A Kronecker product acts on one axis per factor: the block is viewed as such axes in turn.
     for factor in factors:
         behind //= factor
         matrix = _scaled_matrix(factor, y)
@@ -116,31 +119,32 @@ def _factorize(order: int) -> tuple[int, ...]:
     factors = hadamard_factors(order)
     if factors is None:
         raise ConfigError(
-            f"hadamard: no matrix of order {order} is known here; blocks of "
-            f"{largest_block(order)} divide it."
+            f"hadamard: no matrix of order {order} is known. The largest supported block that "
+            f"divides it is {largest_block(order)}."
         )
     return factors
 
 
 def _scaled_matrix(order: int, like: Tensor) -> Tensor:
-    """The orthogonal matrix on the device and in the dtype of `like`, kept where it is real."""
+    """Returns the orthogonal matrix in the device and dtype of `like`; cached unless tracing."""
+    # A tracer's tensors must not enter the cache.
     if torch.compiler.is_compiling() or detect_fake_mode(like) is not None:
-        return _made(order).to(like.device, like.dtype)
-    return _kept(order, like.device, like.dtype)
+        return _make_matrix(order).to(like.device, like.dtype)
+    return _cached_matrix(order, like.device, like.dtype)
 
 
 @lru_cache(maxsize=64)
-def _kept(order: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _cached_matrix(order: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):  # gradients of later calls need it
-        return _made(order).to(device, dtype)
+        return _make_matrix(order).to(device, dtype)
 
 
-def _made(order: int) -> Tensor:
+def _make_matrix(order: int) -> Tensor:
     return _base_matrix(order) / math.sqrt(order)
 
 
 def _base_matrix(order: int) -> Tensor:
-    """The matrix of one factor: Sylvester's or one of Paley's."""
+    """Returns the matrix of one factor, by Sylvester's or one of Paley's constructions."""
     if order & (order - 1) == 0:
         matrix = torch.ones(1, 1, dtype=torch.float64)
         while len(matrix) < order:
@@ -153,18 +157,22 @@ def _base_matrix(order: int) -> Tensor:
     bordered[0, 0] = 0
     bordered[1:, 1:] = _characters(*field)
     if q % 4 == 3:
+        # Paley I: -1 is no square, so the characters are skew-symmetric; adding the identity fills
+        # the zero diagonal.
         bordered[1:, 0] = -1
         return bordered + torch.eye(q + 1, dtype=torch.float64)
+    # Paley II: the characters are symmetric; a 2 x 2 block takes the place of each entry.
     inner = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double()
     diagonal = torch.tensor([[1.0, -1.0], [-1.0, -1.0]]).double()
     return torch.kron(bordered, inner) + torch.kron(torch.eye(q + 1).double(), diagonal)
 
 
 def _paley_field(order: int) -> tuple[int, int] | None:
-    """The prime and the exponent of the field that makes a matrix of an order; None without one."""
+    """Returns the prime and exponent of the field for a Paley matrix of an order, or None."""
     if order % 4:
         return None
     for q, remainder in ((order - 1, 3), (order // 2 - 1, 1)):
+        # The smallest divisor of a prime power is its prime.
         prime = next((p for p in range(2, math.isqrt(max(q, 0)) + 1) if q % p == 0), q)
         degree = round(math.log(q, prime)) if q > 2 else 0
         if q % 4 == remainder and degree in (1, 2, 3) and prime**degree == q:
@@ -173,10 +181,10 @@ def _paley_field(order: int) -> tuple[int, int] | None:
 
 
 def _characters(prime: int, degree: int) -> Tensor:
-    """The quadratic character of a - b, for all a and b of a field: 0, 1 for squares, else -1.
+    """Returns the quadratic character of a - b for all pairs of a field: 0, 1 for squares, else -1.
 
-    Elements are polynomials below `degree`, modulo an irreducible one: of degree 2 or 3 that is
-    one without a root.
+    Elements are polynomials below `degree`, modulo an irreducible polynomial. A polynomial of
+    degree 2 or 3 is irreducible if it has no root.
     """
     elements = list(itertools.product(range(prime), repeat=degree))  # lowest coefficient first
     modulus = next(
@@ -194,10 +202,11 @@ def _characters(prime: int, degree: int) -> Tensor:
 
 
 def _square(x: tuple[int, ...], low: tuple[int, ...], prime: int) -> tuple[int, ...]:
-    """x * x modulo the polynomial t^degree + low, over the integers modulo a prime."""
+    """Returns x * x modulo the polynomial t^degree + low, over the integers modulo a prime."""
     degree, product = len(x), [0] * (2 * len(x) - 1)
     for (i, a), (j, b) in itertools.product(enumerate(x), repeat=2):
         product[i + j] += a * b
+    # t^degree = -low, applied from the highest power down.
     for top in range(len(product) - 1, degree - 1, -1):
         for i, c in enumerate(low):
             product[top - degree + i] -= product[top] * c

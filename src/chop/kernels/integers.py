@@ -1,4 +1,4 @@
-"""Layouts as integers of at most 8 bits times a scale, which processors and ONNX multiply."""
+"""Layouts that are integers of at most 8 bits with a scale, for integer products and ONNX."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WIDEST = 8
 
 
 class Integers(NamedTuple):
-    """Elements k `step` for the whole numbers `low` <= k <= `high`, to nearest, ties to even.
+    """Elements k `step` with integers `low` <= k <= `high`, rounded to nearest, ties to even.
 
-    They are stored in at most 8 bits: in two's complement where `low` is negative.
+    Codes have at most 8 bits, in two's complement if `low` is negative.
     """
 
     low: int
@@ -26,7 +26,7 @@ class Integers(NamedTuple):
 
 
 def get_integers(layout: Layout | None) -> Integers | None:
-    """The integers that a layout's elements are; None where they are something else."""
+    """Returns the integers of a layout's elements, or None if they are not integers."""
     if layout is None or layout.levels is not None or layout.has_zero_points:
         return None
     row: Integers | None = get_row(ELEMENTS, layout.element)
@@ -42,13 +42,13 @@ def _fixed(element: Fixed) -> Integers | None:
 
 
 ELEMENTS: dict[type[Element], Callable[[Any], Integers | None]] = {Fixed: _fixed}
-"""For products of 8-bit integers, and for ONNX."""
+"""Conversions by element class."""
 
 
 def one_scale(layout: Layout, integers: Integers) -> float | None:
-    """The factor of all integers of a group; 0 where it follows the data; None for others.
+    """Returns the static scale of the integers; 0 for a dynamic absmax scale, None for others.
 
-    It then is the largest magnitude over the largest integer.
+    A dynamic scale is the group's largest magnitude over the largest integer.
     """
     scaling = layout.scaling
     if scaling is None or isinstance(scaling, Unscaled):

@@ -1,4 +1,4 @@
-"""Lowest magnitudes of a tensor: the elements that activation pruning drops."""
+"""Magnitude selection for activation pruning: the lowest magnitudes of a tensor."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OPERATORS.define(
 def lowest_magnitudes(x: Tensor, count: int) -> Tensor:
     """Marks the `count` elements of lowest magnitude: the readable reference.
 
-    Of equal ones the first are taken; NaN counts as larger than infinity.
+    Ties select the first elements. NaN counts as larger than infinity.
 
     Args:
-        x: any shape, floating.
+        x: floating-point tensor of any shape.
         count: 0 to the number of elements.
-    Returns: boolean, the shape of `x`.
+    Returns: boolean tensor in the shape of `x`.
     """
     order = x.abs().reshape(-1).argsort(stable=True)
     # A slice of the order would put a bound on the size into an exported program.
@@ -35,25 +35,27 @@ def lowest_magnitudes(x: Tensor, count: int) -> Tensor:
 
 
 def _by_selection(x: Tensor, count: int) -> Tensor:
-    """The same, many times faster: nothing is sorted."""
+    """Computes `lowest_magnitudes` by selection, which is many times faster than sorting."""
     magnitudes = x.abs().reshape(-1)
     if count == 0 or not magnitudes.numel():
         return torch.zeros(x.shape, dtype=torch.bool, device=x.device)
     threshold = magnitudes.kthvalue(count).values
+    # `kthvalue` sorts NaN last: a threshold of NaN lies above all numbers.
     has_nan, is_nan = threshold.isnan(), magnitudes.isnan()
     below = torch.where(has_nan, ~is_nan, magnitudes < threshold)
     tied = torch.where(has_nan, is_nan, magnitudes == threshold)
+    # Elements below the threshold are all marked, ties only until `count` is reached.
     missing = count - torch.count_nonzero(below)
     return (below | (tied & (tied.cumsum(0) <= missing))).view(x.shape)
 
 
 def _select(x: Tensor, count: int, out: Tensor | None) -> Tensor | None:
-    """The same in C++, and what is left of `x` written to `out`; None where that cannot be.
+    """Computes `lowest_magnitudes` in C++ and writes the pruned `x` to `out`; None if unsupported.
 
     Args:
-        x: on the CPU.
+        x: tensor on the CPU.
         count: see `lowest_magnitudes`.
-        out: float32 and contiguous, as `x` is then; or None.
+        out: float32 and contiguous, in which case `x` must be too; or None.
     """
     if x.dtype not in TYPES or count == 0 or not x.numel():
         return None
@@ -73,15 +75,15 @@ def _on_cpu(x: Tensor, count: int) -> Tensor:
 
 
 def drop(x: Tensor, marks: Tensor) -> Tensor:
-    """`x` with zeros where `marks` is True, which stop gradients too."""
+    """Returns `x` with zeros where `marks` is True; gradients are zero there as well."""
     is_direct = x.device.type == "cpu" and not is_followed(x)
     return clip_gradient(x, marks) if is_direct else torch.ops.chop.clip_gradient(x, marks)
 
 
 def drop_lowest(x: Tensor, count: int) -> Tensor:
-    """`x` with zeros for the `count` elements of lowest magnitude, which stop gradients too.
+    """Returns `x` with zeros for the `count` lowest magnitudes; gradients are zero there as well.
 
-    Past PyTorch's dispatcher where nobody would notice, as `fake_quantize_directly`.
+    Bypasses PyTorch's dispatcher like `fake_quantize_directly`.
     """
     is_direct = x.device.type == "cpu" and x.dtype == torch.float32 and not is_followed(x)
     if is_direct and x.is_contiguous():

@@ -1,4 +1,4 @@
-"""Learned scales: rounding by the kernels that take scales, and gradients in one pass on CPUs."""
+"""Kernels for learned scales (LSQ): rounding with given scales, gradients in one pass on CPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
 
 
 def round_with_lsq(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
-    """The implementation of `chop::lsq_fake_quantize`."""
+    """Implements `chop::lsq_fake_quantize`."""
     return fake_quantize(x, from_key(key), scales=in_use(scales))
 
 
@@ -29,26 +29,26 @@ for kernel in (CPU_FAKE_QUANTIZE, CUDA_FAKE_QUANTIZE):
 def gradients_in_one_pass(
     layout: Layout, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`chop.formats.lsq.gradients`, whose sums are added in another order."""
+    """Computes `chop.formats.lsq.gradients` with a different order of summation."""
     loops = library().library if is_ready() else None
     takes = x.dtype == torch.float32 and x.is_cpu and x.numel() > 0 and layout.levels is None
     if loops is None or not takes or not layout.element.follows:
         return gradients(layout, grad, x, rounded, scales)
-    given = [t.contiguous() for t in (grad, x, rounded, scales)]
+    inputs = [t.contiguous() for t in (grad, x, rounded, scales)]
     lines = scales.numel()
-    of_x = torch.empty_like(given[1])
-    of_scales = torch.empty(lines, dtype=torch.float64)
+    x_gradient = torch.empty_like(inputs[1])
+    scale_gradients = torch.empty(lines, dtype=torch.float64)
     sizes = c_int64(lines), c_int64(x.numel() // lines)
     ends = c_float(layout.element.lowest), c_float(layout.element.highest)
-    tensors = map(pointer, (*given, of_x, of_scales))
+    tensors = map(pointer, (*inputs, x_gradient, scale_gradients))
     loops.chop_lsq_gradients(*tensors, *sizes, *ends, torch.get_num_threads())
-    return of_x, of_scales.float() / scales
+    return x_gradient, scale_gradients.float() / scales
 
 
 def _lsq_gradients_on_cpu(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
-    """The implementation of `chop::lsq_gradients` on CPUs."""
+    """Implements `chop::lsq_gradients` on CPUs."""
     return learned_gradients(grad, x, scales, key, is_batch, gradients_in_one_pass)
 
 

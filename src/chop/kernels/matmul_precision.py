@@ -1,8 +1,8 @@
-"""Matmul precision of float32 products: torch's own switch, set for a while.
+"""Context manager for torch's float32 matmul precision.
 
 `torch.set_float32_matmul_precision("medium")` allows products in bfloat16, and so does
-`torch.backends.mkldnn.matmul.fp32_precision = "bf16"` for CPUs alone. The other settings do not:
-"high" asks for sums of two or three bfloat16 products, for which packed weights have no kernel.
+`torch.backends.mkldnn.matmul.fp32_precision = "bf16"` for CPUs only. The other settings do not:
+"high" requests sums of two or three bfloat16 products, for which packed weights have no kernel.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import torch
 from chop.errors import check_known
 
 MatmulPrecision = Literal["highest", "high", "medium"]
-"""What torch calls them."""
+"""Precisions that `torch.set_float32_matmul_precision` accepts."""
 PRECISE = ("none", "ieee")
-"""What torch says of a backend that multiplies float32 in float32."""
+"""Settings of a backend that multiplies float32 in float32."""
 
 
 def allows_bfloat16() -> bool:
-    """Whether products of float32 on CPUs may be made in bfloat16."""
+    """Returns True if float32 products on CPUs may be computed in bfloat16."""
     _, cpu = _backends()
     return bool(cpu.fp32_precision == "bf16")
 
 
 @contextmanager
 def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
-    """Context in which torch multiplies float32 so precisely; the switch is put back after it.
+    """Sets torch's float32 matmul precision for the duration of a `with` block.
 
-    The switch is that of the process: other threads see it too.
+    The setting belongs to the process: other threads see it too.
 
     Args:
-        precision: as `torch.set_float32_matmul_precision` takes it; None changes nothing.
+        precision: value for `torch.set_float32_matmul_precision`; None changes nothing.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: if the precision is unknown.
 
     Example:
         >>> with matmul_precision("medium"):
@@ -47,7 +47,7 @@ def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
         False
     """
     if precision is not None:
-        check_known(precision, get_args(MatmulPrecision), "unknown precision of float32 products")
+        check_known(precision, get_args(MatmulPrecision), "unknown float32 matmul precision")
     before = [backend.fp32_precision for backend in _backends()]
     is_precise = precision == "highest" and all(each in PRECISE for each in before)
     if precision is None or is_precise:
@@ -66,13 +66,13 @@ def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
 
 
 def _backends() -> tuple[Any, ...]:
-    """Of GPUs and of CPUs."""
+    """Returns the matmul settings of GPUs and CPUs."""
     cpu: Any = torch.backends.mkldnn  # whose switch the stubs lack
     return torch.backends.cuda.matmul, cpu.matmul
 
 
 def _whole() -> str | None:
-    """The setting of all backends; None where they were set one by one."""
+    """Returns the common setting of all backends, or None if they were set individually."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

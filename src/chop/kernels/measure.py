@@ -1,4 +1,4 @@
-"""Scales and thresholds, bit for bit the reference's, measured before the pass that rounds."""
+"""Measurement of scales and thresholds before rounding, bit-identical to the reference."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from chop.formats.statistic import LARGEST, MEAN, Statistic, Threshold
 
 
 class Statistics(ABC):
-    """How statistics of lines, (lines, elements), are found.
+    """Interface for statistics of lines (lines, elements).
 
     Attributes:
-        marks_non_finite: `largest` is not finite for every line with a NaN or an infinity.
+        marks_non_finite: True if `largest` is non-finite for every line with a NaN or infinity.
     """
 
     marks_non_finite: bool = False
 
     @abstractmethod
     def largest(self, lines: Tensor, statistic: Statistic = LARGEST) -> Tensor:
-        """float32, (lines, 1): a statistic of the kind `largest`.
+        """Returns a statistic of the kind `largest`: float32, (lines, 1).
 
-        Lines with a NaN or an infinity may have one, and are then asked again.
+        Non-finite results are recomputed by the caller.
         """
 
     @abstractmethod
     def mean_bounds(self, lines: Tensor, above: float | None = None) -> tuple[Tensor, Tensor]:
-        """Two bounds of the mean finite magnitude that any order of summation can give.
+        """Returns bounds of the mean finite magnitude over all orders of summation.
 
         Args:
-            lines: floating.
-            above: a float32: means are of the magnitudes above it; None for all.
-        Returns: float64, (lines, 1) each; NaN where the reference has to be asked.
+            lines: floating-point lines.
+            above: float32 threshold below which magnitudes are excluded; None includes all.
+        Returns: float64 lower and upper bounds, (lines, 1) each; NaN if the reference must decide.
         """
 
     @abstractmethod
     def median(self, line: Tensor) -> float:
-        """The lower median of finite magnitudes; 0 if there are none."""
+        """Returns the lower median of finite magnitudes; 0 if there are none."""
 
     def scales(self, lines: Tensor, layout: Layout) -> Tensor:
-        """float64, (lines, 1): the reference's scale of each line, a whole group.
+        """Returns the reference's scale of each line, float64 (lines, 1). A line is a whole group.
 
         Args:
-            lines: floating, (lines, elements).
-            layout: with the threshold as a float32 number if it has one.
+            lines: floating-point (lines, elements).
+            layout: layout; its threshold, if any, must be a float32 number.
         """
         scaling, element = layout.scaling, layout.element
         if scaling is None:
@@ -59,17 +59,17 @@ class Statistics(ABC):
         if statistic is None or scaling.follows_values or isinstance(above, Threshold):
             return by_reference(lines, layout)
         if statistic.kind == "largest" and (above is None or statistic.quantile == 1):
-            found, non_finite = self._finite_and_flags(lines, statistic, scaling.has_nan)
+            statistics, non_finite = self._finite_and_flags(lines, statistic, scaling.has_nan)
             if above is not None:
-                found = found.masked_fill(found <= above, 0.0)
-            return scaling.scales(found.double(), non_finite).values
+                statistics = statistics.masked_fill(statistics <= above, 0.0)
+            return scaling.scales(statistics.double(), non_finite).values
         if statistic != MEAN:
             return by_reference(lines, layout)
         non_finite = has_non_finite(lines) if scaling.has_nan else None
         low, high = (scaling.scales(x, non_finite).values for x in self.mean_bounds(lines, above))
         # Sums depend on the order of their terms. Where the bounds of any order have one scale,
         # that is it; the few other lines are left to the reference.
-        is_open = (low != high).squeeze(1)  # or NaN
+        is_open = (low != high).squeeze(1)  # also True for NaN
         if is_open.any():
             low[is_open] = by_reference(lines[is_open], layout)
         return low
@@ -77,18 +77,18 @@ class Statistics(ABC):
     def _finite_and_flags(
         self, lines: Tensor, statistic: Statistic, asks_non_finite: bool
     ) -> tuple[Tensor, Tensor | None]:
-        found = self.largest(lines, statistic)
-        is_open = ~found.isfinite()
+        statistics = self.largest(lines, statistic)
+        is_open = ~statistics.isfinite()
         if is_open.any():
-            found[is_open] = statistic.of(lines[is_open.squeeze(1)].float()).squeeze(1)
+            statistics[is_open] = statistic.of(lines[is_open.squeeze(1)].float()).squeeze(1)
         if not asks_non_finite:
-            return found, None
-        return found, is_open if self.marks_non_finite else has_non_finite(lines)
+            return statistics, None
+        return statistics, is_open if self.marks_non_finite else has_non_finite(lines)
 
     def fitted(self, layout: Layout, x: Tensor) -> Layout:
-        """The layout with the tensor's threshold, if it has one.
+        """Returns the layout with the threshold measured on the tensor, if it has one.
 
-        The threshold is the largest float32 not above the reference's, which parts float32 alike.
+        The threshold is rounded down to float32, which separates float32 numbers identically.
         """
         threshold = layout.element.threshold
         if threshold is None:
@@ -110,14 +110,14 @@ class Statistics(ABC):
 
 
 def by_reference(lines: Tensor, layout: Layout) -> Tensor:
-    """float64, (lines, 1): scales in the reference's own order."""
+    """Returns the scales by the reference's order of summation: float64, (lines, 1)."""
     assert layout.scaling is not None
     exact = lines.double()
     return layout.scaling.measure(exact, layout.counted(exact)).values
 
 
 def float_below(number: float) -> float:
-    """The largest float32 that is not above a number."""
+    """Rounds a number down to float32."""
     nearest = torch.tensor(number, dtype=torch.float32, device="cpu")
     if nearest.double() > number:
         nearest = nearest.nextafter(torch.tensor(-torch.inf, device="cpu"))

@@ -1,7 +1,7 @@
-"""Operators on packed tensors: decoding them, and multiplying by them.
+"""Operators on packed tensors: decoding and matrix multiplication.
 
-They are registered, so that FX, torch.compile and export see one node. Their default
-implementations are the readable references; faster ones are chosen by device.
+They are registered with torch, so that FX, torch.compile and export see one node. Their default
+implementations are the readable references. Faster ones are registered by device.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ OPERATORS.define(f"packed_linear(Tensor x, str x_key, {PARTS}, Tensor? bias, boo
 
 
 BIAS = 7
-"""Its place among the arguments of `packed_linear`."""
+"""Index of `bias` among the arguments of `packed_linear`."""
 
 
 def known_shape(codes: Tensor, shape: Sequence[int], key: str) -> Sequence[int]:
-    """The shape of a packed tensor; a first size of -1 is as many rows as there are codes of.
+    """Returns the shape of a packed tensor, replacing a first size of -1 by the number of rows.
 
-    Rows have to fill whole bytes, as those of `NumberFormat.is_row_separable` do.
+    Rows must fill whole bytes, as guaranteed by `NumberFormat.is_row_separable`.
     """
     if not shape or shape[0] != -1:
         return shape
@@ -57,15 +57,15 @@ def decode(
     key: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The tensor that codes stand for: the readable reference.
+    """Decodes a packed tensor: the readable reference.
 
     Args:
         codes: uint8, packed.
-        scales: of its groups, or None.
-        tensor_scale: of the whole tensor, or None.
-        shape: of the tensor; see `known_shape`.
-        key: its format.
-        dtype: of the result.
+        scales: scales of the groups, or None.
+        tensor_scale: scale of the whole tensor, or None.
+        shape: shape of the decoded tensor; see `known_shape`.
+        key: key of the number format.
+        dtype: dtype of the result.
     """
     shape = known_shape(codes, shape, key)
     packed = Packed(codes, scales, tensor_scale, shape, key)
@@ -83,20 +83,20 @@ def packed_linear(
     bias: Tensor | None,
     exact: bool,
 ) -> Tensor:
-    """`F.linear(x, weight, bias)` of a packed weight: the readable reference.
+    """Returns `F.linear(x, weight, bias)` for a packed weight: the readable reference.
 
     Args:
         x: (..., columns), floating.
-        x_key: the format that `x` is first rounded to.
-        codes: uint8, of the weight, packed.
-        scales: of its groups, or None.
-        tensor_scale: of the whole weight, or None.
-        shape: (outputs, columns), of the decoded weight; see `known_shape`.
-        key: the format of the weight.
+        x_key: key of the format that `x` is rounded to first.
+        codes: uint8, packed codes of the weight.
+        scales: scales of the groups, or None.
+        tensor_scale: scale of the whole weight, or None.
+        shape: (outputs, columns) of the decoded weight; see `known_shape`.
+        key: key of the weight's format.
         bias: (outputs,), of any floating dtype, or None.
-        exact: the products of decoded numbers, as the reference has them; else kernels may add in
-            another order, and round `x` and results to bfloat16 where torch's switch for products
-            of float32 allows it, see `chop.kernels.matmul_precision`.
+        exact: True multiplies decoded numbers like the reference. False allows kernels to change
+            the order of summation, and to round `x` and results to bfloat16 if torch's float32
+            matmul precision allows it; see `chop.kernels.matmul_precision`.
     Returns: (..., outputs), in the dtype of `x`.
     """
     weight = torch.ops.chop.decode(codes, scales, tensor_scale, shape, key, x.dtype)
@@ -113,26 +113,26 @@ def packed_linear_directly(
     key: str,
     bias: Tensor | None,
 ) -> Tensor:
-    """The operator `packed_linear`, past PyTorch's dispatcher where nobody would notice.
+    """Calls `packed_linear`, bypassing PyTorch's dispatcher if nothing observes the call.
 
-    Going through it takes as long as multiplying one row of activations by a small weight.
+    The dispatcher takes as long as multiplying one row of activations by a small weight.
 
     Args:
         x: (..., columns), floating.
-        x_key: see `packed_linear`, as all others.
+        x_key: see `packed_linear`, like all arguments.
         codes: uint8.
-        scales: of its groups, or None.
-        tensor_scale: of the whole weight, or None.
+        scales: scales of the groups, or None.
+        tensor_scale: scale of the whole weight, or None.
         shape: (outputs, columns).
-        key: the format of the weight.
+        key: key of the weight's format.
         bias: (outputs,) or None.
     """
     if type(codes) is Tensor and x.is_cpu and codes.is_cpu and not is_followed(x):
         is_learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
         packed = Packed(codes, scales, tensor_scale, shape, key)
-        found = None if is_learned else cpu.linear(x, x_key, packed, bias)
-        if found is not None:
-            return found
+        result = None if is_learned else cpu.linear(x, x_key, packed, bias)
+        if result is not None:
+            return result
     y: Tensor = torch.ops.chop.packed_linear(
         x, x_key, codes, scales, tensor_scale, shape, key, bias, False
     )
@@ -140,7 +140,7 @@ def packed_linear_directly(
 
 
 def takes_prepared(x: Tensor, columns: int) -> bool:
-    """Whether a prepared product of so many columns takes `x`, and nobody has to see the call."""
+    """Returns True if a prepared product supports `x` and nothing observes the call."""
     if type(x) is not Tensor or x.dtype != torch.float32 or not x.is_cpu or x.numel() == 0:
         return False
     lies_well = x.ndim > 0 and x.size(-1) == columns and x.is_contiguous()
@@ -148,23 +148,19 @@ def takes_prepared(x: Tensor, columns: int) -> bool:
 
 
 def workspace_bytes(operator: Any, arguments: Sequence[Any]) -> int:
-    """Bytes that an operator of this file needs beside its inputs and its result; 0 of others.
+    """Returns the workspace of an operator of this module in bytes; 0 for other operators.
 
-    A product decodes its weight and rounds `x`, unless a kernel of CPUs knows better.
-
-    Args:
-        operator: the overload.
-        arguments: of its call, without keywords.
+    The default decodes the weight and rounds `x`. CPU kernels report less.
     """
     if operator is not torch.ops.chop.packed_linear.default:
         return 0
     x, x_key, codes, scales, tensor_scale, shape, key, bias, exact = arguments
     packed = _packed(codes, scales, tensor_scale, shape, key)
-    found = None
+    workspace = None
     if x.device.type == "cpu" and not exact:
-        found = cpu.workspace_bytes(x, x_key, packed, bias)
-    if found is not None:
-        return found
+        workspace = cpu.workspace_bytes(x, x_key, packed, bias)
+    if workspace is not None:
+        return workspace
     rounded = 0 if from_key(x_key).is_identity else x.nbytes
     return int(x.itemsize * math.prod(packed.shape) + rounded)
 
@@ -181,8 +177,8 @@ def _packed(
 
 def _decoder(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
     def implementation(*arguments: Any) -> Tensor:
-        found = find(_packed(*arguments[:-1]), arguments[-1])
-        return decode(*arguments) if found is None else found
+        result = find(_packed(*arguments[:-1]), arguments[-1])
+        return decode(*arguments) if result is None else result
 
     return implementation
 
@@ -190,8 +186,8 @@ def _decoder(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
 def _linear(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
     def implementation(x: Tensor, x_key: str, *others: Any) -> Tensor:
         *packed, bias, exact = others
-        found = None if exact else find(x, x_key, _packed(*packed), bias)
-        return packed_linear(x, x_key, *others) if found is None else found
+        result = None if exact else find(x, x_key, _packed(*packed), bias)
+        return packed_linear(x, x_key, *others) if result is None else result
 
     return implementation
 
@@ -236,14 +232,14 @@ def _keep_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _to_activations(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Straight through the rounding of `x`; what is packed has no gradient."""
-    of_x, of_bias = None, None
+    """Computes a straight-through gradient for `x`; packed tensors have no gradient."""
+    x_gradient, bias_gradient = None, None
     if ctx.needs_input_grad[0]:
         weight = torch.ops.chop.decode(*ctx.saved_tensors, *ctx.shape_and_key, ctx.dtype)
-        of_x = grad @ weight
+        x_gradient = grad @ weight
     if ctx.needs_input_grad[BIAS]:
-        of_bias = grad.reshape(-1, grad.size(-1)).sum(0)
-    return of_x, None, None, None, None, None, None, of_bias, None
+        bias_gradient = grad.reshape(-1, grad.size(-1)).sum(0)
+    return x_gradient, None, None, None, None, None, None, bias_gradient, None
 
 
 torch.library.register_autograd(

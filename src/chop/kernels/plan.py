@@ -1,4 +1,4 @@
-"""Loop parameters of a layout: numbers that kernels work with, by element and scaling."""
+"""Loop parameters of a layout: the constants that kernels need for its elements and scales."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ MAX_LEVELS = 8
 DOUBLE_BITS = 52
 UNIT_ROUNDOFF = 2.0**-53
 EVERY_MAGNITUDE, EVERY_BIT = 0x7FFFFFFF, -1
-"""Which bits of a float32 are compared: all of them where negative numbers do not count."""
+"""Masks of the float32 bits that are compared. The second ignores negative numbers."""
 
 
 class LoopParameters(ctypes.Structure):
-    """What the loops need to know of a format: see cpu/plan.h for the fields."""
+    """Parameters of a format for the C++ loops. `cpu/plan.h` documents the fields."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("core", "scale")),
@@ -50,9 +50,12 @@ class LoopParameters(ctypes.Structure):
         ("has_nan", ctypes.c_int32),
         ("carry", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("small_low", "small_high", "small_magic_factor")),
-        *((name, ctypes.c_double) for name in ("small_divisor", "of_tensor", "limit")),
+        *((name, ctypes.c_double) for name in ("small_divisor", "tensor_scale", "limit")),
         ("block", ctypes.c_int64),
-        *((name, ctypes.c_double) for name in ("roundoff", "kept_low", "kept_high")),
+        *(
+            (name, ctypes.c_double)
+            for name in ("roundoff", "lowest_unsaturated", "highest_unsaturated")
+        ),
         *((name, ctypes.c_int32) for name in ("magnitude_mask", "levels")),
         ("factors", ctypes.c_double * MAX_LEVELS),
     )
@@ -60,7 +63,7 @@ class LoopParameters(ctypes.Structure):
 
 @lru_cache(maxsize=4096)
 def get_layout(number_format: NumberFormat) -> Layout | None:
-    """`number_format.layout()`, remembered."""
+    """Returns the cached `number_format.layout()`."""
     return number_format.layout()
 
 
@@ -68,12 +71,12 @@ def get_layout(number_format: NumberFormat) -> Layout | None:
 def get_plan(
     number_format: NumberFormat, dtype: torch.dtype, scales_are_known: bool = False
 ) -> LoopParameters | None:
-    """The plan, or None for what the loops do not know. Callers must not change it.
+    """Returns the cached plan of a format, or None if unsupported. Callers must not modify it.
 
     Args:
-        number_format: fitted.
-        dtype: of the tensor.
-        scales_are_known: scales come with the tensor, whatever the layout says.
+        number_format: fitted format.
+        dtype: dtype of the tensor.
+        scales_are_known: True if the caller passes scales, which replace the layout's.
     """
     layout = get_layout(number_format)
     if layout is None or layout.has_zero_points:
@@ -96,39 +99,42 @@ def get_plan(
     return LoopParameters(**{**common, **scale, **element})
 
 
-def with_kept_range(plan: LoopParameters, layout: Layout) -> LoopParameters:
-    """The plan with the range that does not saturate, where it does not follow the tensor."""
+def with_unsaturated_range(plan: LoopParameters, layout: Layout) -> LoopParameters:
+    """Returns the plan with its unsaturated range, unless the range depends on the tensor."""
     if plan.core in (TERNARY, RESIDUAL):
         return plan
     plan = LoopParameters.from_buffer_copy(plan)
-    plan.kept_low, plan.kept_high = _kept_range(layout.element, layout.scaling is not None)
+    plan.lowest_unsaturated, plan.highest_unsaturated = _unsaturated_range(
+        layout.element, layout.scaling is not None
+    )
     return plan
 
 
 @lru_cache(maxsize=4096)
-def _kept_range(element: Element, is_scaled: bool) -> tuple[float, float]:
-    """The least and the largest number that does not saturate: of quotients, if there are scales.
+def _unsaturated_range(element: Element, is_scaled: bool) -> tuple[float, float]:
+    """Returns the smallest and largest number, divided by the scale if any, that do not saturate.
 
-    Zero is between them, and whatever lies beyond saturates.
+    The range contains zero, and every number outside it saturates.
     """
     dtypes = (torch.int64, torch.float64) if is_scaled else (torch.int32, torch.float32)
 
     def number(bits: int) -> Tensor:
         return torch.tensor([bits], dtype=dtypes[0], device="cpu").view(dtypes[1])
 
-    def last_kept(sign: int) -> float:
+    def last_unsaturated(sign: int) -> float:
         infinity = torch.tensor(torch.inf, dtype=dtypes[1], device="cpu").view(dtypes[0]).item()
+        # Bits of non-negative floats sort like the numbers, so bits can be bisected.
         magnitudes = range(int(infinity) + 1)
         beyond = bisect.bisect_left(
             magnitudes, True, key=lambda bits: bool(element.saturates(sign * number(bits).double()))
         )
         return sign * number(beyond - 1).item()
 
-    return last_kept(-1), last_kept(1)
+    return last_unsaturated(-1), last_unsaturated(1)
 
 
 def get_row(table: Mapping[type, Callable[[Any], Any]], part: Any) -> Any:
-    """What a table says of a part of a layout; None if it has no row for its class."""
+    """Returns the row of a table for a layout's part, or None if its class has no row."""
     rule = table.get(type(part))
     return None if rule is None else rule(part)
 
@@ -153,7 +159,7 @@ def _fixed(element: Fixed) -> Row | None:
 
 
 def _fixed_alone(element: Fixed, row: Row, limit: float) -> Row:
-    """By loops in float32, where no step rounds there and what vanishes is not floored."""
+    """Selects float32 loops if every step is exact in float32 and rounding is not by floor."""
     if element.code == "sign_magnitude" or element.largest > limit:
         return row
     in_float32 = element.width <= FRACTION_BITS + 1 and not (row["floors"] and row["step"] > 1)
@@ -199,7 +205,7 @@ def _sign(element: Sign) -> Row | None:
 
 
 def _trit(element: Trit) -> Row:
-    """Without the threshold, which may follow the tensor."""
+    """Returns the fields without the threshold, which may depend on the tensor."""
     return {"core": TERNARY}
 
 
@@ -220,11 +226,11 @@ ALONE: dict[int, Callable[[Any, Row, float], Row]] = {
     INTEGER_FLOAT64: _fixed_alone,
     TERNARY: _trit_alone,
 }
-"""What is different without a scale, by core."""
+"""Changes for formats without a scale, by core."""
 
 
 def _levels(layout: Layout) -> Row | None:
-    """Without the factors, which may follow the tensor. One beyond float32 would be infinite."""
+    """Returns the fields without factors, which may depend on the tensor; None if unsupported."""
     known = layout.scaling.given if isinstance(layout.scaling, ConstantScale) else ()
     are_floats = all(abs(scale) <= torch.finfo(torch.float32).max for scale in known)
     is_known = layout.scaling == FloatScale(MEAN_MAGNITUDE) or isinstance(
@@ -239,7 +245,7 @@ def _unscaled(scaling: Scaling | None) -> Row:
 
 
 def _measured(scaling: Scaling) -> Row:
-    """Scales are found before the loops; those of the layout's own file too."""
+    """Returns the fields for scales that are measured before the loops run."""
     return {"scale": GIVEN}
 
 
@@ -265,7 +271,7 @@ def _shared_exponent(scaling: SharedExponent) -> Row:
 
 
 def first_fraction(value: float) -> int:
-    """Fraction, in units of 2^-23, of the first float32 at or above a value in [1, 2]."""
+    """Returns the fraction, in 2^-23, of the first float32 at or above a value in [1, 2]."""
     fraction: float = (value - 1) * 2**FRACTION_BITS
     return math.ceil(fraction)
 
@@ -288,4 +294,4 @@ SCALINGS: dict[type[Scaling] | type[None], Callable[[Any], Row | None]] = {
     SharedExponent: _shared_exponent,
     ScaledFloatScale: _small_float,
 }
-"""What the loops find themselves, or need not find; other scales are measured before."""
+"""Scales that the loops compute or do not need; all others are measured beforehand."""

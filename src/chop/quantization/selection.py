@@ -14,7 +14,7 @@ from chop.captured.overrides import why_not_its_class
 from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import QuantSpec, parse_format_string
-from chop.formats.recipe import PREFIX, Recipe, check_pattern, meant, nearest
+from chop.formats.recipe import PREFIX, Recipe, check_pattern, match_paths, nearest
 from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.nodes import list_names
 from chop.ir.ops import OPS, Operator, get_class_row
@@ -144,7 +144,7 @@ class QuantizeConfig:
             near = nearest(pattern, paths)
             return ConfigError(f"{self.where}.skip: no module matches '{pattern}': {near}")
 
-        return self.recipe.left(paths, missing)
+        return self.recipe.skipped_paths(paths, missing)
 
     def choose(
         self, candidates: Mapping[T, Sequence[str]], places: Collection[str] = ()
@@ -181,7 +181,7 @@ class QuantizeConfig:
 
     def may_mean(self, path: str) -> bool:
         """Whether rules mean what is at a path, if it could be quantized: names mean others."""
-        if any(meant(pattern, [path]) for pattern in self.recipe.skip):
+        if any(match_paths(pattern, [path]) for pattern in self.recipe.skip):
             return False
         if (self.by == "type" and self.rules) or self.default is not None:
             return True
@@ -191,7 +191,7 @@ class QuantizeConfig:
     def _named(self, key: str, names: Collection[str]) -> set[str]:
         """Those of the names that a rule means."""
         if self.by == "name":
-            return meant(key, names)
+            return match_paths(key, names)
         if self.by == "regex_name":
             return {name for name in names if re.fullmatch(key, name)}
         return {key}.intersection(names)

@@ -122,8 +122,8 @@ def test_a_file_without_a_tokenizer_is_told(tmp_path):
     [
         ({"to": ()}, "expected one or more of onnx, openvino"),
         ({"to": ("onx",)}, "unknown target 'onx': did you mean 'onnx'"),
-        ({"to": ("awq",)}, "no target 'awq': .* gptq and compressed-tensors hold"),
-        ({"to": ("onnx", "executorch")}, "no target 'executorch': .* torchao 0.18 .*: pt2 is"),
+        ({"to": ("awq",)}, "no target 'awq': .* use gptq or compressed-tensors"),
+        ({"to": ("onnx", "executorch")}, "no target 'executorch': .* torchao 0.18.*; use pt2"),
         ({"to": ("pt2",), "format": "mxnit"}, "mxnit"),
         ({"to": ("pt2",), "inputs": "fp8"}, "inputs: expected --format for the weights"),
         ({"to": ("pt2",), "format": "fp8", "inputs": "8.auto"}, "'8.auto' needs calibration"),
@@ -219,15 +219,15 @@ def test_what_a_user_would_not_expect_is_told(run_folder, tmp_path, capsys):
     other.export(tmp_path / "mx")
     config = ExportConfig(str(tmp_path / "mx"), ("onnx",), out=tmp_path / "out", seconds=0.0)
     (row,) = export(config)
-    assert row.notes == ("2 operands are rounded floats: ONNX lacks their formats",)
-    assert "onnx: 2 operands are rounded" in " ".join(capsys.readouterr().out.split())
+    assert row.notes == ("2 operands are stored as rounded floats: ONNX lacks their formats",)
+    assert "onnx: 2 operands are stored as rounded" in " ".join(capsys.readouterr().out.split())
     inputs = {"config": {"data_in": {"name": "mxint", "width": 4, "block_size": 8}}}
     rounding, _ = passes.quantize_transform_pass(unpacked, {"by": "type", "linear": inputs})
     rounding.export(tmp_path / "inputs")
     (row,) = export(replace(config, model=str(tmp_path / "inputs"), out=tmp_path / "again"))
     label = "mxint(block_size=8, width=4)"
     named = f"0.data_in ({label}), 2.data_in ({label})"
-    assert row.notes == (f"{named} are not rounded at all: ONNX lacks their formats",)
+    assert row.notes == (f"{named} are not rounded: ONNX lacks their formats",)
     printed = " ".join(capsys.readouterr().out.split())
     assert row.difference > 1e-3 and "inputs are not rounded: ONNX lacks their formats." in printed
     assert "next to a tie" not in printed
@@ -247,7 +247,7 @@ def test_the_pass_adds_a_suffix_and_counts_its_own_files(run_folder, tmp_path):
     assert info["size_bytes"] < 1_000_000
     assert [note.split(":")[0] for note in info["notes"]] == [
         "embeddings are written as floats",
-        "the library decodes these formats to bfloat16, and the model is in torch.float32",
+        "the library decodes these formats to bfloat16, but the model is in torch.float32",
     ]
 
 
@@ -258,7 +258,7 @@ def test_models_in_bfloat16_become_float32_in_onnx(tmp_path):
     rule = {"config": {"weight": {"name": "scale_integer", "width": 8}}}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": rule})
     _, info = passes.export_interface_pass(mg, {"to": "onnx", "path": tmp_path / "model"})
-    assert info["notes"] == ["the model's dtype became float32"]
+    assert info["notes"] == ["the model was converted to float32"]
     assert mg.model.state_dict()["0.weight"].dtype is torch.bfloat16
 
 

@@ -104,7 +104,7 @@ def test_test_rows_are_compared_and_what_rounding_again_costs_is_told(tmp_path):
     lines = str(refusal.value).splitlines()
     assert lines[0] == "qonnx cannot hold 3 modules:"
     nearest = "scale_integer(width=4, granularity=channel)"
-    reason = "no node stands for its weight (mxint(width=4))"
+    reason = "QONNX has no node for its weight (mxint(width=4))"
     assert lines[1:4] == [f"  fc{i}: {reason}; nearest: {nearest}" for i in (1, 2, 3)]
     assert lines[4].startswith("No files were written. --nearest rounds these modules")
     assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]

@@ -118,10 +118,18 @@ def test_a_plan_is_searched_for_within_the_memory_of_a_process(tmp_path):
         ({"model": "net.py:Net"}, ConfigError, r"Export its graph with MaseGraph\(model\)"),
         ({"task": "fill-mask"}, ConfigError, "task: leave it out: model 'mlp' has its own"),
         ({"plan": "megatorn"}, PlanError, "did you mean 'megatron'"),
-        ({"mesh": "2x0"}, PlanError, "expected the processes per axis, such as 4 or 2x2, got '2x0'"),
+        (
+            {"mesh": "2x0"},
+            PlanError,
+            "expected the processes per axis, such as 4 or 2x2, got '2x0'",
+        ),
         ({"out": Path(__file__)}, ConfigError, "is a file, expected a folder"),
         ({"plan": ""}, ConfigError, "plan: got an empty text"),
-        ({"memory": "4 parsecs"}, PlanError, "expected bytes, such as 4GB, 512MiB or 1000000, got '4 p"),
+        (
+            {"memory": "4 parsecs"},
+            PlanError,
+            "expected bytes, such as 4GB, 512MiB or 1000000, got '4 p",
+        ),
         ({"run": True, "plan_only": True}, ConfigError, "expected run or plan_only, got both"),
         (
             {"plan": "replicate", "memory": "1kB"},

@@ -181,7 +181,7 @@ def test_vllm_reads_gptq(has_head, tmp_path):
 def test_vllm_reads_no_joined_layers_of_different_formats(tmp_path):
     mg = quantized({".*q_proj": W8A8, ".*(k|v)_proj": W4A16})
     notes = compressed_tensors.write(mg, tmp_path)["notes"]
-    assert any("vLLM and SGLang join q_proj, k_proj, v_proj" in note for note in notes)
+    assert any("vLLM and SGLang fuse q_proj, k_proj, v_proj" in note for note in notes)
     found = run_vllm(tmp_path, [1, 2, 3])
     assert isinstance(found, str)
     assert "QKVParallelLinear" in found

@@ -111,7 +111,7 @@ NAMED = {
     "a codebook": (added(f"{UP}.weight_codebook", 16), f"'{UP}.weight_codebook'"),
     "a scale of inputs": (added(f"{UP}.input_global_scale", 1), f"'{UP}.input_global_scale'"),
     "a scale of results": (added(f"{UP}.output_scale", 1), f"'{UP}.output_scale'"),
-    "floats beside codes": (added(f"{UP}.weight", 96, 64), f"'{UP}' has a weight of floats"),
+    "floats beside codes": (added(f"{UP}.weight", 96, 64), f"'{UP}' has a float weight"),
     "a bias": (added(f"{UP}.bias", 96), f"'{UP}.bias'"),
     "an adapter": (added(f"{UP}.lora_A.weight", 4, 64), f"'{UP}.lora_A.weight'"),
     "a layer beyond": (added("model.layers.7.mlp.up_proj.weight", 9), "model.layers.7"),

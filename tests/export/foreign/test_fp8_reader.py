@@ -82,7 +82,7 @@ def test_weights_are_codes_times_their_scales(kind, tmp_path, caplog):
     for path, layer in linear_layers(expected).items():
         assert torch.equal(model.get_submodule(path).weight, layer.weight), path
     assert torch.equal(logits(model, tokens()), logits(expected, tokens()))
-    assert caplog.text.count("weights in FP8 are read as floats, and inputs of layers stay") == 1
+    assert caplog.text.count("FP8 weights are decoded to floats, and layer inputs are") == 1
     assert "without scales" not in caplog.text
     model.save_pretrained(tmp_path / "again")
     assert torch.equal(logits(load_model(tmp_path / "again"), tokens()), logits(model, tokens()))
@@ -132,13 +132,16 @@ SCALE = f"{UP}.weight_scale_inv"
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda x: x.pop(SCALE), f"'{UP}.weight' holds codes, and has no weight_scale"),
+        (lambda x: x.pop(SCALE), f"'{UP}.weight' holds codes, but has no weight_scale"),
         (lambda x: x.update({SCALE: x[SCALE].T.contiguous()}), f"^'[^']*': '{UP}' does not fit"),
         (
             lambda x: x.update({f"{UP}.weight_scale": x[SCALE] * 2}),
             f"two tensors for '{UP}.weight_scale'",
         ),
-        (lambda x: x.update({f"{UP}.input_scale": torch.tensor(0.5)}), f"got '{UP}.input_scale'"),
+        (
+            lambda x: x.update({f"{UP}.input_scale": torch.tensor(0.5)}),
+            f"tensor '{UP}.input_scale'",
+        ),
         (
             lambda x: x.update({"model.norm.weight_scale_inv": torch.ones(1, 1)}),
             "'model.norm' does not fit",
@@ -157,11 +160,11 @@ def test_tensors_that_do_not_fit_are_named(change, match, tmp_path):
     ("settings", "match"),
     [
         ({"weight_block_size": [64, 64]}, "does not fit"),
-        ({"weight_block_size": [16, 32]}, "expected square blocks, or of one row"),
-        ({"weight_block_size": "128"}, "expected a weight_block_size as"),
+        ({"weight_block_size": [16, 32]}, "expected square blocks or blocks of one row"),
+        ({"weight_block_size": "128"}, "expected a weight_block_size like"),
         ({"activation_scheme": "none"}, "expected an activation_scheme of"),
-        ({"expert_dtype": "fp4"}, "expected weights in e4m3"),
-        ({"fmt": "e5m2"}, "expected weights in e4m3"),
+        ({"expert_dtype": "fp4"}, "expected all weights in e4m3"),
+        ({"fmt": "e5m2"}, "expected all weights in e4m3"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(settings, match, tmp_path):

@@ -215,15 +215,15 @@ DOWN, KEYS = get_name("Qwen2Moe", 1, 2), "model.layers.0.self_attn.k_proj"
 UNFIT = {
     "no expert has a matrix": (
         *("Mixtral", {}, without(".w3."), {}),
-        *(CheckpointError, "and none of matrix 2 of it"),
+        *(CheckpointError, "but none of matrix 2 of it"),
     ),
     "experts beyond": (
         *("Mixtral", {}, nothing, {"num_local_experts": 3}),
-        *((CheckpointError, ConfigError), "there are 3 experts"),
+        *((CheckpointError, ConfigError), "has only 3 experts"),
     ),
     "floats beside codes": (
         *("Mixtral", {"coded": re.compile(r"experts\.\d+\.w[13]\.weight$")}, nothing, {}),
-        *(ConfigError, rf"floats of '{EXPERTS}.down': expected codes of all"),
+        *(ConfigError, rf"floats of '{EXPERTS}.down'; all matrices"),
     ),
     "an expert of another shape": (
         *("Qwen2Moe", {}, laid_out_again(DOWN, 32, 64), {}),
@@ -271,7 +271,7 @@ def test_routers_and_experts_without_a_rule_are_refused_by_name(tmp_path):
     change_tensors(
         folder, lambda tensors: tensors.update({f"{stem}.{x}": y for x, y in parts.items()})
     )
-    with pytest.raises(ConfigError, match=rf"codes of '{stem}', and a GptOssForCausalLM of"):
+    with pytest.raises(ConfigError, match=rf"codes of '{stem}', which .*GptOssForCausalLM"):
         load_model(folder)
 
 

@@ -75,11 +75,11 @@ def test_experts_that_stay_float_are_stacked_as_well(tmp_path):
 
 
 REFUSED = {
-    "scales of tensors": ("Qwen3Moe", "nvfp4", {"hidden_size": 64}, "scale of the whole tensor"),
+    "scales of tensors": ("Qwen3Moe", "nvfp4", {"hidden_size": 64}, "its tensor scale is shared"),
     "rows": ("Qwen3Moe", "mxint:width=4", {"moe_intermediate_size": 24}, r"down: its rows have 24"),
     "weights of experts": ("Qwen3Moe", "mxint:width=4", {"norm_topk_prob": False}, "norm_topk"),
-    "Mixtral": ("Mixtral", "mxint:width=4", {}, "reads a file of llama as a model without experts"),
-    "OLMoE": ("Olmoe", "mxint:width=4", {}, "knows no olmoe"),
+    "Mixtral": ("Mixtral", "mxint:width=4", {}, "reads such a file as a model without experts"),
+    "OLMoE": ("Olmoe", "mxint:width=4", {}, "does not support olmoe"),
 }
 
 

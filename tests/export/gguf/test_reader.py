@@ -77,7 +77,7 @@ def test_nvfp4_keeps_every_value():
     assert np.array_equal(decoded(stored, (5, 512)), dequantized("NVFP4", blocks))
     for wrong in (127, 128, 255):
         blocks[2, 3, 1] = wrong
-        with pytest.raises(ValueError, match="scales are no positive numbers of e4m3"):
+        with pytest.raises(ValueError, match="scales are not positive e4m3 numbers"):
             read_blocks("NVFP4", torch.from_numpy(blocks))
 
 

@@ -92,7 +92,7 @@ KINDS = ["llama", "gemma", "phi3"]
 def test_transformers_gives_the_same_ids(kind, tmp_path):
     tokenizer = load_tokenizer(kind)
     info = TARGET.write(small(kind), tmp_path / "model.gguf", tokenizer)
-    metaspace = "; llama.cpp puts a space also before texts that begin with one, and after special"
+    metaspace = "; llama.cpp also puts a space before texts that begin with one, and after special"
     assert info["tokenizer"].startswith("SentencePiece")
     assert (metaspace in info["tokenizer"]) == (kind == "llama")
     read = read_tokenizer(tmp_path)
@@ -135,11 +135,11 @@ def test_others_are_refused():
     for normalizer in (normalizers.NFKC(), normalizers.Replace("a", SPACE)):
         tokenizer = load_tokenizer("phi3")
         tokenizer.backend_tokenizer.normalizer = normalizer
-        with pytest.raises(ConfigError, match="got BPE of characters otherwise"):
+        with pytest.raises(ConfigError, match="got another kind of character BPE"):
             get_vocabulary(tokenizer, TOKENS)
     tokenizer = load_tokenizer("llama")
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, split=True)
-    with pytest.raises(ConfigError, match="got BPE of characters otherwise"):
+    with pytest.raises(ConfigError, match="got another kind of character BPE"):
         get_vocabulary(tokenizer, TOKENS)
 
 

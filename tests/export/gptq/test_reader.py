@@ -176,16 +176,16 @@ def ambiguous_zero(tensors):
 @pytest.mark.parametrize(
     ("settings", "change", "reason"),
     [
-        ({}, another_order, f"'{LAYER}' has its inputs in another order"),
+        ({}, another_order, f"'{LAYER}' has reordered inputs"),
         ({"desc_act": True}, no_order, f"'{LAYER}' lacks g_idx"),
-        ({}, ambiguous_zero, "stored zero point of 15, which some engines read as 0"),
+        ({}, ambiguous_zero, "stores a zero point of 15, which engines read as 0"),
         ({"bits": 5}, None, r"expected bits of \(2, 3, 4, 8\), got 5"),
         ({"bits": True}, None, "expected bits of"),
         ({"group_size": 0}, None, "expected a group_size from 1 on, or -1, got 0"),
         ({"checkpoint_format": "marlin"}, None, "checkpoint_format: .*gptq"),
-        ({"dynamic": {"+:(a+)+": {}}}, None, "none of them of a group"),
-        ({"dynamic": {"+:[": {}}}, None, "is no expression"),
-        ({"adapter": {"name": "lora"}}, None, "got an adapter beside them"),
+        ({"dynamic": {"+:(a+)+": {}}}, None, "no repeated group"),
+        ({"dynamic": {"+:[": {}}}, None, "is not a regular expression"),
+        ({"adapter": {"name": "lora"}}, None, "adapters are not supported"),
     ],
 )
 def test_what_has_no_format_here_is_refused_by_name(settings, change, reason, tmp_path):

@@ -57,7 +57,9 @@ def test_folders_hold_every_value(text, tmp_path):
     mg = quantized(captured("Llama"), {"linear": text})
     info = target.write(mg, tmp_path)
     assert set(info["formats"].values()) == {"gptq"} and len(info["formats"]) == 8
-    assert info["notes"] == ["the head is packed, which vLLM and GPTQModel read and others may not"]
+    assert info["notes"] == [
+        "the head is packed, which vLLM and GPTQModel support; other engines may not"
+    ]
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert (config["bits"], config["group_size"], config["sym"]) == (bits, group, True)
     assert (config["lm_head"], config["desc_act"], "dynamic" in config) == (True, False, False)
@@ -75,7 +77,7 @@ def test_layers_that_stay_float_are_skipped_by_name(tmp_path):
     rules = {r"model\.layers\.0\.(mlp\..*|self_attn\.[qkv]_proj)": "mxint:width=8"}
     mg = quantized(captured("Llama"), rules, by="regex_name")
     info = target.write(mg, tmp_path)
-    assert info["notes"] == [f"engines have to skip layers that stay float: {path}"]
+    assert info["notes"] == [f"engines must skip the float layers {path}"]
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert config["dynamic"] == {r"-:model\.layers\.0\.self_attn\.o_proj$": {}}
     assert not config["lm_head"]
@@ -86,14 +88,14 @@ def test_layers_that_stay_float_are_skipped_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [
-        ({"lm_head": "mxfp:width=4"}, "lm_head: GPTQ has no layout for its elements and scales"),
-        ({"lm_head": "mxint:width=5"}, "lm_head: its codes have 5 bits, and not 2, 3, 4 or 8"),
-        ({"lm_head": "scale_integer:width=8"}, "lm_head: its scales are no numbers of float16"),
-        ({"lm_head": "mxint:width=8:block_size=48"}, "no multiple of its groups of 48"),
-        ({"lm_head": "group_affine:width=4"}, "more than elements times one scale each"),
+        ({"lm_head": "mxfp:width=4"}, "lm_head: GPTQ has not support its elements and scales"),
+        ({"lm_head": "mxint:width=5"}, "lm_head: its codes have 5 bits instead of 2, 3, 4 or 8"),
+        ({"lm_head": "scale_integer:width=8"}, "lm_head: its scales are not float16 numbers"),
+        ({"lm_head": "mxint:width=8:block_size=48"}, "not a multiple of the group size 48"),
+        ({"lm_head": "group_affine:width=4"}, "is not elements times one scale each"),
         (
             {"lm_head": "mxint:width=8", "model.layers.0.mlp.*": "mxint:width=4"},
-            "lm_head: it has 8 bits in groups of 32, and others 4 bits in groups of 32",
+            "lm_head: it has 8 bits in groups of 32, but most modules have 4 bits in groups of 32",
         ),
     ],
 )
@@ -102,7 +104,7 @@ def test_what_it_cannot_hold_is_listed_before_anything_is_written(rules, reason,
     with pytest.raises(ConfigError, match=reason) as error:
         target.write(mg, tmp_path / "folder")
     assert "gptq cannot hold 1 module:" in str(error.value)
-    assert "all in one format" in str(error.value)
+    assert "one integer format of 2, 3, 4 or 8 bits" in str(error.value)
     assert not (tmp_path / "folder").exists()
 
 
@@ -110,7 +112,7 @@ def test_sizes_that_fill_no_words_are_refused():
     spec = QuantSpec(weight=parse_format_string("mxint:width=8:block_size=16"))
     layer = PackedLinear.from_float(nn.Linear(48, 40), spec)
     reason = target.get_scheme(coded_weight(layer), torch.float32)
-    assert reason == "it has 48 inputs and 40 outputs, no multiples of 32"
+    assert reason == "its 48 inputs and 40 outputs are not multiples of 32"
 
 
 def test_a_folder_that_was_read_is_written_as_it_was(tmp_path):

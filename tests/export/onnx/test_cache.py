@@ -215,7 +215,7 @@ def test_a_cache_that_something_else_reads_is_refused():
     (node,) = (node for node in mg.nodes if node.target == "cache")
     with mg.fx_graph.inserting_after(node):
         mg.fx_graph.call_function(len, (node,))
-    with pytest.raises(GraphError, match="onnx: expected a cache that is for layers alone, len_1"):
+    with pytest.raises(GraphError, match="onnx: the cache is read by len_1"):
         cache.flatten_cache(mg, "onnx")
 
 

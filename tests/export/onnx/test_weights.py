@@ -185,7 +185,7 @@ def test_formats_of_other_elements_become_floats_with_a_note(whole, tmp_path):
     mg, inputs = whole
     packed = pack_weights(mg, parse_format_string("mxfp:width=4"))
     made = target("onnx").export(packed, tmp_path / "model")
-    assert made.notes == ("4 operands are rounded floats: ONNX lacks their formats",)
+    assert made.notes == ("4 operands are stored as rounded floats: ONNX lacks their formats",)
     _compare(packed, inputs, target("onnx").read(made.path), False)
     with pytest.raises(ConfigError, match="no form in integers of even.weight"):
         passes.export_onnx_interface_pass(packed, {"path": tmp_path / "refused"})
@@ -258,7 +258,7 @@ def test_parameters_that_functions_are_given_are_rounded_floats(tmp_path):
     mg = MaseGraph(Given().eval(), dummy_in=given)
     packed = pack_weights(mg, parse_format_string("mxfp:width=4"))
     made = target("onnx").export(packed, tmp_path / "model")
-    assert made.notes == ("2 operands are rounded floats: ONNX lacks their formats",)
+    assert made.notes == ("2 operands are stored as rounded floats: ONNX lacks their formats",)
     expected = packed.model(**given)[0]
     assert not torch.equal(expected, mg.model(**given)[0])
     assert torch.equal(target("onnx").read(made.path)(given)["output.0"], expected)
@@ -269,6 +269,4 @@ def test_activations_that_nothing_rounds_are_named(tmp_path):
     mg = MaseGraph(nn.Sequential(nn.Linear(32, 8)).eval(), dummy_in={"input": torch.randn(4, 32)})
     eight = parse_format_string("mxint:width=8")
     made = target("onnx").export(pack_weights(mg, eight, eight), tmp_path / "model")
-    assert made.notes == (
-        "0.data_in (mxint(width=8)) are not rounded at all: ONNX lacks their formats",
-    )
+    assert made.notes == ("0.data_in (mxint(width=8)) are not rounded: ONNX lacks their formats",)

@@ -1,3 +1,3 @@
-"""compressed-tensors: the target and the reader of folders."""
+"""compressed-tensors: the export target and the reader of folders."""
 
 __all__: list[str] = []

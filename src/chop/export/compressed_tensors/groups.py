@@ -1,4 +1,4 @@
-"""compressed-tensors groups: which modules a `quantization_config` speaks of, and their scheme."""
+"""Parser of the groups in a compressed-tensors `quantization_config`: their modules and schemes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chop.export.compressed_tensors.target import (
 from chop.export.foreign.expressions import expression, finds
 
 FORMATS = (INTEGERS, INTEGERS_IN, FLOATS_IN, WHOLE, MX4, MX8, NV4)
-"""Formats of weights that are read."""
+"""Weight formats that can be read."""
 STRATEGIES = ("tensor", "channel", "group")
 KINDS: Mapping[str, tuple[str, ...]] = {
     INTEGERS: ("int",),
@@ -30,37 +30,37 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     FLOATS_IN: ("float",),
     WHOLE: ("int", "float"),
 }
-"""Types of codes of formats with any strategy, whose layers may round their inputs."""
-LEFT_OUT = ("transform_config", "sparsity_config")
-"""What else a folder may say of a model, which would not be the same without."""
+"""Code types of formats that support any strategy and rounded inputs."""
+UNSUPPORTED = ("transform_config", "sparsity_config")
+"""Settings that change a model and cannot be read."""
 DENSE = "dense"
-"""Format of a `sparsity_config` whose weights are all stored."""
+"""Format of a `sparsity_config` that stores all weights."""
 DENSE_SINCE = 18
-"""Minor version of the library in which codes first went on in the next word."""
+"""First minor version of the library in which a code may span two words."""
 REORDERED = ("group", "dynamic")
-"""Value of `actorder` for reordered columns. Others were only rounded in that order."""
+"""Values of `actorder` for reordered columns. Others only changed the order of rounding."""
 CLASSES = ("Embedding", "Linear")
-"""Of layers that are packed, as targets name them."""
+"""Classes of packed layers, as targets name them."""
 EXPRESSION = "re:"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Modules of one scheme, as `config_groups` has them.
+    """Modules of one scheme, an entry of `config_groups`.
 
     Attributes:
         targets: classes and paths.
-        expressions: that find paths.
-        format: how weights are stored.
-        bits: of a code.
+        expressions: regular expressions for paths.
+        format: storage format of the weights.
+        bits: bits of a code.
         kind: `int` or `float`.
-        strategy: what shares a scale.
-        group_size: columns that do, with strategy `group`; with `block` rows and columns.
-        is_symmetric: there are no zero points.
-        inputs: how inputs are rounded; None: not at all.
-        is_reordered: columns may be in an order of their own, which a tensor says.
-        has_whole_codes: codes do not go on in the next word, as before compressed-tensors 0.18.
-        may_lack_inputs: modules without a static scale of inputs take them as they are.
+        strategy: granularity of scales.
+        group_size: columns that share a scale with strategy `group`; rows and columns with `block`.
+        is_symmetric: True without zero points.
+        inputs: rounding of inputs, or None.
+        is_reordered: columns may be permuted, as given by a tensor.
+        has_whole_codes: codes never span two words, as before compressed-tensors 0.18.
+        may_lack_inputs: modules without a static input scale do not round their inputs.
     """
 
     targets: tuple[str, ...]
@@ -77,10 +77,10 @@ class Group:
     may_lack_inputs: bool = False
 
     def matches(self, path: str) -> Iterator[tuple[int, str]]:
-        """Rank and text of each target that may be a module's: path, expression, class.
+        """Yields rank and text of each target that may match a module: path, expression, class.
 
         Args:
-            path: of the module; its class is not known.
+            path: path of the module; its class is unknown.
         """
         for target in self.targets:
             if target == path or target in CLASSES:
@@ -89,23 +89,23 @@ class Group:
 
 
 def parse_groups(settings: Any, where: str) -> list[Group]:
-    """The groups of a `quantization_config`.
+    """Parses the groups of a `quantization_config`.
 
     Args:
-        settings: of `config.json`.
-        where: the folder, for messages.
+        settings: `quantization_config` of `config.json`.
+        where: folder, for messages.
 
     Raises:
-        ConfigError: it is none, or a group has a scheme that has no format here.
+        ConfigError: if the settings are malformed, or if a group's scheme has no format in chop.
     """
     groups = settings.get("config_groups") if isinstance(settings, Mapping) else None
     if not isinstance(groups, Mapping) or not groups:
         raise ConfigError(f"'{where}': expected config_groups in its quantization_config.")
-    for key in LEFT_OUT:
+    for key in UNSUPPORTED:
         said = settings.get(key)
         is_dense = isinstance(said, Mapping) and said.get("format") == DENSE
         if said and not is_dense:
-            raise ConfigError(f"'{where}': expected no {key}, which has no form here.")
+            raise ConfigError(f"'{where}': {key} is not supported.")
     default = settings.get("format")
     version = re.match(r"0\.(\d+)\.", str(settings.get("version")))
     is_old = version is not None and int(version[1]) < DENSE_SINCE
@@ -120,7 +120,7 @@ def _group(plain: Any, default: Any, where: str) -> Group:
     if not isinstance(weights, Mapping) or not isinstance(plain.get("targets"), Sequence):
         raise ConfigError(f"{where}: expected targets and weights, got {plain!r:.80}.")
     if plain.get("output_activations") is not None:
-        raise ConfigError(f"{where}: expected float results, got output_activations.")
+        raise ConfigError(f"{where}: output_activations is not supported; expected float results.")
     stored = plain.get("format") or default
     if not isinstance(stored, str) or stored not in FORMATS:
         raise ConfigError(f"{where}: format '{stored}': {did_you_mean(str(stored), FORMATS)}")
@@ -131,8 +131,8 @@ def _group(plain: Any, default: Any, where: str) -> Group:
     strategy, size, is_symmetric = _scales(weights, stored, kind, where)
     named = [*map(str, plain["targets"])]
     targets = tuple(x for x in named if not x.startswith(EXPRESSION))
-    found = (x.removeprefix(EXPRESSION) for x in named if x.startswith(EXPRESSION))
-    expressions = tuple(expression(x, where) for x in found)
+    patterns = (x.removeprefix(EXPRESSION) for x in named if x.startswith(EXPRESSION))
+    expressions = tuple(expression(x, where) for x in patterns)
     is_reordered = weights.get("actorder") in (*REORDERED, True)
     return Group(
         *(targets, expressions, stored, bits, kind, strategy, size, is_symmetric, inputs),
@@ -141,7 +141,7 @@ def _group(plain: Any, default: Any, where: str) -> Group:
 
 
 def _codes(weights: Mapping[str, Any], stored: str, where: str) -> tuple[int, str]:
-    """Bits of a code, and its type."""
+    """Returns the bits of a code and its type."""
     bits, kind = weights.get("num_bits"), str(weights.get("type", "int"))
     if type(bits) is not int or not 2 <= bits <= 8:
         raise ConfigError(f"{where}: expected num_bits from 2 to 8, got {bits!r}.")
@@ -154,24 +154,24 @@ def _codes(weights: Mapping[str, Any], stored: str, where: str) -> tuple[int, st
 def _scales(
     weights: Mapping[str, Any], stored: str, kind: str, where: str
 ) -> tuple[str, int | None, bool]:
-    """Strategy, group size, and whether there are no zero points."""
+    """Returns the strategy, the group size, and True if there are no zero points."""
     strategy, size = str(weights.get("strategy")), weights.get("group_size")
     is_symmetric, sides = weights.get("symmetric") is not False, weights.get("block_structure")
     if size is not None and (type(size) is not int or size < 1):
         raise ConfigError(f"{where}: expected a group_size from 1 on, got {size!r}.")
     if not is_symmetric and (stored != INTEGERS or strategy == "tensor"):
         raise ConfigError(
-            f"{where}: expected symmetric weights, got zero points in {stored} with strategy "
-            f"'{strategy:.40}'."
+            f"{where}: expected symmetric weights; zero points in {stored} with strategy "
+            f"'{strategy:.40}' are not supported."
         )
     if strategy == "block" and kind == "float" and stored in KINDS:
         if not isinstance(sides, list) or len(sides) != 2 or not _are_square(sides):
-            raise ConfigError(f"{where}: expected blocks as [128, 128], got {sides!r:.40}.")
+            raise ConfigError(f"{where}: expected blocks like [128, 128], got {sides!r:.40}.")
         return strategy, sides[0], is_symmetric
     if stored in KINDS and (strategy not in STRATEGIES or (strategy == "group" and not size)):
         raise ConfigError(
-            f"{where}: expected a strategy of {', '.join(STRATEGIES)}, and of a group_size, got "
-            f"'{strategy:.40}' of {size}."
+            f"{where}: expected one of the strategies {', '.join(STRATEGIES)} (group needs a "
+            f"group_size), got '{strategy:.40}' with group_size {size}."
         )
     return strategy, size, is_symmetric
 
@@ -181,25 +181,25 @@ def _are_square(sides: Sequence[Any]) -> bool:
 
 
 def find_group(path: str, groups: Sequence[Group]) -> Group:
-    """The group of a module: of its path, else of an expression, else of its class.
+    """Returns the group of a module, matched by path, then by expression, then by class.
 
-    Of several expressions it is the first in the alphabet, as in the library; of several groups
-    with the same target the last one.
+    Among several expressions the alphabetically first one applies, as in the library. Among several
+    groups with the same target the last one applies.
 
     Args:
-        path: of the module.
-        groups: of a folder, see `parse_groups`.
+        path: path of the module.
+        groups: groups of a folder, see `parse_groups`.
 
     Raises:
-        ConfigError: there is none, or it depends on the class.
+        ConfigError: if no group matches, or if the match depends on the module's class.
     """
-    found = {match: group for group in groups for match in group.matches(path)}
-    if not found:
-        raise ConfigError(f"{METHOD}: '{path}' has scales, and no group of config.json names it.")
-    (rank, _), chosen = min(found.items(), key=lambda item: item[0])
-    if rank == 2 and any(group != chosen for group in found.values()):
+    matches = {match: group for group in groups for match in group.matches(path)}
+    if not matches:
+        raise ConfigError(f"{METHOD}: '{path}' has scales, but no group of config.json names it.")
+    (rank, _), chosen = min(matches.items(), key=lambda item: item[0])
+    if rank == 2 and any(group != chosen for group in matches.values()):
         raise ConfigError(
-            f"{METHOD}: expected one group of config.json for {' and '.join(CLASSES)}, or one that "
-            f"names '{path}'."
+            f"{METHOD}: groups of config.json differ for {' and '.join(CLASSES)}, and none names "
+            f"'{path}'."
         )
     return chosen

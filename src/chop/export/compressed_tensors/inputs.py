@@ -1,12 +1,12 @@
-"""compressed-tensors inputs: how layers round what they are given, as `input_activations` says.
+"""compressed-tensors inputs: rounding of layer inputs, the setting `input_activations`.
 
-Scales of tokens or groups follow the data. One for all does so, or is stored as `input_scale`.
+Scales of tokens or groups are dynamic. A scale per tensor is dynamic or stored as `input_scale`.
 
-Engines find a dynamic scale of 8-bit integers as amax/127, and so does `scale_integer`; the library
-itself, which transformers calls, as amax/127.5, where k reaches from -128 to 127: its steps are
-smaller by 1/255. It computes quotients, scales and products in the model's dtype, and one scale for
-all rows of a matrix, which has no tokens. In e4m3 both divide by 448; a quotient that float32
-rounds to a tie may become the neighbor of our code.
+Engines compute a dynamic scale of 8-bit integers as amax/127, like `scale_integer`. The library
+itself, which transformers calls, uses amax/127.5 with k from -128 to 127, so its steps are smaller
+by 1/255. It computes quotients, scales and products in the model's dtype, and one scale for all
+rows of a matrix, because a matrix has no tokens. For e4m3 both divide by 448. A quotient that
+float32 rounds to a tie may become the neighbor of chop's code.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from chop.formats.statistic import LARGEST
 
 SCALE = "input_scale"
 GRANULARITIES = {"tensor": "tensor", "token": "row", "group": "group"}
-"""Of our formats, by strategy."""
+"""Granularities of chop's formats by strategy."""
 WIDEST = 8
 
 
 @dataclass(frozen=True)
 class InputScheme:
-    """How inputs are rounded.
+    """Scheme for rounding inputs.
 
     Attributes:
-        bits: of a code.
+        bits: bits of a code.
         kind: `int`, or `float` for e4m3.
-        strategy: what shares a scale: `tensor`, `token` for a row of the last axis, or `group`.
-        group_size: columns that share a scale, with strategy `group`.
-        is_dynamic: scales follow the data; else one is stored for all.
+        strategy: granularity of scales: `tensor`, `token` for a row of the last axis, or `group`.
+        group_size: columns that share a scale with strategy `group`.
+        is_dynamic: True for scales measured at run time; False for one stored scale.
     """
 
     bits: int
@@ -54,12 +54,12 @@ class InputScheme:
 
     @property
     def finds_integers(self) -> bool:
-        """Whether it finds scales of integers, which the library finds otherwise than engines."""
+        """True for dynamic integer scales, which the library computes differently from engines."""
         return self.is_dynamic and self.kind == "int"
 
     @property
     def plain(self) -> dict[str, Any]:
-        """`input_activations`."""
+        """Returns `input_activations`."""
         return {
             "num_bits": self.bits,
             "type": self.kind,
@@ -70,13 +70,13 @@ class InputScheme:
         }
 
     def number_format(self, scale: Tensor | None) -> NumberFormat:
-        """The format of inputs.
+        """Returns the number format of inputs.
 
         Args:
-            scale: `input_scale`, where scales do not follow the data.
+            scale: `input_scale` of a static scheme.
 
         Raises:
-            ValueError: it is missing, or no positive number.
+            ValueError: if a static scale is missing or not a positive number.
         """
         settings: dict[str, Any] = {"granularity": GRANULARITIES[self.strategy]}
         if self.group_size is not None:
@@ -92,19 +92,19 @@ def _one_scale(scale: Tensor | None) -> float:
     if scale is None:
         raise ValueError(f"it lacks {SCALE}")
     if scale.numel() != 1 or scale.ndim > 1 or not bool((checked_scales(scale) > 0).all()):
-        raise ValueError(f"{SCALE} is {scale.dtype} {tuple(scale.shape)}, and no positive number")
+        raise ValueError(f"{SCALE} is {scale.dtype} {tuple(scale.shape)}, not a positive number")
     return float(scale.float().item())
 
 
 def parse_inputs(plain: Any, where: str) -> InputScheme | None:
-    """How a group of `quantization_config` rounds inputs; None: not at all.
+    """Parses the input rounding of a group in `quantization_config`; None for float inputs.
 
     Args:
         plain: `input_activations`.
-        where: the folder and group, for messages.
+        where: folder and group, for messages.
 
     Raises:
-        ConfigError: it is a scheme without a form here.
+        ConfigError: if chop has no format for the scheme.
     """
     if plain is None:
         return None
@@ -114,11 +114,11 @@ def parse_inputs(plain: Any, where: str) -> InputScheme | None:
     widths = {"int": range(2, WIDEST + 1), "float": (WIDEST,)}.get(str(kind), ())
     if type(bits) is not int or bits not in widths:
         raise ConfigError(
-            f"{where}: expected inputs in integers of up to 8 bits or floats of 8, got "
+            f"{where}: expected inputs as integers of up to 8 bits or 8-bit floats, got "
             f"{bits!r:.20} bits of type {kind!r:.20}."
         )
     if plain.get("symmetric") is False:
-        raise ConfigError(f"{where}: expected symmetric inputs, got zero points in inputs.")
+        raise ConfigError(f"{where}: expected symmetric inputs; zero points are not supported.")
     if plain.get("scale_dtype") is not None:
         raise ConfigError(
             f"{where}: expected float scales of inputs, got {plain['scale_dtype']!r:.40}."
@@ -134,21 +134,23 @@ def _with_strategy(plain: Mapping[str, Any], bits: int, kind: str, where: str) -
     allowed = [*GRANULARITIES] if dynamic else ["tensor"]
     if (type(dynamic) is not bool and dynamic is not None) or strategy not in allowed:
         raise ConfigError(
-            f"{where}: expected inputs with dynamic scales for a tensor, token or group, or a "
-            f"static one for a tensor, got strategy {strategy!r:.40} and dynamic {dynamic!r:.20}."
+            f"{where}: expected a dynamic input scale per tensor, token or group, or a static one "
+            f"per tensor, got strategy {strategy!r:.40} and dynamic {dynamic!r:.20}."
         )
     if is_group != is_size:
-        raise ConfigError(f"{where}: expected a group_size of groups of inputs, got {size!r:.20}.")
+        raise ConfigError(
+            f"{where}: expected a group_size for strategy 'group' only, got {size!r:.20}."
+        )
     return InputScheme(bits, kind, strategy, size if is_group else None, bool(dynamic))
 
 
 def list_inputs(quantizer: Quantizer) -> tuple[InputScheme, float | None] | str:
-    """How the library rounds inputs as a format does, and the static scale; or why it cannot.
+    """Returns the library's scheme for an input format and the static scale, or why it has none.
 
-    Static integers of a symmetric format saturate at the lowest but one of the library's codes.
+    Static integers of a symmetric format saturate at the library's second lowest code.
 
     Args:
-        quantizer: of inputs, not float.
+        quantizer: quantizer of inputs, not float.
     """
     layout = quantizer.layout() if isinstance(quantizer, NumberFormat) else None
     kind = None if layout is None else _kind(layout)
@@ -164,13 +166,13 @@ def list_inputs(quantizer: Quantizer) -> tuple[InputScheme, float | None] | str:
     if isinstance(scaling, ConstantScale) and len(scaling.given) == 1 and scaling.given[0] > 0:
         in_float32 = scaling.known(torch.device("cpu")).item()
         return InputScheme(element.width, kind, "tensor", None, False), in_float32 * step
-    found, dynamic = _strategy(layout.groups), FloatScale(LARGEST, element.highest, True)
-    if found is None or step != 1 or scaling != dynamic:
+    strategy, dynamic = _strategy(layout.groups), FloatScale(LARGEST, element.highest, True)
+    if strategy is None or step != 1 or scaling != dynamic:
         return (
-            f"it rounds its inputs to {quantizer.label}: expected a dynamic scale for each row, "
-            "for groups along it or for all, of their largest magnitude, or a static one for all"
+            f"it rounds its inputs to {quantizer.label}: expected a dynamic absmax scale per row, "
+            "group of a row or tensor, or a static scale per tensor"
         )
-    return InputScheme(element.width, kind, *found, True), None
+    return InputScheme(element.width, kind, *strategy, True), None
 
 
 def _kind(layout: Layout) -> str | None:

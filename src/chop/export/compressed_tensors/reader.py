@@ -1,7 +1,7 @@
 """compressed-tensors reader: folders of other tools as packed layers, code by code.
 
 llm-compressor, vLLM's tools and `chop export --to compressed-tensors` write such folders. Codes and
-scales are taken as they are: no weight becomes a float on the way.
+scales are copied unchanged; weights are not converted to floats.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ log = logging.getLogger(__name__)
 
 ZEROS, ORDER = "weight_zero_point", "weight_g_idx"
 PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_global_scale")
-"""Tensors of a module beside its `weight` and `bias`."""
+"""Tensors of a module besides its `weight` and `bias`."""
 OTHERS = re.compile(
     r"\.(weight|input|output|q|k|v)_(packed|(global_)?scale|zero_point|g_idx|shape)$"
 )
 CACHE = "kv_cache_scheme"
 CACHE_SCALES = re.compile(r"(\.[qkv]_(scale|zero_point)|\.[kv]_proj\.output_(scale|zero_point))$")
 CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-"""Of weights, which nothing else in a folder has."""
+"""Dtypes of codes, which no other tensor of a folder has."""
 
 
 def read(folder: Path) -> Read:
-    """What a folder holds.
+    """Reads a folder.
 
     Raises:
-        ConfigError: a scheme has no format here, and is named.
-        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
+        ConfigError: if chop has no format for a scheme.
+        CheckpointError: if files are missing or broken, or do not fit `config.json`.
     """
     config = document(folder / CONFIG)
     settings: Any = config.get("quantization_config")
@@ -75,17 +75,16 @@ def read(folder: Path) -> Read:
 def read_groups(
     folder: Path, config: Mapping[str, Any], groups: Sequence[Group], *, quantizes_cache: bool
 ) -> Read:
-    """Content of a folder whose tensors are named as those of compressed-tensors.
+    """Reads a folder with tensor names of compressed-tensors.
 
     Args:
-        folder: local, of safetensors.
-        config: its `config.json`.
+        folder: local folder of safetensors files.
+        config: content of `config.json`.
         groups: modules of each scheme.
-        quantizes_cache: scales of a cache of keys and values may be there; they are not used, which
-            is a warning.
+        quantizes_cache: accepts scales of a key-value cache; they are ignored with a warning.
 
     Raises:
-        ConfigError, CheckpointError: as `read`.
+        ConfigError, CheckpointError: see `read`.
     """
     return read_tensors(
         folder, config, list_tensors(folder), groups, quantizes_cache=quantizes_cache
@@ -100,12 +99,12 @@ def read_tensors(
     *,
     quantizes_cache: bool,
 ) -> Read:
-    """Content of a folder whose tensors have been read; see `read_groups`.
+    """Returns the content of a folder from its tensors; see `read_groups`.
 
     Args:
-        folder: for messages.
-        config: its `config.json`.
-        tensors: its tensors by name; those of coded modules are removed.
+        folder: folder, for messages.
+        config: content of `config.json`.
+        tensors: tensors by name; those of coded modules are removed.
         groups: modules of each scheme.
         quantizes_cache: see `read_groups`.
     """
@@ -129,35 +128,35 @@ def read_tensors(
 
 
 def _drop_cache_scales(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Takes the scales of keys and values out of a folder's tensors, and says so."""
+    """Removes the scales of a key-value cache from the tensors, with a warning."""
     for name in [name for name in tensors if CACHE_SCALES.search(name)]:
         del tensors[name]
     log.warning(
-        "%s: %s: keys and values of the cache stay floats, their scales are not used.",
+        "%s: %s: the key-value cache stays in float; its scales are ignored.",
         folder,
         CACHE,
     )
 
 
 def _refuse_others(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Refuses tensors that the schemes of the folder do not have, as zero points of inputs."""
+    """Rejects tensors that no scheme of the folder uses, such as zero points of inputs."""
     other = [name for name in tensors if OTHERS.search(name)]
     packed = [name for name in other if name.endswith("weight_packed")]
     bare = [x for x in packed if x.replace("weight_packed", "weight_scale") not in tensors]
     if bare:
-        raise CheckpointError(f"'{folder}': '{min(bare)}' holds codes, and has no weight_scale.")
+        raise CheckpointError(f"'{folder}': '{min(bare)}' holds codes, but has no weight_scale.")
     if other:
         raise ConfigError(
-            f"'{folder}': expected the tensors of the schemes in its config.json, got "
-            f"'{min(other)}'."
+            f"'{folder}': the tensor '{min(other)}' belongs to no scheme of config.json that chop "
+            "supports."
         )
     codes = [name for name, x in tensors.items() if x.dtype in CODES]
     if codes:
-        raise CheckpointError(f"'{folder}': '{min(codes)}' holds codes, and has no weight_scale.")
+        raise CheckpointError(f"'{folder}': '{min(codes)}' holds codes, but has no weight_scale.")
 
 
 def _stored(path: str, tensors: Mapping[str, Tensor], group: Group, layer: str) -> Stored:
-    """Weight of a layer, which messages name as `layer`."""
+    """Returns the weight of a layer; messages call it `layer`."""
     parts = {
         part: tensors[f"{path}.{part}"]
         for part in ("weight", ZEROS, ORDER, *PARTS)
@@ -167,7 +166,7 @@ def _stored(path: str, tensors: Mapping[str, Tensor], group: Group, layer: str) 
     wanted = wanted if group.is_symmetric else (*wanted, ZEROS)
     missing = [part for part in wanted if part not in parts]
     if "weight" in parts and "weight" not in wanted:
-        raise CheckpointError(f"{layer} has a weight of floats beside its codes.")
+        raise CheckpointError(f"{layer} has a float weight in addition to its codes.")
     if missing:
         raise CheckpointError(f"{layer} lacks {' and '.join(missing)} of {group.format}.")
     with decoding(f"{layer} does not fit {group.format} in {group.bits} bits"):
@@ -176,7 +175,7 @@ def _stored(path: str, tensors: Mapping[str, Tensor], group: Group, layer: str) 
 
 
 def _check_order(layer: str, order: Tensor | None, group: Group) -> None:
-    """Raises ConfigError where groups are not of neighbors."""
+    """Raises ConfigError if groups do not consist of adjacent columns."""
     is_ordered = not group.is_reordered
     if order is not None:
         span = group.group_size or order.numel()
@@ -184,15 +183,15 @@ def _check_order(layer: str, order: Tensor | None, group: Group) -> None:
         is_ordered = bool((order == -1).all()) or torch.equal(order, neighbors)
     if not is_ordered:
         raise ConfigError(
-            f"{layer}: expected weights in their order, got actorder of groups; "
-            "llm-compressor writes groups of neighbors with actorder 'static'."
+            f"{layer}: reordered columns (actorder 'group') are not supported. llm-compressor "
+            "writes adjacent groups with actorder 'static'."
         )
 
 
 def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
-    """k + 2^(bits - 1) one after the other in words, rows apart; scales by group, row or all.
+    """Reads codes k + 2^(bits - 1) packed in words row by row, with scales by group, row or tensor.
 
-    Zero points are packed likewise, columns apart.
+    Zero points are packed in the same way, column by column.
     """
     packed, scale, bits = parts["weight_packed"], parts["weight_scale"], group.bits
     rows, columns = _shape(parts)
@@ -211,9 +210,9 @@ def _integers(parts: Mapping[str, Tensor], group: Group) -> Stored:
 
 
 def _codes_in(words: Tensor, name: str, count: int, group: Group) -> Tensor:
-    """uint8 (rows, count), the codes of words of 32 bits.
+    """Unpacks 32-bit words to codes, uint8 (rows, count).
 
-    Before compressed-tensors 0.18 a word had whole codes alone: ten of 3 bits, six of 5.
+    Before compressed-tensors 0.18 codes did not span words: ten codes of 3 bits, six of 5.
     """
     bits, each = group.bits, WORD // group.bits
     dense, whole = -(-count * bits // WORD), -(-count // each)
@@ -227,11 +226,11 @@ def _codes_in(words: Tensor, name: str, count: int, group: Group) -> Tensor:
 
 
 def _check_scales(scale: Tensor, rows: int, columns: int, group: Group) -> int:
-    """Scales of a row, which have to be as many as the strategy says."""
-    of_groups, size = group.strategy in ("group", "block"), group.group_size
-    per_row = -(-columns // size) if of_groups and size else 1
+    """Returns the scales per row, and checks their number against the strategy."""
+    has_groups, size = group.strategy in ("group", "block"), group.group_size
+    per_row = -(-columns // size) if has_groups and size else 1
     lines = -(-rows // size) if group.strategy == "block" and size else rows
-    is_flat = scale.ndim < 2 and not of_groups
+    is_flat = scale.ndim < 2 and not has_groups
     expected = (1, 1) if group.strategy == "tensor" else (lines, per_row)
     if (scale.view(-1, 1) if is_flat else scale).shape != expected:
         raise ValueError(f"weight_scale is {scale.dtype} {tuple(scale.shape)}")
@@ -239,7 +238,7 @@ def _check_scales(scale: Tensor, rows: int, columns: int, group: Group) -> int:
 
 
 def _whole(parts: Mapping[str, Tensor], group: Group) -> Stored:
-    """Bytes: integers in two's complement, or e4m3."""
+    """Reads bytes: two's-complement integers, or e4m3."""
     codes, scale = parts["weight"], parts["weight_scale"]
     dtype = torch.float8_e4m3fn if group.kind == "float" else torch.int8
     if codes.dtype != dtype or codes.ndim != 2 or not codes.numel():
@@ -286,24 +285,24 @@ def _mxfp8(parts: Mapping[str, Tensor], group: Group) -> Stored:
 
 
 def _nvfp4(parts: Mapping[str, Tensor], group: Group) -> Stored:
-    """The file has the inverse of the tensor's scale: one rounding more."""
-    codes, scale, of_all = (parts[n] for n in ("weight_packed", "weight_scale", PARTS[-1]))
+    """Reads NVFP4. The file stores the inverse of the tensor's scale, which adds one rounding."""
+    codes, scale, inverse = (parts[n] for n in ("weight_packed", "weight_scale", PARTS[-1]))
     _check_blocks(codes, scale.view(torch.uint8), torch.uint8, 2 * codes.size(-1), NV_BLOCK)
     checked_scales(scale.view(torch.float8_e4m3fn))
-    if of_all.numel() != 1 or not bool((checked_scales(of_all) > 0).all()):
-        raise ValueError(f"weight_global_scale is {tuple(of_all.shape)}, and no positive number")
-    tensor_scale = (1 / of_all.float()).reshape(())
+    if inverse.numel() != 1 or not bool((checked_scales(inverse) > 0).all()):
+        raise ValueError(f"weight_global_scale is {tuple(inverse.shape)}, not a positive number")
+    tensor_scale = (1 / inverse.float()).reshape(())
     return _stored_bytes(NVFP4(), codes, scale.view(torch.uint8).reshape(-1), tensor_scale)
 
 
 def _stored_bytes(
-    number_format: NumberFormat, codes: Tensor, scales: Tensor, of_all: Tensor | None = None
+    number_format: NumberFormat, codes: Tensor, scales: Tensor, tensor_scale: Tensor | None = None
 ) -> Stored:
-    """A weight whose bytes, (rows, bytes of a row), hold one code or two."""
+    """Returns a weight from bytes, (rows, bytes per row), that hold one or two codes each."""
     rows, count = codes.shape
     columns = count * (1 if codes.dtype == torch.float8_e4m3fn else 2)
     flat = codes.view(torch.uint8).reshape(-1)
-    return Stored(number_format, flat, scales, of_all, (rows, columns))
+    return Stored(number_format, flat, scales, tensor_scale, (rows, columns))
 
 
 def _check_blocks(
@@ -326,7 +325,7 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], Decoder]] = {
     MX8: (("weight", "weight_scale"), _mxfp8),
     NV4: (("weight_packed", "weight_scale", "weight_global_scale"), _nvfp4),
 }
-"""By format of a folder: the tensors of a module, and what reads them."""
+"""Required tensors of a module and their decoder, by the folder's format."""
 
 
 READER = Reader(METHOD, read)

@@ -1,8 +1,8 @@
-"""compressed-tensors: folders of safetensors that vLLM, SGLang and transformers read.
+"""compressed-tensors target: safetensors folders for vLLM, SGLang and transformers.
 
 The layout is that of compressed-tensors 0.20: a `quantization_config` with groups of modules in
-`config.json`, and per module `weight_packed` and `weight_scale`, or a `weight` of eight bits. How
-layers round their inputs is said in `chop.export.compressed_tensors.inputs`.
+`config.json`, and per module `weight_packed` and `weight_scale`, or an 8-bit `weight`.
+`chop.export.compressed_tensors.inputs` describes the rounding of layer inputs.
 """
 
 from __future__ import annotations
@@ -27,44 +27,43 @@ from chop.formats.elements import Fixed
 from chop.formats.scaling import ScaledFloatScale
 
 METHOD, VERSION = "compressed-tensors", "0.20.0"
-"""Name of the library, and the version whose layout folders have."""
+"""Name of the library, and version of the folder layout."""
 INTEGERS, MX4, MX8, NV4 = (
     "pack-quantized",
     "mxfp4-pack-quantized",
     "mxfp8-quantized",
     "nvfp4-pack-quantized",
 )
-"""Formats of weights, as the library calls them."""
+"""The library's names of weight formats."""
 INTEGERS_IN, FLOATS_IN, WHOLE = "int-quantized", "float-quantized", "naive-quantized"
-"""Formats of a `weight` of int8, or of float8: of layers that round their inputs, and of others."""
+"""Formats with an int8 or float8 `weight`, for layers with rounded inputs and for others."""
 MIXED = "mixed-precision"
 WHOLE_WORDS = (2, 4, 8)
-"""Bits of codes that fill words of 32 bits."""
+"""Code widths that fill 32-bit words without a remainder."""
 MX_BLOCK, NV_BLOCK = 32, 16
 HELD = (
-    "It holds linear layers in integers with a scale for a group of a row, a row or all "
-    "(mxint:width=8, group_integer:width=4, scale_integer) and fp8, whose inputs are float, "
-    "scale_integer or fp8, and with float inputs mxfp:width=4, mxfp:width=8 and nvfp4; choose one "
-    "of these for the modules above, or leave them float."
+    "Choose mxint:width=8, group_integer:width=4, scale_integer or fp8 for these linear layers, "
+    "with inputs in float, scale_integer or fp8; or mxfp:width=4, mxfp:width=8 or nvfp4 with float "
+    "inputs; or keep them in float."
 )
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a weight is stored: what modules of one group have in common.
+    """Storage scheme of weights, shared by the modules of one group.
 
     Attributes:
-        format: as the library calls it.
-        bits: of a code.
+        format: the library's name of the format.
+        bits: bits of a code.
         kind: `int` or `float`.
-        strategy: what shares a scale: `tensor`, `channel` for a row, `group`, `block` of several
+        strategy: granularity of scales: `tensor`, `channel` for a row, `group`, `block` of several
             rows, or `tensor_group`.
-        group_size: columns that share a scale; None with one for a row or all, and for blocks.
-        scale_dtype: of scales that are stored otherwise than in the model's dtype.
-        tensors: the coded weight and the model's dtype -> tensors by the end of their names.
-        block: rows and columns that share a scale, with strategy `block`.
-        inputs: how inputs are rounded; None: not at all.
-        is_rounded: the model's dtype does not hold all scales, which are stored in float32.
+        group_size: columns that share a scale; None for rows, tensors and blocks.
+        scale_dtype: dtype of scales if it is not the model's.
+        tensors: (coded weight, model dtype) -> tensors by the suffix of their names.
+        block: rows and columns that share a scale with strategy `block`.
+        inputs: rounding of inputs, or None.
+        is_rounded: the model's dtype cannot represent all scales, which are stored in float32.
     """
 
     format: str
@@ -79,7 +78,7 @@ class Scheme:
     is_rounded: bool = field(default=False, compare=False)
 
     def plain(self, targets: list[str]) -> dict[str, Any]:
-        """The group of `quantization_config` for these modules or classes."""
+        """Returns the `quantization_config` group for modules or classes."""
         weights = {
             "num_bits": self.bits,
             "type": self.kind,
@@ -96,19 +95,19 @@ class Scheme:
 
 
 def get_scheme(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
-    """How the library stores a weight, or why it cannot.
+    """Returns the library's scheme for a weight, or the reason why it has none.
 
     Args:
         weight: codes and scales.
-        dtype: of the model, which integers' scales are stored in.
+        dtype: dtype of the model, in which scales of integers are stored.
     """
     groups, element = weight.groups, weight.element
     if _is_fp8(weight):
         return _whole(weight, dtype, WHOLE, "float", _floats)
     if groups > 1 and weight.columns % weight.group:
-        return f"{weight.columns} columns are no multiple of its groups of {weight.group}"
+        return f"{weight.columns} columns are not a multiple of the group size {weight.group}"
     if weight.block_rows > 1:
-        return "its scales are of groups that do not lie along rows"
+        return "its scales are of groups that are not along rows"
     if isinstance(element, Fixed):
         return _integers(weight, element, dtype)
     if weight.is_e8m0 and weight.group == MX_BLOCK and element in (E2M1, E4M3):
@@ -123,7 +122,7 @@ def get_scheme(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
             return "a block of its weight is NaN"
         strategy, scale = "tensor_group", "torch.float8_e4m3fn"
         return Scheme(NV4, 4, "float", strategy, NV_BLOCK, scale, _nvfp4)
-    return "the library has no layout for its elements and scales"
+    return "the library does not support its elements and scales"
 
 
 def _is_fp8(weight: CodedWeight) -> bool:
@@ -131,10 +130,10 @@ def _is_fp8(weight: CodedWeight) -> bool:
 
 
 def scheme_with_inputs(weight: CodedWeight, inputs: Quantizer, dtype: torch.dtype) -> Scheme | str:
-    """Returns how the library stores the weight of a layer that rounds inputs, or the reason."""
-    found, element = list_inputs(inputs), weight.element
-    if isinstance(found, str):
-        return found
+    """Returns the scheme for a layer with rounded inputs, or the reason against it."""
+    scheme_and_scale, element = list_inputs(inputs), weight.element
+    if isinstance(scheme_and_scale, str):
+        return scheme_and_scale
     if _is_fp8(weight):
         base = _whole(weight, dtype, FLOATS_IN, "float", _floats)
     elif (
@@ -142,16 +141,16 @@ def scheme_with_inputs(weight: CodedWeight, inputs: Quantizer, dtype: torch.dtyp
     ):
         base = _whole(weight, dtype, INTEGERS_IN, "int", _whole_integers)
     else:
-        return "it rounds its inputs, and its weight is neither in integers nor in fp8"
+        return "it rounds its inputs, but its weight is neither an integer nor fp8"
     if isinstance(base, str):
         return base
-    scheme, scale = found
+    scheme, scale = scheme_and_scale
     if scale is None:
         return replace(base, inputs=scheme)
     static = torch.tensor([scale], dtype=torch.float64)
     held = _scale_dtype(static, dtype)
     if held is None:
-        return f"the scale of its inputs does not fit {dtype} of the model"
+        return f"the scale of its inputs is out of range of the model's {dtype}"
     own = {SCALE: static.to(held)}
     is_rounded = base.is_rounded or held != dtype
     tensors = base.tensors
@@ -167,15 +166,15 @@ def _whole(
     kind: str,
     codes: Callable[[CodedWeight], Tensor],
 ) -> Scheme | str:
-    """A `weight` of bytes, and scales in the model's dtype, or in float32, as engines keep them."""
+    """Returns the scheme of a byte `weight` with scales in the model's dtype or float32."""
     held = _scale_dtype(weight.steps, dtype)
     if held is None:
-        return f"its scales do not fit {dtype} of the model"
+        return f"its scales are out of range of the model's {dtype}"
     strategy, size, block = *_strategy(weight), None
     if weight.block_rows > 1:
         strategy, size, block = "block", None, (weight.block_rows, weight.group)
     elif strategy == "group" and weight.columns % weight.group:
-        return f"{weight.columns} columns are no multiple of its groups of {weight.group}"
+        return f"{weight.columns} columns are not a multiple of the group size {weight.group}"
 
     def tensors(one: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
         scale = one.steps.to(held)
@@ -188,7 +187,7 @@ def _whole(
 
 
 def _scale_dtype(scales: Tensor, dtype: torch.dtype) -> torch.dtype | None:
-    """The model's dtype where it holds scales, else float32; None where they are lost in either."""
+    """Returns the model's dtype if it represents the scales, else float32, else None."""
     rounded = scales.to(dtype)
     if bool((rounded.double() == scales).all()):
         return dtype
@@ -206,22 +205,22 @@ def _floats(weight: CodedWeight) -> Tensor:
 
 def _integers(weight: CodedWeight, element: Fixed, dtype: torch.dtype) -> Scheme | str:
     if element.code != "twos_complement":
-        return f"its integers are stored as {element.code}, and not in two's complement"
+        return f"its integers are stored as {element.code} instead of two's complement"
     steps = weight.steps
     if bool((steps.to(dtype).double() != steps).any()) or not bool(steps.isfinite().all()):
-        return f"its scales do not fit {dtype} of the model"
+        return f"its scales are out of range of the model's {dtype}"
     strategy, size = _strategy(weight)
     return Scheme(INTEGERS, element.width, "int", strategy, size, None, _packed_integers)
 
 
 def _strategy(weight: CodedWeight) -> tuple[str, int | None]:
-    """What shares a scale, and columns of a group."""
+    """Returns the strategy and the columns of a group."""
     strategy = {0: "tensor", 1: "channel"}.get(weight.groups, "group")
     return strategy, weight.group if strategy == "group" else None
 
 
 def _packed_integers(weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
-    """`weight_packed`, int32 (rows, words): k + 2^(bits - 1) one after the other, rows apart."""
+    """Packs k + 2^(bits - 1) row by row to `weight_packed`, int32 (rows, words)."""
     bits = weight.element.width
     codes = weight.integers.long() + 2 ** (bits - 1)
     scale = weight.steps.to(dtype)
@@ -241,57 +240,57 @@ def _mxfp8(weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _nvfp4(weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The library divides by the tensor's scale, so that its inverse is stored."""
-    scales, of_all = weight.encoded.scales, weight.encoded.tensor_scale
+    """Returns the tensors of NVFP4; the library divides by the tensor's scale (its inverse)."""
+    scales, tensor_scale = weight.encoded.scales, weight.encoded.tensor_scale
     assert scales is not None
-    assert of_all is not None
+    assert tensor_scale is not None
     return {
         "weight_packed": _pairs(weight),
         "weight_scale": scales.view(torch.float8_e4m3fn).view(weight.rows, -1),
-        "weight_global_scale": (1 / of_all).view(1),
+        "weight_global_scale": (1 / tensor_scale).view(1),
     }
 
 
 def _pairs(weight: CodedWeight) -> Tensor:
-    """uint8 (rows, columns / 2): two codes of 4 bits in a byte, the first one in its low bits."""
+    """Packs two 4-bit codes per byte, the first in the low bits: uint8 (rows, columns / 2)."""
     return weight.encoded.codes.view(weight.rows, -1)
 
 
 def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
-    """What a reader of the folder would not expect."""
+    """Returns notes for users of the folder."""
     notes, dtype, used = list[str](), model.dtype, [*schemes.values()]
     if dtype != torch.bfloat16 and any(scheme.format in (MX4, MX8, NV4) for scheme in used):
         notes.append(
-            f"the library decodes these formats to bfloat16, and the model is in {dtype}: load it "
+            f"the library decodes these formats to bfloat16, but the model is in {dtype}: load it "
             "with dtype=torch.bfloat16"
         )
     if any(scheme.format == INTEGERS and scheme.bits not in WHOLE_WORDS for scheme in used):
         notes.append(
-            "codes of 3, 5, 6 and 7 bits are those of compressed-tensors 0.18 and newer; older "
-            "versions decode other numbers without an error"
+            "codes of 3, 5, 6 and 7 bits need compressed-tensors 0.18 or newer; older versions "
+            "decode wrong numbers without an error"
         )
     if any(scheme.strategy == "tensor" and scheme.format == INTEGERS for scheme in used):
-        notes.append("vLLM runs weights with a scale for a group or row, not one for all")
+        notes.append("vLLM runs weights with a scale per group or row, but not with one per tensor")
     if any(scheme.is_rounded for scheme in used):
-        notes.append(f"scales are in float32, which engines keep and the library rounds to {dtype}")
+        notes.append(f"scales are in float32; engines use them, the library rounds to {dtype}")
     if any(scheme.inputs is not None and scheme.inputs.finds_integers for scheme in used):
         notes.append(
-            "engines find scales of inputs as amax/127, as the graph does, and the library as "
+            "engines compute input scales as amax/127, like the graph, but the library uses "
             "amax/127.5: its steps are smaller by 1/255"
         )
     return notes
 
 
 def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
-    """What `config.json` says of modules.
+    """Returns the `quantization_config` of a model.
 
-    One scheme names the class, and float layers are ignored: engines that join projections know a
-    class best. A head is named besides, since its class is another one in vLLM. Several schemes
-    name each module.
+    A single scheme names the class and ignores float layers, because engines that fuse
+    projections support classes best. A packed head is named too, because vLLM uses another class
+    for it. Several schemes name each module.
 
     Args:
-        model: with packed layers.
-        schemes: by path of a packed layer.
+        model: model with packed layers.
+        schemes: scheme by path of a packed layer.
     """
     used = dict.fromkeys(schemes.values())
     groups = [(scheme, [path for path in schemes if schemes[path] == scheme]) for scheme in used]
@@ -311,19 +310,19 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
 
 
 def read(path: Path) -> Runner:
-    """The model of a folder, as `read_model` gives it."""
+    """Loads the model of a folder with `read_model`."""
     return get_runner(read_model(path))
 
 
 def read_unrounded(path: Path) -> Runner:
-    """The model of a folder whose layers take their inputs as they are."""
+    """Loads the model of a folder without rounding layer inputs."""
     from compressed_tensors.quantization import disable_quantization
 
     return get_runner(read_model(path).apply(disable_quantization))
 
 
 def read_model(path: Path) -> nn.Module:
-    """The model of a folder, its weights decoded by the library, in the model's dtype."""
+    """Loads the model of a folder; the library decodes its weights to the model's dtype."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(path)
@@ -349,8 +348,8 @@ write = partial(write_folder, KIND)
 TARGET = Target(
     name=METHOD,
     engines="vLLM, SGLang, transformers",
-    takes="mxint, group_integer, scale_integer, integer, mxfp, nvfp4, fp8 in weights; "
-    "scale_integer, integer, fp8 in inputs",
+    takes="weights in mxint, group_integer, scale_integer, integer, mxfp, nvfp4, fp8; inputs in "
+    "scale_integer, integer, fp8",
     library="compressed_tensors",
     extra="vllm-format",
     suffix="",

@@ -1,3 +1,3 @@
-"""Readers of folders and files that other tools wrote, and their table."""
+"""Readers of folders and files that other tools wrote."""
 
 __all__: list[str] = []

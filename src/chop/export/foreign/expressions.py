@@ -1,4 +1,4 @@
-"""Expressions of a folder for paths of modules: those alone that are searched in bounded time.
+"""Regular expressions from untrusted configs, restricted to bounded search times.
 
 An expression such as `(a+)+$` or `(.|.)(.|.)...` takes ages on a path of thirty letters.
 """
@@ -10,52 +10,52 @@ import re
 from chop.errors import ConfigError
 
 LONGEST = 500
-"""Characters of an expression."""
+"""Largest length of an expression, in characters."""
 LONGEST_PATH = 200
 MOST_REPEATS = 4
-"""Each may take as many steps as a path has letters, for each of those of the one before."""
+"""Largest number of repetitions: each multiplies the search time by the length of the path."""
 ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 CLASS = re.compile(r"\[\^?\]?[^\]]*\]")
 REPEAT = re.compile(r"(?:[*+{]|(?<!\()\?)\??")
-"""A lazy one too, which is one."""
+"""Repetition, greedy or lazy."""
 INNERMOST = re.compile(r"\([^()]*\)")
 NESTED = re.compile(r"\)[*+{]|\(\?(?:P=|[#(]|[a-zA-Z-]*x)")
-"""A repeated group, one that has to come again, and what makes an expression another one."""
+"""Repeated group, backreference or other construct that is not allowed."""
 
 
 def expression(text: str, where: str) -> re.Pattern[str]:
-    """The compiled expression.
+    """Compiles an expression.
 
     Args:
-        text: as `re` has it.
-        where: for messages.
+        text: expression in the syntax of `re`.
+        where: owner of the expression, for messages.
 
     Raises:
-        ConfigError: it is none, or may take time out of proportion.
+        ConfigError: if the expression is malformed, or if its search time is not bounded.
     """
     if len(text) > LONGEST or _repeats(text) > MOST_REPEATS:
         raise ConfigError(
-            f"{where}: expected an expression with {MOST_REPEATS} repeats at most, none of them of "
-            f"a group, got {text[:80]!r}."
+            f"{where}: expected an expression with at most {MOST_REPEATS} repetitions and no "
+            f"repeated group, got {text[:80]!r}."
         )
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{where}: {text[:80]!r} is no expression: {error}.") from None
+        raise ConfigError(f"{where}: {text[:80]!r} is not a regular expression: {error}.") from None
 
 
 def _repeats(text: str) -> int:
-    """Places where a search may go on in several ways; too many where a group is repeated."""
+    """Returns the number of choice points of a search; too many if a group is repeated."""
     plain = CLASS.sub("x", ESCAPE.sub("x", text))
     if NESTED.search(plain) or any(x in "123456789" for x in ESCAPE.findall(text)):
         return MOST_REPEATS + 1
-    found = len(REPEAT.findall(plain))
+    count = len(REPEAT.findall(plain))
     while groups := INNERMOST.findall(plain):
-        found += sum("|" in group for group in groups)
+        count += sum("|" in group for group in groups)
         plain = INNERMOST.sub("", plain)
-    return found
+    return count
 
 
 def finds(pattern: re.Pattern[str], path: str) -> bool:
-    """Whether an expression finds a path, from its start on; none is found that is too long."""
+    """Returns True if an expression matches at the start of a path that is not too long."""
     return len(path) <= LONGEST_PATH and pattern.match(path) is not None

@@ -1,6 +1,6 @@
-"""Loading of what another tool wrote: what a reader gives becomes a model of packed layers.
+"""Loader that builds packed models from the content of other tools' files.
 
-Codes and scales are written as a folder of chop, which transformers reads.
+Codes and scales are written as a chop folder, which transformers loads.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ log = logging.getLogger(__name__)
 def load(
     reader: Reader, path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any
 ) -> nn.Module:
-    """The model of a folder or file, packed, in evaluation mode.
+    """Loads a folder or file as a packed model in evaluation mode.
 
     Args:
-        reader: of its tool.
-        path: local.
-        choose: configuration -> class of transformers to build. Default: the one that it names.
-        settings: of its configuration, in the place of those of the folder.
+        reader: reader of the tool.
+        path: local path.
+        choose: configuration -> transformers class to build. Default: the class that it names.
+        settings: overrides of configuration settings.
 
     Raises:
-        ConfigError: something has no format here, and is named.
-        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
+        ConfigError: if chop has no format for some part, which the message names.
+        CheckpointError: if files are missing or broken, or do not fit `config.json`.
     """
     with scratch_folder("read") as temporary:
-        found = reader.read(path)
-        if not found.packed and not reader.may_be_float:
+        content = reader.read(path)
+        if not content.packed and not reader.may_be_float:
             raise CheckpointError(
-                f"'{path}' has float weights alone, and its config.json says {reader.name}."
+                f"'{path}' has only float weights, but its config.json names {reader.name}."
             )
         with library_errors(path, str(temporary)):
-            model: Any = _model(found, temporary, choose or _named, settings).eval()
+            model: Any = _model(content, temporary, choose or _named, settings).eval()
     model.name_or_path = model.config.name_or_path = str(path)
     read_generation_config(model, path)
     return model  # type: ignore[no-any-return]
 
 
 def _named(config: Any) -> Any:
-    """The class that a configuration names; None: it names none of transformers."""
+    """Returns the class that a configuration names, or None if transformers lacks it."""
     return named_class(config, "config.json")
 
 
 def _model(
-    found: Read, folder: Path, choose: Callable[[Any], Any], settings: Mapping[str, Any]
+    content: Read, folder: Path, choose: Callable[[Any], Any], settings: Mapping[str, Any]
 ) -> nn.Module:
     import transformers
     from safetensors.torch import save_file
@@ -75,17 +75,17 @@ def _model(
     # Registers how transformers reads what is converted.
     from chop.ir.huggingface import quantizer as _quantizer  # noqa: F401
 
-    write_json(folder / CONFIG, found.settings)
+    write_json(folder / CONFIG, content.settings)
     check_config(folder)
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
     without_fetched_code(config, f"'{folder}'")
     kind = choose(config)
     if kind is None:
-        raise ConfigError(f"'{folder}': config.json names no architecture of transformers.")
-    layers, weights = getattr(config, "num_hidden_layers", 0), len(found.weights)
+        raise ConfigError(f"'{folder}': config.json names no transformers architecture.")
+    layers, weights = getattr(config, "num_hidden_layers", 0), len(content.weights)
     if isinstance(layers, int) and layers > weights:
         raise CheckpointError(f"'{folder}' has {weights} tensors for {layers} layers.")
-    fitted = _fitted(found, without_data(kind, config), f"'{folder}'")
+    fitted = _fitted(content, without_data(kind, config), f"'{folder}'")
     if fitted.packed:
         config.quantization_config = fitted.settings["quantization_config"]
     with writing(folder / WHOLE):
@@ -105,17 +105,17 @@ def _model(
 
 
 def _fitted(content: Read, model: nn.Module, where: str) -> Read:
-    """Fits the content of a folder to a model: experts of one layer are put together.
+    """Fits the content of a folder to a model: single experts are stacked to one layer.
 
-    Biases of zeros that the model has no place for are left out: tools write them for every layer.
+    Zero biases without a place in the model are dropped: some tools write them for every layer.
 
     Args:
         content: content of the folder.
-        model: on the meta device, its layers float.
-        where: the folder, for messages.
+        model: model on the meta device with float layers.
+        where: folder, for messages.
 
     Raises:
-        ConfigError, CheckpointError: codes do not fit the model.
+        ConfigError, CheckpointError: if codes do not fit the model.
     """
     names = (f"{path}.bias" for path in content.packed)
     zeros = {x for x in names if x in content.tensors and not bool(content.tensors[x].any())}
@@ -132,7 +132,7 @@ def _fitted(content: Read, model: nn.Module, where: str) -> Read:
 
 
 def _tied(content: Read, model: Any) -> Read:
-    """Ties layers that a model ties and that the folder has once, as codes."""
+    """Ties layers that the model ties and that the folder stores once, as codes."""
     packed, ties = dict(content.packed), dict(content.ties)
     for target, source in model.all_tied_weights_keys.items():
         path, home = target.removesuffix(".weight"), source.removesuffix(".weight")
@@ -144,11 +144,11 @@ def _tied(content: Read, model: Any) -> Read:
 
 
 def without_data(kind: Any, config: Any) -> nn.Module:
-    """A model of transformers on the meta device, its layers float.
+    """Returns a transformers model on the meta device with float layers.
 
     Args:
-        kind: its class, or an `AutoModel...`.
-        config: of the model.
+        kind: model class, or an `AutoModel...`.
+        config: configuration of the model.
     """
     config = copy.deepcopy(config)
     vars(config).pop("quantization_config", None)
@@ -157,13 +157,13 @@ def without_data(kind: Any, config: Any) -> nn.Module:
 
 
 def fresh_model(kind: Any, config: Any) -> nn.Module:
-    """A model of transformers with new weights; a folder's own code is not run.
+    """Returns a transformers model with new weights, without running code from the folder.
 
     Args:
-        kind: its class, or an `AutoModel...`.
-        config: of the model.
+        kind: model class, or an `AutoModel...`.
+        config: configuration of the model.
     """
-    of_config = getattr(kind, "from_config", None)
+    from_config = getattr(kind, "from_config", None)
     # Without an answer it would ask on the terminal.
-    model: nn.Module = of_config(config, trust_remote_code=False) if of_config else kind(config)
+    model: nn.Module = from_config(config, trust_remote_code=False) if from_config else kind(config)
     return model

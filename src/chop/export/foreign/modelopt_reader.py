@@ -1,9 +1,9 @@
 """Reader for FP8 folders of NVIDIA's TensorRT Model Optimizer (ModelOpt).
 
-Source of the layout: ModelOpt's unified Hugging Face checkpoint. A `weight` of e4m3, and in float32
-`weight_scale`, which it is multiplied by, and `input_scale`, which inputs are divided by, one of
-each for a layer: the tensors of compressed-tensors with static scales for all. The algorithm is
-named in `quantization_config`, or by older releases in `hf_quant_config.json`.
+Source of the layout: ModelOpt's unified Hugging Face checkpoint. Each layer has a `weight` of e4m3
+with a float32 factor `weight_scale`, and a float32 `input_scale` that divides inputs. These are
+the tensors of compressed-tensors with static scales per tensor. The algorithm is named in
+`quantization_config`, or in `hf_quant_config.json` by older releases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chop.ir.huggingface.config_file import CONFIG
 
 METHOD, ALGORITHM = "modelopt", "FP8"
 SETTINGS = "hf_quant_config.json"
-"""Settings of a folder whose `config.json` says nothing."""
+"""Settings file of folders without settings in `config.json`."""
 INPUTS = InputScheme(8, "float", "tensor", None, is_dynamic=False)
 LAYERS = Group(
     *(CLASSES, (), FLOATS_IN, 8, "float", "tensor", None),
@@ -34,19 +34,19 @@ LAYERS = Group(
 
 
 def read(folder: Path) -> Read:
-    """Content of a folder.
+    """Reads a folder.
 
     Raises:
-        ConfigError: its weights are of another algorithm.
-        CheckpointError: files are missing or broken, or do not fit it.
+        ConfigError: if its weights use another algorithm.
+        CheckpointError: if files are missing or broken, or do not fit the settings.
     """
     config = document(folder / CONFIG)
     settings = _settings(folder, config)
     algorithm = settings.get("quant_algo")
     if algorithm != ALGORITHM:
         raise ConfigError(
-            f"'{folder}': expected quant_algo '{ALGORITHM}' of {METHOD}, got {algorithm!r:.40}: "
-            "quantize the float model again, with chop or with llm-compressor."
+            f"'{folder}': expected quant_algo '{ALGORITHM}' of {METHOD}, got {algorithm!r:.40}. "
+            "Quantize the float model with chop or llm-compressor instead."
         )
     has_cache = settings.get("kv_cache_quant_algo") or settings.get("kv_cache_scheme")
     return read_groups(folder, config, [LAYERS], quantizes_cache=bool(has_cache))

@@ -1,6 +1,6 @@
-"""Reader of another tool's folders or files: codes and scales by module, as they are stored.
+"""Reader interface for other tools' folders and files: stored codes and scales by module.
 
-No weight becomes a float on the way. `chop.export.foreign.loading` makes a model of what was read.
+Weights are not converted to floats. `chop.export.foreign.loading` builds a model of the content.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MOST_NAMES = 8
 
 @dataclass(frozen=True)
 class Read:
-    """Contents of a folder or file.
+    """Content of a folder or file.
 
     Attributes:
-        config: as `config.json` has it.
-        tensors: floats by name.
-        packed: weights by path of a module.
-        ties: by path of a packed module without weights of its own, the one whose weights it has.
-        inputs: the formats that packed modules round their inputs to, by path.
+        config: content of `config.json`.
+        tensors: float tensors by name.
+        packed: packed weights by module path.
+        ties: path of the module that owns the weights, by path of the tied packed module.
+        inputs: input formats of packed modules by path.
     """
 
     config: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Read:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """`config.json` of a folder of chop."""
+        """Returns the `config.json` of a chop folder."""
         stored = dict(self.packed) | {path: self.packed[to] for path, to in self.ties.items()}
         modules: dict[str, dict[str, Any]] = {
             path: {"weight": stored_settings(one.number_format), "packed": True}
@@ -56,7 +56,7 @@ class Read:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Tensors of a folder of chop."""
+        """Returns the tensors of a chop folder."""
         own = dict(self.tensors)
         for path, one in self.packed.items():
             own |= {f"{path}.{CODES}": one.codes, f"{path}.{SCALES}": one.scales}
@@ -67,13 +67,13 @@ class Read:
 
 @dataclass(frozen=True)
 class Reader:
-    """Row of the table: reads the folders or files of a tool.
+    """Table entry for a tool's folders or files.
 
     Attributes:
         name: `quant_method` of its folders.
-        read: a path -> what is there. Raises ConfigError for schemes that have no format here, and
-            CheckpointError for what is broken.
-        may_be_float: nothing but floats may be there.
+        read: path -> content. Raises ConfigError for schemes that have no format in chop, and
+            CheckpointError for broken files.
+        may_be_float: accepts content without packed weights.
     """
 
     name: str
@@ -88,18 +88,18 @@ def read_coded(
     optional: Sequence[str],
     stored: Callable[[str, Mapping[str, Tensor], Any], Stored],
 ) -> Read:
-    """Contents of a folder in which each coded module has tensors of its own.
+    """Reads a folder in which each coded module has its own tensors.
 
     Args:
-        folder: local, of safetensors.
-        parse: `quantization_config` and the folder, for messages -> what it says.
-        parts: ends of the names of a module's tensors, see `coded_modules`.
-        optional: of those that it may have.
-        stored: path, tensors by end, what the settings say -> the weight.
+        folder: local folder of safetensors files.
+        parse: (`quantization_config`, folder for messages) -> parsed settings.
+        parts: name suffixes of a module's tensors, see `coded_modules`.
+        optional: suffixes that a module may lack.
+        stored: (path, tensors by suffix, parsed settings) -> weight.
 
     Raises:
-        ConfigError: settings or modules that have no format here, by name.
-        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
+        ConfigError: if chop has no format for settings or modules, which the message names.
+        CheckpointError: if files are missing or broken, or do not fit `config.json`.
     """
     config = document(folder / CONFIG)
     settings = parse(config.get("quantization_config"), f"'{folder}'")

@@ -1,4 +1,4 @@
-"""Table of readers: the one place that names the tools whose folders and files are read."""
+"""Table of readers for the folders and files of other tools."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ READERS: Registry[Reader] = Registry(
     },
     kind=Reader,
 )
-"""Readers by `quant_method` of a folder: those of chop, and those of other packages."""
+"""Readers of chop and of other packages, by the `quant_method` of a folder."""
 OTHER_SETTINGS: Mapping[str, str] = {"hf_quant_config.json": "modelopt"}
-"""`quant_method` by a file beside a `config.json` without a `quantization_config`."""
+"""`quant_method` by settings file, for a `config.json` without a `quantization_config`."""
 
 
 def get_reader(path: Path) -> Reader | None:
-    """The reader of a folder or file; None: it is of no such tool.
+    """Returns the reader of a folder or file, or None for other paths.
 
     Args:
-        path: a folder with a `config.json`, a file of GGUF, or a folder with one such file and no
-            other weights.
+        path: folder with a `config.json`, GGUF file, or folder with one such file and no other
+            weights.
     """
     if gguf_file(path) is not None:
         from chop.export.gguf.reader import READER
@@ -55,7 +55,7 @@ def get_reader(path: Path) -> Reader | None:
 
 
 def check_method(config: Any, where: str) -> None:
-    """Raises ConfigError where nothing reads the weights that a configuration speaks of."""
+    """Raises ConfigError if no reader supports the weights of a configuration."""
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
     # Registers how transformers reads folders of chop.
@@ -70,25 +70,25 @@ def check_method(config: Any, where: str) -> None:
     is_known = isinstance(method, str) and method in {*READERS, *AUTO_QUANTIZATION_CONFIG_MAPPING}
     if not is_bitsandbytes and not is_known:
         raise ConfigError(
-            f"{where}: quantization_config has the quant_method {method!r:.40}, which neither chop "
-            f"nor transformers reads; chop reads {', '.join(READERS)}."
+            f"{where}: neither chop nor transformers supports the quant_method {method!r:.40}; "
+            f"chop supports {', '.join(READERS)}."
         )
 
 
 def load(path: Path, choose: Callable[[Any], Any] | None = None, **settings: Any) -> nn.Module:
-    """The model of a folder or file of another tool, its weights packed in formats of chop.
+    """Loads the model of another tool's folder or file, with weights packed in chop's formats.
 
     Args:
-        path: local, see `get_reader`.
-        choose: configuration -> class of transformers to build. Default: the one that it names.
-        settings: of its configuration, in the place of those of the folder.
+        path: local path, see `get_reader`.
+        choose: configuration -> transformers class to build. Default: the class that it names.
+        settings: overrides of configuration settings.
 
     Raises:
-        ConfigError: it is of no tool that is known, or has something without a format here.
-        CheckpointError: files are missing or broken, or do not fit what `config.json` says.
+        ConfigError: if the tool is unknown, or if chop has no format for some part.
+        CheckpointError: if files are missing or broken, or do not fit `config.json`.
     """
-    found = get_reader(path)
-    if found is None:
+    reader = get_reader(path)
+    if reader is None:
         known = ", ".join(READERS)
-        raise ConfigError(f"'{path}': expected a folder of {known}, or a file of GGUF.")
-    return loading.load(found, path, choose, **settings)
+        raise ConfigError(f"'{path}': expected a folder of {known}, or a GGUF file.")
+    return loading.load(reader, path, choose, **settings)

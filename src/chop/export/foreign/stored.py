@@ -1,4 +1,4 @@
-"""Stored weights: codes and scales of other tools in the formats of chop, value by value."""
+"""Stored weights: codes and scales of other tools converted to chop's formats without loss."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from chop.formats.packing import pack_bits, unpack_bits
 WORD = 32
 """Bits of a word of codes."""
 WIDEST_GROUPED = 8
-"""Bits of integers with bfloat16 scales."""
+"""Largest width of integers with bfloat16 scales."""
 MOST_ZERO = 2**10
-"""Beyond it no k - z is narrow, and it would not fit into int16 with a code."""
+"""Largest zero point; beyond it, k - z does not fit int16."""
 ZERO_BITS = 8
-"""Of the zero points of `group_affine`."""
+"""Bits of the zero points of `group_affine`."""
 DOUBLED_BITS = 5
 """Bits of twice an e2m1, from -12 to 12."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A weight as a folder of chop stores it.
+    """Weight as stored in a chop folder.
 
     Attributes:
-        number_format: that codes and scales are of.
+        number_format: format of codes and scales.
         codes: uint8, bit-packed.
-        scales: as the format stores them.
+        scales: scales as stored by the format.
         tensor_scale: float32 scalar, or None.
-        shape: rows and columns of the weight; None: of several matrices, or not known.
+        shape: rows and columns of the weight; None for several matrices or an unknown shape.
     """
 
     number_format: NumberFormat
@@ -48,10 +48,10 @@ class Stored:
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Around the decoding of a module, whose tensors may have any shape and type.
+    """Converts errors while decoding a module, which may have tensors of any shape and dtype.
 
     Raises:
-        CheckpointError: they do not fit.
+        CheckpointError: if the tensors do not fit.
     """
     try:
         yield
@@ -67,33 +67,33 @@ def coded_modules(
     optional: Sequence[str],
     stored: Callable[[str, Mapping[str, Tensor]], Stored],
 ) -> dict[str, Stored]:
-    """Weights by path of a module, taken out of the tensors of a folder.
+    """Takes the weights of coded modules out of a folder's tensors, by module path.
 
     Args:
-        tensors: by name; those of coded modules are removed.
-        parts: ends of the names that a coded module has, the first of which tells it.
-        optional: of those that it may have.
-        stored: path and tensors by end -> the weight.
+        tensors: tensors by name; those of coded modules are removed.
+        parts: name suffixes that a coded module has; the first one identifies it.
+        optional: suffixes that a module may lack.
+        stored: (path, tensors by suffix) -> weight.
 
     Raises:
-        CheckpointError: a module lacks some.
+        CheckpointError: if a module lacks some.
     """
-    found, end = {}, f".{parts[0]}"
+    weights, end = {}, f".{parts[0]}"
     for path in sorted(name.removesuffix(end) for name in tensors if name.endswith(end)):
         names = {part: f"{path}.{part}" for part in (*parts, *optional)}
         missing = [part for part in parts if names[part] not in tensors]
         if missing:
             raise CheckpointError(f"'{path}' lacks {' and '.join(missing)}.")
         own = {part: tensors.pop(name) for part, name in names.items() if name in tensors}
-        found[path] = stored(path, own)
-    return found
+        weights[path] = stored(path, own)
+    return weights
 
 
 def parse_group_size(value: Any, where: str) -> int | None:
-    """Columns that share a scale; None: all of a row, which is -1 in settings.
+    """Returns the columns that share a scale; None for whole rows, written as -1.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: if the value is neither.
     """
     if type(value) is not int or (value < 1 and value != -1):
         raise ConfigError(f"{where}: expected a group_size from 1 on, or -1, got {value!r}.")
@@ -101,11 +101,11 @@ def parse_group_size(value: Any, where: str) -> int | None:
 
 
 def words_packed(codes: Tensor, bits: int) -> Tensor:
-    """int32 (rows, words of a row), codes one after the other from the low bits on, rows apart.
+    """Packs codes row by row into int32 (rows, words per row), from the low bits on.
 
     Args:
         codes: integers (rows, columns) from 0 to 2^bits - 1.
-        bits: of a code, 2 to 8.
+        bits: bits of a code, 2 to 8.
     """
     rows, columns = codes.shape
     whole = torch.nn.functional.pad(codes, (0, -columns % WORD))
@@ -114,11 +114,11 @@ def words_packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def words_unpacked(words: Tensor, bits: int, count: int) -> Tensor:
-    """Inverse of `words_packed`: uint8 (rows, count).
+    """Unpacks `words_packed` to uint8 (rows, count).
 
     Args:
-        words: int32 (rows, words of a row).
-        bits: of a code, 2 to 8.
+        words: int32 (rows, words per row).
+        bits: bits of a code, 2 to 8.
         count: codes of a row.
     """
     whole = torch.nn.functional.pad(words, (0, -words.size(1) % bits)).contiguous()
@@ -127,56 +127,55 @@ def words_unpacked(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def stored_integers(numbers: Tensor, scales: Tensor, bits: int, group: int | None) -> Stored:
-    """Integers times scales, in bfloat16 where all scales of groups are such, or in float32.
+    """Stores integers with scales, in bfloat16 if it represents all group scales, or float32.
 
     Args:
         numbers: integers (rows, columns), from -2^(bits - 1) to 2^(bits - 1) - 1.
-        scales: float16, bfloat16 or float32, in the order of the rows and of their groups.
-        bits: of a number, from 2 on.
-        group: columns that share a scale, all of a row where it has fewer; None: one scale for each
-            row, or for all.
+        scales: float16, bfloat16 or float32, in the order of rows and their groups.
+        bits: bits of a number, at least 2.
+        group: columns that share a scale, limited to the row; None for one scale per row or tensor.
 
     Raises:
-        ValueError: scales are not finite, not float, or not as many.
+        ValueError: if scales are not finite floats, or if their number is wrong.
     """
     rows, columns = numbers.shape
     values = checked_scales(scales)
-    found: NumberFormat
+    number_format: NumberFormat
     if group is None:
         per_row = values.numel() == rows
         expected = rows if per_row else 1
-        found = ScaleInteger(bits, granularity="channel" if per_row else "tensor")
+        number_format = ScaleInteger(bits, granularity="channel" if per_row else "tensor")
     else:
         group = min(group, columns)
         expected = rows * -(-columns // group)
-        found = ScaleInteger(bits, granularity="group", group_size=group)
+        number_format = ScaleInteger(bits, granularity="group", group_size=group)
         if bits <= WIDEST_GROUPED and _are_bfloat16(values):
-            found = GroupInteger(bits, group)
+            number_format = GroupInteger(bits, group)
     if values.numel() != expected:
-        raise ValueError(f"there are {values.numel()} scales, and not {expected}")
-    if isinstance(found, GroupInteger):
+        raise ValueError(f"there are {values.numel()} scales instead of {expected}")
+    if isinstance(number_format, GroupInteger):
         values = pack_bits(to_bits(values), BITS)
-    return Stored(found, pack_bits(numbers, bits), values, shape=(rows, columns))
+    return Stored(number_format, pack_bits(numbers, bits), values, shape=(rows, columns))
 
 
 def stored_affine(
     codes: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int | None
 ) -> Stored:
-    """s (k - z) in the narrowest format of the same values.
+    """Stores s (k - z) in the narrowest format with the same values.
 
-    Where every k - z fits into the bits, as with symmetric weights, it is an integer without a zero
-    point. Else it is `group_affine` where all scales are positive bfloat16 numbers, and an integer
-    of more bits elsewhere: of one more, or of 8, and no others.
+    If every k - z fits the bits, as in symmetric weights, the result is an integer without a zero
+    point. Otherwise it is `group_affine` if all scales are positive bfloat16 numbers, or else an
+    integer with one more bit or 8 bits.
 
     Args:
         codes: k, integers (rows, columns) from 0 to 2^bits - 1.
         scales: s, floats (rows, groups).
         zeros: z, float64 (rows, groups).
-        bits: of a code, 2 to 8.
-        group: columns that share a scale; None: all of a row.
+        bits: bits of a code, 2 to 8.
+        group: columns that share a scale; None for whole rows.
 
     Raises:
-        ValueError: scales are not finite, or zero points those of no format.
+        ValueError: if scales are not finite, or if no format has the zero points.
     """
     rows, columns = codes.shape
     span = min(group or columns, columns)
@@ -190,24 +189,24 @@ def stored_affine(
     values, steps = checked_scales(scales), zeros * 2.0 ** (ZERO_BITS - bits)
     is_code = (steps == steps.round()) & (zeros >= 0) & (zeros < 2**bits)
     if bool(is_code.all()) and bool((values > 0).all()) and _are_bfloat16(values):
-        of_groups = to_bits(values) | steps.long().reshape(-1) << BITS
-        packed = pack_bits(of_groups, BITS + ZERO_BITS)
+        group_codes = to_bits(values) | steps.long().reshape(-1) << BITS
+        packed = pack_bits(group_codes, BITS + ZERO_BITS)
         number_format = GroupAffine(bits, span)
         return Stored(number_format, pack_bits(codes, bits), packed, shape=(rows, columns))
     if not is_whole or width > max(WIDEST_GROUPED, bits + 1):
-        raise ValueError("its zero points are those of no format here")
+        raise ValueError("no format has its zero points")
     return stored_integers(numbers, scales, width, group)
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A weight as integers times scales.
+    """Weight as integers times scales.
 
     Attributes:
         numbers: int16 (rows, columns).
-        scales: float32, one-dimensional, in the order of the rows and of their groups.
-        bits: bits of an integer, in two's complement.
-        group: columns that share a scale; None: all of a row.
+        scales: float32, one-dimensional, in the order of rows and their groups.
+        bits: bits of an integer in two's complement.
+        group: columns that share a scale; None for whole rows.
     """
 
     numbers: Tensor
@@ -217,10 +216,10 @@ class Numbers:
 
 
 def get_numbers(one: Stored) -> Numbers | None:
-    """Inverse of `stored_integers` and `stored_affine` where there is a scale for a row or group.
+    """Inverts `stored_integers` and `stored_affine` for weights with a scale per row or group.
 
-    Numbers of NVFP4 are integers of 5 bits: twice an e2m1, times half the scales of its block and
-    of the tensor. None of weights of other formats, and of zero points that are no integers.
+    NVFP4 becomes integers of 5 bits: twice an e2m1, times half the scales of its block and of the
+    tensor. Returns None for other formats, and for zero points that are not integers.
     """
     kind, shape = one.number_format, one.shape
     if isinstance(kind, NVFP4) and shape is not None:
@@ -235,6 +234,7 @@ def get_numbers(one: Stored) -> Numbers | None:
     if isinstance(kind, GroupInteger):
         values = from_bits(unpack_bits(one.scales, BITS, groups)).float()
         return Numbers(_signed(codes, kind.width), values, kind.width, kind.group_size)
+    # A stored code has the bfloat16 scale in its low 16 bits and the zero point above.
     both = unpack_bits(one.scales, BITS + ZERO_BITS, groups)
     zeros = (both >> BITS).double() * 2.0 ** (kind.width - ZERO_BITS)
     if not torch.equal(zeros, zeros.round()):
@@ -246,9 +246,10 @@ def get_numbers(one: Stored) -> Numbers | None:
 
 
 def _doubled(one: Stored, kind: NVFP4, shape: tuple[int, int]) -> Numbers:
-    """The weight of NVFP4 as integers, whose scales are rounded to float32."""
+    """Returns an NVFP4 weight as integers, with scales rounded to float32."""
     (size,) = kind.groups.sizes
     codes = unpack_bits(one.codes, kind.element.width, shape[0] * shape[1]).long()
+    # e2m1 has halves: twice its values are integers.
     numbers = (2 * kind.element.values(codes)).short().view(shape)
     groups = shape[0] * -(-shape[1] // size)
     scales = kind.scaling.restore(one.scales, groups, one.tensor_scale).view(-1)
@@ -256,15 +257,15 @@ def _doubled(one: Stored, kind: NVFP4, shape: tuple[int, int]) -> Numbers:
 
 
 def _signed(codes: Tensor, bits: int) -> Tensor:
-    """The numbers that codes in two's complement stand for."""
+    """Converts two's-complement codes to numbers."""
     return codes - (codes >> (bits - 1) << bits)
 
 
 def checked_scales(scales: Tensor) -> Tensor:
-    """Scales as float32, one-dimensional.
+    """Returns scales as one-dimensional float32.
 
     Raises:
-        ValueError: they are no float numbers, or some are not finite.
+        ValueError: if scales are not floats, or if some are not finite.
     """
     if not scales.is_floating_point():
         raise ValueError(f"its scales are {scales.dtype}")
@@ -279,6 +280,6 @@ def _are_bfloat16(values: Tensor) -> bool:
 
 
 def _width(numbers: Tensor) -> int:
-    """Bits of two's complement that hold all of some integers."""
+    """Returns the bits of two's complement that hold all of some integers."""
     low, high = (int(x) for x in numbers.aminmax())
     return max((-low - 1).bit_length(), high.bit_length()) + 1

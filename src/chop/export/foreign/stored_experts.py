@@ -1,8 +1,8 @@
 """Stacks the quantized weights of single experts into layers of all experts (mixture of experts).
 
-Tools store each expert of a mixture as linear layers of its own. transformers 5 stacks their
-matrices to two parameters, and chop has an `ExpertLinear` for each of the two: its rows are those
-of the first expert, then of the second. Values stay as they are.
+Tools store each expert of a mixture as separate linear layers. transformers 5 stacks their matrices
+to two parameters, and chop has an `ExpertLinear` for each: its rows are those of the first expert,
+then of the second. Values do not change.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class _Layer:
 
     Attributes:
         path: path of the layer.
-        shape: experts, rows of all matrices of an expert, and columns.
-        parts: number of its matrices for one expert.
-        sources: by number of the expert and of the matrix, the path in the folder.
+        shape: number of experts, rows of all matrices of an expert, and columns.
+        parts: number of matrices per expert.
+        sources: path in the folder by numbers of expert and matrix.
     """
 
     path: str
@@ -45,21 +45,21 @@ class _Layer:
 
     @property
     def order(self) -> list[str]:
-        """The paths in the folder, in the order of their rows."""
+        """Returns the paths in the folder, in the order of their rows."""
         return [self.sources[place] for place in sorted(self.sources)]
 
 
 def join_experts(content: Read, model: nn.Module, where: str) -> Read:
-    """Fits the content of a folder to a model, which has one layer for all experts.
+    """Fits the content of a folder to a model with one layer for all experts.
 
     Args:
-        content: with the paths of the folder.
-        model: model of transformers on the meta device, with float layers.
-        where: the folder, for messages.
+        content: content with the paths of the folder.
+        model: transformers model on the meta device, with float layers.
+        where: folder, for messages.
 
     Raises:
-        ConfigError: experts differ in what a layer of all has once, as the bits of inputs.
-        CheckpointError: experts are missing, or do not fit what `config.json` says.
+        ConfigError: if experts differ in settings of the whole layer, such as the bits of inputs.
+        CheckpointError: if experts are missing, or do not fit `config.json`.
     """
     packed, inputs, layers = dict[str, Stored](), dict[str, NumberFormat](), dict[str, _Layer]()
     conversions, own = Conversions(model), dict(model.named_modules(remove_duplicate=False))
@@ -77,9 +77,8 @@ def join_experts(content: Read, model: nn.Module, where: str) -> Read:
         layer = None if place is None else _find_layer(place, own)
         if layer is None or place is None:
             raise ConfigError(
-                f"{where} has codes of '{path}', and a {type(model).__name__} of transformers has "
-                "one parameter for several such matrices, in a layout that is not read: quantize "
-                "the float model with chop."
+                f"{where} has codes of '{path}', which transformers' {type(model).__name__} stores "
+                "in a fused layout that is not supported. Quantize the float model with chop."
             )
         layer = layers.setdefault(layer.path, layer)
         layer.sources[place.expert, place.part] = path
@@ -95,7 +94,7 @@ def join_experts(content: Read, model: nn.Module, where: str) -> Read:
 
 
 def _find_layer(place: ExpertMatrix, own: Mapping[str, nn.Module]) -> _Layer | None:
-    """The layer of fused experts that a matrix is of; None: the model has no such experts."""
+    """Returns the fused expert layer of a matrix, or None if the model has no such experts."""
     owner, _, name = place.parameter.rpartition(".")
     module = own.get(owner)
     layer = None if module is None else matrices_by_parameter(module).get(name)
@@ -106,7 +105,7 @@ def _find_layer(place: ExpertMatrix, own: Mapping[str, nn.Module]) -> _Layer | N
 
 
 def _check_alone(layers: Mapping[str, _Layer], own: Mapping[str, nn.Module], where: str) -> None:
-    """Raises ConfigError where one matrix of experts is codes and another one floats."""
+    """Raises ConfigError if some matrices of experts are codes and others are floats."""
     for path, layer in layers.items():
         owner = path.rpartition(".")[0]
         other = next(
@@ -115,8 +114,8 @@ def _check_alone(layers: Mapping[str, _Layer], own: Mapping[str, nn.Module], whe
         )
         if other is not None:
             raise ConfigError(
-                f"{where} has codes of '{layer.order[0]}' and floats of '{owner}.{other}': "
-                "expected codes of all matrices of these experts, or floats."
+                f"{where} has codes of '{layer.order[0]}' but floats of '{owner}.{other}'; all "
+                "matrices of these experts must be codes, or all floats."
             )
 
 
@@ -125,8 +124,7 @@ def _check_complete(layer: _Layer, where: str) -> None:
     beyond = next((path for (expert, _), path in layer.sources.items() if expert >= count), None)
     if beyond is not None:
         raise CheckpointError(
-            f"{where} has codes of '{beyond}', and its config.json says that there are {count} "
-            "experts."
+            f"{where} has codes of '{beyond}', but its config.json has only {count} experts."
         )
     for part in range(layer.parts):
         for expert in range(count):
@@ -135,42 +133,43 @@ def _check_complete(layer: _Layer, where: str) -> None:
                 name = (
                     f"'{EXPERT.sub(str(expert), alike)}'" if alike else f"matrix {part + 1} of it"
                 )
-                raise CheckpointError(f"{where} has codes of '{known}', and none of {name}.")
+                raise CheckpointError(f"{where} has codes of '{known}', but none of {name}.")
 
 
 def _list_inputs(
     layer: _Layer, inputs: Mapping[str, NumberFormat], where: str
 ) -> NumberFormat | None:
-    """Returns the format of the inputs of all experts of a layer; None if they are float.
+    """Returns the input format of all experts of a layer, or None for float inputs.
 
-    Static scales that differ become a scale for each expert, see `QuantExpertLinear`.
+    Different static scales become one scale per expert, see `QuantExpertLinear`.
     """
     given = [inputs.get(path) for path in layer.order]
     first: Any = given[0]
     for number, path in enumerate(layer.order):
-        of_expert = number - number % layer.parts  # its first matrix, which reads the same inputs
-        if given[number] != given[of_expert] or _without_scale(given[number]) != _without_scale(
+        # All matrices of an expert read the same inputs.
+        first_matrix = number - number % layer.parts
+        if given[number] != given[first_matrix] or _without_scale(given[number]) != _without_scale(
             first
         ):
-            other = layer.order[of_expert if given[number] != given[of_expert] else 0]
+            other = layer.order[first_matrix if given[number] != given[first_matrix] else 0]
             raise ConfigError(
-                f"{where}: '{path}' rounds its inputs otherwise than '{other}': expected float "
-                "inputs, dynamic scales of tokens, or a static scale for each expert."
+                f"{where}: '{path}' and '{other}' round their inputs differently; expected float "
+                "inputs, dynamic scales per token, or a static scale per expert."
             )
     if first is not None and _follows_all(first):
         raise ConfigError(
-            f"{where}: '{layer.order[0]}' has one dynamic scale for all its inputs, which are "
-            "those of one expert: expected dynamic scales of tokens."
+            f"{where}: '{layer.order[0]}' has one dynamic scale for all inputs of an expert; "
+            "expected dynamic scales per token."
         )
-    of_experts: list[Any] = given[:: layer.parts]
-    if all(one == first for one in of_experts):
+    expert_formats: list[Any] = given[:: layer.parts]
+    if all(one == first for one in expert_formats):
         return first  # type: ignore[no-any-return]
-    scales = tuple(one.scales[0] for one in of_experts)
+    scales = tuple(one.scales[0] for one in expert_formats)
     return replace(first, granularity="channel", scales=scales)  # type: ignore[no-any-return]
 
 
 def _without_scale(inputs: NumberFormat | None) -> NumberFormat | None:
-    """A format with a static scale, with one that is the same for all; others as they are."""
+    """Replaces the static scale of a format by a common one; returns other formats unchanged."""
     is_static = isinstance(inputs, LearnableFormat) and inputs.scales is not None
     return inputs.with_scales(torch.ones(1)) if is_static else inputs  # type: ignore[union-attr]
 
@@ -181,14 +180,14 @@ def _follows_all(inputs: NumberFormat) -> bool:
 
 
 def _joined(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
-    """The weight of all experts: rows of one below those of another."""
+    """Returns the weight of all experts, with rows of one expert below those of another."""
     count, rows, columns = layer.shape
     expected = (rows // layer.parts, columns)
     for path, one in zip(layer.order, stored, strict=True):
         if one.shape != expected:
             raise CheckpointError(
-                f"{where}: '{path}' has codes of the shape {[*(one.shape or ())]}, by config.json "
-                f"{[*expected]}."
+                f"{where}: '{path}' has codes of the shape {[*(one.shape or ())]}, but config.json "
+                f"requires {[*expected]}."
             )
     with_rows = [_by_rows(one) for one in stored]
     first = with_rows[0].number_format
@@ -203,7 +202,7 @@ def _joined(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
 
 
 def _by_rows(one: Stored) -> Stored:
-    """A weight whose scales are of rows, where they were of all or of blocks that are not whole."""
+    """Converts tensor scales and partial blocks of a weight to scales per row."""
     kind, shape = one.number_format, one.shape
     assert shape is not None
     if isinstance(kind, FP8) and kind.granularity == "block" and shape[0] % kind.group_size:
@@ -218,13 +217,13 @@ def _by_rows(one: Stored) -> Stored:
 
 
 def _is_whole(one: Stored) -> bool:
-    """Returns whether the codes fill whole bytes."""
+    """Returns True if the codes fill whole bytes."""
     assert one.shape is not None
     return 8 * one.codes.numel() % (one.shape[0] * one.shape[1]) == 0
 
 
 def _have_one_scale(stored: Sequence[Stored]) -> bool:
-    """Returns whether the factor of all scales of a matrix, if any, is the same in all matrices."""
+    """Returns True if all matrices have the same tensor scale, or none."""
     scales = [one.tensor_scale for one in stored]
     first = scales[0]
     return first is None or all(x is not None and torch.equal(first, x) for x in scales)
@@ -233,7 +232,7 @@ def _have_one_scale(stored: Sequence[Stored]) -> bool:
 def _warn_about_integers(
     layers: Mapping[str, _Layer], stored: Mapping[str, Stored], joined: Mapping[str, Stored]
 ) -> None:
-    """Warns of layers that are larger than in the folder, by experts with own tensor scales."""
+    """Warns of layers that grow because experts have different tensor scales."""
     larger = {
         path: stored[layer.order[0]].number_format
         for path, layer in layers.items()
@@ -241,21 +240,20 @@ def _warn_about_integers(
     }
     for path, kind in [*larger.items()][:1]:
         log.warning(
-            "%s: experts have tensor scales of their own in %d layers, '%s' for one: the same "
-            "values are read as %s, which takes more memory.",
+            "%s: experts have different tensor scales in %d layers, such as '%s'. Their values are "
+            "stored as %s, which takes more memory.",
             *(kind.name, len(larger), path, joined[path].number_format.label),
         )
 
 
 def _joined_integers(stored: Sequence[Stored], layer: _Layer, where: str) -> Stored:
-    """Integers whose formats differ: of the widest, with scales in float32 if need be."""
+    """Joins integers of different formats: the widest, with float32 scales if necessary."""
     parts = [get_numbers(one) for one in stored]
     count, rows, columns = layer.shape
     if any(part is None for part in parts) or len({part.group for part in parts if part}) > 1:
         kinds = ", ".join(dict.fromkeys(one.number_format.label for one in stored))
         raise ConfigError(
-            f"{where}: experts of '{layer.path}' have weights in {kinds}: expected one format for "
-            "all."
+            f"{where}: experts of '{layer.path}' have weights in {kinds}; expected the same format."
         )
     known = [part for part in parts if part is not None]
     numbers = torch.cat([part.numbers for part in known])

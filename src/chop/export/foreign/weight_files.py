@@ -1,4 +1,4 @@
-"""Weight files of a folder that another tool wrote: safetensors alone, and inside the folder."""
+"""Weight files of other tools' folders: safetensors files inside the folder."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def document(path: Path, kind: str = "config") -> dict[str, Any]:
-    """A JSON object.
+    """Reads a JSON object.
 
     Args:
         path: file to read.
-        kind: a key of `chop.base.files.reading.BOUNDS`.
+        kind: key of `chop.base.files.reading.BOUNDS`.
     Raises:
-        CheckpointError: the file is missing, or holds none.
+        CheckpointError: if the file is missing or does not contain a JSON object.
     """
     try:
         content: dict[str, Any] = read_json(path, kind)
@@ -34,25 +34,25 @@ def document(path: Path, kind: str = "config") -> dict[str, Any]:
 
 
 def list_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder by name.
+    """Returns all tensors of a folder by name.
 
     Args:
-        folder: with `model.safetensors`, an index of several files, or files of other names.
+        folder: folder with `model.safetensors`, an index of several files, or other file names.
 
     Raises:
-        CheckpointError: there are none, or one is broken, is outside the folder, or has a tensor
-            that another has too. Pickled weights are not read.
+        CheckpointError: if there are no tensors, or if a file is broken, is outside the folder, or
+            repeats a tensor. Pickled weights are not read.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in _files(folder):
         if not file.is_file():
-            raise CheckpointError(f"'{file}' is missing, or no regular file.")
+            raise CheckpointError(f"'{file}' is missing or not a regular file.")
         with open_file(file) as opened:
             for name in opened.keys():  # noqa: SIM118
-                if name in found:
+                if name in tensors:
                     raise CheckpointError(f"'{folder}' has the tensor '{name}' twice.")
-                found[name] = opened.get_tensor(name)
-    return found
+                tensors[name] = opened.get_tensor(name)
+    return tensors
 
 
 def _files(folder: Path) -> list[Path]:
@@ -75,9 +75,11 @@ def _indexed(index: Path) -> list[str]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file by the name that an index has; what a folder links to is its owner's matter."""
+    """Returns the file of an index entry inside the folder. The folder may contain links."""
     home = Path(os.path.normpath(folder.absolute()))
     path = Path(os.path.normpath(home / name))
     if "\0" in name or not path.is_relative_to(home):
-        raise CheckpointError(f"the index of '{folder}' names {name!r}, which is outside of it.")
+        raise CheckpointError(
+            f"the index of '{folder}' names {name!r}, which is outside of the folder."
+        )
     return path

@@ -1,3 +1,3 @@
-"""GGUF: the target, the reader, and the parts of a file."""
+"""GGUF: the export target, the reader, and the parts of a file."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""GGUF architectures: the kinds of models that have one, and what engines make of them."""
+"""GGUF architectures: supported model types, and the settings that engines assume for them."""
 
 from __future__ import annotations
 
@@ -42,31 +42,30 @@ WINDOW = {"sliding_window": "attention.sliding_window"}
 FINAL_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
 CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", **FINAL_CAP}
 GEMMA_LAYERS = {"gemma2": (46, 2), "gemma3": (62, 6)}
-"""Layers of the models of 27B, which llama.cpp tells by them, and the period of whole attention."""
+"""Number of layers by which llama.cpp recognizes 27B models, and the period of global attention."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a kind of model is written.
+    """GGUF form of a model type.
 
     Attributes:
-        name: of the architecture in GGUF.
-        keys: by attribute of the configuration, the key after the architecture's name.
-        expected: what engines compute with, whatever the configuration says, by its attribute.
-        computed: what they make of other settings, of the configuration, by attribute.
-        required: attributes that may not be None.
-        permutes: rows of the query and key projections are reordered: the two halves that a rotary
-            embedding turns are interleaved.
-        rope_types: of rotary embeddings that are written; none for models without.
-        turns_part: rotary embeddings may be of a part of a head.
-        has_local_rope: layers with a sliding window have a rotary embedding of their own.
+        name: architecture name in GGUF.
+        keys: GGUF key, after the architecture's name, by configuration attribute.
+        expected: values that engines always assume, by attribute.
+        computed: functions of the configuration with the values that engines derive, by attribute.
+        required: attributes that must not be None.
+        permutes: rows of query and key projections are reordered: the two halves that a rotary
+            embedding rotates are interleaved.
+        rope_types: supported rotary embeddings; empty for models without.
+        turns_part: rotary embeddings may rotate a part of a head.
+        has_local_rope: sliding-window layers have their own rotary embedding.
         unread: keys that transformers does not read from a file, by attribute.
-        told_by: tensors that are there, or are not, by the attribute that they tell.
-        has_window: the configuration's sliding window is in force wherever it has one, and engines
-            have none.
-        adds_one: norms are stored as what they multiply by, their weight plus 1.
-        is_tied: the head is the embedding; a file has no other.
-        has_head: the file has a head also where it is the embedding.
+        inferred_from: tensors whose presence determines an attribute, by attribute.
+        has_window: engines have no sliding window, but the configuration's one is always active.
+        adds_one: norms are stored as their factor, the weight plus 1.
+        is_tied: the head is the embedding and never stored.
+        has_head: the head is stored even if it is the embedding.
     """
 
     name: str
@@ -79,7 +78,7 @@ class Architecture:
     turns_part: bool = False
     has_local_rope: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
-    told_by: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    inferred_from: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     has_window: bool = False
     adds_one: bool = False
     is_tied: bool = False
@@ -87,25 +86,25 @@ class Architecture:
 
     @property
     def has_experts(self) -> bool:
-        """Whether its layers are mixtures of experts."""
+        """True for mixtures of experts."""
         return EXPERT_COUNT in self.keys.values()
 
 
 def head_size(config: Any) -> int:
-    """Values of an attention head."""
+    """Returns the size of an attention head."""
     given = getattr(config, "head_dim", None)
     return int(given or config.hidden_size // config.num_attention_heads)
 
 
 def _score_size(name: str, config: Any) -> int:
-    """Whose root attention scores of a Gemma are divided by."""
+    """Returns the number under the square root that scales a Gemma's attention scores."""
     if config.num_hidden_layers == GEMMA_LAYERS[name][0]:
         return int(config.hidden_size // config.num_attention_heads)
     return head_size(config)
 
 
 def _layer_types(name: str, config: Any) -> list[str]:
-    """Of a Gemma: one layer of a period attends to all positions, its last."""
+    """Returns a Gemma's layer types: the last layer of each period attends globally."""
     period = GEMMA_LAYERS[name][1]
     numbers = range(1, config.num_hidden_layers + 1)
     return ["sliding_attention" if x % period else "full_attention" for x in numbers]
@@ -121,7 +120,7 @@ def _gemma(name: str) -> Mapping[str, Callable[[Any], Any]]:
 SILU = {"hidden_act": "silu"}
 NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 ALL_EXPERTS = {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False}
-"""Each layer is a mixture of experts."""
+"""Settings of models with a mixture of experts in each layer."""
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 LLAMA_ROPE = ("default", "linear", "llama3")
 # llama.cpp runs a Mistral as a Llama, which has no window, nor have those of Phi3 and Starcoder2.
@@ -177,7 +176,7 @@ ARCHITECTURES = {
         SILU | {"qk_layernorm": False},
         rope_types=("default",),
         turns_part=True,
-        told_by={
+        inferred_from={
             "use_qkv_bias": ("blk.0.attn_q.bias", True),
             "use_parallel_residual": ("blk.0.ffn_norm.weight", False),
         },
@@ -216,10 +215,10 @@ ARCHITECTURES = {
         },
     ),
 }
-"""By `model_type` of a configuration."""
+"""Architectures by `model_type` of a configuration."""
 UNREAD = {
-    "mixtral": "reads a file of llama as a model without experts",
-    "olmoe": "knows no olmoe in GGUF",
+    "mixtral": "reads such a file as a model without experts",
+    "olmoe": "does not support olmoe in GGUF",
     "gpt_oss": "looks for experts of gpt-oss by names that no model has",
 }
-"""What transformers makes of files of other mixtures of experts, by `model_type`."""
+"""Behavior of transformers for files of other mixtures of experts, by `model_type`."""

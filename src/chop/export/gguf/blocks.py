@@ -1,4 +1,4 @@
-"""GGUF blocks: 32 or 64 values of a row with their scales, byte by byte as ggml lays them out.
+"""GGUF blocks: 32 or 64 values of a row with their scales, in ggml's byte layout.
 
 Source: ggml, `ggml-common.h`, the structures `block_q8_0`, `block_q4_0`, `block_q4_1`,
 `block_q5_0`, `block_q5_1`, `block_mxfp4` and `block_nvfp4`.
@@ -21,20 +21,20 @@ BLOCK = 32
 HALF = BLOCK // 2
 E4M3_NAN = 127
 NV_BLOCK, NV_SUB = 64, 16
-"""Values of a block of NVFP4, and of a scale of it."""
+"""Values of an NVFP4 block, and of one of its scales."""
 NIBBLE = 4
-"""Bits of it."""
+"""Bits of a nibble."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix as GGUF holds it.
+    """Matrix in GGUF form.
 
     Attributes:
-        type_name: of ggml, such as "Q8_0".
-        data: (rows, values), or uint8 (rows, bytes of a row).
-        scale: what all values are multiplied by besides, in a tensor of its own; None: nothing.
-        moved: how far values of lowest codes were moved by rounding them to float16, at most.
+        type_name: ggml type, such as "Q8_0".
+        data: (rows, values), or uint8 (rows, bytes per row).
+        scale: additional factor of all values, stored as its own tensor, or None.
+        moved: largest change of a value by rounding offsets to float16.
     """
 
     type_name: str
@@ -44,24 +44,24 @@ class Blocks:
 
 
 def pack_blocks(weight: CodedWeight) -> Blocks | str:
-    """A weight as blocks of the same values, or why there are none.
+    """Packs a weight into blocks of the same values, or returns the reason why that is impossible.
 
-    Integers of up to 4 bits become Q4_0, of 5 Q5_0 and others Q8_0, with a scale in float16. Those
-    with zero points become Q4_1, or Q5_1 of 5 bits, with a lowest value s z in float16, to which it
-    is rounded. e2m1 with E8M0 becomes MXFP4, and with e4m3 NVFP4, which have no -0 and read it as
-    0. A scale of more values than a block's is repeated.
+    Integers of up to 4 bits become Q4_0, of 5 bits Q5_0 and others Q8_0, with a float16 scale. With
+    zero points they become Q4_1, or Q5_1 for 5 bits, with an offset s z rounded to float16. e2m1
+    becomes MXFP4 with E8M0 scales and NVFP4 with e4m3 scales; both read -0 as 0. Scales that cover
+    more than a block are repeated.
 
-    Returns: The blocks, or a clause that goes on after the layer's name.
+    Returns: the blocks, or a clause that continues a sentence after the layer's name.
     """
     element, scaling = weight.element, weight.scaling
     is_nvfp4 = element == E2M1 and isinstance(scaling, ScaledFloatScale)
     block, sub = (NV_BLOCK, NV_SUB) if is_nvfp4 else (BLOCK, BLOCK)
     if scaling is not None and scaling.tensor_width and not is_nvfp4:
-        return "its format has a scale of the whole tensor besides those of groups"
+        return "its format has a tensor scale in addition to group scales"
     if weight.columns % block:
-        return f"its rows have {weight.columns} values, which is no multiple of {block}"
+        return f"its rows have {weight.columns} values, which is not a multiple of {block}"
     if weight.group % sub:
-        return f"its format has groups of {weight.group} values, which is no multiple of {sub}"
+        return f"its format has groups of {weight.group} values, which is not a multiple of {sub}"
     if is_nvfp4 and scaling.element == E4M3:  # type: ignore[union-attr]
         return _nvfp4_blocks(weight)
     if isinstance(element, Fixed) and weight.zero_points is not None:
@@ -70,7 +70,7 @@ def pack_blocks(weight: CodedWeight) -> Blocks | str:
         return _integer_blocks(weight)
     if element == E2M1 and weight.is_e8m0:
         return _mxfp4_blocks(weight)
-    return f"its format has elements {element}, which no type of GGUF has with such scales"
+    return f"no GGUF type has its elements {element} with such scales"
 
 
 def _integer_blocks(weight: CodedWeight) -> Blocks | str:
@@ -90,10 +90,10 @@ def _integer_blocks(weight: CodedWeight) -> Blocks | str:
 
 
 def _affine_blocks(weight: CodedWeight) -> Blocks | str:
-    """s k - s z, of codes from 0 on."""
+    """Packs s k - s z with unsigned codes."""
     width = weight.element.width
     if width > 5:
-        return f"its format has codes of {width} bits with zero points, and GGUF up to 5 bits"
+        return f"its format has {width} bits with zero points; GGUF supports up to 5 bits"
     assert weight.zero_points is not None
     codes, steps = _in_blocks(weight, weight.codes), _per_block(weight, weight.steps)
     lowest = -steps * _per_block(weight, weight.zero_points)
@@ -103,7 +103,7 @@ def _affine_blocks(weight: CodedWeight) -> Blocks | str:
     with np.errstate(over="ignore"):
         halves = lowest.astype("<f2")
     if not np.isfinite(halves).all():
-        return "some of its lowest values are beyond float16"
+        return "some of its offsets are out of range of float16"
     moved = float(np.abs(halves - lowest).max())
     parts = [_nibbles(codes)] if width <= NIBBLE else _fives(codes)
     kind = "Q4_1" if width <= NIBBLE else "Q5_1"
@@ -111,21 +111,21 @@ def _affine_blocks(weight: CodedWeight) -> Blocks | str:
 
 
 def _halves(steps: Array) -> Array | str:
-    """Scales as the two bytes of float16, (rows, blocks, 2), or why they are none."""
+    """Returns scales as float16 bytes, (rows, blocks, 2), or the reason why they do not fit."""
     with np.errstate(over="ignore"):
         halves = steps.astype("<f2")
     wrong = steps[halves.astype(np.float64) != steps]
     if wrong.size:
         return (
-            f"{wrong.size} of its {steps.size} scales are no numbers of float16, "
+            f"{wrong.size} of its {steps.size} scales are not float16 numbers, "
             f"such as {wrong[0]:.9g}"
         )
-    found: Array = halves[..., None].view(np.uint8)
-    return found
+    pairs: Array = halves[..., None].view(np.uint8)
+    return pairs
 
 
 def _fives(codes: Array) -> list[Array]:
-    """Codes of 5 bits: a word of the highest ones, bit by bit, and the others as nibbles."""
+    """Packs 5-bit codes: a word of their highest bits, and the other bits as nibbles."""
     highest = np.packbits(codes >> NIBBLE, axis=-1, bitorder="little")
     return [highest, _nibbles(codes & 15)]
 
@@ -138,8 +138,8 @@ def _mxfp4_blocks(weight: CodedWeight) -> Blocks | str:
 
 
 def _nvfp4_blocks(weight: CodedWeight) -> Blocks | str:
-    scales, of_tensor = weight.encoded.scales, weight.encoded.tensor_scale
-    assert scales is not None and of_tensor is not None
+    scales, tensor_scale = weight.encoded.scales, weight.encoded.tensor_scale
+    assert scales is not None and tensor_scale is not None
     per_sub = scales.view(weight.rows, weight.groups).cpu().numpy().view(np.uint8)
     per_sub = per_sub.repeat(weight.group // NV_SUB, axis=1)[:, : weight.columns // NV_SUB]
     if (per_sub >= E4M3_NAN).any():
@@ -148,8 +148,8 @@ def _nvfp4_blocks(weight: CodedWeight) -> Blocks | str:
     half = NV_SUB // 2
     packed = subs[..., :half] | subs[..., half:] << NIBBLE
     per_block = per_sub.reshape(weight.rows, -1, NV_BLOCK // NV_SUB)
-    found = _joined("NVFP4", per_block, packed.reshape(*per_block.shape[:2], -1))
-    return replace(found, scale=float(of_tensor))
+    blocks = _joined("NVFP4", per_block, packed.reshape(*per_block.shape[:2], -1))
+    return replace(blocks, scale=float(tensor_scale))
 
 
 def _in_blocks(weight: CodedWeight, values: Tensor) -> Array:
@@ -157,15 +157,15 @@ def _in_blocks(weight: CodedWeight, values: Tensor) -> Array:
     return array.reshape(weight.rows, -1, BLOCK)
 
 
-def _per_block(weight: CodedWeight, of_groups: Tensor) -> Array:
-    """What groups have, (rows, blocks)."""
-    rows: Array = of_groups.expand(weight.rows, -1).cpu().numpy()
+def _per_block(weight: CodedWeight, group_values: Tensor) -> Array:
+    """Repeats values of groups for each block: (rows, blocks)."""
+    rows: Array = group_values.expand(weight.rows, -1).cpu().numpy()
     repeated: Array = rows.repeat(weight.group // BLOCK, axis=1)
     return repeated[:, : weight.columns // BLOCK]
 
 
 def _nibbles(codes: Array) -> Array:
-    """Codes of 4 bits as ggml packs them: the first half of a block in the low bits."""
+    """Packs 4-bit codes like ggml: the first half of a block in the low bits."""
     packed: Array = codes[..., :HALF] | codes[..., HALF:] << 4
     return packed
 

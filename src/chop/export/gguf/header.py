@@ -1,8 +1,8 @@
-"""GGUF header: metadata and places of tensors, within the bounds of the file.
+"""GGUF header: metadata and tensor locations, checked against the file size.
 
-What a file says may ask for any time and memory: a text of 2^60 bytes, as many tensors, or tensors
-that lie on one another. All of it is compared with the file's size before a library reads it. The
-library makes an object for each value of an array, so it gets a file without the others.
+A malicious file may request any amount of time and memory: a text of 2^60 bytes, as many tensors,
+or overlapping tensors. Everything is compared with the file's size before a library reads it. The
+gguf library creates an object for each array value, so it gets a file without the other arrays.
 
 Source: ggml, `docs/gguf.md`, versions 2 and 3, little endian.
 """
@@ -25,27 +25,27 @@ from chop.errors import CheckpointError
 SUFFIX = ".gguf"
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-"""Letters of `struct`, by type of a value."""
+"""`struct` format letters by value type."""
 TEXT, ARRAY = 8, 9
 ALIGNMENT, LEAST_ALIGNMENT = "general.alignment", 32
 LEAST_PAIR, LEAST_TENSOR = 13, 24
-"""Bytes that a pair of key and value takes, and what describes a tensor."""
+"""Smallest sizes, in bytes, of a key-value pair and of a tensor description."""
 MOST_DIMENSIONS, MOST_ALIGNMENT = 4, 2**16
 MOST_BLOCKS, MOST_NUMBER = 2**14, 2**27
-"""Layers and heads, and other sizes of a model in a small file."""
+"""Limits for numbers of layers and heads, and for other sizes of a model in a small file."""
 MOST_TEXTS = 2**22
-"""Of all arrays: a vocabulary has up to 2^20 tokens, and about twice as many merges."""
+"""Limit for texts in all arrays: a vocabulary has up to 2^20 tokens and twice as many merges."""
 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor lies.
+    """Location of a tensor.
 
     Attributes:
-        shape: as torch has it, the rows first.
-        type_name: of ggml, such as "Q8_0".
-        start: its first byte in the file.
-        size: its bytes.
+        shape: shape in torch's order, rows first.
+        type_name: ggml type, such as "Q8_0".
+        start: offset in the file, in bytes.
+        size: size in bytes.
     """
 
     shape: tuple[int, ...]
@@ -56,13 +56,13 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself.
+    """Metadata of a file.
 
     Attributes:
-        metadata: values by key, but for arrays.
-        arrays: how many values each has, by key.
-        pairs: first byte and end of a key and its value in the file, by key.
-        tensors: by name.
+        metadata: scalar values by key.
+        arrays: lengths of arrays by key.
+        pairs: start and end offsets of a key and its value, by key.
+        tensors: tensor locations by name.
     """
 
     metadata: dict[str, Any]
@@ -72,7 +72,7 @@ class Header:
 
 
 def gguf_file(path: Path) -> Path | None:
-    """The file of GGUF that a path is, or that a folder has in the place of other weights."""
+    """Returns the GGUF file of a path, or of a folder without other weights."""
     if path.is_file():
         return path if path.suffix == SUFFIX else None
     if not path.is_dir() or any(any(path.glob(f"*.{x}")) for x in ("safetensors", "bin")):
@@ -82,26 +82,26 @@ def gguf_file(path: Path) -> Path | None:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file.
+    """Reads the header of a file.
 
     Raises:
-        CheckpointError: it is cut off, or something in it is larger than the file.
+        CheckpointError: if it is truncated, or if an entry is larger than the file.
     """
     try:
         return _Cursor(path).header()
     except (struct.error, OSError, UnicodeDecodeError, ValueError, OverflowError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"'{path}' is no readable file of GGUF: {error}") from None
+        raise CheckpointError(f"'{path}' is not a readable GGUF file: {error}") from None
 
 
 def write_part(
     path: Path, header: Header, keys: Iterable[str], to: Path, tensors: Iterable[str] = ()
 ) -> None:
-    """Writes a file of some keys and tensors.
+    """Writes a file with selected keys and tensors.
 
     Raises:
-        WriteError: the disk is full.
+        WriteError: if the disk is full.
     """
     data, alignment = np.memmap(path, mode="r"), header.metadata.get(ALIGNMENT, LEAST_ALIGNMENT)
     pairs = [data[slice(*header.pairs[key])].tobytes() for key in keys]
@@ -128,10 +128,10 @@ def _described(name: str, place: TensorPlace, offset: int) -> bytes:
 
 
 class _Cursor:
-    """A place in a file.
+    """Read position in a file.
 
     Args:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,9 +139,9 @@ class _Cursor:
         self._at = self._texts = 0
 
     def header(self) -> Header:
-        """All of it."""
+        """Reads the whole header."""
         if self._bytes(len(MAGIC)) != MAGIC:
-            raise ValueError("it does not begin with its name")
+            raise ValueError("it does not begin with 'GGUF'")
         version = self._number("I")
         if version not in VERSIONS:
             raise ValueError(f"expected version 2 or 3, got {version}")
@@ -166,20 +166,20 @@ class _Cursor:
         alignment = metadata.get(ALIGNMENT, LEAST_ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment <= MOST_ALIGNMENT:
             raise ValueError(f"{ALIGNMENT} is {alignment!r}")
-        found: dict[str, TensorPlace] = {}
+        places: dict[str, TensorPlace] = {}
         for _ in range(count):
             name = self._text()
-            if name in found:
+            if name in places:
                 raise ValueError(f"the tensor {name[:80]!r} is there twice")
-            found[name] = self._place(name)
+            places[name] = self._place(name)
         start = -(-self._at // alignment) * alignment
-        sizes = sum(place.size for place in found.values())
-        ends = [start + place.start + place.size for place in found.values()]
+        sizes = sum(place.size for place in places.values())
+        ends = [start + place.start + place.size for place in places.values()]
         if max([start + sizes, *ends]) > len(self._data) and sizes:
-            raise ValueError("it is cut off, or its tensors are larger than the file")
+            raise ValueError("it is truncated, or its tensors are larger than the file")
         return {
             name: TensorPlace(x.shape, x.type_name, start + x.start, x.size)
-            for name, x in found.items()
+            for name, x in places.items()
         }
 
     def _place(self, name: str) -> TensorPlace:
@@ -203,7 +203,7 @@ class _Cursor:
         return self._number(NUMBERS[kind])
 
     def _array(self) -> int:
-        """How many values it has; they are passed over."""
+        """Skips an array and returns its length."""
         kind = self._number("I")
         count: int = self._number("Q")
         if kind in NUMBERS:
@@ -236,15 +236,15 @@ class _Cursor:
 
     def _check_room(self, count: int) -> None:
         if count > len(self._data) - self._at:
-            raise ValueError(f"it is cut off: {count} bytes are expected at {self._at}")
+            raise ValueError(f"it is truncated: {count} bytes are expected at {self._at}")
 
 
 def _check_numbers(metadata: dict[str, Any], size: int) -> None:
-    """Raises ValueError where a model would be far larger than its file."""
+    """Raises ValueError if the model would be much larger than its file."""
     for key, value in metadata.items():
         if type(value) is not int or key.startswith(("general.", "tokenizer.")):
             continue
         is_count = key.endswith(("block_count", "head_count", "head_count_kv"))
         most = MOST_BLOCKS if is_count else max(8 * size, MOST_NUMBER)
         if not 0 <= value <= most:
-            raise ValueError(f"{key[:80]!r} is {value}, expected {most} at most")
+            raise ValueError(f"{key[:80]!r} is {value}, expected at most {most}")

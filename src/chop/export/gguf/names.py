@@ -1,4 +1,4 @@
-"""GGUF names: what the tensors of a model of transformers are called in a file."""
+"""GGUF names of the tensors of transformers models."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SHARED_GATE = "ffn_gate_inp_shexp.weight"
 
 
 class Named(NamedTuple):
-    """A parameter.
+    """Parameter with its GGUF name and form.
 
     Attributes:
-        path: of its module.
+        path: path of its module.
         operand: `weight` or `bias`.
-        module: the module.
-        name: in a file; None: an architecture has no such tensor.
-        key: its name in a model of transformers.
-        is_interleaved: its rows are in another order in a file, pairs beside each other.
-        is_less_one: a file has it plus 1.
-        is_vector: a file has its only row alone.
-        experts: whose matrices it has one below the other; 0: it is one matrix.
-        half: 0 or 1, of the rows of each expert; None: all of them.
+        module: its module.
+        name: name in a file; None if the architecture has no such tensor.
+        key: name in a transformers model.
+        is_interleaved: rows are stored in another order, with rotated pairs adjacent.
+        is_less_one: stored as the weight plus 1.
+        is_vector: stored as its single row.
+        experts: number of experts with vertically stacked matrices; 0 for one matrix.
+        half: 0 or 1 for half of the rows of each expert; None for all.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Named(NamedTuple):
 
 
 def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
-    """Every parameter of a model, packed or float; tied ones at each of their paths."""
+    """Returns every parameter of a model, packed or float; tied ones at each of their paths."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture.name)
@@ -56,11 +56,11 @@ def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
         for own, layer in layers.items():
             weight = own_parameters(module)[own]
             assert weight is not None
-            yield from _of_experts(path, own, module, (layer, len(weight)), names)
+            yield from _expert_weights(path, own, module, (layer, len(weight)), names)
         if isinstance(module, ExpertLinear):
             owner, _, layer = path.rpartition(".")
             made = (layer, module.num_experts)
-            yield from _of_experts(path, WEIGHT[1:], module, made, names, owner)
+            yield from _expert_weights(path, WEIGHT[1:], module, made, names, owner)
             continue
         packed = module.packed_shapes if isinstance(module, PackedOperator) else {}
         present = [name for name, x in own_parameters(module).items() if x is not None]
@@ -75,7 +75,7 @@ def named_parameters(model: Any, architecture: Architecture) -> Iterator[Named]:
             yield Named(path, operand, module, name, key, is_turned, is_less_one, is_vector)
 
 
-def _of_experts(
+def _expert_weights(
     path: str,
     operand: str,
     module: nn.Module,
@@ -83,15 +83,15 @@ def _of_experts(
     names: Any,
     owner: str | None = None,
 ) -> Iterator[Named]:
-    """The weight of a layer of several experts, or of a part of it.
+    """Yields the weight of a layer of several experts, or its halves.
 
     Args:
-        path: of the module.
-        operand: its parameter.
-        module: it.
-        made: the layer of `FusedExperts`, and how many experts it has.
-        names: of gguf.
-        owner: the path of the fused experts; None: that of the module.
+        path: path of the module.
+        operand: name of the parameter.
+        module: the module.
+        made: layer of `FusedExperts` and number of experts.
+        names: name map of the gguf library.
+        owner: path of the fused experts; None for that of the module.
     """
     layer, count = made
     owner = path if owner is None else owner
@@ -105,11 +105,11 @@ def _of_experts(
 
 
 def get_heads(path: str, config: Any) -> int:
-    """Heads of a query or key projection."""
+    """Returns the number of heads of a query or key projection."""
     is_key = path.endswith(".k_proj")
     return int(config.num_key_value_heads if is_key else config.num_attention_heads)
 
 
 def scale_name(name: str) -> str:
-    """The tensor that the values of another one are multiplied by, where there is such a one."""
+    """Returns the name of the tensor that scales another one."""
     return name.removesuffix(WEIGHT) + SCALE

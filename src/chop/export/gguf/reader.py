@@ -1,7 +1,7 @@
-"""GGUF reader: files of llama.cpp as packed layers, code by code.
+"""GGUF reader: llama.cpp files as packed layers, code by code.
 
-Types of blocks that no format has become floats, which is told. Settings of the model come from
-transformers' own reading of the metadata.
+Block types without a format in chop become floats, with a warning. Model settings are read by
+transformers.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DIVISORS, NVFP4 = "rope_freqs.weight", "NVFP4"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_FACTORS = (8.0, 32.0)
-"""Of Llama 3.1 and 3.2: a file has what they come to, and not the settings."""
+"""Factors of Llama 3.1 and 3.2, of which a file stores only the resulting divisors."""
 SPLIT, HEAD, TOKENS = "split.count", "output.weight", "tokenizer.ggml.tokens"
-KIND, OF_BYTES = "tokenizer.ggml.model", "gpt2"
+KIND, BYTE_LEVEL = "tokenizer.ggml.model", "gpt2"
 OTHERWISE = "texts may be split otherwise than in llama.cpp."
 VOCABULARY = (TOKENS, *(f"tokenizer.ggml.{x}" for x in ("token_type", "scores", "merges")))
 """Arrays of a tokenizer."""
 
 
 def read(path: Path) -> Read:
-    """What a file holds.
+    """Reads a file.
 
     Args:
-        path: of the file, or a folder with it alone.
+        path: GGUF file, or folder that contains only that file.
 
     Raises:
-        ConfigError: the model is of an unknown architecture, or its settings have no form here.
-        CheckpointError: the file is broken, or does not fit its own settings.
-        UnavailableError: gguf is not installed.
+        ConfigError: if the architecture is unknown, or if chop does not support its settings.
+        CheckpointError: if the file is broken, or does not fit its own settings.
+        UnavailableError: if gguf is not installed.
     """
     from transformers import AutoModelForCausalLM
 
@@ -85,13 +85,13 @@ def read(path: Path) -> Read:
 
 
 def read_config(path: Path) -> Any:
-    """The configuration of transformers for a file.
+    """Reads the transformers configuration of a file.
 
     Args:
-        path: as `read`.
+        path: see `read`.
 
     Raises:
-        ConfigError, CheckpointError, UnavailableError: as `read`.
+        ConfigError, CheckpointError, UnavailableError: see `read`.
     """
     TARGET.require()
     file = gguf_file(path)
@@ -100,13 +100,13 @@ def read_config(path: Path) -> Any:
 
 
 def read_tokenizer(path: Path) -> Any:
-    """The tokenizer of transformers for a file; None: it has none, or one that is not known.
+    """Reads the transformers tokenizer of a file; None if it has none, or an unknown one.
 
     Args:
-        path: as `read`.
+        path: see `read`.
 
     Raises:
-        CheckpointError, UnavailableError: as `read`.
+        CheckpointError, UnavailableError: see `read`.
     """
     from transformers import AutoTokenizer
 
@@ -114,12 +114,12 @@ def read_tokenizer(path: Path) -> Any:
     file = gguf_file(path)
     assert file is not None
     header = read_header(file)
-    kept = [*header.metadata, *(x for x in VOCABULARY if header.arrays.get(x, 0) <= MOST_TEXTS)]
-    kept = [key for key in kept if key in header.pairs]
-    if TOKENS not in kept:
+    keys = [*header.metadata, *(x for x in VOCABULARY if header.arrays.get(x, 0) <= MOST_TEXTS)]
+    keys = [key for key in keys if key in header.pairs]
+    if TOKENS not in keys:
         return None
     with scratch_folder("gguf") as folder:
-        write_part(file, header, kept, folder / file.name)
+        write_part(file, header, keys, folder / file.name)
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(
                 folder, gguf_file=file.name, local_files_only=True, trust_remote_code=False
@@ -129,7 +129,7 @@ def read_tokenizer(path: Path) -> Any:
             return None
     tokenizer = without_others(tokenizer, header.arrays[TOKENS])
     pre = str(header.metadata.get(PRE, DEFAULT))
-    if header.metadata.get(KIND) == OF_BYTES and not set_split(tokenizer, pre):
+    if header.metadata.get(KIND) == BYTE_LEVEL and not set_split(tokenizer, pre):
         log.warning("%s: %s is '%.80s', which is not known: %s", file, PRE, pre, OTHERWISE)
     return tokenizer
 
@@ -160,8 +160,8 @@ def _config(file: Path, header: Header) -> Any:
     except config_errors() as error:
         message = f"'{file}' has settings that make no model: {first_line(error)}"
         raise CheckpointError(message) from error
-    found = ARCHITECTURES[config.model_type]
-    if found.has_window:
+    architecture = ARCHITECTURES[config.model_type]
+    if architecture.has_window:
         config.sliding_window = header.metadata.get(f"{name}.attention.sliding_window")
     config.dtype = torch.float32
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
@@ -169,16 +169,16 @@ def _config(file: Path, header: Header) -> Any:
 
 
 def _check_header(file: Path, name: str, header: Header) -> None:
-    """Raises where a file is a part of one, or says of a model what no configuration can hold."""
+    """Raises an error for one part of a split file, or for settings beyond any configuration."""
     parts, layers = header.metadata.get(SPLIT, 1), header.metadata.get(f"{name}.block_count", 0)
     if parts != 1:
         raise ConfigError(
-            f"'{file}' is one of {parts!r:.20} files of a model: expected one file, as "
-            "llama-gguf-split --merge makes."
+            f"'{file}' is one of {parts!r:.20} files of a model. Merge them by "
+            "llama-gguf-split --merge."
         )
     if isinstance(layers, int) and layers > len(header.tensors):
         raise CheckpointError(
-            f"'{file}' has {len(header.tensors)} tensors, and {name}.block_count is {layers}."
+            f"'{file}' has {len(header.tensors)} tensors, but {name}.block_count is {layers}."
         )
     by_layer = [key for key in header.arrays if key.startswith(f"{name}.")]
     if by_layer:
@@ -186,7 +186,7 @@ def _check_header(file: Path, name: str, header: Header) -> None:
 
 
 def _plain_config(file: Path, header: Header) -> Any:
-    """As transformers reads it, which does not get to see arrays and tensors."""
+    """Returns the configuration as transformers reads it from a copy without arrays and tensors."""
     import transformers
 
     with scratch_folder("gguf") as folder:
@@ -203,11 +203,11 @@ def _plain_config(file: Path, header: Header) -> Any:
 
 
 class _Weights:
-    """The tensors of a file.
+    """Tensors of a file.
 
     Args:
-        file: of GGUF.
-        header: its own.
+        file: GGUF file.
+        header: its header.
     """
 
     def __init__(self, file: Path, header: Header) -> None:
@@ -216,42 +216,44 @@ class _Weights:
         self._floats: list[str] = []
 
     def read(self, model: Any, architecture: Architecture, config: Any) -> Read:
-        """All that a model needs.
+        """Reads all weights of a model.
 
         Args:
-            model: without data.
-            architecture: its own.
-            config: its own; it is changed where the file has divisors of frequencies.
+            model: model without data.
+            architecture: its architecture.
+            config: its configuration; updated if the file has divisors of frequencies.
         """
         self._take_divisors(config)
         tensors, packed, ties = dict[str, Tensor](), dict[str, Stored](), dict[str, str]()
-        left = dict(self._places)
+        unread = dict(self._places)
         head, table = model.get_output_embeddings(), model.get_input_embeddings()
-        of_table = next(path for path, x in model.named_modules() if x is table)
+        embedding_path = next(path for path, x in model.named_modules() if x is table)
         for named in named_parameters(model, architecture):
             if named.module is head and config.tie_word_embeddings:
-                ties[named.path] = of_table
+                ties[named.path] = embedding_path
                 continue
-            place = left.pop(str(named.name), None)
+            place = unread.pop(str(named.name), None)
             if place is None:
                 raise CheckpointError(
                     f"'{self._file}' lacks '{named.name}', which its settings say is there."
                 )
-            found = self._weight(named, place, config)
-            own = left.pop(scale_name(str(named.name)), None) if place.type_name == NVFP4 else None
-            if own is not None:
-                found = self._scaled(found, own, named)
-            if isinstance(found, Stored):
-                packed[named.path] = found
-            else:
-                tensors[f"{named.path}.{named.operand}"] = found
-        if left:
-            raise ConfigError(
-                f"'{self._file}' has '{min(left):.80}', for which a {type(model).__name__} of "
-                "these settings has no place."
+            weight = self._weight(named, place, config)
+            own = (
+                unread.pop(scale_name(str(named.name)), None) if place.type_name == NVFP4 else None
             )
-        self._tell_floats()
-        ties = ties if of_table in packed else {}
+            if own is not None:
+                weight = self._scaled(weight, own, named)
+            if isinstance(weight, Stored):
+                packed[named.path] = weight
+            else:
+                tensors[f"{named.path}.{named.operand}"] = weight
+        if unread:
+            raise ConfigError(
+                f"'{self._file}' has the tensor '{min(unread):.80}', which a "
+                f"{type(model).__name__} with these settings does not have."
+            )
+        self._warn_about_floats()
+        ties = ties if embedding_path in packed else {}
         return Read(config.to_dict(), tensors, packed, ties)
 
     def _weight(self, named: Named, place: TensorPlace, config: Any) -> Stored | Tensor:
@@ -262,33 +264,33 @@ class _Weights:
         expected = tuple(x.shape)[::-1] if is_turned else tuple(x.shape)
         if place.shape != expected:
             raise CheckpointError(
-                f"'{self._file}': '{named.name}' has the shape {place.shape}, by its settings "
-                f"{expected}."
+                f"'{self._file}': '{named.name}' has the shape {place.shape}, but the settings "
+                f"require {expected}."
             )
         data = self._bytes(place)
         if named.is_interleaved:
             heads = get_heads(named.path, config)
             rows = np.arange(len(data)).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
             data = data[torch.from_numpy(rows)]
-        found = self._decoded(named, place, data)
-        if isinstance(found, Tensor) and named.is_less_one:
-            found = found - 1
-        return found.t() if isinstance(found, Tensor) and is_turned else found
+        weight = self._decoded(named, place, data)
+        if isinstance(weight, Tensor) and named.is_less_one:
+            weight = weight - 1
+        return weight.t() if isinstance(weight, Tensor) and is_turned else weight
 
-    def _scaled(self, found: Stored | Tensor, place: TensorPlace, named: Named) -> Stored | Tensor:
-        """A weight times the scale that has a tensor of its own."""
+    def _scaled(self, weight: Stored | Tensor, place: TensorPlace, named: Named) -> Stored | Tensor:
+        """Multiplies a weight by the scale that is stored as its own tensor."""
         scale = self._bytes(place).view(-1)
         if place.type_name != "F32" or math.prod(place.shape) != 1:
             raise CheckpointError(f"'{self._file}': expected one float for '{named.name}'.")
         value = scale.view(torch.float32)[0]
         if not bool(value.isfinite()) or value <= 0:
             raise CheckpointError(f"'{self._file}': the scale of '{named.name}' is {value:.9g}.")
-        if isinstance(found, Stored):
-            return replace(found, tensor_scale=value)
-        return found * value
+        if isinstance(weight, Stored):
+            return replace(weight, tensor_scale=value)
+        return weight * value
 
     def _bytes(self, place: TensorPlace) -> Tensor:
-        """uint8 (rows, bytes of a row)."""
+        """Reads the bytes of a tensor: uint8 (rows, bytes per row)."""
         rows = place.shape[0] if len(place.shape) > 1 else 1
         part = self._data[place.start : place.start + place.size]
         return torch.from_numpy(np.array(part)).view(rows, -1)
@@ -302,9 +304,9 @@ class _Weights:
         try:
             blocks = data.view(len(data), -1, GGML_QUANT_SIZES[kind][1])
             is_matrix = named.operand == "weight" and len(place.shape) == 2
-            found = read_blocks(place.type_name, blocks) if is_matrix else None
-            if found is not None:
-                return found
+            weight = read_blocks(place.type_name, blocks) if is_matrix else None
+            if weight is not None:
+                return weight
             self._floats.append(f"{named.name} ({place.type_name})")
             with np.errstate(invalid="ignore", over="ignore"):
                 values = quants.dequantize(data.numpy(), kind)
@@ -312,24 +314,24 @@ class _Weights:
                 raise ValueError("some of its values are NaN or infinite")
         except (NotImplementedError, KeyError):
             raise ConfigError(
-                f"'{self._file}': '{named.name}' is {place.type_name}, which has no form here."
+                f"'{self._file}': '{named.name}' is {place.type_name}, which is not supported."
             ) from None
         except ValueError as error:
             raise CheckpointError(f"'{self._file}': '{named.name}': {error}.") from error
         return torch.from_numpy(values).float().view(place.shape)
 
-    def _tell_floats(self) -> None:
+    def _warn_about_floats(self) -> None:
         if self._floats:
             names = enumerate_names(sorted(self._floats), MOST_NAMES)
             log.warning(
-                "%s: no format has the blocks of, which become floats: %s", self._file, names
+                "%s: tensors with unsupported block types become floats: %s", self._file, names
             )
 
     def _take_divisors(self, config: Any) -> None:
-        """Finds the scaling of rotary embeddings whose divisors a file has.
+        """Determines the scaling of rotary embeddings from a file's frequency divisors.
 
         Raises:
-            ConfigError: none has them.
+            ConfigError: if no scaling has these divisors.
         """
         place = self._places.pop(DIVISORS, None)
         if place is None:
@@ -343,9 +345,9 @@ class _Weights:
         ]
         for candidate in candidates:
             config.rope_parameters = candidate
-            found = frequency_divisors(config)
-            is_alike = found is not None and given is not None and found.shape == given.shape
-            if is_alike and torch.allclose(found, given, rtol=1e-5):  # type: ignore[arg-type]
+            divisors = frequency_divisors(config)
+            is_alike = divisors is not None and given is not None and divisors.shape == given.shape
+            if is_alike and torch.allclose(divisors, given, rtol=1e-5):  # type: ignore[arg-type]
                 return
         raise ConfigError(
             f"'{self._file}': '{DIVISORS}' scales rotary embeddings in an unknown way."

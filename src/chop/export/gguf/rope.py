@@ -1,4 +1,4 @@
-"""GGUF rotary embeddings: their settings as keys and tensors, and back."""
+"""GGUF rotary embeddings: conversion of their settings to keys and tensors, and back."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from chop.errors import CheckpointError, ConfigError
 from chop.export.gguf.architectures import Architecture, head_size
 
 ROPE_KEY = "chop.rope_parameters"
-"""Where a file has what its divisors of frequencies were computed from."""
+"""Key for the settings from which chop computed frequency divisors."""
 LOCAL, WHOLE = "sliding_attention", "full_attention"
 WIDTH, HEADS = "embedding_length", "attention.head_count"
 THETA = 10_000.0
-"""Base of frequencies, where a file has none."""
+"""Default base of frequencies."""
 SCALINGS = ("type", "factor", "original_context_length", "finetuned")
-"""What is read of a scaling, the latter two of which change nothing in a linear one."""
+"""Keys of a scaling that are read; the last two have no effect on linear scaling."""
 
 
 def check_rope(architecture: Architecture, config: Any) -> None:
-    """Raises an error where engines compute other rotary embeddings than a configuration has.
+    """Checks that engines compute the same rotary embeddings as the configuration.
 
     Raises:
-        ConfigError: they do.
+        ConfigError: if they differ.
     """
     if not architecture.rope_types:
         return
@@ -44,71 +44,71 @@ def _check_one(architecture: Architecture, rope: Mapping[str, Any], types: tuple
     if kind in types and is_whole:
         return
     what = f"partial_rotary_factor {share}" if kind in types else f"rope_type '{kind}'"
-    of_all = "" if architecture.turns_part else " of all of a head,"
+    required = "" if architecture.turns_part else " of a whole head"
     raise ConfigError(
-        f"gguf: expected rotary embeddings{of_all} of the types {', '.join(types)}, got {what}; "
-        "compressed-tensors holds the model as it is."
+        f"gguf: expected rotary embeddings{required} of type {' or '.join(types)}, got {what}; "
+        "compressed-tensors supports this model."
     )
 
 
 def _ropes(
     architecture: Architecture, config: Any
 ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Of layers that attend to all positions, and of those with a window where they differ."""
+    """Returns the settings of global layers, and those of sliding-window layers if they differ."""
     rope = getattr(config, "rope_parameters", None) or {}
     return (rope[WHOLE], rope[LOCAL]) if architecture.has_local_rope else (rope, None)
 
 
 def rope_metadata(architecture: Architecture, config: Any) -> dict[str, int | float | str]:
-    """Settings of a rotary embedding as keys and values of GGUF.
+    """Returns the GGUF keys and values of rotary embedding settings.
 
     Args:
-        architecture: of the model, see `check_rope`.
-        config: of transformers.
+        architecture: architecture of the model, see `check_rope`.
+        config: transformers configuration.
     """
     if not architecture.rope_types:
         return {}
     name, size = architecture.name, head_size(config)
     rope, local = _ropes(architecture, config)
     share, kind = rope.get("partial_rotary_factor", 1.0), rope.get("rope_type", "default")
-    found: dict[str, int | float | str] = {
+    metadata: dict[str, int | float | str] = {
         f"{name}.rope.dimension_count": int(size * share),
         f"{name}.attention.key_length": size,
         f"{name}.attention.value_length": size,
         f"{name}.rope.freq_base": float(rope["rope_theta"]),
     }
     if local is not None:
-        found[f"{name}.rope.freq_base_swa"] = float(local["rope_theta"])
+        metadata[f"{name}.rope.freq_base_swa"] = float(local["rope_theta"])
     if kind == "linear":
-        found[f"{name}.rope.scaling.type"] = "linear"
-        found[f"{name}.rope.scaling.factor"] = float(rope["factor"])
+        metadata[f"{name}.rope.scaling.type"] = "linear"
+        metadata[f"{name}.rope.scaling.factor"] = float(rope["factor"])
     if kind == "llama3":
-        found[ROPE_KEY] = json.dumps(dict(rope))
-    return found
+        metadata[ROPE_KEY] = json.dumps(dict(rope))
+    return metadata
 
 
 def read_rope(
     architecture: Architecture, metadata: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """`rope_parameters` of a configuration, of which transformers reads the base alone, or nothing.
+    """Reads `rope_parameters`, of which transformers reads at most the base.
 
     Args:
-        architecture: of the model.
+        architecture: architecture of the model.
         metadata: values of the file by key.
-        where: the file, for messages.
-    Returns: Nothing for models without rotary embeddings.
+        where: file, for messages.
+    Returns: empty for models without rotary embeddings.
 
     Raises:
-        ConfigError: frequencies are scaled otherwise than linearly.
-        CheckpointError: what should be a positive number is none.
+        ConfigError: if frequencies are not scaled linearly.
+        CheckpointError: if a value is not a positive number.
 
     Source: llama.cpp, `llama-model.cpp`, where a scaling without a type is linear.
     """
     if not architecture.rope_types:
         return {}
     if ROPE_KEY in metadata:
-        found: dict[str, Any] = parse_json(str(metadata[ROPE_KEY]))
-        return found
+        settings: dict[str, Any] = parse_json(str(metadata[ROPE_KEY]))
+        return settings
     name = architecture.name
     whole = {
         "rope_type": "default",
@@ -130,7 +130,7 @@ def _positive(metadata: Mapping[str, Any], key: str, where: str) -> float:
 
 
 def _part(architecture: Architecture, metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The share of a head that is turned, where that may be less than all of it."""
+    """Returns the rotated fraction of a head, if the architecture supports partial rotation."""
     name = architecture.name
     width, heads = (metadata.get(f"{name}.{x}") for x in (WIDTH, HEADS))
     if not architecture.turns_part or type(width) is not int or type(heads) is not int or not heads:
@@ -168,9 +168,9 @@ def _scaling(name: str, metadata: Mapping[str, Any], where: str) -> dict[str, An
 
 
 def frequency_divisors(config: Any) -> Tensor | None:
-    """What llama.cpp divides the frequencies of a rotary embedding by, float32 (head size / 2).
+    """Returns llama.cpp's divisors of rotary frequencies, float32 (head size / 2).
 
-    Returns: None where it divides all of them by the same.
+    Returns: None if all frequencies have the same divisor.
 
     Source: Llama 3.1's scaling, as transformers computes rope_type "llama3".
     """

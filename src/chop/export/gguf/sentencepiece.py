@@ -1,8 +1,8 @@
-"""GGUF tokenizers of characters: BPE with bytes for what it lacks, as SentencePiece's scores.
+"""GGUF tokenizers in SentencePiece form: character BPE with byte fallback, merges as scores.
 
-Engines merge the two neighbors whose union has the highest score of the vocabulary. Merges in an
-order become scores that fall in this order; both give the same tokens where every pair of tokens
-whose union is one may be merged, and those of one union follow one another.
+Engines merge the two neighbors whose union has the highest score in the vocabulary. An ordered list
+of merges becomes scores that decrease in this order. Both give the same tokens if every pair of
+tokens with a given union may be merged, and all merges with that union are adjacent in the list.
 
 Source: llama.cpp, `llama-vocab.cpp`, `llm_tokenizer_spm_session`.
 """
@@ -15,18 +15,18 @@ from itertools import pairwise
 from typing import Any
 
 SPACE = "▁"
-"""How tokens spell a space."""
+"""Spelling of a space in tokens."""
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 UNKNOWN, BYTES = 2, 6
-"""Types of tokens in GGUF."""
+"""Token types in GGUF."""
 Pair = tuple[str, str]
 
 
 def has_space_before(document: Mapping[str, Any]) -> bool | None:
-    """Whether texts get a space in front; None: spaces are spelled otherwise, or bytes are.
+    """Returns True if a space is put before texts; None if spaces or bytes are spelled differently.
 
     Args:
-        document: a tokenizer's `tokenizer.json`.
+        document: content of `tokenizer.json`.
     """
     if not document["model"].get("byte_fallback"):
         return None
@@ -52,15 +52,16 @@ def _normalizers(document: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 def compute_scores(
     vocabulary: Mapping[str, int], merges: Sequence[Pair]
 ) -> tuple[dict[str, float], bool]:
-    """Scores by token, and whether they stand for the merges.
+    """Returns scores by token, and True if they reproduce the merges.
 
     Args:
         vocabulary: ids by token.
-        merges: pairs of tokens, the first one first.
-    Returns: Tokens that no merge makes are not among the scores.
+        merges: pairs of tokens, by decreasing priority.
+    Returns: tokens that no merge creates have no score.
     """
     unions = [left + right for left, right in merges]
     order = {union: rank for rank, union in enumerate(dict.fromkeys(unions))}
+    # Merges with one union share a score: they must be adjacent in the list to keep its order.
     turns = sum(one != other for one, other in pairwise(unions))
     is_grouped = turns + bool(unions) == len(order)
     allowed = set(merges)
@@ -70,5 +71,6 @@ def compute_scores(
         for cut in range(1, len(token))
         if token[:cut] in vocabulary and token[cut:] in vocabulary
     )
+    # Scores allow any split of a token into two tokens, merges only the listed ones.
     is_exact = is_grouped and all(pair in allowed for pair in pairs)
     return {union: -float(rank + 1) for union, rank in order.items()}, is_exact

@@ -1,6 +1,6 @@
-"""Pre-tokenizers of GGUF files: how texts are split before merges (`tokenizer.ggml.pre`).
+"""GGUF pre-tokenizers (`tokenizer.ggml.pre`): splitting of texts before BPE merges.
 
-Steps are `digits` (each digit apart), `words` (those of GPT-2), `bytes` (as characters), or the
+Steps are `digits` (each digit separate), `words` (GPT-2's words), `bytes` (as characters), or the
 regular expression of words. Source: llama.cpp, `llama-vocab.cpp`, the types of pre-tokenizers.
 """
 
@@ -14,9 +14,9 @@ from chop.private.transformers_api import gguf_splits
 
 PRE, DEFAULT = "tokenizer.ggml.pre", "default"
 BUILDING = ("vocab_file", "added_tokens_decoder", "extra_special_tokens", "backend", "is_local")
-"""Settings of a tokenizer that say how it was built."""
+"""Tokenizer settings that describe its construction."""
 NAME = "gguf_pre"
-"""In a tokenizer's settings, what its file of GGUF said."""
+"""Tokenizer setting that stores the pre-tokenizer name of its GGUF file."""
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -42,11 +42,11 @@ WHOLE_WORDS = (
     *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1"),
     *("pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken"),
 )
-"""Names with which a word that is a token is that token, whatever the merges make of it."""
+"""Names of pre-tokenizers for which a word in the vocabulary is never split by merges."""
 
 
 def steps_named(name: str) -> tuple[str, ...] | None:
-    """The steps of a name; None: it is not known.
+    """Returns the steps of a pre-tokenizer name, or None if it is unknown.
 
     Args:
         name: value of `tokenizer.ggml.pre`.
@@ -58,7 +58,7 @@ def steps_named(name: str) -> tuple[str, ...] | None:
 
 
 def get_name(steps: tuple[str, ...], said: str | None) -> str | None:
-    """The name of steps; None: there is none."""
+    """Returns the pre-tokenizer name of some steps, or None."""
     if said is not None and steps_named(said) in (steps, None):
         return said
     names = (name for name, known in STEPS.items() if known == steps and name != DEFAULT)
@@ -66,10 +66,10 @@ def get_name(steps: tuple[str, ...], said: str | None) -> str | None:
 
 
 def set_split(tokenizer: Any, name: str) -> bool:
-    """Makes a tokenizer of bytes part texts as llama.cpp does; False: its way is not known.
+    """Makes a byte-level tokenizer split texts like llama.cpp; returns False if that is unknown.
 
     Args:
-        tokenizer: fast, of transformers; it is changed.
+        tokenizer: fast transformers tokenizer; it is changed.
         name: value of `tokenizer.ggml.pre`.
     """
     backend = tokenizer.backend_tokenizer
@@ -82,7 +82,7 @@ def set_split(tokenizer: Any, name: str) -> bool:
 
 
 def without_others(tokenizer: Any, count: int) -> Any:
-    """A tokenizer without tokens that its file does not have, as defaults of a class are."""
+    """Returns a tokenizer without tokens that its file lacks, such as defaults of its class."""
     from tokenizers import Tokenizer
 
     document = json.loads(tokenizer.backend_tokenizer.to_str())

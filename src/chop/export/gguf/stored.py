@@ -1,4 +1,4 @@
-"""GGUF weights as those of formats of chop: blocks taken apart into codes and scales.
+"""Conversion of GGUF blocks to codes and scales of chop's formats.
 
 Source: ggml, `ggml-common.h`, the structures `block_q4_0`, `block_q4_1`, `block_q5_0`,
 `block_q5_1`, `block_q8_0`, `block_q3_K`, `block_q6_K`, `block_mxfp4` and `block_nvfp4`.
@@ -20,19 +20,19 @@ from chop.formats.packing import pack_bits
 HALF = 2
 """Bytes of a float16."""
 SUPER, SUB = 256, 16
-"""Values of a block of Q3_K or Q6_K, and of a scale of it."""
+"""Values of a Q3_K or Q6_K block, and of one of its scales."""
 NIBBLE = 15
 
 
 def read_blocks(type_name: str, blocks: Tensor) -> Stored | None:
-    """A weight in a format of the same values; None: there is none.
+    """Returns a weight in a format with the same values, or None if there is none.
 
     Args:
-        type_name: of ggml.
-        blocks: uint8 (rows, blocks of a row, bytes of a block).
+        type_name: ggml type.
+        blocks: uint8 (rows, blocks per row, bytes per block).
 
     Raises:
-        ValueError: scales are not finite.
+        ValueError: if scales are not finite.
     """
     take = TYPES.get(type_name)
     return None if take is None else take(blocks)
@@ -49,8 +49,8 @@ def _q8_0(blocks: Tensor) -> Stored:
 
 
 def _q5_0(blocks: Tensor) -> Stored:
-    of_block, codes = blocks.split([HALF, blocks.size(-1) - HALF], -1)
-    return stored_integers(_fives(codes).short() - 16, _halves(of_block), 5, BLOCK)
+    block_scales, codes = blocks.split([HALF, blocks.size(-1) - HALF], -1)
+    return stored_integers(_fives(codes).short() - 16, _halves(block_scales), 5, BLOCK)
 
 
 def _q4_1(blocks: Tensor) -> Stored | None:
@@ -62,11 +62,12 @@ def _q5_1(blocks: Tensor) -> Stored | None:
 
 
 def _affine(blocks: Tensor, codes: Tensor, bits: int) -> Stored | None:
-    """d k + m: s (k - z) where -m / d is a zero point that some format has."""
+    """Converts d k + m to s (k - z) if some format has the zero point -m / d."""
     scales, lowest = _halves(blocks[..., :HALF]), _halves(blocks[..., HALF : 2 * HALF])
     checked_scales(scales)
     checked_scales(lowest)
     zeros = (-lowest.double() / scales.double()).nan_to_num(nan=0.0)
+    # The quotient is rounded: only if it multiplies back exactly are the values the same.
     if not torch.equal(zeros * scales.double(), -lowest.double()):
         return None
     try:
@@ -76,25 +77,28 @@ def _affine(blocks: Tensor, codes: Tensor, bits: int) -> Stored | None:
 
 
 def _q3_k(blocks: Tensor) -> Stored:
-    """A float16 times an integer of 6 bits for 16 values: the product is a float32 number."""
-    high, low, scales, of_block = blocks.split([SUPER // 8, SUPER // 4, 12, HALF], -1)
+    """Decodes Q3_K: float16 times a 6-bit integer scale for 16 values, exact in float32."""
+    high, low, scales, block_scales = blocks.split([SUPER // 8, SUPER // 4, 12, HALF], -1)
+    # 2 bits of each of 128 values lie in 32 bytes, their third bits in 32 bytes for all 256 values.
     twos = low.unflatten(-1, (2, 1, 32)) >> _shifts(0, 2, 4, 6) & 3
     highest = (high[..., None, :] >> _shifts(*range(8)) & 1).view(twos.shape)
     numbers = (twos | highest << 2).short().flatten(1) - 4
+    # 16 scales of 6 bits in 12 bytes: nibbles of the low 4 bits, then pairs of the high 2 bits.
     fours = scales[..., None, :8] >> _shifts(0, 4) & NIBBLE
     pairs = scales[..., None, 8:] >> _shifts(0, 2, 4, 6) & 3
     factors = (fours.flatten(-2) | pairs.flatten(-2) << 4).float() - 32
-    return stored_integers(numbers, _halves(of_block).float()[..., None] * factors, 3, SUB)
+    return stored_integers(numbers, _halves(block_scales).float()[..., None] * factors, 3, SUB)
 
 
 def _q6_k(blocks: Tensor) -> Stored:
-    """A float16 times an int8 for 16 values: the product is a float32 number."""
-    low, high, scales, of_block = blocks.split([SUPER // 2, SUPER // 4, SUPER // SUB, HALF], -1)
+    """Decodes Q6_K: float16 times an int8 scale for 16 values, exact in float32."""
+    low, high, scales, block_scales = blocks.split([SUPER // 2, SUPER // 4, SUPER // SUB, HALF], -1)
+    # Low 4 bits of 128 values in 64 bytes, their high 2 bits in 32 bytes.
     halves = low.unflatten(-1, (2, 2, 32))
     fours = torch.cat([halves & NIBBLE, halves >> 4], -2)
     twos = high.unflatten(-1, (2, 1, 32)) >> _shifts(0, 2, 4, 6) & 3
     numbers = (fours | twos << 4).short().flatten(1) - 32
-    factors = _halves(of_block).float()[..., None] * scales.contiguous().view(torch.int8)
+    factors = _halves(block_scales).float()[..., None] * scales.contiguous().view(torch.int8)
     return stored_integers(numbers, factors, 6, SUB)
 
 
@@ -107,22 +111,22 @@ def _mxfp4(blocks: Tensor) -> Stored:
 
 
 def _nvfp4(blocks: Tensor) -> Stored:
-    """Of a tensor's scale of 1."""
+    """Decodes NVFP4 with a tensor scale of 1."""
     scales, codes = blocks.split([NV_BLOCK // NV_SUB, NV_BLOCK // 2], -1)
     if bool((scales >= E4M3_NAN).any()):
-        raise ValueError("some of its scales are no positive numbers of e4m3")
+        raise ValueError("some of its scales are not positive e4m3 numbers")
     subs = codes.unflatten(-1, (NV_BLOCK // NV_SUB, -1))
     one = torch.ones(())
     return Stored(NVFP4(), pack_bits(_nibbles(subs), 4), scales.reshape(-1), one)
 
 
 def _shifts(*counts: int) -> Tensor:
-    """uint8 (counts, 1)."""
+    """Returns shift counts as uint8 (counts, 1)."""
     return torch.tensor(counts, dtype=torch.uint8)[:, None]
 
 
 def _fives(packed: Tensor) -> Tensor:
-    """uint8 (rows, columns): codes of 5 bits, the highest ones of a block first."""
+    """Unpacks 5-bit codes to uint8 (rows, columns); a block starts with their highest bits."""
     highest, low = packed.split([BLOCK // 8, BLOCK // 2], -1)
     bits = highest[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
     codes: Tensor = _nibbles(low) | bits.flatten(1) << 4
@@ -130,12 +134,12 @@ def _fives(packed: Tensor) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """uint8 (rows, columns): the first half of a block is in the low bits."""
+    """Unpacks nibbles to uint8 (rows, columns); the first half of a block is in the low bits."""
     return torch.cat([packed & NIBBLE, packed >> 4], -1).flatten(1)
 
 
 def _halves(pairs: Tensor) -> Tensor:
-    """float16 (rows, blocks)."""
+    """Reinterprets byte pairs as float16 (rows, blocks)."""
     return pairs.contiguous().view(torch.float16)[..., 0]
 
 
@@ -150,4 +154,4 @@ TYPES: Mapping[str, Callable[[Tensor], Stored | None]] = {
     "MXFP4": _mxfp4,
     "NVFP4": _nvfp4,
 }
-"""By type of ggml."""
+"""Decoders by ggml type."""

@@ -1,4 +1,4 @@
-"""GGUF: files of packed weights in blocks, which llama.cpp and transformers read."""
+"""GGUF target: files of packed weights in blocks for llama.cpp and transformers."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 WAY_OUT = (
-    "GGUF holds weights in mxint:width=8, mxint:width=4, group_integer, group_affine of up to 5 "
-    "bits, and mxfp:width=4, with rows of a multiple of 32 values, nvfp4 of 64, and floats; "
-    "quantize these modules to one of them, or leave them float."
+    "Quantize these modules to mxint:width=8, mxint:width=4, group_integer, group_affine of up to "
+    "5 bits or mxfp:width=4 (rows of a multiple of 32 values) or nvfp4 (64), or keep them in float."
 )
 FILE_TYPES = {
     "Q8_0": "MOSTLY_Q8_0",
@@ -50,27 +49,27 @@ FILE_TYPES = {
     "BF16": "MOSTLY_BF16",
     "F32": "ALL_F32",
 }
-"""Names of gguf's `LlamaFileType`, by the type of most bytes."""
-MOVED = "the lowest values of groups are rounded to float16, which moves weights by up to {:.1g}"
-NO_TOKENIZER = "none: engines take token ids alone"
+"""Names in gguf's `LlamaFileType` by the block type of most bytes."""
+MOVED = "offsets of groups are rounded to float16, which changes weights by up to {:.1g}"
+NO_TOKENIZER = "none: engines can process only token ids"
 
 
 def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
-    """Writes a language model of transformers; packed weights keep their codes.
+    """Writes a transformers language model; packed weights keep their codes.
 
-    Norms, biases and other weights that are not packed stay floats. A head that is the embedding
-    is left out: engines tie it again.
+    Norms, biases and unpacked weights stay floats. A head that is tied to the embedding is omitted:
+    engines tie it again.
 
     Args:
-        mg: the graph; it stays as it is.
-        path: of the file.
-        tokenizer: of BPE; None: the file has none.
-    Returns: `path`, `tensors` (type by name in GGUF), `bytes`, `tokenizer` and `notes`.
+        mg: graph; it is not changed.
+        path: path of the file.
+        tokenizer: BPE tokenizer, or None to write no tokenizer.
+    Returns: `path`, `tensors` (type by GGUF name), `bytes`, `tokenizer` and `notes`.
 
     Raises:
-        ConfigError: something cannot be held, and is named; no file is written.
-        UnavailableError: gguf is not installed.
-        WriteError: the disk is full or read-only.
+        ConfigError: if GGUF cannot hold some parts, which the message names; no file is written.
+        UnavailableError: if gguf is not installed.
+        WriteError: if the disk is full or read-only.
     """
     from transformers import ProcessorMixin
 
@@ -80,7 +79,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     if model.get_output_embeddings() is None:
         raise ConfigError(
             f"gguf: expected a language model with a head, got a {type(model).__name__}; "
-            "give one of AutoModelForCausalLM."
+            "load the model with AutoModelForCausalLM."
         )
     architecture = check_architecture(config)
     if isinstance(tokenizer, ProcessorMixin):
@@ -94,37 +93,37 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     }
     with atomic_file(path) as temporary:
         _write_file(temporary, architecture, metadata, vocabulary, tensors)
-    told = NO_TOKENIZER if vocabulary is None else vocabulary.summary
+    summary = NO_TOKENIZER if vocabulary is None else vocabulary.summary
     moved = max((blocks.moved for blocks in tensors.values()), default=0.0)
     return {
         "path": path,
         "tensors": {name: blocks.type_name for name, blocks in tensors.items()},
         "bytes": path.stat().st_size,
-        "tokenizer": told,
-        "notes": [f"tokenizer: {told}", *([MOVED.format(moved)] if moved else [])],
+        "tokenizer": summary,
+        "notes": [f"tokenizer: {summary}", *([MOVED.format(moved)] if moved else [])],
     }
 
 
 def refusals(mg: MaseGraph) -> dict[str, str]:
-    """By path of a module why a file cannot hold it, see `chop.export.target.Target`."""
+    """Returns why a file cannot hold modules, by path; see `chop.export.target.Target`."""
     model, unheld = packed_model(mg, TARGET.name)
     return _tensors(model, check_architecture(model.config))[1] | unheld
 
 
 def read(path: Path) -> Runner:
-    """The model of a file, as `read_model` gives it."""
+    """Loads the model of a file with `read_model`."""
     return get_runner(read_model(path))
 
 
 def read_model(path: Path) -> nn.Module:
-    """The model as transformers reads it, in float32.
+    """Loads the model with transformers, in float32.
 
-    Transformers leaves some settings of a file at their defaults: the head size of Qwen3, sizes of
-    GPT-2, rotary embeddings, soft caps of Gemma. They are given to it. It does not know the scales
-    of tensors of NVFP4, and stops at some of them; weights are multiplied by these here.
+    Transformers ignores some settings of a file: the head size of Qwen3, sizes of GPT-2, rotary
+    embeddings, soft caps of Gemma. This function passes them. It also multiplies weights by the
+    tensor scales of NVFP4, which transformers ignores or rejects.
 
     Raises:
-        UnavailableError: gguf is not installed.
+        UnavailableError: if gguf is not installed.
     """
     TARGET.require()
     header = read_header(path)
@@ -154,7 +153,7 @@ def _read_by_transformers(path: Path, header: Header) -> nn.Module:
 
 
 def _multiply_by_scales(model: Any, scales: Mapping[str, TensorPlace], path: Path) -> None:
-    """Gives weights the scales of tensors of their own, which transformers does not read."""
+    """Multiplies weights by scales stored as their own tensors, which transformers ignores."""
     data = np.memmap(path, mode="r")
     for named in named_parameters(model, ARCHITECTURES[model.config.model_type]):
         place = scales.get(scale_name(str(named.name)))
@@ -167,7 +166,7 @@ def _multiply_by_scales(model: Any, scales: Mapping[str, TensorPlace], path: Pat
 TARGET = Target(
     name="gguf",
     engines="llama.cpp, transformers",
-    takes="mxint, group_integer, group_affine of up to 5 bits, mxfp of 4 and nvfp4 in weights",
+    takes="weights in mxint, group_integer, group_affine of up to 5 bits, 4-bit mxfp and nvfp4",
     library="gguf",
     extra="gguf",
     suffix=".gguf",
@@ -185,10 +184,10 @@ TARGET = Target(
 
 
 def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks], dict[str, str]]:
-    """What a file has by name, and the reasons by path of what it cannot have."""
+    """Returns the tensors of a file by name, and the reasons for unsupported modules by path."""
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     tied = _tied_head(model)
-    found: dict[str, Blocks] = {}
+    tensors: dict[str, Blocks] = {}
     expected = _parameters_of_kind(model)
     reasons = _missing(model, expected, architecture)
     for named in named_parameters(model, architecture):
@@ -197,27 +196,29 @@ def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks],
         stored = _stored(named.module, named.operand)
         kind, is_known = architecture.name, named.key in expected
         if named.module is head and named.operand == "weight" and architecture.is_tied:
-            reasons[named.path] = f"engines take the embedding of a {kind} for it, and codes differ"
+            reasons[named.path] = f"engines use the embedding of a {kind}, which has other codes"
         elif named.name is None or not is_known:
-            reasons[named.path] = f"a {kind} of GGUF has no tensor for its {named.operand}"
+            reasons[named.path] = f"a GGUF {kind} has no tensor for its {named.operand}"
         elif isinstance(stored, str):
             reasons[named.path] = stored
         elif stored.scale is not None and named.module is table:
-            reasons[named.path] = "engines multiply no embedding by a scale of its own"
+            reasons[named.path] = "engines do not support a tensor scale for embeddings"
         elif stored.scale is not None and named.experts:
-            reasons[named.path] = "its scale of the whole tensor is of all experts"
+            reasons[named.path] = "its tensor scale is shared by all experts"
         else:
-            found[named.name] = _as_engines_have(stored, named, model.config)
+            tensors[named.name] = _as_engines_have(stored, named, model.config)
             if stored.scale is not None:
-                found[scale_name(named.name)] = Blocks("F32", np.array([stored.scale], np.float32))
+                tensors[scale_name(named.name)] = Blocks(
+                    "F32", np.array([stored.scale], np.float32)
+                )
     divisors = frequency_divisors(model.config)
     if divisors is not None:
-        found["rope_freqs.weight"] = Blocks("F32", divisors.numpy())
-    return found, reasons
+        tensors["rope_freqs.weight"] = Blocks("F32", divisors.numpy())
+    return tensors, reasons
 
 
 def _parameters_of_kind(model: Any) -> set[str]:
-    """Those of a model of this configuration, whatever was added to this one or taken from it."""
+    """Returns the parameter names of a new model with this configuration."""
     from transformers import AutoModelForCausalLM
 
     plain = without_data(AutoModelForCausalLM, model.config)
@@ -228,13 +229,13 @@ def _missing(model: Any, expected: set[str], architecture: Architecture) -> dict
     present = {x.key for x in named_parameters(model, architecture)}
     lacking = (name.rpartition(".") for name in sorted(expected - present))
     return {
-        path: f"a {architecture.name} of GGUF has a {operand} there, and the model none"
+        path: f"a GGUF {architecture.name} requires its {operand}, which the model lacks"
         for path, _, operand in lacking
     }
 
 
 def _tied_head(model: Any) -> nn.Module | None:
-    """The head, where its weight is the embedding's."""
+    """Returns the head if its weight is the embedding's."""
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     kinds = [isinstance(module, PackedOperator) for module in (head, table)]
     if any(kinds):
@@ -249,13 +250,13 @@ def _is_one(one: Tensor, other: Tensor) -> bool:
 
 
 def _stored(module: Any, operand: str) -> Blocks | str:
-    """A parameter as GGUF holds it, (out, in), or why it does not."""
+    """Returns a parameter in GGUF form, (out, in), or the reason why that is impossible."""
     from transformers.pytorch_utils import Conv1D
 
     if operand == "weight" and isinstance(module, PackedOperator):
         weight = coded_weight(module, zero_points=True)
-        found = weight if isinstance(weight, str) else pack_blocks(weight)
-        return found if isinstance(found, str) else _known(found)
+        blocks = weight if isinstance(weight, str) else pack_blocks(weight)
+        return blocks if isinstance(blocks, str) else _known(blocks)
     values: Tensor = getattr(module, operand).detach().cpu()
     values = values.flatten(0, -2) if values.ndim == 3 else values
     if values.ndim < 2:
@@ -265,11 +266,11 @@ def _stored(module: Any, operand: str) -> Blocks | str:
         return Blocks("BF16", values.view(torch.uint8).numpy())
     if values.dtype in (torch.float32, torch.float16):
         return Blocks("F32" if values.dtype == torch.float32 else "F16", values.numpy())
-    return f"its {operand} is {values.dtype}, and no float32, float16 or bfloat16"
+    return f"its {operand} is {values.dtype}, instead of float32, float16 or bfloat16"
 
 
 def _known(blocks: Blocks) -> Blocks | str:
-    """The blocks, or why the installed library cannot write them."""
+    """Returns the blocks, or the reason why the installed gguf library cannot write them."""
     from gguf import GGMLQuantizationType
 
     if blocks.type_name in GGMLQuantizationType.__members__:
@@ -278,9 +279,9 @@ def _known(blocks: Blocks) -> Blocks | str:
 
 
 def _as_engines_have(stored: Blocks, named: Named, config: Any) -> Blocks:
-    """Rows of projections turned, pairs beside each other, and 1 added to norms, where they do.
+    """Interleaves rows of projections and adds 1 to norms if engines expect that.
 
-    Matrices of experts are taken apart, (experts, rows, ...).
+    Matrices of experts are separated to (experts, rows, ...).
     """
     if named.experts:
         stacked = stored.data.reshape(named.experts, -1, stored.data.shape[-1])

@@ -1,4 +1,4 @@
-"""GGUF tokenizer: BPE of bytes or of characters as the keys that llama.cpp reads."""
+"""GGUF tokenizer: byte-level or character BPE as keys for llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from chop.export.gguf.sentencepiece import (
 from chop.export.gguf.split import DEFAULT, NAME, WHOLE_WORDS, get_name, steps_named
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-"""Types of tokens in GGUF."""
+"""Token types in GGUF."""
 UNUSED_TEXT = "[PAD{}]"
-"""Type of an id without a token."""
-OTHERWISE = "may split texts in another way"
-SPACED = "puts a space also before texts that begin with one, and after special tokens"
+"""Text of an id without a token."""
+OTHERWISE = "may split texts differently"
+SPACED = "also puts a space before texts that begin with one, and after special tokens"
 IDS = {
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
     "unk_token_id": "unknown_token_id",
     "pad_token_id": "padding_token_id",
 }
-"""By attribute of a tokenizer, the key in GGUF."""
+"""GGUF keys by tokenizer attribute."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer as GGUF holds it.
+    """Tokenizer in GGUF form.
 
     Attributes:
-        tokens: by id.
-        types: of the tokens.
-        merges: pairs of tokens, parted by a space, the first one first.
-        pre: llama.cpp's name of how texts are split before merges.
-        ids: of special tokens, and whether texts get one in front and behind, by key of GGUF.
-        chat_template: one, named ones, or None.
-        scores: of the tokens, of BPE of characters; None: it is of bytes.
-        differences: where llama.cpp splits texts otherwise, as far as is known; "": nowhere.
+        tokens: tokens by id.
+        types: types of the tokens.
+        merges: pairs of tokens separated by a space, by decreasing priority.
+        pre: llama.cpp's name of the pre-tokenizer.
+        ids: special tokens, and flags that add one before or after texts, by GGUF key.
+        chat_template: one template, named templates, or None.
+        scores: scores of the tokens for character BPE; None for byte-level BPE.
+        differences: known differences from llama.cpp's splitting; "" for none.
     """
 
     tokens: list[str]
@@ -59,32 +59,32 @@ class Vocabulary:
 
     @property
     def model(self) -> str:
-        """Its kind in GGUF."""
+        """Name of the tokenizer model in GGUF."""
         return "gpt2" if self.scores is None else "llama"
 
     @property
     def summary(self) -> str:
-        """What it is, for whoever wrote it."""
+        """Short description for the user."""
         kind = f"byte-level BPE, split as '{self.pre}'" if self.scores is None else "SentencePiece"
         return f"{kind}; llama.cpp {self.differences}" if self.differences else kind
 
 
 def get_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
-    """The tokens, merges and settings of a tokenizer.
+    """Returns the tokens, merges and settings of a tokenizer.
 
     Args:
-        tokenizer: of transformers.
-        size: of the model's embedding; ids without a token get an unused one.
+        tokenizer: transformers tokenizer.
+        size: size of the model's embedding; ids without a token get an unused one.
 
     Raises:
-        ConfigError: it is no BPE tokenizer that engines have, or has more tokens than `size`.
+        ConfigError: if engines do not support the tokenizer, or if it has more tokens than `size`.
     """
     document = _document(tokenizer)
     texts, types = _tokens(document)
     if max(texts) >= size:
         raise ConfigError(
-            f"gguf: expected a tokenizer of the model's {size} tokens, got one with the id "
-            f"{max(texts)}; give the tokenizer that the model was trained with."
+            f"gguf: the tokenizer has the id {max(texts)}, but the model only {size} tokens. Pass "
+            "the tokenizer that the model was trained with."
         )
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
@@ -93,7 +93,7 @@ def get_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
     pre = get_name(
         tuple(_steps(document["pre_tokenizer"])), said if isinstance(said, str) else None
     )
-    found = Vocabulary(
+    vocabulary = Vocabulary(
         [texts.get(index, UNUSED_TEXT.format(index)) for index in range(size)],
         [types.get(index, UNUSED) for index in range(size)],
         [x if isinstance(x, str) else " ".join(x) for x in document["model"]["merges"]],
@@ -109,13 +109,15 @@ def get_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
             and steps_named(pre) is not None
             and (not takes_words or pre in WHOLE_WORDS)
         )
-        return found if is_split_alike else replace(found, differences=OTHERWISE)
+        return vocabulary if is_split_alike else replace(vocabulary, differences=OTHERWISE)
     is_metaspace = (document.get("pre_tokenizer") or {}).get("type") == "Metaspace"
-    return _of_characters(found, space_before, SPACED if is_metaspace and space_before else "")
+    return _as_sentencepiece(
+        vocabulary, space_before, SPACED if is_metaspace and space_before else ""
+    )
 
 
 def _tokens(document: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, int]]:
-    """Texts and types of tokens by id."""
+    """Returns texts and types of tokens by id."""
     vocabulary = document["model"]["vocab"]
     texts = {index: token for token, index in vocabulary.items()}
     types = {
@@ -127,34 +129,34 @@ def _tokens(document: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, int]
     return texts, types
 
 
-def _of_characters(found: Vocabulary, space_before: bool, differences: str) -> Vocabulary:
-    """Scores in the place of merges; types as SentencePiece has them."""
-    vocabulary = {token: index for index, token in enumerate(found.tokens)}
-    halves = (pair.partition(" ") for pair in found.merges)
+def _as_sentencepiece(source: Vocabulary, space_before: bool, differences: str) -> Vocabulary:
+    """Replaces merges by scores, and token types by those of SentencePiece."""
+    vocabulary = {token: index for index, token in enumerate(source.tokens)}
+    halves = (pair.partition(" ") for pair in source.merges)
     scores, is_exact = compute_scores(vocabulary, [(left, right) for left, _, right in halves])
-    named = zip(found.tokens, found.types, strict=True)
+    named = zip(source.tokens, source.types, strict=True)
     types = [BYTES if BYTE.fullmatch(token) else kind for token, kind in named]
-    unknown = found.ids.get("unknown_token_id")
+    unknown = source.ids.get("unknown_token_id")
     if unknown is not None:
         types[unknown] = UNKNOWN
     # Engines look for added tokens in the text itself, whose spaces are spaces.
     spelled = [
         token.replace(SPACE, " ") if kind == USER_DEFINED else token
-        for token, kind in zip(found.tokens, types, strict=True)
+        for token, kind in zip(source.tokens, types, strict=True)
     ]
     return replace(
-        found,
+        source,
         tokens=spelled,
         types=types,
         merges=[],
-        ids={**found.ids, "add_space_prefix": space_before},
-        scores=[scores.get(token, 0.0) for token in found.tokens],
+        ids={**source.ids, "add_space_prefix": space_before},
+        scores=[scores.get(token, 0.0) for token in source.tokens],
         differences=differences if is_exact else OTHERWISE,
     )
 
 
 def _document(tokenizer: Any) -> dict[str, Any]:
-    """A tokenizer's `tokenizer.json`, where that is of BPE that engines have."""
+    """Returns the `tokenizer.json` of a BPE tokenizer that engines support."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     document: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
     kind = document.get("model", {}).get("type", type(tokenizer).__name__)
@@ -162,23 +164,23 @@ def _document(tokenizer: Any) -> dict[str, Any]:
     if kind == "BPE" and has_space_before(document) is not None:
         return document
     if kind != "BPE" or not {"bytes", "words"} & set(steps):
-        what = "BPE of characters otherwise" if kind == "BPE" else kind
+        what = "another kind of character BPE" if kind == "BPE" else kind
         raise ConfigError(
-            "gguf: expected a fast tokenizer of byte-level BPE, or of characters with bytes for "
-            f"others and spaces as '{SPACE}', got {what}; write the file "
-            "without a tokenizer (--no-tokenizer), and give engines token ids."
+            "gguf: expected a fast tokenizer of byte-level BPE, or of character BPE with byte "
+            f"fallback and spaces as '{SPACE}', got {what}. Write the file without a tokenizer "
+            "(--no-tokenizer), and pass token ids to engines."
         )
     normalizer = (document.get("normalizer") or {}).get("type")
     if normalizer is not None:
         raise ConfigError(
-            f"gguf: engines normalize no text, and the tokenizer does ({normalizer}); write the "
-            "file without a tokenizer (--no-tokenizer), and give engines token ids."
+            f"gguf: engines do not support the tokenizer's normalizer ({normalizer}). Write the "
+            "file without a tokenizer (--no-tokenizer), and pass token ids to engines."
         )
     return document
 
 
 def _steps(pre_tokenizer: Mapping[str, Any] | None) -> list[str]:
-    """What a pre-tokenizer does: words or digits, a regular expression, bytes as characters."""
+    """Returns the steps of a pre-tokenizer: words or digits, a regular expression, bytes."""
     if pre_tokenizer is None:
         return []
     kind = pre_tokenizer["type"]
@@ -194,12 +196,12 @@ def _steps(pre_tokenizer: Mapping[str, Any] | None) -> list[str]:
 
 
 def _ids(tokenizer: Any) -> dict[str, int | bool]:
-    found: dict[str, int | bool] = {}
+    ids_by_key: dict[str, int | bool] = {}
     for attribute, key in IDS.items():
         index = getattr(tokenizer, attribute, None)
         if index is not None:
-            found[key] = int(index)
+            ids_by_key[key] = int(index)
     ids = tokenizer("a").input_ids
     for key, special, end in (("bos", "bos_token_id", 0), ("eos", "eos_token_id", -1)):
-        found[f"add_{key}_token"] = len(ids) > 1 and ids[end] == found.get(special)
-    return found
+        ids_by_key[f"add_{key}_token"] = len(ids) > 1 and ids[end] == ids_by_key.get(special)
+    return ids_by_key

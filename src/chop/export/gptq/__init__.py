@@ -1,3 +1,3 @@
-"""GPTQ and AWQ: the target and the readers of folders."""
+"""GPTQ and AWQ: the export target and the readers of folders."""
 
 __all__: list[str] = []

@@ -20,27 +20,27 @@ from chop.export.foreign.stored import Stored, decoding, parse_group_size, store
 
 METHOD, VERSION = "awq", "gemm"
 VERSION_KEYS = ("version", "format", "checkpoint_format")
-"""Of AutoAWQ, transformers and GPTQModel."""
+"""Version keys of AutoAWQ, transformers and GPTQModel."""
 BITS, PER_WORD = 4, 8
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output whose code each place of a word has."""
+"""Output index of each code in a word."""
 PARTS = ("qweight", "qzeros", "scales")
 
 
 def read(folder: Path) -> Read:
-    """What a folder holds; see `read_coded`."""
+    """Reads a folder; see `read_coded`."""
     return read_coded(folder, _parse_group, PARTS, (), stored)
 
 
 def _parse_group(settings: Any, where: str) -> int | None:
-    """Inputs that share a scale and a zero point; None: all.
+    """Returns the inputs that share a scale and a zero point; None for all.
 
     Args:
         settings: `quantization_config`.
-        where: the folder, for messages.
+        where: folder, for messages.
 
     Raises:
-        ConfigError: it is none, or has something without a format here.
+        ConfigError: if the settings are malformed or not supported.
     """
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{where}: expected settings of {METHOD} in its quantization_config.")
@@ -58,15 +58,15 @@ def _parse_group(settings: Any, where: str) -> int | None:
 
 
 def stored(path: str, parts: Mapping[str, Tensor], group: int | None) -> Stored:
-    """The weight of a module in a format of chop.
+    """Returns the weight of a module in a chop format.
 
     Args:
-        path: of the module, for messages.
-        parts: its tensors by the end of their names.
-        group: inputs that share a scale and a zero point; None: all.
+        path: path of the module, for messages.
+        parts: its tensors by name suffix.
+        group: inputs that share a scale and a zero point; None for all.
 
     Raises:
-        CheckpointError: tensors have other shapes or types.
+        CheckpointError: if tensors have wrong shapes or dtypes.
     """
     with decoding(f"{METHOD}: '{path}' does not fit {BITS} bits in groups of {group}"):
         return _stored(parts, group)
@@ -88,13 +88,13 @@ def _stored(parts: Mapping[str, Tensor], group: int | None) -> Stored:
 
 
 def unpacked(words: Tensor) -> Tensor:
-    """uint8 (rows, outputs), the codes of words in the order of outputs.
+    """Unpacks words to codes in the order of outputs, uint8 (rows, outputs).
 
     Args:
         words: int32 (rows, outputs / 8).
     """
-    of_bytes = words.contiguous().view(torch.uint8)
-    places = torch.stack([of_bytes & 15, of_bytes >> BITS], -1).view(len(words), -1, PER_WORD)
+    in_bytes = words.contiguous().view(torch.uint8)
+    places = torch.stack([in_bytes & 15, in_bytes >> BITS], -1).view(len(words), -1, PER_WORD)
     at = [ORDER.index(output) for output in range(PER_WORD)]
     return places[..., at].reshape(len(words), -1)
 

@@ -1,9 +1,9 @@
 """GPTQ reader: folders of AutoGPTQ, GPTQModel and `chop export --to gptq` as packed layers.
 
-Source of the layout: GPTQModel 2.0, `qweight` int32 (inputs bits / 32, outputs), codes of a column
-one after the other from the low bits on; `qzeros` int32 (groups, outputs bits / 32), zero points of
-a row likewise, less one in format `gptq`; `scales` (groups, outputs); `g_idx`, the group of each
-input.
+Source of the layout: GPTQModel 2.0. `qweight` int32 (inputs bits / 32, outputs) holds the codes of
+a column from the low bits on. `qzeros` int32 (groups, outputs bits / 32) holds the zero points of a
+row likewise, minus one in format `gptq`. `scales` is (groups, outputs), and `g_idx` the group of
+each input.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from chop.export.foreign.stored import (
 
 METHOD = "gptq"
 FORMATS = {"gptq": 1, "gptq_v2": 0}
-"""What is to be added to a stored zero point."""
+"""Number to add to a stored zero point, by format."""
 PARTS = ("qweight", "qzeros", "scales")
 ORDER = "g_idx"
 WIDTHS = (2, 3, 4, 8)
 GROUP = 128
-"""Inputs of a group, where settings do not say."""
+"""Default number of inputs per group."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a module is stored.
+    """Storage scheme of a module.
 
     Attributes:
-        bits: of a code.
-        group: inputs that share a scale and a zero point; None: all.
-        added: to a stored zero point.
-        is_reordered: inputs may be in an order of their own, which a tensor says.
+        bits: bits of a code.
+        group: inputs that share a scale and a zero point; None for all.
+        added: number added to a stored zero point.
+        is_reordered: inputs may be permuted, as given by a tensor.
     """
 
     bits: int
@@ -58,36 +58,36 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Schemes:
-    """Schemes of a folder.
+    """Storage schemes of a folder.
 
     Attributes:
-        common: of modules that nothing else is said of.
-        others: by an expression for their paths.
+        common: default scheme.
+        others: schemes by regular expression for paths.
     """
 
     common: Scheme
     others: Mapping[re.Pattern[str], Scheme]
 
     def of(self, path: str) -> Scheme:
-        """The first one whose expression finds a path, or the common one."""
-        found = (scheme for x, scheme in self.others.items() if finds(x, path))
-        return next(found, self.common)
+        """Returns the first scheme with an expression that matches a path, or the default."""
+        matches = (scheme for x, scheme in self.others.items() if finds(x, path))
+        return next(matches, self.common)
 
 
 def read(folder: Path) -> Read:
-    """What a folder holds; see `read_coded`."""
+    """Reads a folder; see `read_coded`."""
     return read_coded(folder, _parse_schemes, PARTS, (ORDER,), stored)
 
 
 def _parse_schemes(settings: Any, where: str) -> Schemes:
-    """The schemes of a `quantization_config`.
+    """Parses the schemes of a `quantization_config`.
 
     Args:
-        settings: of `config.json`.
-        where: the folder, for messages.
+        settings: `quantization_config` of `config.json`.
+        where: folder, for messages.
 
     Raises:
-        ConfigError: it is none, or has something without a format here.
+        ConfigError: if the settings are malformed or not supported.
     """
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{where}: expected settings of {METHOD} in its quantization_config.")
@@ -95,7 +95,7 @@ def _parse_schemes(settings: Any, where: str) -> Schemes:
     if not isinstance(name, str) or name not in FORMATS:
         raise ConfigError(f"{where}: checkpoint_format: {did_you_mean(str(name), FORMATS)}")
     if settings.get("adapter") is not None:
-        raise ConfigError(f"{where}: expected weights alone, got an adapter beside them.")
+        raise ConfigError(f"{where}: adapters are not supported.")
     if "bits" not in settings:
         raise ConfigError(f"{where}: expected bits in its quantization_config.")
     common = _scheme(settings, Scheme(0, GROUP, FORMATS[name], is_reordered=False), where)
@@ -122,16 +122,16 @@ def _scheme(plain: Any, common: Scheme, where: str) -> Scheme:
 
 
 def stored(path: str, parts: Mapping[str, Tensor], schemes: Schemes) -> Stored:
-    """The weight of a module in a format of chop.
+    """Returns the weight of a module in a chop format.
 
     Args:
-        path: of the module, for messages.
-        parts: its tensors by the end of their names.
-        schemes: of the folder.
+        path: path of the module, for messages.
+        parts: its tensors by name suffix.
+        schemes: schemes of the folder.
 
     Raises:
-        ConfigError: its inputs are in another order, or its zero points have no format.
-        CheckpointError: tensors have other shapes or types.
+        ConfigError: if inputs are permuted, or if no format has the zero points.
+        CheckpointError: if tensors have wrong shapes or dtypes.
     """
     scheme = schemes.of(path)
     how = f"{scheme.bits} bits in groups of {scheme.group}"
@@ -155,29 +155,29 @@ def _stored(path: str, parts: Mapping[str, Tensor], scheme: Scheme) -> Stored:
         raise ValueError(f"qzeros is {parts['qzeros'].dtype}")
     if scheme.is_reordered and ORDER not in parts:
         raise ConfigError(
-            f"{METHOD}: '{path}' lacks {ORDER}, its inputs may be in another order (desc_act)."
+            f"{METHOD}: '{path}' lacks {ORDER}, which defines the order of its inputs (desc_act)."
         )
     _check_order(path, parts.get(ORDER), inputs, min(scheme.group or inputs, inputs))
     codes = words_unpacked(weight.t(), bits, inputs)
     zeros = words_unpacked(parts["qzeros"], bits, outputs).t().double() + scheme.added
     if bool((zeros >= 2**bits).any()):
         raise ConfigError(
-            f"{METHOD}: '{path}' has a stored zero point of {2**bits - 1}, which some engines read "
-            f"as 0 and others as {2**bits}; expected checkpoint_format 'gptq_v2'."
+            f"{METHOD}: '{path}' stores a zero point of {2**bits - 1}, which engines read as 0 or "
+            f"as {2**bits}; expected checkpoint_format 'gptq_v2'."
         )
     return stored_affine(codes, parts["scales"].t(), zeros, bits, scheme.group)
 
 
 def _check_order(path: str, order: Tensor | None, inputs: int, group: int) -> None:
-    """Raises ConfigError where groups are not of neighbors."""
+    """Raises ConfigError if groups do not consist of adjacent inputs."""
     if order is None:
         return
     if order.shape != (inputs,) or order.is_floating_point():
         raise ValueError(f"g_idx is {order.dtype} {tuple(order.shape)}")
     if not torch.equal(order.long(), torch.arange(inputs) // group):
         raise ConfigError(
-            f"{METHOD}: '{path}' has its inputs in another order (desc_act): expected groups of "
-            "neighbors, as desc_act=False makes."
+            f"{METHOD}: '{path}' has reordered inputs (desc_act), which are not supported. "
+            "Quantize the model with desc_act=False."
         )
 
 

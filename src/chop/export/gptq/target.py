@@ -1,7 +1,7 @@
-"""GPTQ: folders of safetensors, made for vLLM, SGLang and GPTQModel, and read back by chop alone.
+"""GPTQ target: safetensors folders for vLLM, SGLang and GPTQModel, tested with chop's reader only.
 
-The layout is that of `chop.export.gptq.reader`, in format `gptq`: integers without zero points,
-which are those in the middle of the codes, with one number of bits and one size of groups for all.
+The layout is that of `chop.export.gptq.reader`, in format `gptq`. Weights are integers without zero
+points (stored as the middle code), with the same bits and group size in all layers.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from chop.export.target import Runner, Target
 from chop.formats.elements import Fixed
 
 ROW = -1
-"""The size of a group that is a row."""
+"""Group size that means a whole row."""
 HELD = (
-    "It holds linear layers in integers of 2, 3, 4 or 8 bits with a scale for a group of a row or "
-    "for a row (group_integer:width=4, mxint:width=8), all in one format, with float inputs; "
-    "choose one for the modules above, or leave them float."
+    "Choose one integer format of 2, 3, 4 or 8 bits with a scale per group or row, such as "
+    "group_integer:width=4 or mxint:width=8, for all these linear layers, with float inputs; or "
+    "keep them in float."
 )
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a weight is stored.
+    """Storage scheme of a weight.
 
     Attributes:
-        bits: of a code.
+        bits: bits of a code.
         group_size: inputs that share a scale, or -1 for all.
-        format: as GPTQModel calls it.
+        format: GPTQModel's name of the format.
     """
 
     bits: int
@@ -50,7 +50,7 @@ class Scheme:
     format: str = METHOD
 
     def tensors(self, weight: CodedWeight, dtype: torch.dtype) -> dict[str, Tensor]:
-        """By the end of their names."""
+        """Returns the tensors by name suffix."""
         codes = weight.integers.long() + 2 ** (self.bits - 1)
         scales = weight.steps.expand(weight.rows, -1).t().half().contiguous()
         # Format gptq stores zero points less one.
@@ -68,37 +68,37 @@ class Scheme:
 
 
 def get_scheme(weight: CodedWeight, dtype: torch.dtype) -> Scheme | str:
-    """Returns how a weight is stored, or the reason that it cannot be."""
+    """Returns the storage scheme of a weight, or the reason why it has none."""
     element = weight.element
     if not isinstance(element, Fixed) or element.code != "twos_complement":
-        return "GPTQ has no layout for its elements and scales"
+        return "GPTQ does not support its elements and scales"
     if element.width not in WIDTHS:
-        return f"its codes have {element.width} bits, and not 2, 3, 4 or 8"
+        return f"its codes have {element.width} bits instead of 2, 3, 4 or 8"
     if weight.rows % WORD or weight.columns % WORD:
-        return f"it has {weight.columns} inputs and {weight.rows} outputs, no multiples of {WORD}"
+        return f"its {weight.columns} inputs and {weight.rows} outputs are not multiples of {WORD}"
     if weight.columns % weight.group:
-        return f"{weight.columns} columns are no multiple of its groups of {weight.group}"
+        return f"{weight.columns} columns are not a multiple of the group size {weight.group}"
     steps = weight.steps
     if bool((steps.half().double() != steps).any()):
-        return "its scales are no numbers of float16"
+        return "its scales are not float16 numbers"
     return Scheme(element.width, weight.group if weight.groups > 1 else ROW)
 
 
 def _refused(schemes: Mapping[str, Scheme]) -> dict[str, str]:
-    """Modules in another scheme than most."""
+    """Returns the modules with another scheme than most, and the reasons."""
     if not schemes:
         return {}
     common = Counter(schemes.values()).most_common(1)[0][0]
     others = {path: scheme for path, scheme in schemes.items() if scheme != common}
-    return {path: f"it has {x}, and others {common}" for path, x in others.items()}
+    return {path: f"it has {x}, but most modules have {common}" for path, x in others.items()}
 
 
 def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
-    """What `config.json` says of modules.
+    """Returns the `quantization_config` of a model.
 
     Args:
-        model: with packed layers.
-        schemes: by path of a packed layer, all the same.
+        model: model with packed layers.
+        schemes: identical schemes by path of a packed layer.
     """
     scheme = next(iter(schemes.values()))
     head, floats = _unpacked(model, schemes)
@@ -117,23 +117,23 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
 
 
 def _unpacked(model: Any, schemes: Mapping[str, Scheme]) -> tuple[str | None, list[str]]:
-    """The head, which is float unless it is said to be packed, and other layers that stay float."""
+    """Returns the unpacked head, which is float by default, and other float layers."""
     embeddings = model.get_output_embeddings()
     head = next((path for path, x in model.named_modules() if x is embeddings), None)
     return head, [path for path in float_layers(model, schemes) if path != head]
 
 
 def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
-    """What a reader of the folder would not expect."""
+    """Returns notes for users of the folder."""
     head, floats = _unpacked(model, schemes)
-    notes = [f"engines have to skip layers that stay float: {', '.join(floats)}"] if floats else []
+    notes = [f"engines must skip the float layers {', '.join(floats)}"] if floats else []
     if head in schemes:
-        notes.append("the head is packed, which vLLM and GPTQModel read and others may not")
+        notes.append("the head is packed, which vLLM and GPTQModel support; other engines may not")
     return notes
 
 
 def read(path: Path) -> Runner:
-    """The model of a folder, as chop reads it: transformers needs GPTQModel and a GPU for it."""
+    """Loads the model of a folder with chop, because transformers needs GPTQModel and a GPU."""
     return get_runner(load(READER, path))
 
 
@@ -144,7 +144,7 @@ write = partial(write_folder, KIND)
 TARGET = Target(
     name=METHOD,
     engines="vLLM, SGLang, GPTQModel",
-    takes="mxint, group_integer, scale_integer, integer of 2, 3, 4 or 8 bits in weights",
+    takes="weights in mxint, group_integer, scale_integer, integer of 2, 3, 4 or 8 bits",
     library="chop",
     extra="",
     suffix="",

@@ -1,3 +1,3 @@
-"""Graphs as exporters of torch take them: flat, with caches, axes and plain names."""
+"""Preparation of graphs for torch's exporters: flat tensors, caches, axes, plain names."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""Axes of an ONNX file: which of them may vary, and which sizes the graph was captured for.
+"""Dynamic axes of an ONNX file: axes that may vary, and sizes that the graph supports.
 
-A file cannot test a condition on sizes. An axis that the graph's conditions pin has a fixed size in
-the file, so that runtimes refuse others; what other conditions leave out is said to the user.
+A file cannot test a condition on sizes. An axis that the graph's guards pin is fixed in the file,
+so that runtimes reject other sizes. Sizes that other guards exclude are reported to the user.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BATCH, SEQUENCE = "batch", "sequence"
 
 
 class Conditions:
-    """The shape guards of a graph, evaluated for other sizes of its example inputs.
+    """Shape guards of a graph, evaluated for other sizes of its example inputs.
 
     Args:
-        guards: of the graph's record.
-        example: inputs by argument name, for which they hold.
-        known: the batches and lengths of tensors, by name; those of others are looked for.
+        guards: guards of the graph's record.
+        example: inputs by argument name that satisfy the guards.
+        known: batch and sequence axes of tensors by name; those of other tensors are inferred.
     """
 
     def __init__(
@@ -42,10 +42,11 @@ class Conditions:
         self._free = _batches_and_lengths(self._tensors, known)
         self._codes = {guard.expression: compile_guard(guard) for guard in guards}
         numbers = {int(k) for text in self._codes for k in re.findall(r"(?<![\w.\[])\d+", text)}
+        # Guards change at the numbers that they contain: sizes around these are probed.
         self._nearby = {k + step for k in numbers for step in (-1, 0, 1)}
 
     def violated(self, sizes: Sizes) -> list[str]:
-        """The conditions that do not hold where some axes have other sizes."""
+        """Returns the guards that some axis sizes violate."""
         shapes = iter(
             [sizes.get((name, a), size) for a, size in enumerate(x.shape)]
             for name, x in self._tensors.items()
@@ -54,7 +55,7 @@ class Conditions:
         return [text for text, code in self._codes.items() if not guard_holds(code, given)]
 
     def varying(self) -> dict[str, list[int]]:
-        """The batches and lengths that may have another size, by input: no condition pins them."""
+        """Returns the batch and sequence axes that no guard pins, by input."""
         return {
             name: [a for one, a in self._free if one == name and self._may_vary((one, a))]
             for name in self._tensors
@@ -64,18 +65,19 @@ class Conditions:
         return any(not self.violated(sizes) for sizes in self._other_sizes(axis))
 
     def restricting(self, axes: Iterable[Axis]) -> list[str]:
-        """The conditions that some sizes of the axes do not meet, in the graph's order."""
-        found = {
+        """Returns the guards that some sizes of the axes violate, in the graph's order."""
+        restricting = {
             text for axis in axes for sizes in self._together(axis) for text in self.violated(sizes)
         }
-        return [text for text in self._codes if text in found]
+        return [text for text in self._codes if text in restricting]
 
     def _other_sizes(self, axis: Axis) -> Iterator[Sizes]:
-        """Sizes where an axis has another: alone, with all as long, all in proportion."""
+        """Yields sizes that change one axis, all equal axes, or all axes in proportion."""
         size = self._size(axis)
         for other in self._probes(size):
             yield {axis: other}
         yield from self._together(axis)
+        # Guards such as "b == 2 * a" hold only if both axes grow.
         for times in (2, 3):
             yield {one: times * self._size(one) for one in self._free if one[1] == axis[1]}
 
@@ -98,7 +100,7 @@ class Conditions:
 def _batches_and_lengths(
     tensors: Mapping[str, Tensor], known: Mapping[str, AxisNames]
 ) -> list[Axis]:
-    """Known ones, first axes, and second ones that are as long as token ids or boolean masks."""
+    """Returns known axes, first axes, and second axes as long as token ids or boolean masks."""
     lengths = {x.shape[1] for x in tensors.values() if x.dim() > 1 and not x.is_floating_point()}
     return [
         (name, a)
@@ -112,7 +114,7 @@ def _first_and_length(x: Tensor, lengths: Collection[int]) -> list[int]:
 
 
 def symbolic_axes(proto: Any) -> list[Axis]:
-    """The axes of a file's inputs that take any size."""
+    """Returns the input axes of a file that accept any size."""
     return [
         (each.name, a)
         for each in proto.graph.input

@@ -1,8 +1,8 @@
-"""KV caches of exported graphs: keys and values of each layer as tensors in and out.
+"""Key-value caches of exported graphs: keys and values of each layer as input and output tensors.
 
-A graph has its cache as one value of transformers, which its nodes read and write. Files have none:
-they take the keys and values of the tokens before, (batch, heads, past, size), and give those of
-all tokens. Names are those of optimum's files: `past_key_values.0.key` and `present.0.key`.
+A graph has its cache as one transformers object, which its nodes read and write. Files have no such
+objects. They take the keys and values of past tokens, (batch, heads, past, size), and return those
+of all tokens. Names are those of optimum's files: `past_key_values.0.key` and `present.0.key`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PAST, PRESENT = "past_key_values", "present"
 PARTS = ("key", "value")
 IDS, MASK = "input_ids", "attention_mask"
 FEWEST = 2
-"""Rows and tokens of an example: the exporter takes an axis of one for a constant."""
+"""Rows and tokens of an example: the exporter treats axes of size one as constants."""
 PADDED = 2
-"""Places at the beginning of a text that are padding."""
+"""Padding tokens at the beginning of an example text."""
 GROWN = f"past + {SEQUENCE}"
 Layers = Mapping[int, Mapping[str, Any]]
-"""`key` and `value` of each layer, by its index."""
+"""`key` and `value` tensors by layer index."""
 
 
 def has_cache(mg: MaseGraph) -> bool:
-    """Whether a graph takes a cache and adds to it."""
+    """Returns True if a graph takes and extends a key-value cache."""
     return not mg.model.record.why_no_cache and bool(_updates(mg))
 
 
@@ -81,14 +81,14 @@ FLAT: Mapping[Any, Callable[..., Any]] = {
 
 
 def flatten_cache(mg: MaseGraph, where: str) -> None:
-    """Makes the cache of a graph nested inputs and outputs, `PAST` and `PRESENT`.
+    """Replaces the cache of a graph by nested inputs and outputs, `PAST` and `PRESENT`.
 
     Args:
-        mg: a graph with a cache; it is changed.
-        where: who asks, for messages.
+        mg: graph with a cache; it is changed.
+        where: caller, for messages.
 
     Raises:
-        GraphError: something else reads the cache.
+        GraphError: if other nodes read the cache.
     """
     inputs = {str(node.target): node for node in mg.nodes if node.op == "placeholder"}
     cache = next(inputs[name] for name in CACHE_NAMES if name in inputs)
@@ -100,7 +100,7 @@ def flatten_cache(mg: MaseGraph, where: str) -> None:
     others = [user.name for user in cache.users if user.target not in FLAT.values()]
     if others:
         raise GraphError(
-            f"{where}: expected a cache that is for layers alone, {others[0]} reads it."
+            f"{where}: the cache is read by {others[0]}; only attention layers may read it."
         )
     cache.target = PAST
     for name in mg.model.record.optional_inputs:
@@ -108,7 +108,7 @@ def flatten_cache(mg: MaseGraph, where: str) -> None:
 
 
 def _give_presents(mg: MaseGraph, cache: fx.Node, updates: Sequence[fx.Node]) -> None:
-    """Puts keys and values in the place of the cache that the output has."""
+    """Replaces the cache in the graph's output by keys and values."""
     (output,) = (node for node in mg.nodes if node.op == "output")
     answer: Any = output.args[0]
     fields = {name: value for name, value in answer.kwargs.items() if value is not cache}
@@ -125,10 +125,10 @@ def _give_presents(mg: MaseGraph, cache: fx.Node, updates: Sequence[fx.Node]) ->
 
 
 def cached_examples(mg: MaseGraph) -> list[dict[str, Any]]:
-    """Inputs of a graph with a cache: a text that goes on, padded on the left, and one that begins.
+    """Returns example inputs with a cache: a continued text with left padding, and a new text.
 
-    Each has the positions that the model takes by itself, and a cache of transformers that keeps
-    all tokens, also of layers with a sliding window.
+    Both have the positions that the model computes by default. The transformers cache stores all
+    tokens, including those of sliding-window layers.
     """
     example = example_inputs(mg.model)
     ids = _at_least(example[IDS], FEWEST)
@@ -146,14 +146,14 @@ def cached_examples(mg: MaseGraph) -> list[dict[str, Any]]:
 
 
 def _at_least(x: Tensor, count: int) -> Tensor:
-    """A tensor, repeated along axes of fewer."""
+    """Repeats a tensor along axes that are shorter than `count`."""
     return x.repeat(*(-(-count // size) for size in x.shape))
 
 
 def _past_tokens(rows: int, tokens: int) -> int:
-    """How many tokens come before: no two axes may be equal, which the exporter takes for one."""
-    found = (n for n in itertools.count(PADDED + 1) if n != tokens and rows not in (n, n + tokens))
-    return next(found)
+    """Returns a number of past tokens unlike other sizes: the exporter merges equal axes."""
+    counts = (n for n in itertools.count(PADDED + 1) if n != tokens and rows not in (n, n + tokens))
+    return next(counts)
 
 
 def _inputs(mg: MaseGraph, ids: Tensor, mask: Tensor, cache: Any) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _new_cache() -> Any:
 
 
 def _emptied(cache: Any) -> Any:
-    """A cache of layers as these that holds no token."""
+    """Returns an empty cache with the same layers."""
     empty = _new_cache()
     for layer, parts in list_layers(cache).items():
         empty.update(parts["key"][:, :, :0], parts["value"][:, :, :0], layer)
@@ -184,34 +184,33 @@ def _emptied(cache: Any) -> Any:
 
 
 def list_layers(cache: Any) -> Layers:
-    """Keys and values of a cache of transformers by layer; layers that hold none are left out."""
+    """Returns keys and values of a transformers cache by layer, without empty layers."""
     held = ((i, layer) for i, layer in enumerate(cache.layers) if layer.is_initialized)
     return {i: {"key": layer.keys, "value": layer.values} for i, layer in held}
 
 
 def with_past(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs of a graph as one after `flatten_cache` takes them."""
+    """Converts inputs of a graph to those after `flatten_cache`."""
     name, cache = find_cache(inputs)
     others = {key: x for key, x in inputs.items() if key != name}
     return {**others, PAST: list_layers(cache)}
 
 
 def with_present(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs of a graph as one after `flatten_cache` gives them."""
+    """Converts outputs of a graph to those after `flatten_cache`."""
     _, cache = find_cache(answer)
     fields = {key: x for key, x in answer.items() if x is not cache}
     return {**fields, PRESENT: list_layers(cache)}
 
 
 def from_cache(run: Runner, shapes: Mapping[str, Sequence[int]]) -> Runner:
-    """What runs a file as one that takes a cache of transformers, none where a text begins.
+    """Wraps a file's runner to accept a transformers cache, or none for a new text.
 
-    Positions that are not given count the tokens of a row that are not padding, as `generate` of
-    transformers does.
+    Missing positions count the tokens of a row without padding, like `generate` of transformers.
 
     Args:
-        run: takes the file's inputs by name, or nested as in `with_past`.
-        shapes: of the inputs; sizes of axes that vary are not looked at.
+        run: runner that takes the file's inputs by name, or nested as in `with_past`.
+        shapes: shapes of the inputs; sizes of dynamic axes are ignored.
     """
     pasts = {name: shape for name, shape in shapes.items() if name.startswith(f"{PAST}.")}
 
@@ -233,9 +232,9 @@ def _in_float32(x: Tensor) -> Tensor:
 
 
 def cache_axes(mg: MaseGraph) -> dict[str, AxisNames]:
-    """The axes of any size, by name of an input or output of a graph after `flatten_cache`.
+    """Returns the dynamic axes by input or output name of a graph after `flatten_cache`.
 
-    Those of token ids and logits are left out: they are as everywhere.
+    Token ids and logits are omitted: their axes are the default ones.
     """
     axes: dict[str, AxisNames] = {MASK: {0: BATCH, 1: GROWN}}
     for update in _updates(mg):

@@ -1,4 +1,4 @@
-"""State that a graph carries between calls, which exported files cannot hold."""
+"""Detection of state that a graph carries between calls, which exported files cannot hold."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from chop.captured.state.preserve_state import Snapshot, preserve_state
 from chop.errors import GraphError, enumerate_names
 from chop.private.torch_api import write_count
 
-_SHOWN = 4
-"""Names that a message lists."""
+_MOST_NAMES = 4
+"""Largest number of names in a message."""
 _SEED = 4_300_781
 _ERROR = 1e-5
-"""Relative difference of outputs that the order of sums explains."""
+"""Relative difference of outputs that the order of summation explains."""
 
 
 def run_without_state(
     module: nn.Module, call: Callable[[], Mapping[str, Tensor]], where: str
 ) -> Mapping[str, Tensor]:
-    """Calls a module, and checks that the call before changes no output.
+    """Calls a module, and checks that earlier calls do not affect outputs.
 
-    The module runs twice in a row, and once more with other numbers in each tensor that the first
-    call wrote: a state at a fixed point would not show in the second call.
+    The module runs twice, and a third time with other values in each tensor that the first call
+    wrote. The third run detects a state at a fixed point, which the second one cannot.
 
     Args:
-        module: runs in `call`; it is left as it was.
-        call: gives the outputs by name, from the same inputs each time.
-        where: who asks, for messages.
-    Returns: the outputs of the first call.
+        module: module that `call` runs; its state is restored.
+        call: returns outputs by name, always from the same inputs.
+        where: caller, for messages.
+    Returns: outputs of the first call.
 
     Raises:
-        GraphError: outputs depend on the calls before.
+        GraphError: if outputs depend on earlier calls.
     """
     with preserve_state(module, thorough=True) as run, torch.no_grad():
         versions = _versions(module)
@@ -46,25 +46,27 @@ def run_without_state(
         if not carries and written:
             carries = _depends_on(module, written, call, first)
     if carries:
-        state = f"its tensors {enumerate_names(written, _SHOWN)}" if written else "its attributes"
+        state = (
+            f"its tensors {enumerate_names(written, _MOST_NAMES)}" if written else "its attributes"
+        )
         raise GraphError(
-            f"{where}: expected a model whose outputs depend on its inputs alone, got one that "
-            f"keeps state between calls in {state}, which the file would lose; make the state an "
-            "argument and a result of forward, or reset it at the start of each call."
+            f"{where}: the model keeps state between calls in {state}, which the file would lose. "
+            "Make the state an argument and a result of forward, or reset it at the start of each "
+            "call."
         )
     if written:
         warn_each_time(
-            f"{where}: the file does not update {enumerate_names(written, _SHOWN)}, which the "
-            "model writes and whose earlier values no output depends on.",
+            f"{where}: the file does not update {enumerate_names(written, _MOST_NAMES)}, which the "
+            "model writes. Outputs do not depend on earlier values.",
             AdjustedWarning,
         )
     return first
 
 
 def _seeded(call: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Outputs of a call whose random draws are the same each time.
+    """Returns copies of a call's outputs, with the same random draws each time.
 
-    They are copies: an output may be the very buffer that the next call writes into.
+    They are copies because an output may be the buffer that the next call writes.
     """
     torch.manual_seed(_SEED)
     return {name: x.detach().clone() for name, x in call().items()}
@@ -75,12 +77,12 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _versions(module: nn.Module) -> dict[str, int]:
-    """Counts the writes into each tensor; those of inference mode count nothing."""
+    """Returns the version counter of each tensor; tensors of inference mode have none."""
     return {n: 0 if x.is_inference() else write_count(x) for n, x in _state(module).items()}
 
 
 def _written_names(module: nn.Module, run: Snapshot, versions: Mapping[str, int]) -> list[str]:
-    """Tensors that were written since, with other numbers or with the same."""
+    """Returns the tensors written since, with changed or unchanged values."""
     changed = {id(x) for x in run.tensors.changed()}
     again = _versions(module)
     return [
@@ -102,7 +104,7 @@ def _depends_on(
     call: Callable[[], Mapping[str, Tensor]],
     expected: Mapping[str, Tensor],
 ) -> bool:
-    """Returns whether outputs change with the numbers in the tensors that a module writes."""
+    """Returns True if outputs change with the values of tensors that a module writes."""
     state = _state(module)
     for name in written:
         tensor = state[name].data

@@ -1,4 +1,4 @@
-"""Average pooling by a divisor of one's own, in terms that ONNX has."""
+"""Average pooling with `divisor_override`, expressed in operators that ONNX has."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NAMES = (
     *("input", "kernel_size", "stride", "padding"),
     *("ceil_mode", "count_include_pad", "divisor_override"),
 )
-"""Arguments of `torch.nn.functional.avg_pool2d` and `avg_pool3d`."""
+"""Argument names of `torch.nn.functional.avg_pool2d` and `avg_pool3d`."""
 DIMENSIONS: dict[Callable[..., Tensor], int] = {F.avg_pool2d: 2, F.avg_pool3d: 3}
 
 
 class WithoutDivisors(TorchFunctionMode):
-    """Inside, pooling by a divisor is a mean times a number: torch's exporter drops divisors."""
+    """Mode that replaces pooling with a divisor, which torch's exporter drops, by a scaled mean."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -33,7 +33,7 @@ class WithoutDivisors(TorchFunctionMode):
 
 
 def _scaled_mean(pool: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
-    """Means of windows of one size, zeros around the tensor among them, times size over divisor."""
+    """Returns window means, including zero padding, times window size over divisor."""
     dimensions = DIMENSIONS[pool]
 
     def sizes(name: str, default: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""Flat graphs: a list of tensors in and a list of tensors out, each with a name, as in ONNX."""
+"""Flat graphs: functions of named tensors that return named tensors, as in ONNX."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from chop.private.torch_api import source_lives_with
 
 WHERE = "export_onnx_interface_pass"
 ROOT = "output"
-"""Name of a result that is one tensor, and of what comes before the index of a tuple's parts."""
+"""Name of a single-tensor result, and prefix of the parts of a tuple."""
 NUMBERS: Mapping[tuple[type, ...], torch.dtype] = {
     (bool, torch.SymBool): torch.bool,
     (int, torch.SymInt): torch.int64,
     (float, torch.SymFloat): torch.float32,
 }
 RENAMED = ".out"
-"""Behind the name of an output that an input or a parameter has."""
+"""Suffix of an output with the name of an input or a parameter."""
 Leaf = tuple[str, Any]
 
 
 class FlatGraph:
-    """A graph as a function of tensors that gives tensors.
+    """Graph as a function from tensors to tensors.
 
-    Names of inputs are those of the graph, with keys, indices and fields behind a dot where an
-    input is nested: `x`, `batch.mask`, `pair.1`. Names of outputs are keys and fields, such as
-    `logits` or `hidden_states.0`; parts of a tuple are `output.0`, `output.1`, and a single tensor
-    is `output`. What is None is left out; so is text. A number is a tensor without dimensions.
+    Input names are those of the graph. Nested inputs append keys, indices and fields after a dot:
+    `x`, `batch.mask`, `pair.1`. Output names are keys and fields, such as `logits` or
+    `hidden_states.0`; parts of a tuple are `output.0`, `output.1`, and a single tensor is `output`.
+    None and text are omitted. Numbers become tensors without dimensions.
 
     Args:
-        mg: the graph, on a CPU; its output loses a loss, and inputs that nothing reads are erased.
+        mg: graph on a CPU. Its output loses the loss, and inputs without readers are removed.
         example: inputs by argument name.
-        where: who asks, for messages.
+        where: caller, for messages.
 
     Attributes:
-        module: takes the tensors, and returns a tuple of them.
+        module: module that takes the tensors and returns a tuple of tensors.
         inputs: example inputs by name.
-        outputs: names of what `module` returns.
+        outputs: names of the outputs of `module`.
 
     Raises:
-        GraphError: no tensor goes in or comes out, or outputs depend on the calls before.
+        GraphError: if no tensor goes in or comes out, or if outputs depend on earlier calls.
     """
 
     def __init__(self, mg: MaseGraph, example: Mapping[str, Any], where: str = WHERE) -> None:
@@ -66,7 +66,7 @@ class FlatGraph:
         nested = self._nested(example)
         self.inputs = self.tensors(example)
         if not self.inputs:
-            raise GraphError(f"{where}: expected an input that is a tensor, the graph reads none.")
+            raise GraphError(f"{where}: expected an input tensor, but the graph reads none.")
         whole = fx.GraphModule(mg.model, mg.fx_graph)
         source_lives_with(type(whole).forward)
         type(whole).forward = by_any_names(type(whole).forward, self._read)
@@ -78,15 +78,15 @@ class FlatGraph:
 
         self._keys = [*run_without_state(self.module, call, where)]
         if not self._keys:
-            raise GraphError(f"{where}: expected an output that is a tensor, the graph has none.")
+            raise GraphError(f"{where}: expected an output tensor, but the graph has none.")
         self.outputs = _free_names(self._keys, {*self.inputs, *self.module.state_dict()})
 
     def tensors(self, example: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The tensors of an example by name, on the CPU."""
+        """Returns the tensors of an example by name, on the CPU."""
         return {name: x.cpu() for name, x in named_tensors(self._nested(example)).items()}
 
     def answers(self, answer: Mapping[str, Tensor]) -> list[Tensor]:
-        """The tensors of `named_outputs` that `module` returns too, on the CPU."""
+        """Returns the tensors of `named_outputs` that `module` returns, on the CPU."""
         return [answer[key].cpu() for key in self._keys]
 
     def _nested(self, example: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,10 +94,10 @@ class FlatGraph:
 
 
 class _FlatModule(nn.Module):
-    """A graph module that takes and gives tensors; parameters keep their paths.
+    """Graph module that takes and returns tensors; parameters keep their paths.
 
     Args:
-        whole: the graph module. torch's exporter interprets those that it gets, past `forward`.
+        whole: graph module. torch's exporter interprets graph modules and bypasses `forward`.
         nested: example inputs by argument name.
     """
 
@@ -108,15 +108,15 @@ class _FlatModule(nn.Module):
         self._whole, self._nested = (whole,), nested  # in a tuple: torch registers no child
 
     def named(self, nested: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Results by name of inputs by argument name."""
+        """Returns results by name from inputs by argument name."""
         return named_outputs(self._whole[0](**nested))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
         nested = {name: _with_tensors(value, given) for name, value in self._nested.items()}
         with WithoutDivisors():
-            found = self.named(nested)
-        return _distinct(found.values(), [*tensors, *self.parameters(), *self.buffers()])
+            results = self.named(nested)
+        return _distinct(results.values(), [*tensors, *self.parameters(), *self.buffers()])
 
 
 def _with_tensors(nested: Any, given: Iterator[Tensor]) -> Any:
@@ -124,7 +124,7 @@ def _with_tensors(nested: Any, given: Iterator[Tensor]) -> Any:
 
 
 def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
-    """Nested values with a function applied to their tensors."""
+    """Applies a function to the tensors in nested values."""
     if isinstance(nested, SimpleNamespace):
         return SimpleNamespace(**map_tensors(function, vars(nested)))
     parts = tree_children(nested)
@@ -134,21 +134,21 @@ def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
 
 
 def named_tensors(nested: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors in nested values, by name."""
+    """Returns the tensors in nested values by name."""
     return {name: x for name, x in _leaves(nested) if isinstance(x, Tensor)}
 
 
 def named_outputs(answer: Any) -> dict[str, Tensor]:
-    """Tensors of a result by name, see `FlatGraph`; numbers are tensors without dimensions.
+    """Returns the tensors of a result by name, see `FlatGraph`; numbers become 0-d tensors.
 
-    Warns once of what is neither, and is left out.
+    Warns once of other values, which are omitted.
     """
     leaves = _output_leaves(answer)
     return {name: tensor for name, x in leaves if (tensor := _tensor(name, x)) is not None}
 
 
 def output_tensors(answer: Any) -> dict[str, Tensor]:
-    """Tensors of a result by name, as `named_outputs` has them, and nothing else of it."""
+    """Returns the tensors of a result by name, like `named_outputs`, without numbers."""
     return {name: x for name, x in _output_leaves(answer) if isinstance(x, Tensor)}
 
 
@@ -175,34 +175,34 @@ def _tensor(name: str, value: Any) -> Tensor | None:
     if dtype is not None:
         return torch.scalar_tensor(value, dtype=dtype)
     warn_once(
-        f"{WHERE}: the output '{name}' is a {type(value).__name__}, which no file has a form for: "
-        "left out"
+        f"{WHERE}: the output '{name}' is a {type(value).__name__}, which files cannot hold; it is "
+        "omitted"
     )
     return None
 
 
-def _distinct(found: Any, others: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Results as values of their own: a file cannot give a value two names."""
+def _distinct(results: Any, others: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Copies results that share values, because a file cannot give a value two names."""
     seen = {id(x) for x in others}
-    results = []
-    for tensor in found:
-        results.append(tensor.clone() if id(tensor) in seen else tensor)
+    distinct = []
+    for tensor in results:
+        distinct.append(tensor.clone() if id(tensor) in seen else tensor)
         seen.add(id(tensor))
-    return tuple(results)
+    return tuple(distinct)
 
 
-def _free_names(found: Iterable[str], taken: Collection[str]) -> list[str]:
-    """Names of outputs, with `RENAMED` behind those that inputs or parameters have."""
-    names: list[str] = []
-    for name in found:
-        while name in taken or name in names:
+def _free_names(names: Iterable[str], taken: Collection[str]) -> list[str]:
+    """Returns output names, with `RENAMED` appended to those of inputs or parameters."""
+    free: list[str] = []
+    for name in names:
+        while name in taken or name in free:
             name += RENAMED
-        names.append(name)
-    return names
+        free.append(name)
+    return free
 
 
 def _leave_out_loss(mg: MaseGraph) -> None:
-    """Takes the loss out of an output of Hugging Face: who runs the file has no labels."""
+    """Removes the loss from a Hugging Face output: users of the file have no labels."""
     (output,) = (node for node in mg.nodes if node.op == "output")
     answer = output.args[0]
     if not isinstance(answer, fx.Node) or not isinstance(answer.target, type):
@@ -214,7 +214,7 @@ def _leave_out_loss(mg: MaseGraph) -> None:
 
 
 def _read_inputs(mg: MaseGraph) -> list[str]:
-    """Names of what the graph reads; placeholders that nothing reads are erased."""
+    """Returns the names of inputs that the graph reads, and removes other placeholders."""
     names = []
     for node in mg.nodes:
         if node.op == "placeholder" and node.users:

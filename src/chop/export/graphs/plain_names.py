@@ -1,7 +1,7 @@
-"""Plain names: members of a graph called so that torch's exporter can write them in Python.
+"""Renaming of graph members to names that torch's exporter can write in Python.
 
-torch's exporter generates code of its own, and reads members as attributes: a layer called `class`
-is no Python there, and one called `graph` is a method of `torch.fx.GraphModule`.
+torch's exporter generates code that reads members as attributes. A layer called `class` is a syntax
+error there, and one called `graph` collides with `torch.fx.GraphModule`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from chop.private.modules import MEMBERS, own_children
 
 
 def give_plain_names(mg: MaseGraph) -> None:
-    """Gives members that code cannot name others: `class` becomes `class_`.
+    """Renames members that code cannot refer to: `class` becomes `class_`.
 
-    Members of the modules that nodes call keep theirs: their own code reads them.
+    Members of modules that nodes call keep their names, which the modules' own code reads.
 
     Args:
-        mg: the graph, which is changed.
+        mg: graph, which is changed.
     """
     model = mg.model
     called = {str(node.target) for node in mg.nodes if node.op == "call_module"}
@@ -39,7 +39,7 @@ def give_plain_names(mg: MaseGraph) -> None:
 
 
 def _not_called(module: nn.Module, called: Collection[str], path: str = "") -> Iterator[nn.Module]:
-    """A module and those below it that no node calls, nor a module that a node calls."""
+    """Yields a module and its submodules, without those that nodes call and their submodules."""
     yield module
     for name, child in own_children(module).items():
         inner = f"{path}.{name}" if path else name
@@ -48,17 +48,17 @@ def _not_called(module: nn.Module, called: Collection[str], path: str = "") -> I
 
 
 def _new_names(scope: nn.Module) -> dict[str, str]:
-    """The new names of members, by the old ones that have to go."""
+    """Returns the new names of members by the old ones."""
     taken = {name for place in MEMBERS for name in getattr(scope, place)}
-    found = {}
+    new_names = {}
     for name in [*taken]:
         plain = _in_plain_letters(name)
         while plain != name and plain in taken:
             plain += "_"
         if plain != name:
-            found[name] = plain
+            new_names[name] = plain
             taken.add(plain)
-    return found
+    return new_names
 
 
 def _in_plain_letters(name: str) -> str:
@@ -76,11 +76,11 @@ def _empty() -> fx.GraphModule:
 def _new_steps(
     model: nn.Module, steps: Iterable[str], renamed: dict[int, dict[str, str]]
 ) -> list[str]:
-    found, module = [], model
+    new_steps, module = [], model
     for step in steps:
-        found.append(renamed.get(id(module), {}).get(step, step))
+        new_steps.append(renamed.get(id(module), {}).get(step, step))
         module = own_children(module).get(step) or module
-    return found
+    return new_steps
 
 
 def _rename(scope: nn.Module, names: dict[str, str]) -> None:

@@ -1,3 +1,3 @@
-"""ONNX export: codes, scales and the operators that join them."""
+"""ONNX export with codes, scales and quantization operators."""
 
 __all__: list[str] = []

@@ -1,9 +1,9 @@
-"""Check of an ONNX file: onnxruntime computes what the graph does, up to rounding.
+"""Verification of ONNX files: onnxruntime must compute the graph's outputs, up to rounding.
 
-A rounding to a grid turns a difference of the last bit into one of a whole step where a number
-lies next to a boundary, and the layers after it into any number. So a graph with roundings is
-compared twice: without them, closely, as a clamp to the range of each grid instead; and with them,
-where results may differ by what the roundings themselves change.
+Rounding to a grid turns a difference in the last bit into a whole step if a number is next to a
+boundary, and following layers can turn it into any number. A graph with roundings is therefore
+compared twice. Without roundings, which become clamps to the range of each grid, the tolerance is
+small. With roundings, results may differ as much as the roundings themselves explain.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from chop.export.onnx import session
 from chop.export.onnx.operators import DEQUANTIZE, QUANTIZE, written_ends
 from chop.private.torch_api import TorchDispatchMode, get_schema
 
-WAY_OUT = "no file was written; say the operator in question in other terms, or report it to torch"
+WAY_OUT = "no file was written. Express the operator differently, or report the fault to torch"
 SHARE = 1e-4
-"""Of each number, by which two runtimes may differ, in float32."""
+"""Relative difference of numbers that is allowed between runtimes, in float32."""
 SHARE_OF_LARGEST = 3e-5
 BFLOAT16 = 16
 """`onnx.TensorProto.BFLOAT16`."""
 TINY = 1e-30
 SPREADS = 20
-"""How many times the change by one rounding of each result."""
+"""Allowed multiple of the change by one rounding of each result."""
 
 
 def _clamp_codes(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
@@ -48,15 +48,16 @@ CLAMPS: Mapping[Any, Callable[..., Tensor]] = {
     ),
     torch.ops.chop.qonnx_bipolar.default: lambda x, scale: x.clamp(-scale, scale),
 }
-"""What each operator that rounds does without rounding."""
+"""Replacement of each rounding operator without rounding."""
 
 
 class _Smooth(TorchDispatchMode):
-    """Inside, grids are ranges: numbers are clamped, not rounded.
+    """Mode that clamps numbers to the range of each grid instead of rounding them.
 
     Args:
-        moves: makes each result smaller by at most one step of its dtype.
-        ties: adds less than that to zeros too, so that of equal numbers any may be the largest.
+        moves: reduces each result by at most one step of its dtype.
+        ties: adds less than that to zeros as well, so that any of several equal numbers may be the
+            largest.
     """
 
     def __init__(self, moves: bool = False, ties: bool = False) -> None:
@@ -67,15 +68,16 @@ class _Smooth(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in CLAMPS:
             return CLAMPS[func](*args)
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        # Views share the memory of their base, which has been moved already.
         aliases = any(each.alias_info is not None for each in get_schema(func).returns)
-        if self._generator is None or aliases or not isinstance(found, Tensor):
-            return found
-        if not found.is_floating_point():
-            return found
-        share = torch.rand(found.shape, generator=self._generator)
-        moved = found * (1 - share * torch.finfo(found.dtype).eps).to(found.dtype)
-        return moved + (share * TINY).to(found.dtype) if self._ties else moved
+        if self._generator is None or aliases or not isinstance(result, Tensor):
+            return result
+        if not result.is_floating_point():
+            return result
+        share = torch.rand(result.shape, generator=self._generator)
+        moved = result * (1 - share * torch.finfo(result.dtype).eps).to(result.dtype)
+        return moved + (share * TINY).to(result.dtype) if self._ties else moved
 
 
 T = TypeVar("T")
@@ -86,9 +88,10 @@ class _Runs(Generic[T]):
     """Results of the graph: a tensor, or one per output.
 
     Attributes:
-        whole: with its formats.
-        exact: without its roundings.
-        moved: without them, with each number on the way moved by one step of its dtype.
+        whole: results with formats.
+        exact: results without roundings.
+        moved: results without roundings, with each intermediate number moved by one step of its
+            dtype.
     """
 
     whole: T
@@ -104,22 +107,22 @@ def check(
     whole: Any = None,
     weights: Path | None = None,
 ) -> None:
-    """Checks that onnxruntime computes the graph; says once where it cannot be imported.
+    """Checks that onnxruntime computes the graph; warns once if it cannot be imported.
 
     Args:
-        proto: the `onnx.ModelProto`.
-        smooth: the same without roundings; None if there are none.
-        flat: the graph that it was made of.
-        inputs: by name.
-        whole: results of the graph with its formats, in the order of `flat.outputs`; None where
-            the file is another model on purpose.
-        weights: the folder of the weights; None where `proto` has them.
+        proto: `onnx.ModelProto`.
+        smooth: the same without roundings; None if it has none.
+        flat: graph that the file was made from.
+        inputs: inputs by name.
+        whole: results of the graph with its formats, in the order of `flat.outputs`; None if the
+            file intentionally is another model.
+        weights: folder of the weights; None if `proto` contains them.
 
     Raises:
-        VerificationError: the file does not run, or computes something else.
+        VerificationError: if the file does not run, or computes other results.
     """
     if reason := session.why_missing():
-        warn_once(f"{WHERE}: onnxruntime cannot be imported ({reason}), so files are not run.")
+        warn_once(f"{WHERE}: onnxruntime cannot be imported ({reason}), so files are not verified.")
         return
     runs = _runs(flat, inputs, whole)
     if smooth is None:
@@ -149,8 +152,8 @@ def _results(proto: Any, inputs: Mapping[str, Tensor], weights: Path | None) -> 
         way_out = "call mg.model.float() first" if is_bfloat16 else WAY_OUT
         # onnxruntime has a class of its own for each of its codes, all direct ones of Exception.
         raise VerificationError(
-            f"{WHERE}: expected a file that onnxruntime runs, but of the one that torch makes of "
-            f"this graph it says: {shorten(first_line(error), 300)}; {way_out}."
+            f"{WHERE}: onnxruntime cannot run the file that torch makes of this graph: "
+            f"{shorten(first_line(error), 300)}; {way_out}."
         ) from error
 
 
@@ -167,7 +170,7 @@ def _compare(
 
 
 def _difference(got: Tensor, runs: _Runs[Tensor], rounds: bool) -> str:
-    """How a result of the file is not that of the graph; "" where it is."""
+    """Describes the difference between a file's result and the graph's; "" for none."""
     whole = runs.whole
     if (got.shape, got.dtype) != (whole.shape, whole.dtype):
         return f"{_kind(got)} instead of {_kind(whole)}"
@@ -187,16 +190,17 @@ def _difference(got: Tensor, runs: _Runs[Tensor], rounds: bool) -> str:
 
 
 def _rounding(runs: _Runs[Tensor], rounds: bool) -> Tensor:
-    """By how much each number of a result may differ."""
+    """Returns the allowed difference of each number of a result."""
     steps = torch.finfo(runs.whole.dtype).eps / torch.finfo(torch.float32).eps
     whole, exact, moved = (x.double() for x in (runs.whole, runs.exact, runs.moved))
     free = steps * (SHARE * whole.abs() + SHARE_OF_LARGEST * _largest(whole))
+    # Sums in another order move each number about as far as `moved`; roundings as far as `exact`.
     free += SPREADS * _largest(moved - exact)
     return free + 2 * _largest(whole - exact) if rounds else free
 
 
 def _largest(x: Tensor) -> Tensor:
-    """The largest magnitude of finite numbers; 0 of none."""
+    """Returns the largest finite magnitude; 0 without finite numbers."""
     finite = x.abs().masked_fill(~x.isfinite(), 0)
     return finite.max() if x.numel() else finite.sum()
 
@@ -206,7 +210,7 @@ def _kind(x: Tensor) -> str:
 
 
 def without_roundings(proto: Any) -> Any:
-    """A copy with a Clip for each QuantizeLinear and its readers; None if there are none."""
+    """Returns a copy with a Clip for each QuantizeLinear and its readers, or None without any."""
     from onnx import ModelProto, TensorProto, helper, numpy_helper
 
     rounded = {n.output[0] for n in proto.graph.node if n.op_type == QUANTIZE}

@@ -1,6 +1,6 @@
-"""Decoding of constants in a file: operators of ONNX for what `onnx_decode` computes.
+"""ONNX operators for constants that `onnx_decode` decodes.
 
-The exporter would compute them while it writes, and leave floats.
+The exporter would evaluate the decoding and store floats.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 DOMAIN, DECODE = "chop", "Decode"
-"""Of the operator that the exporter writes, and that becomes several."""
+"""Domain and name of the operator that the exporter writes, and that is expanded later."""
 
 
 def expand_decoding(proto: Any) -> None:
-    """Replaces the nodes that stand for decoding by operators of ONNX.
+    """Replaces decoding nodes by ONNX operators.
 
     Args:
-        proto: an `onnx.ModelProto`; it is changed.
+        proto: `onnx.ModelProto`; it is changed.
     """
     shapes = {each.name: list(each.dims) for each in proto.graph.initializer}
     nodes: list[Any] = []
@@ -25,13 +25,13 @@ def expand_decoding(proto: Any) -> None:
         nodes += _operators(proto, node, shapes[node.input[0]]) if is_one else [node]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
-    kept = [each for each in proto.opset_import if each.domain != DOMAIN]
+    others = [each for each in proto.opset_import if each.domain != DOMAIN]
     del proto.opset_import[:]
-    proto.opset_import.extend(kept)
+    proto.opset_import.extend(others)
 
 
 def _operators(proto: Any, node: Any, shape: list[int]) -> Iterator[Any]:
-    """Cast, Mul, Add where there are offsets, Reshape, and Slice where rows are filled up."""
+    """Returns Cast, Mul, Add for offsets, Reshape, and Slice for padded rows."""
     from onnx import TensorProto, helper
 
     result, (columns,) = node.output[0], (each.i for each in node.attribute)

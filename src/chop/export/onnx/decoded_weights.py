@@ -1,8 +1,8 @@
-"""Decoded weights of a file, as its engine decodes them: what proves that the file has our codes.
+"""Weights of a file as its engine decodes them, used to verify that a file has the graph's codes.
 
-Constants are called by the path of their module. What is computed of constants alone, up to the
-first operator that reads inputs, is a weight; products from codes are given the identity, and
-embeddings all indices.
+Constants are named by the path of their module. A value that depends on constants only, up to the
+first operator that reads inputs, is a weight. Products from codes are evaluated on the identity
+matrix, and embeddings on all indices.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from chop.export.onnx import session
 from chop.export.onnx.session import openvino_settings
 
 CODES, STEPS, OFFSETS = "codes", "steps", "offsets"
-"""Ends of the names of an embedding's constants, see `chop.export.onnx.grouped.CodedEmbedding`."""
+"""Suffixes of an embedding's constants, see `chop.export.onnx.grouped.CodedEmbedding`."""
 MULTIPLY, GATHER = "MatMulNBits", "GatherBlockQuantized"
-FOLDED = "torch's exporter folds a batch norm into a weight that is floats in the file"
-"""Why a weight may differ."""
+FOLDED = "torch's exporter folds batch norms into weights that the file stores as floats"
+"""Reason why a weight may differ."""
 TURNS = ("Transpose",)
-"""Operators of constants behind which a weight has another shape."""
+"""Operators on constants that change the shape of a weight."""
 RESULT = "result"
 
 
 class Op(NamedTuple):
-    """An operator of a graph.
+    """Operator of a graph.
 
     Attributes:
-        kind: such as "Gather".
-        inputs: names of values, in order.
-        outputs: the same.
+        kind: operator type, such as "Gather".
+        inputs: names of input values.
+        outputs: names of output values.
     """
 
     kind: str
@@ -43,11 +43,11 @@ class Op(NamedTuple):
 
 
 def _constant_ends(ops: Iterable[Op], constants: Iterable[str]) -> dict[str, list[str]]:
-    """By path of a module the values that are computed of constants alone and that others read.
+    """Returns values that depend on constants only and have other readers, by module path.
 
     Args:
-        ops: in an order in which values are computed before they are read.
-        constants: names; those of a module's begin with its path.
+        ops: operators in topological order.
+        constants: names of constants, which begin with the path of their module.
     """
     owners = {name: name.rpartition(".")[0] for name in constants}
     ends: dict[str, list[str]] = {}
@@ -66,25 +66,25 @@ def _constant_ends(ops: Iterable[Op], constants: Iterable[str]) -> dict[str, lis
 def _weights(
     ends: Mapping[str, Sequence[str]], value: Callable[[str], Tensor | None]
 ) -> dict[str, Tensor]:
-    """By path of a module, of `_constant_ends` and what values are."""
-    found: dict[str, Tensor] = {}
+    """Returns the weight of each module from `_constant_ends` and a lookup of values."""
+    weights: dict[str, Tensor] = {}
     for path, names in ends.items():
         weight = _looked_up(path, value)
         if weight is None:
             weight = _largest(x for name in names if (x := value(name)) is not None)
         if weight is not None:
-            found[path] = weight
-    return found
+            weights[path] = weight
+    return weights
 
 
 def _largest(values: Iterable[Tensor]) -> Tensor | None:
-    """The weight among what a module has: a bias has fewer values."""
+    """Returns the largest tensor: a bias has fewer values than a weight."""
     floats = [x for x in values if x.is_floating_point() and x.dim()]
     return max(floats, key=lambda x: (x.dim() > 1, x.numel()), default=None)
 
 
 def _looked_up(path: str, value: Callable[[str], Tensor | None]) -> Tensor | None:
-    """An embedding whose rows are decoded as they are looked up."""
+    """Returns an embedding that is decoded row by row."""
     codes, steps = (value(f"{path}.{end}") for end in (CODES, STEPS))
     if codes is None or steps is None or codes.dtype != torch.int8:
         return None
@@ -92,12 +92,12 @@ def _looked_up(path: str, value: Callable[[str], Tensor | None]) -> Tensor | Non
     offsets = value(f"{path}.{OFFSETS}")
     if offsets is not None:
         values = values + offsets.unsqueeze(-1)
-    found: Tensor = values.flatten(1)
-    return found
+    weights: Tensor = values.flatten(1)
+    return weights
 
 
 def onnx_weights(path: Path) -> dict[str, Tensor]:
-    """Weights by path of a module, as onnxruntime decodes them; rows may end in zeros."""
+    """Returns weights by module path as onnxruntime decodes them; rows may end in zeros."""
     import onnx
     from onnx import numpy_helper
 
@@ -116,7 +116,7 @@ def onnx_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _computed(proto: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """What onnxruntime makes of constants: some values of a graph that depend on no input."""
+    """Evaluates values of a graph that depend on no input, by onnxruntime."""
     from onnx import TensorProto, helper
 
     if not names:
@@ -129,10 +129,10 @@ def _computed(proto: Any, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _from_codes(proto: Any, stored: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Weights of operators that compute from codes, which are given ones; zero points are not."""
+    """Returns weights of operators that compute from codes stored without zero points."""
     from onnx import TensorProto, helper
 
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     result = [helper.make_tensor_value_info(RESULT, TensorProto.FLOAT, None)]
     for node in proto.graph.node:
         if node.op_type not in (MULTIPLY, GATHER):
@@ -152,14 +152,14 @@ def _from_codes(proto: Any, stored: Mapping[str, Any]) -> dict[str, Tensor]:
         probe.attribute.extend(node.attribute)
         inputs = [helper.make_tensor_value_info("given", dtype, [*given.shape])]
         (values,) = _run(proto, [probe], inputs, result, {"given": given})
-        found[owner] = values
-    return found
+        weights[owner] = values
+    return weights
 
 
 def _run(
     proto: Any, nodes: Sequence[Any], inputs: Any, outputs: Any, given: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """Runs some nodes of a graph."""
+    """Runs selected nodes of a graph."""
     from onnx import helper
 
     read = {name for node in nodes for name in node.input}
@@ -170,10 +170,10 @@ def _run(
 
 
 def openvino_weights(path: Path) -> dict[str, Tensor]:
-    """Weights by path of a module, as OpenVINO decodes them; rows may be filled up with zeros.
+    """Returns weights by module path as OpenVINO decodes them; rows may be padded with zeros.
 
     Args:
-        path: of files that chop wrote.
+        path: path of files that chop wrote.
     """
     import openvino
 

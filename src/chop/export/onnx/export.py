@@ -34,34 +34,33 @@ log = logging.getLogger(__name__)
 
 NEEDS = ("onnx", "onnxscript")
 Answered = tuple[dict[str, Any], dict[str, Tensor]]
-"""Inputs by argument name, and the tensors of what a graph makes of them."""
+"""Inputs by argument name, and the output tensors of the graph by name."""
 UNCHECKED = (
-    "%s: the graph was captured for %s; the file takes other sizes too, and its answers may be "
-    "wrong there. In Python dynamic_axes=False refuses them."
+    "%s: the graph was captured for %s. The file accepts other sizes too, but its outputs may be "
+    "wrong for them. In Python, dynamic_axes=False makes the file reject them."
 )
 
 
 def export(
     mg: MaseGraph, path: Path, float_fallback: bool, dynamic_axes: bool, cache: bool = True
 ) -> dict[str, Any]:
-    """Writes a graph as an ONNX file, after it was run where onnxruntime is installed.
+    """Writes a graph as an ONNX file, and verifies it first if onnxruntime is installed.
 
     Args:
-        mg: the graph; it stays as it is.
-        path: the file; weights beyond 2 GB are beside it.
-        float_fallback: exports operands as floats where ONNX lacks their format.
-        dynamic_axes: batches and sequences may have other sizes than the example inputs.
-        cache: a decoder's keys and values are inputs and outputs, where axes are dynamic.
-    Returns: `files` that were written; names of `inputs` and `outputs`; `quantized`, paths of the
-        modules in integers; `fallback`, operands exported as floats; `unrounded`, those of
-        them that nothing rounds; `unchecked`, conditions of the graph on sizes that the file does
-        not test.
+        mg: graph; it is not changed.
+        path: path of the file; weights beyond 2 GB are stored beside it.
+        float_fallback: exports operands as floats if ONNX lacks their format.
+        dynamic_axes: allows other batch sizes and sequence lengths than the example's.
+        cache: makes a decoder's key-value cache inputs and outputs if axes are dynamic.
+    Returns: written `files`; names of `inputs` and `outputs`; `quantized`, paths of the modules in
+        integers; `fallback`, operands exported as floats; `unrounded`, fallback operands that are
+        not rounded; `unchecked`, the graph's guards on sizes that the file does not test.
 
     Raises:
-        ConfigError: a format has no form of integers in ONNX, or waits for data.
-        GraphError: torch's exporter lacks the ONNX of an operator.
-        UnavailableError: onnx or onnxscript are not installed.
-        VerificationError: onnxruntime does not run the file, or computes something else.
+        ConfigError: if ONNX has no integers for a format, or if a format is not fitted.
+        GraphError: if torch's exporter does not support an operator.
+        UnavailableError: if onnx or onnxscript is not installed.
+        VerificationError: if onnxruntime does not run the file, or computes other results.
     """
     require("ONNX", *NEEDS, extra="")
     is_cached = cache and dynamic_axes and has_cache(mg)
@@ -99,41 +98,41 @@ def export(
 
 
 def examples_and_answers(mg: MaseGraph, dynamic: bool) -> list[Answered]:
-    """Examples and what the graph makes of them: the first is the one to export.
+    """Returns examples with the graph's outputs; the first example is exported.
 
-    Of a batch of one that is the batch twice, if the graph takes it: the exporter takes an axis of
-    one for a constant.
+    A batch of one is repeated to two if the graph accepts it, because the exporter treats an axis
+    of size one as a constant.
 
     Args:
         mg: the graph.
-        dynamic: whether the batch may have other sizes.
+        dynamic: True if the batch size may vary.
     """
     example = example_inputs(mg.model)
-    found = [(example, compute_outputs(mg, example))]
+    examples = [(example, compute_outputs(mg, example))]
     leaves = named_tensors(example).values()
     if dynamic and all(x.dim() and len(x) == 1 for x in leaves):
         twice = map_tensors(lambda x: torch.cat([x, x]), example)
         with suppress(GuardError):
-            found.insert(0, (twice, compute_outputs(mg, twice)))
-    return found
+            examples.insert(0, (twice, compute_outputs(mg, twice)))
+    return examples
 
 
 def _cached_answers(mg: MaseGraph) -> list[Answered]:
-    """`examples_and_answers` of a graph with a cache, which runs on caches of transformers."""
-    found = []
+    """Returns `examples_and_answers` for a graph that runs on transformers caches."""
+    examples = []
     for inputs in cached_examples(mg):
         taken = with_past(inputs)  # before the graph adds to the cache
         with preserve_state(mg.model), torch.no_grad():
             answer = mg.model.eval()(**inputs)
-        found.append((taken, named_outputs(with_present(answer))))
-    return found
+        examples.append((taken, named_outputs(with_present(answer))))
+    return examples
 
 
 def compute_outputs(mg: MaseGraph, example: dict[str, Any]) -> dict[str, Tensor]:
-    """Outputs of a graph by name, in eval mode; nothing of it changes.
+    """Returns the outputs of a graph by name, in eval mode, without changing the graph.
 
     Raises:
-        GraphError: it does not run on these inputs, which may not fit one another.
+        GraphError: if the graph fails on these inputs, which may not fit one another.
     """
     with preserve_state(mg.model), torch.no_grad():
         try:
@@ -142,7 +141,7 @@ def compute_outputs(mg: MaseGraph, example: dict[str, Any]) -> dict[str, Tensor]
             raise
         except (RuntimeError, IndexError, TypeError) as error:  # torch's own
             raise GraphError(
-                f"{WHERE}: the graph fails on inputs drawn with the shapes and ranges of the "
-                f"example ({shorten(first_line(error), 200)}); capture it with an example whose "
-                "integers and masks of the same shapes may have any values in their range."
+                f"{WHERE}: the graph fails on random inputs with the shapes and ranges of the "
+                f"example ({shorten(first_line(error), 200)}). Capture it with an example in which "
+                "integers and masks can have any value in their range."
             ) from error

@@ -1,4 +1,4 @@
-"""Files of a graph in ONNX: one, or beyond the size of a message the weights in one beside it."""
+"""Files of an ONNX graph: one file, with large weights in a second one."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from chop.base.files import atomic_file, atomic_files
 
 LARGEST = 2**31 - 2**24
-"""Bytes of weights that a file holds itself: protobuf takes messages of less than 2 GiB."""
+"""Largest size of embedded weights, in bytes: protobuf messages are limited to 2 GiB."""
 SMALL = 1024
-"""Bytes of tensors that stay in the file of the graph."""
+"""Size in bytes below which tensors stay in the graph's file."""
 DATA = ".data"
-"""Behind the name of the file: the one with its weights."""
+"""Suffix of the file for weights."""
 
 
 def write_files(proto: Any, path: Path, check: Callable[[Path | None], None]) -> tuple[Path, ...]:
-    """Writes the files of a graph, all or none, and removes weights that an older one had.
+    """Writes all files of a graph or none, and removes the weights of an older one.
 
     Args:
-        proto: an `onnx.ModelProto`; weights that get a file of their own leave it.
-        path: of the graph.
-        check: raises an error where the graph is wrong, before it is at `path`; takes the folder
-            of its weights, None where they are in it.
-    Returns: what was written.
+        proto: `onnx.ModelProto`; weights for the second file are removed from it.
+        path: path of the graph.
+        check: raises an error if the graph is wrong, before it is moved to `path`. Takes the folder
+            of the weights; None if the graph contains them.
+    Returns: written files.
     """
     data = path.with_name(path.name + DATA)
     if sum(len(each.raw_data) for each in proto.graph.initializer) <= LARGEST:

@@ -1,4 +1,4 @@
-"""Affine grids: formats as ONNX has them, integers of at most 8 bits times a scale."""
+"""Affine grids: formats that ONNX expresses as integers of at most 8 bits times a scale."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from chop.kernels.integers import get_integers, one_scale
 
 CHOICE = (
     "integer (width up to 8, not floored, calibrated) or scale_integer (width up to 8; granularity "
-    "tensor, or channel for weights), for matrices of weights any integers of up to 8 bits"
+    "tensor, or channel for weights); weight matrices may be any integers of up to 8 bits"
 )
-"""What can be written, for messages."""
+"""Supported formats, for messages."""
 
 
 @dataclass(frozen=True)
 class AffineGrid:
-    """Affine grid: values s k for integers `low` <= k <= `high`.
+    """Values s k for integers `low` <= k <= `high`.
 
     Attributes:
-        low: the smallest k.
-        high: the largest.
-        scale: s, float32 () or, one for each index of the first axis, (n,); None if it follows
-            the data: the largest magnitude over `high`.
+        low: smallest k.
+        high: largest k.
+        scale: s, float32 () or, one for each index of the first axis, (n,). None for a dynamic
+            scale, the largest magnitude over `high`.
     """
 
     low: int
@@ -36,16 +36,16 @@ class AffineGrid:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the stored k."""
+        """Dtype of the stored k."""
         return torch.int8 if self.low < 0 else torch.uint8
 
 
 def get_grid(number_format: NumberFormat, parameter: Tensor | None = None) -> AffineGrid | None:
-    """Affine grid of a format; None if ONNX cannot express it in 8 bits.
+    """Returns the affine grid of a format; None if ONNX cannot express it in 8 bits.
 
     Args:
-        number_format: the format.
-        parameter: the tensor that is stored in it, if it is one; None for activations.
+        number_format: number format.
+        parameter: tensor stored in the format; None for activations.
     """
     layout = number_format.layout() if number_format.is_fitted else None
     integers = get_integers(layout)
@@ -62,7 +62,7 @@ def get_grid(number_format: NumberFormat, parameter: Tensor | None = None) -> Af
 
 
 def get_scale(layout: Layout, parameter: Tensor) -> Tensor | None:
-    """float32 () or (n,): the scale of a parameter or of each of its channels; None for others."""
+    """Returns the scale of a parameter or its channels, float32 () or (n,), or None."""
     lines = layout.groups.lines(parameter.shape)
     if lines is None or layout.scaling is None or lines.groups_per_row > 1:
         return None

@@ -1,8 +1,8 @@
-"""Grouped weights: integers of a few bits, with a step for each group of a row, beside floats.
+"""Grouped weights: low-bit integers with a step per group of a row, multiplied by float inputs.
 
-Runtimes multiply those of 4 bits from their codes: onnxruntime as MatMulNBits, which OpenVINO reads
-too. Of 8 bits onnxruntime has no fast product with floats, so that those are decoded, once: it
-computes what depends on constants alone as it opens a file.
+Runtimes multiply 4-bit codes directly: onnxruntime by MatMulNBits, which OpenVINO supports as well.
+For 8 bits onnxruntime has no fast product with floats. Such weights are decoded once, because it
+evaluates constants when it opens a file.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from chop.nn.packed import PackedOperator, pack
 from chop.nn.quantized import QuantEmbedding, QuantizedOperator, QuantLinear
 
 FEW = 4
-"""Bits of the codes that products are computed from."""
+"""Bits of codes that are multiplied directly."""
 BLOCKS = (128, 64, 32, 16)
-"""Columns that may share a scale there."""
+"""Block sizes, in columns, that the product supports."""
 SHORT = 32
-"""The block of rows that none of them divides; they have one scale."""
+"""Block size for rows that no size divides; such rows have one scale."""
 
 
 @dataclass(eq=False)
 class Grouped(StandIn):
-    """A weight matrix: its integers times the step of their group, plus its offset.
+    """Weight matrix of integers times the step of their group, plus its offset.
 
     Attributes:
         integers: int8 (rows, columns).
         steps: float32 (rows, groups), or (1, 1).
-        offsets: shape of `steps`; None for none.
-        group: columns of a group; the last one of a row may be shorter.
+        offsets: shape of `steps`, or None.
+        group: columns of a group; the last group of a row may be shorter.
         width: bits of the integers.
     """
 
@@ -63,44 +63,44 @@ class Grouped(StandIn):
 
     @property
     def columns(self) -> int:
-        """Of the matrix."""
+        """Columns of the matrix."""
         return self.integers.size(1)
 
     @property
     def block(self) -> int | None:
-        """Columns with one scale where products are computed from codes; None: they are not."""
+        """Block size of a direct product with codes; None if that is not supported."""
         if self.width > FEW:
             return None
-        found = next((block for block in BLOCKS if self.group % block == 0), None)
-        return SHORT if found is None and self.steps.size(1) == 1 else found
+        block = next((size for size in BLOCKS if self.group % size == 0), None)
+        return SHORT if block is None and self.steps.size(1) == 1 else block
 
     def in_groups(self, x: Tensor, group: int) -> Tensor:
-        """(rows, groups, group) of (rows, columns): the last group of a row is filled with 0."""
+        """Reshapes (rows, columns) to (rows, groups, group), padding the last group with 0."""
         rest = -x.size(-1) % group
         filled: Tensor = F.pad(x, (0, rest)).unflatten(-1, (-1, group))
         return filled
 
-    def per_block(self, of_groups: Tensor, block: int) -> Tensor:
-        """(rows, blocks) of what groups have."""
-        repeated = of_groups.repeat_interleave(max(self.group // block, 1), 1)
+    def per_block(self, group_values: Tensor, block: int) -> Tensor:
+        """Repeats values of groups for each block: (rows, blocks)."""
+        repeated = group_values.repeat_interleave(max(self.group // block, 1), 1)
         blocks = -(-self.columns // block)
-        if of_groups.size(1) == 1:
-            repeated = of_groups.expand(-1, blocks)
+        if group_values.size(1) == 1:
+            repeated = group_values.expand(-1, blocks)
         return repeated[:, :blocks].expand(len(self.integers), -1).contiguous()
 
     def bytes(self, block: int) -> Tensor:
-        """uint8 (rows, blocks, block/2): two codes in each byte, the first in its low bits."""
+        """Packs two codes per byte, the first in the low bits: uint8 (rows, blocks, block/2)."""
         codes = (self.in_groups(self.integers, block) + MIDDLE).to(torch.uint8)
         return codes[..., 0::2] | codes[..., 1::2] << 4
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        """The matrix, decoded."""
+        """Returns the decoded matrix."""
         values: Tensor = onnx_decode(self._filled, self._steps, self._offsets, self.columns)
         return values
 
 
 def grouped(original: nn.Module, step: QuantizedOperator) -> Grouped | None:
-    """The weight of a layer as integers in groups; None if it is something else."""
+    """Returns the weight of a layer as grouped integers, or None for other weights."""
     try:
         layer = original if isinstance(original, PackedOperator) else pack(step)
     except ConfigError:  # it cannot be packed
@@ -132,15 +132,15 @@ def _grouped(weight: CodedWeight) -> Grouped | None:
 
 
 def has_float_inputs(layer: nn.Module) -> bool:
-    """Whether it is a linear layer whose inputs are not rounded."""
+    """Returns True for a linear layer with float inputs."""
     return isinstance(layer, QuantLinear) and layer.spec.data_in.is_identity
 
 
 def twin(layer: Any) -> nn.Module | None:
-    """What computes a layer from the codes of its weight; None: the weight is decoded before.
+    """Returns a module that computes a layer from its codes; None if the weight must be decoded.
 
     Args:
-        layer: its spec has `Grouped` as its weight.
+        layer: layer with `Grouped` as the weight of its spec.
     """
     weight: Grouped = layer.spec.weight
     if has_hooks(layer):  # one may change the weight, and runs on the layer as it is
@@ -153,10 +153,10 @@ def twin(layer: Any) -> nn.Module | None:
 
 
 class _BlockLinear(nn.Module):
-    """A linear layer whose weight is codes of 4 bits.
+    """Linear layer with a weight of 4-bit codes.
 
     Args:
-        layer: the layer.
+        layer: original layer.
         block: columns with one scale.
     """
 
@@ -183,10 +183,10 @@ class _BlockLinear(nn.Module):
 
 
 class CodedEmbedding(nn.Module):
-    """An embedding that decodes the rows that it looks up.
+    """Embedding that decodes the rows that it looks up.
 
     Args:
-        layer: the layer.
+        layer: original layer.
     """
 
     def __init__(self, layer: QuantEmbedding) -> None:

@@ -1,8 +1,8 @@
-"""Masks of attention: a token that sees no other gets zeros, as of torch, in a file too.
+"""Attention masks in ONNX files: fully masked tokens get zeros, as in torch.
 
-torch's exporter adds the lowest number to scores that a mask hides, so that such a token, padding
-at the beginning of a text, would get the mean of all tokens. It tests for NaN, which softmax makes
-of -inf alone.
+torch's exporter adds the lowest number to masked scores. A fully masked token, such as padding at
+the beginning of a text, would get the mean of all tokens. The exporter tests for NaN, but only -inf
+makes softmax return NaN.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 HIDDEN = "/hidden"
-"""Behind the name of a mask, or of a number, that hides scores by -inf."""
+"""Name suffix of a mask or number that hides scores by -inf."""
 
 
 def hide_by_infinity(proto: Any) -> None:
-    """Makes the masks of attention -inf where they hide, in place of the lowest number.
+    """Replaces the lowest number in attention masks by -inf.
 
     Args:
-        proto: an `onnx.ModelProto`; it is changed.
+        proto: `onnx.ModelProto`; it is changed.
     """
     is_lowest = _lowest(proto)
     makers = {name: node for node in proto.graph.node for name in node.output}
@@ -35,20 +35,20 @@ def hide_by_infinity(proto: Any) -> None:
 
 
 def _tested_sums(proto: Any, makers: Mapping[str, Any]) -> list[Any]:
-    """Sums whose softmax is tested for NaN."""
-    found = []
+    """Returns sums with a softmax that is tested for NaN."""
+    sums = []
     for node in proto.graph.node:
         tested = makers.get(node.input[0]) if node.op_type == "IsNaN" else None
         if tested is None or tested.op_type != "Softmax":
             continue
         added = makers.get(tested.input[0])
         if added is not None and added.op_type == "Add":
-            found.append(added)
-    return found
+            sums.append(added)
+    return sums
 
 
 def _lowest(proto: Any) -> Callable[[str], bool]:
-    """Whether a constant is the lowest number of its dtype."""
+    """Returns a test whether a named constant is the lowest number of its dtype."""
     from onnx import TensorProto, numpy_helper
 
     dtypes = {
@@ -60,17 +60,21 @@ def _lowest(proto: Any) -> Callable[[str], bool]:
     constants = {each.name: each for each in proto.graph.initializer}
 
     def is_lowest(name: str) -> bool:
-        found = constants.get(name)
-        if found is None or found.data_type not in dtypes or [*found.dims] not in ([], [1]):
+        constant = constants.get(name)
+        if (
+            constant is None
+            or constant.data_type not in dtypes
+            or [*constant.dims] not in ([], [1])
+        ):
             return False
-        value = float(numpy_helper.to_array(found).astype("float64").item())
-        return value == torch.finfo(dtypes[found.data_type]).min
+        value = float(numpy_helper.to_array(constant).astype("float64").item())
+        return value == torch.finfo(dtypes[constant.data_type]).min
 
     return is_lowest
 
 
 def _add_masks(proto: Any, masks: Mapping[str, Any]) -> None:
-    """Adds masks of -inf behind those that they are made of, which go where nothing reads them."""
+    """Adds masks of -inf after the masks that they replace, and removes unused ones."""
     from onnx import NodeProto, helper
 
     read = {name for node in proto.graph.node for name in node.input}
@@ -90,8 +94,9 @@ def _add_masks(proto: Any, masks: Mapping[str, Any]) -> None:
             twin.input[2] = lowest + HIDDEN
             numbers[lowest] = helper.make_tensor(twin.input[2], types[lowest], [], [-torch.inf])
             nodes.append(twin)
+    # A constant that a finite mask still reads stays beside its infinite twin.
     still = {name for node in nodes for name in node.input}
-    kept = [x for x in proto.graph.initializer if x.name in still or x.name not in numbers]
-    for field, values in (("node", nodes), ("initializer", [*kept, *numbers.values()])):
+    others = [x for x in proto.graph.initializer if x.name in still or x.name not in numbers]
+    for field, values in (("node", nodes), ("initializer", [*others, *numbers.values()])):
         proto.graph.ClearField(field)
         getattr(proto.graph, field).extend(values)

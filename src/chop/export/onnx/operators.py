@@ -1,6 +1,6 @@
-"""Custom operators that a graph for a file has in place of formats.
+"""Custom operators that replace number formats in a graph for export.
 
-Their torch forms are references: what an ONNX runtime computes.
+The torch implementations are references for the results of ONNX runtimes.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from torch import Tensor
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 QONNX, QUANT, BIPOLAR = "qonnx.custom_op.general", "Quant", "BipolarQuant"
-"""A domain, and operators of it."""
+"""Domain and operators of QONNX."""
 MIDDLE = 8
-"""Of the codes of 4 bits, for 0."""
+"""Code of 0 among 4-bit codes."""
 ZERO_POINT, LARGEST_CODE = 128, 255
-"""Of the codes of signed numbers; of all codes."""
+"""Code of 0 among signed numbers, and largest code."""
 
 
 @torch.library.custom_op("chop::onnx_round", mutates_args=())
 def onnx_round(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """QuantizeLinear, DequantizeLinear: s k, k nearest to x/s in `low` ... `high`, ties to even.
+    """Computes QuantizeLinear and DequantizeLinear: s k, k nearest to x/s, ties to even.
 
-    In ONNX the codes are uint8, and 128 stands for 0 where `low` is negative: the one kind of
-    activation that runtimes multiply by int8 weights on every processor.
+    ONNX stores the codes as uint8, with a zero point of 128 if `low` is negative. Only activations
+    of this kind are multiplied by int8 weights on every processor.
 
     Args:
         x: any shape, float32.
         scale: float32 ().
-        low: the smallest k, at least -128.
-        high: the largest k.
+        low: smallest k, at least -128.
+        high: largest k.
     """
     return (x / scale).round().clamp(low, high) * scale
 
@@ -40,13 +40,13 @@ def _(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
 
 @torch.library.custom_op("chop::onnx_dequantize", mutates_args=())
 def onnx_dequantize(codes: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Tensor:
-    """DequantizeLinear: (codes - zero_point) times scale.
+    """Computes DequantizeLinear: (codes - zero_point) times scale.
 
     Args:
         codes: any shape, int8, uint8 or int32.
         scale: float32 (), or (n,) for each index of `axis`.
         zero_point: shape of `scale`, dtype of `codes`.
-        axis: ignored where there is one scale.
+        axis: ignored for a single scale.
     """
     shape = [1] * codes.dim()
     if scale.dim():
@@ -61,13 +61,13 @@ def _(codes: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Tensor:
 
 @torch.library.custom_op("chop::onnx_decode", mutates_args=())
 def onnx_decode(codes: Tensor, steps: Tensor, offsets: Tensor | None, columns: int) -> Tensor:
-    """Integers of groups times the step of each group, plus its offset, as a matrix.
+    """Decodes integers to a matrix: each is multiplied by its group's step, plus its offset.
 
     Args:
-        codes: int8 (rows, groups, group); the last group of a row may end with what is none of it.
+        codes: int8 (rows, groups, group); the last group of a row may end with padding.
         steps: float32 (rows, groups, 1) or (1, 1, 1).
-        offsets: shape of `steps`; None for none.
-        columns: of the matrix.
+        offsets: shape of `steps`, or None.
+        columns: columns of the matrix.
     """
     values = codes.to(steps.dtype) * steps
     values = values if offsets is None else values + offsets
@@ -80,10 +80,10 @@ def _(codes: Tensor, steps: Tensor, offsets: Tensor | None, columns: int) -> Ten
 
 
 def _four_bits(codes: Tensor, scales: Tensor) -> Tensor:
-    """The numbers of packed codes: float32 (rows, blocks x block).
+    """Decodes packed codes to float32 (rows, blocks x block).
 
     Args:
-        codes: uint8 (rows, bytes), two codes in each byte, the first in its low bits.
+        codes: uint8 (rows, bytes), two codes per byte, the first in the low bits.
         scales: float32 (rows, blocks).
     """
     numbers = torch.stack([codes & 15, codes >> 4], -1).view(*scales.shape, -1).float() - MIDDLE
@@ -92,11 +92,11 @@ def _four_bits(codes: Tensor, scales: Tensor) -> Tensor:
 
 @torch.library.custom_op("chop::onnx_matmul_4bit", mutates_args=())
 def onnx_matmul_4bit(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """MatMulNBits: x times the transpose of a matrix of 4-bit codes, in float32.
+    """Computes MatMulNBits: x times the transpose of a matrix of 4-bit codes, in float32.
 
     Args:
         x: float32 (..., columns).
-        codes: uint8 (rows, blocks, block/2), the last block filled up; 8 stands for 0.
+        codes: uint8 (rows, blocks, block/2), with padding in the last block; 8 is the code of 0.
         scales: float32 (rows, blocks).
     """
     weight = _four_bits(codes.flatten(1), scales)[:, : x.size(-1)]
@@ -110,10 +110,10 @@ def _(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 
 @torch.library.custom_op("chop::onnx_gather_4bit", mutates_args=())
 def onnx_gather_4bit(codes: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
-    """GatherBlockQuantized: rows of a matrix of 4-bit codes, in float32.
+    """Computes GatherBlockQuantized: rows of a matrix of 4-bit codes, in float32.
 
     Args:
-        codes: uint8 (all rows, columns/2); 8 stands for 0.
+        codes: uint8 (all rows, columns/2); 8 is the code of 0.
         rows: int64, any shape.
         scales: float32 (all rows, blocks).
     """
@@ -127,14 +127,14 @@ def _(codes: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
 
 @torch.library.custom_op("chop::qonnx_quant", mutates_args=())
 def qonnx_quant(x: Tensor, scale: Tensor, low: int, high: int, floors: bool) -> Tensor:
-    """Quant of QONNX: s k, k nearest to x/s in `low` ... `high`, ties to even, or below x/s.
+    """Computes QONNX's Quant: s k, k nearest to x/s with ties to even, or below x/s.
 
     Args:
         x: any shape, float32.
-        scale: float32, of a shape that `x` has a broadcast to.
-        low: the smallest k: 0, or -`high`, or one less.
-        high: the largest k, one less than a power of two.
-        floors: whether k is below x/s.
+        scale: float32, broadcastable to `x`.
+        low: smallest k: 0, or -`high`, or one less.
+        high: largest k, one less than a power of two.
+        floors: rounds down instead of to nearest.
     """
     steps = (x / scale).clamp(low, high)
     return (steps.floor() if floors else steps.round()) * scale
@@ -147,11 +147,11 @@ def _(x: Tensor, scale: Tensor, low: int, high: int, floors: bool) -> Tensor:
 
 @torch.library.custom_op("chop::qonnx_bipolar", mutates_args=())
 def qonnx_bipolar(x: Tensor, scale: Tensor) -> Tensor:
-    """BipolarQuant of QONNX: s where x >= 0, else -s.
+    """Computes QONNX's BipolarQuant: s for x >= 0, otherwise -s.
 
     Args:
         x: any shape, float32.
-        scale: float32, of a shape that `x` has a broadcast to.
+        scale: float32, broadcastable to `x`.
     """
     return torch.where(x >= 0, scale, -scale)
 
@@ -162,6 +162,6 @@ def _(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def written_ends(low: int, high: int) -> tuple[int, int]:
-    """The smallest and the largest k of what is written: all that the codes have, or a Clip."""
+    """Returns the smallest and largest k of the written codes, which may need a Clip."""
     zero = ZERO_POINT if low < 0 else 0
     return (low, high) if high + zero < LARGEST_CODE else (-zero, LARGEST_CODE - zero)

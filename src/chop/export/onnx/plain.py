@@ -1,4 +1,4 @@
-"""Plain operators: nodes of QONNX as ONNX has them, for onnxruntime, which lacks that domain."""
+"""Conversion of QONNX nodes to plain ONNX for onnxruntime, which lacks that domain."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ROUNDINGS = {b"ROUND": "Round", b"FLOOR": "Floor"}
 
 
 def in_plain_operators(proto: Any, rounds: bool) -> Any:
-    """A copy with operators of ONNX in place of those of QONNX.
+    """Returns a copy with ONNX operators in place of QONNX operators.
 
     Args:
-        proto: the `onnx.ModelProto`.
-        rounds: False for clamps to the ranges of nodes, without roundings.
+        proto: `onnx.ModelProto`.
+        rounds: False to clamp to the range of nodes without rounding.
     """
     from onnx import ModelProto, numpy_helper
 
@@ -34,7 +34,7 @@ def in_plain_operators(proto: Any, rounds: bool) -> Any:
 
 
 def _steps(node: Any, width: int, rounds: bool) -> list[Any]:
-    """Of Quant: the whole numbers of its range, times the scale."""
+    """Returns the operators of Quant: integers of its range, times the scale."""
     from onnx import helper
 
     given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
@@ -59,7 +59,7 @@ def _scaled(node: Any, low: int, high: int, rounding: str = "Identity") -> list[
 
 
 def _signs(node: Any) -> list[Any]:
-    """Of BipolarQuant: the scale where x >= 0, else its negative."""
+    """Returns the operators of BipolarQuant: the scale for x >= 0, otherwise its negative."""
     from onnx import helper
 
     (y,), (x, scale) = node.output, node.input

@@ -1,4 +1,4 @@
-"""QDQ graph: codes, scales, QuantizeLinear and DequantizeLinear in place of formats."""
+"""QDQ graph: codes, scales, QuantizeLinear and DequantizeLinear in place of number formats."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from chop.nn.quantized import QuantizedOperator, QuantLinear
 from chop.nn.quantized.codes import codes_in_products, parameter_codes, rounded_parameter
 
 WHERE = "export_onnx_interface_pass"
-WAY_OUT = f"choose {CHOICE}, or export these as floats with 'float_fallback': True"
+WAY_OUT = f"choose {CHOICE}; or export these as floats with 'float_fallback': True"
 LINEAR = "Gemm"
 CONVOLUTION = "Conv"
-"""What runtimes compute in integers only if the result is rounded too."""
+"""Operator that runtimes compute in integers only if its result is rounded as well."""
 
 
 class MissingFormsError(ConfigError):
-    """Operands have formats that ONNX has no integers for.
+    """ONNX has no integers for the formats of some operands.
 
     Args:
-        message: names them.
+        message: message that names the operands.
 
     Attributes:
-        formats: their formats, each once.
+        formats: distinct formats of the operands.
     """
 
     def __init__(self, message: str, formats: Iterable[str]) -> None:
@@ -45,13 +45,13 @@ class MissingFormsError(ConfigError):
 
 @dataclass(frozen=True)
 class _QdqGraph:
-    """Graph of QuantizeLinear and DequantizeLinear, ready to be exported.
+    """Graph of QuantizeLinear and DequantizeLinear, ready for export.
 
     Attributes:
-        mg: a graph of its own, whose quantized operands are codes and scales.
+        mg: new graph with codes and scales as quantized operands.
         quantized: paths of the modules with such operands.
         fallback: text for each operand that became float instead.
-        unrounded: those of them that are activations, which nothing rounds.
+        unrounded: fallback operands that are activations, which are not rounded.
     """
 
     mg: MaseGraph
@@ -62,10 +62,10 @@ class _QdqGraph:
 
 @dataclass(eq=False)
 class _Round(StandIn):
-    """An activation: quantized and dequantized.
+    """Activation that is quantized and dequantized.
 
     Attributes:
-        grid: its values.
+        grid: grid of its values.
     """
 
     grid: AffineGrid
@@ -82,10 +82,10 @@ class _Round(StandIn):
 
 @dataclass(eq=False)
 class _Codes(StandIn):
-    """A weight: dequantized.
+    """Weight that is dequantized.
 
     Attributes:
-        codes: int8 or uint8, of the weight's shape.
+        codes: int8 or uint8, in the shape of the weight.
         scale: float32 (), or (n,) for each index of the first axis.
     """
 
@@ -101,13 +101,13 @@ class _Codes(StandIn):
 
 
 class _Linear(nn.Module):
-    """A linear layer as a product of three axes and a sum.
+    """Linear layer as a three-dimensional product and a sum.
 
-    Runtimes do not transpose codes, so the weight lies as (in, out); and they merge a product of
-    matrices with its sum, whose bias then has to be an integer, less precise than it was.
+    The weight is stored as (in, out), because runtimes do not transpose codes. The product has
+    three dimensions, because runtimes fuse a matrix product with its sum and then round the bias.
 
     Args:
-        layer: the layer; its spec has stand-ins.
+        layer: layer with stand-ins in its spec.
     """
 
     def __init__(self, layer: QuantLinear) -> None:
@@ -127,7 +127,7 @@ class _Linear(nn.Module):
 
 
 def _integer_bias(bias: Tensor | None, spec: QuantSpec) -> _Codes | None:
-    """A convolution's bias in multiples of the product's scale; None if there is no such scale."""
+    """Returns a convolution's bias in multiples of the product's scale, or None without scale."""
     rounds, weight = spec.data_in, spec.weight
     if bias is None or not (isinstance(rounds, _Round) and isinstance(weight, _Codes)):
         return None
@@ -139,11 +139,12 @@ def _integer_bias(bias: Tensor | None, spec: QuantSpec) -> _Codes | None:
 
 
 def _round_early(qdq: MaseGraph) -> None:
-    """Rounds results of convolutions before activations, not after them.
+    """Moves roundings of convolution results before the activations that follow.
 
     Runtimes compute a convolution in integers only if its result is rounded. Rounding to a grid
-    commutes with what only moves numbers or drops negative ones, so that nothing changes.
+    commutes with operators that move numbers or drop negative ones, so results do not change.
     """
+    # Only if all readers round to the same static grid, one rounding serves them all.
     for node in qdq.nodes:
         if integer_form(qdq, node) != CONVOLUTION:
             continue
@@ -157,7 +158,7 @@ def _round_early(qdq: MaseGraph) -> None:
 
 
 def _get_rounds(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
-    """What rounds a node's result, past steps that commute with rounding; None: nothing."""
+    """Returns the rounding by each reader of a node, past commuting operators; None for others."""
     rounds: list[Quantizer | None] = []
     for user in node.users:
         row, module = qdq.operator(user), qdq.get_module(user)
@@ -173,7 +174,7 @@ def _get_rounds(qdq: MaseGraph, node: fx.Node) -> list[Quantizer | None]:
 
 
 def integer_form(qdq: MaseGraph, node: fx.Node) -> str:
-    """The ONNX operator that computes a quantized layer in integers; "" for other nodes."""
+    """Returns the ONNX operator that computes a quantized layer in integers; "" for other nodes."""
     module = qdq.get_module(node)
     is_layer = isinstance(module, QuantizedOperator) and module.function is None
     # A hook may change what is rounded, and runs on the layer as it is.
@@ -182,15 +183,15 @@ def integer_form(qdq: MaseGraph, node: fx.Node) -> str:
 
 
 def qdq_graph(mg: MaseGraph, float_fallback: bool) -> _QdqGraph:
-    """QDQ copy of a graph: every rounding is one that ONNX has.
+    """Returns a copy of a graph with ONNX operators for every rounding.
 
     Args:
-        mg: the graph; it stays as it is.
-        float_fallback: where ONNX lacks a format, activations are not rounded, and weights are
-            floats with their rounded values.
+        mg: graph; it is not changed.
+        float_fallback: if ONNX lacks a format, leaves activations unrounded, and stores the rounded
+            values of weights as floats.
     Raises:
-        MissingFormsError: ONNX lacks formats and `float_fallback` is False.
-        ConfigError: learned scales wait.
+        MissingFormsError: if ONNX lacks formats and `float_fallback` is False.
+        ConfigError: if learned scales are not initialized.
     """
     planned = _with_groups(plan_stand_ins(mg, _stand_in, WHERE), mg)
     missing = _texts(planned, planned.missing)
@@ -222,11 +223,11 @@ def _texts(planned: StandIns, operands: list[tuple[str, str]]) -> list[str]:
 
 
 def _with_groups(planned: StandIns, mg: MaseGraph) -> StandIns:
-    """The plans with weights in groups, where ONNX lacks others or products are of floats.
+    """Returns plans with grouped weights, for formats that ONNX lacks or for float inputs.
 
     Args:
-        planned: of `mg`.
-        mg: the graph that was given, whose packed layers have their codes.
+        planned: plans of `mg`.
+        mg: original graph with the codes of packed layers.
     """
     plans = {path: dict(plan) for path, plan in planned.plans.items()}
     for path, step in planned.steps.items():

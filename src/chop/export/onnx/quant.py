@@ -1,4 +1,4 @@
-"""Quant graph: nodes Quant and BipolarQuant of QONNX in place of formats, on float values."""
+"""Quant graph: QONNX nodes Quant and BipolarQuant on float values in place of number formats."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from chop.nn.quantized.codes import rounded_parameter
 WHERE = "qonnx"
 WIDEST = 32
 HALF = 0.5
-"""The threshold of nodes, whose halves round to 0, the even one, as that of a `Trit` does."""
+"""Threshold of nodes: they round halves to 0, the even number, like a `Trit`."""
 WAY_OUT = (
     "Choose integer (calibrated), scale_integer (static scales for activations; granularity "
-    "tensor, or channel for parameters), binary, or ternary for weights; onnx writes others as "
-    "floats."
+    "tensor, or channel for parameters), binary, or ternary for weights. The onnx target writes "
+    "other formats as floats."
 )
 
 
 class Steps(NamedTuple):
-    """Elements that a node rounds to: k `step` for the whole numbers `low` <= k <= `high`.
+    """Elements that a node rounds to: k `step` for integers `low` <= k <= `high`.
 
     Attributes:
-        low: the smallest k.
-        high: the largest.
-        step: between two elements.
-        floors: whether the element below is taken, and not the nearest.
-        is_bipolar: whether 0 is none of them, and the sign decides.
+        low: smallest k.
+        high: largest k.
+        step: distance between two elements.
+        floors: rounds down instead of to nearest.
+        is_bipolar: excludes 0 and rounds by the sign.
     """
 
     low: int
@@ -56,13 +56,12 @@ class Steps(NamedTuple):
 
 @dataclass(eq=False)
 class Quant(StandIn):
-    """A node Quant or BipolarQuant.
+    """Quant or BipolarQuant node.
 
     Attributes:
-        steps: what it rounds to, times the scale.
-        scale: float32 () or, for each index of an axis of a parameter, of a shape like (n, 1).
-        values: a parameter's rounded values, which the node does not change; None: it rounds an
-            activation.
+        steps: elements that it rounds to, before the scale.
+        scale: float32 (), or a shape like (n, 1) for each index of a parameter's axis.
+        values: rounded values of a parameter, which the node does not change; None for activations.
     """
 
     steps: Steps
@@ -70,7 +69,7 @@ class Quant(StandIn):
     values: Tensor | None = None
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        """The tensor, or the parameter, behind the node."""
+        """Returns the tensor or parameter after the node."""
         given, (low, high, _, floors, is_bipolar) = self.values, self.steps
         given = x if given is None else given
         if is_bipolar:
@@ -81,17 +80,17 @@ class Quant(StandIn):
 
     @property
     def transposed(self) -> Quant:
-        """Of a matrix."""
+        """Returns the node for the transposed matrix."""
         assert self.values is not None
         scale = self.scale.T if self.scale.dim() else self.scale
         return replace(self, scale=scale.contiguous(), values=self.values.T.contiguous())
 
 
 class _Linear(nn.Module):
-    """A linear layer as MatMul and Add, the forms that readers of QONNX take.
+    """Linear layer as MatMul and Add, which readers of QONNX expect.
 
     Args:
-        layer: the layer; its spec has stand-ins.
+        layer: layer with stand-ins in its spec.
     """
 
     def __init__(self, layer: QuantLinear) -> None:
@@ -107,13 +106,13 @@ class _Linear(nn.Module):
 
 
 def quant_graph(mg: MaseGraph) -> MaseGraph:
-    """A copy of a graph where every rounding is a node of QONNX.
+    """Returns a copy of a graph with a QONNX node for every rounding.
 
     Args:
-        mg: the graph; it stays as it is.
+        mg: graph; it is not changed.
 
     Raises:
-        ConfigError: QONNX lacks formats, which are listed by module; or see `plan_stand_ins`.
+        ConfigError: if QONNX lacks formats, which are listed by module; see also `plan_stand_ins`.
     """
     planned = plan_stand_ins(mg, _quant, WHERE)
     refuse(WHERE, _reasons(planned), WAY_OUT)
@@ -126,7 +125,7 @@ def quant_graph(mg: MaseGraph) -> MaseGraph:
 
 
 def refusals(mg: MaseGraph) -> dict[str, str]:
-    """By path of a module why no node stands for it, see `chop.export.target.Target`."""
+    """Returns why modules have no QONNX form, by path; see `chop.export.target.Target`."""
     return _reasons(plan_stand_ins(in_float32(mg)[0], _quant, WHERE))
 
 
@@ -135,7 +134,7 @@ def _reasons(planned: StandIns) -> dict[str, str]:
     for path, operand in planned.missing:
         label = getattr(planned.steps[path].spec, operand).label
         labels[path or "model"].append(f"{operand} ({label})")
-    return {path: f"no node stands for its {', '.join(x)}" for path, x in labels.items()}
+    return {path: f"QONNX has no node for its {', '.join(x)}" for path, x in labels.items()}
 
 
 def _quant(step: QuantizedOperator, operand: str) -> Quant | None:
@@ -145,7 +144,9 @@ def _quant(step: QuantizedOperator, operand: str) -> Quant | None:
         return None
     if is_parameter(step, operand):
         effective = step.effective(operand).detach()
-        return _of_parameter(layout.fitted(effective), effective, rounded_parameter(step, operand))
+        return _parameter_node(
+            layout.fitted(effective), effective, rounded_parameter(step, operand)
+        )
     if layout.element.threshold is not None and layout.scaling is not None:
         return None  # nodes compare with half a scale
     steps: Steps | None = get_row(ROUNDED, layout.element)
@@ -153,21 +154,19 @@ def _quant(step: QuantizedOperator, operand: str) -> Quant | None:
     return Quant(steps, torch.tensor(scale)) if steps and scale else None
 
 
-def _of_parameter(layout: Layout, effective: Tensor, values: Tensor) -> Quant | None:
+def _parameter_node(layout: Layout, effective: Tensor, values: Tensor) -> Quant | None:
     steps: Steps | None = get_row(STORED, layout.element)
     if steps is None:
         return None
     scale = _scale(layout, steps, effective)
     if scale is None:
         return None
-    found = Quant(
-        steps, scale.view(-1, *[1] * (values.dim() - 1)) if scale.dim() else scale, values
-    )
-    return found if torch.equal(found(values), values) else None
+    node = Quant(steps, scale.view(-1, *[1] * (values.dim() - 1)) if scale.dim() else scale, values)
+    return node if torch.equal(node(values), values) else None
 
 
 def _scale(layout: Layout, steps: Steps, effective: Tensor) -> Tensor | None:
-    """float32 () or, for each index of the first axis, (n,): what a parameter's k stand for."""
+    """Returns a parameter's scale: float32 () or (n,) for each index of the first axis."""
     if one := _one_scale(layout, steps):
         return torch.tensor(one)
     scale = get_scale(layout, effective)
@@ -197,7 +196,7 @@ def _trit(element: Trit) -> Steps | None:
 
 Rows = Mapping[type[Element], Callable[[Any], Steps | None]]
 ROUNDED: Rows = {Fixed: _fixed, Sign: _sign, Trit: _trit}
-"""For activations, which a node rounds as the element does."""
+"""Steps of activations, which a node rounds like the element, by element class."""
 
 
 def _stored_fixed(element: Fixed) -> Steps | None:
@@ -212,4 +211,4 @@ def _stored_sign(element: Sign) -> Steps | None:
 
 
 STORED: Rows = {Fixed: _stored_fixed, Sign: _stored_sign, Trit: lambda element: Steps(-1, 1)}
-"""For parameters, whose values are rounded already."""
+"""Steps of parameters, which are rounded already, by element class."""

@@ -1,4 +1,4 @@
-"""Engines that run ONNX files and compute what they say: onnxruntime and OpenVINO."""
+"""Engines for ONNX files, configured to compute without additional rounding."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SESSION_CONFIG = {
     "session.qdq_matmulnbits_accuracy_level": "1",
     "session.x64quantprecision": "1",
 }
-"""Entries without which onnxruntime rounds more than the file says."""
+"""Settings without which onnxruntime rounds more than the file specifies."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-"""The entry for where weights are that are beside a graph which comes as bytes."""
+"""Setting for the folder of external weights if the graph is passed as bytes."""
 FATAL = 4
 Run = Callable[[Mapping[str, Tensor]], list[Tensor]]
-"""Outputs in the file's order, of inputs by name; inputs that the file does not read are left."""
+"""Runs a file on inputs by name and returns outputs in its order; unused inputs are ignored."""
 
 
 def why_missing() -> str:
@@ -34,19 +34,19 @@ def why_missing() -> str:
 
 
 def run(proto: Any, inputs: Mapping[str, Tensor], folder: Path | None = None) -> list[Tensor]:
-    """Outputs of an `onnx.ModelProto` on the CPU, by onnxruntime.
+    """Returns the outputs of an `onnx.ModelProto`, computed by onnxruntime on the CPU.
 
     Args:
         proto: the graph.
-        inputs: by name.
-        folder: of its weights; None: it has them.
+        inputs: inputs by name.
+        folder: folder of its weights; None if the graph contains them.
     """
     entries = {} if folder is None else {WEIGHTS_FOLDER: str(folder)}
     return _opened(proto.SerializeToString(), entries)(inputs)
 
 
 def opened(path: Path) -> Run:
-    """What onnxruntime computes of an ONNX file on the CPU, by as many threads as torch has."""
+    """Opens an ONNX file in onnxruntime on the CPU, with torch's number of threads."""
     return _opened(str(path), {})
 
 
@@ -68,13 +68,13 @@ def _opened(model: str | bytes, entries: Mapping[str, str]) -> Run:
 
 
 def opened_by_openvino(path: Path) -> Run:
-    """What OpenVINO computes of an ONNX file on the CPU in float32, by torch's threads."""
+    """Opens an ONNX file in OpenVINO on the CPU in float32, with torch's number of threads."""
     run = named_by_openvino(path)
     return lambda inputs: [x for _, x in run(inputs)]
 
 
 def named_by_openvino(path: Path) -> Callable[[Mapping[str, Tensor]], list[tuple[str, Tensor]]]:
-    """As `opened_by_openvino`, of OpenVINO's own files too, with the outputs' names."""
+    """Opens a file like `opened_by_openvino`, also OpenVINO's own files, with named outputs."""
     import openvino
 
     compiled = openvino.Core().compile_model(path, "CPU", openvino_settings())
@@ -82,15 +82,15 @@ def named_by_openvino(path: Path) -> Callable[[Mapping[str, Tensor]], list[tuple
     names = [port.any_name for port in compiled.inputs]
 
     def outputs(inputs: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-        found = request.infer({name: inputs[name].numpy() for name in names})
+        results = request.infer({name: inputs[name].numpy() for name in names})
         ports = compiled.outputs
-        return [(port.any_name, torch.from_numpy(found[port].copy())) for port in ports]
+        return [(port.any_name, torch.from_numpy(results[port].copy())) for port in ports]
 
     return outputs
 
 
 def openvino_settings() -> dict[str, Any]:
-    """Settings with which OpenVINO rounds no more than a file says, by torch's threads."""
+    """Returns OpenVINO settings for torch's number of threads and no additional rounding."""
     return {
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),

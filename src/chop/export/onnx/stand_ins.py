@@ -1,4 +1,4 @@
-"""Stand-ins: what a file has in place of each rounding, planned before anything is changed."""
+"""Stand-ins for number formats in a file, planned before the graph is changed."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from chop.nn.quantized.masks import MASK_BUFFERS
 from chop.private.modules import own_buffers, own_parameters
 
 Form = Callable[[QuantizedOperator, str], StandIn | None]
-"""What stands for the format of an operand of a layer; None where the file has no form of it."""
+"""Returns the stand-in for the format of a layer's operand, or None if the file has none."""
 
 
 @dataclass(eq=False)
 class Values(StandIn):
-    """A parameter that stays float: its rounded values.
+    """Float parameter with rounded values.
 
     Attributes:
-        values: they.
+        values: rounded values.
     """
 
     values: Tensor
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
-        """The values."""
+        """Returns the values."""
         return self.values
 
 
 @dataclass(frozen=True)
 class StandIns:
-    """A graph that is about to be written, and what will stand for its formats.
+    """Graph to be written, and the stand-ins for its formats.
 
     Attributes:
-        mg: a graph of its own, on the CPU; formats are in it until `put`.
+        mg: new graph on the CPU; it contains formats until `put`.
         steps: its quantized operators by path.
-        plans: by path, a stand-in for each operand that is not float; None where there is none.
+        plans: a stand-in for each quantized operand, by path; None if there is none.
     """
 
     mg: MaseGraph
@@ -53,14 +53,14 @@ class StandIns:
 
     @property
     def missing(self) -> list[tuple[str, str]]:
-        """Path and operand of each that has no stand-in."""
+        """Returns the paths and operands without a stand-in."""
         named = [(path, *item) for path, plan in self.plans.items() for item in plan.items()]
         return [(path, operand) for path, operand, stand_in in named if stand_in is None]
 
     def with_given_parameters(self) -> StandIns:
-        """The plans with `Values` of parameters that calls are given, where they had nothing.
+        """Returns plans with `Values` for missing operands that calls pass as parameters.
 
-        Of an operand that calls are given from several parameters there is still nothing.
+        An operand that calls pass from several parameters stays missing.
         """
         given: dict[tuple[str, str], set[str]] = {}
         for node in self.mg.nodes:
@@ -79,9 +79,9 @@ class StandIns:
         return replace(self, plans=plans)
 
     def put(self) -> list[str]:
-        """Puts them in place of the formats; what has none becomes float.
+        """Replaces the formats by the stand-ins; operands without one become float.
 
-        Returns: paths of the operators with others than `Values`.
+        Returns: paths of the operators with stand-ins other than `Values`.
         """
         quantized = []
         for path, step in self.steps.items():
@@ -96,7 +96,7 @@ class StandIns:
 
 
 def _fetched(value: object) -> str:
-    """The path of the tensor that an argument fetches; "" for others."""
+    """Returns the path of the tensor that an argument fetches; "" for other arguments."""
     return str(value.target) if isinstance(value, fx.Node) and value.op == "get_attr" else ""
 
 
@@ -104,13 +104,13 @@ def plan_stand_ins(mg: MaseGraph, form: Form, where: str) -> StandIns:
     """Plans the stand-ins of a graph.
 
     Args:
-        mg: the graph; it stays as it is.
-        form: of an operand.
-        where: who asks, for messages.
+        mg: graph; it is not changed.
+        form: returns the stand-in of an operand.
+        where: caller, for messages.
 
     Raises:
-        ConfigError: learned scales wait for data, the model has a hook, or parameters that are
-            rounded are not float32.
+        ConfigError: if learned scales are not initialized, the model has a hook, or rounded
+            parameters are not float32.
     """
     settled = settled_copy(mg)
     hooks = hooked_modules(settled)
@@ -121,12 +121,12 @@ def plan_stand_ins(mg: MaseGraph, form: Form, where: str) -> StandIns:
 
 
 def is_parameter(step: QuantizedOperator, operand: str) -> bool:
-    """Whether an operand is a parameter of its layer, and no activation."""
+    """Returns True if an operand is a parameter of its layer instead of an activation."""
     return own_parameters(step).get(operand) is not None
 
 
 def fallback(step: QuantizedOperator, operand: str) -> Quantizer:
-    """Floats: a parameter's rounded values, activations as they are."""
+    """Returns a float form: rounded values of a parameter, or an unchanged activation."""
     if is_parameter(step, operand):
         return Values(rounded_parameter(step, operand))
     return QuantSpec().data_in
@@ -145,6 +145,6 @@ def _check_dtypes(steps: Mapping[str, QuantizedOperator], where: str) -> None:
         others = {x.dtype for x in step.parameters() if x.is_floating_point()} - {torch.float32}
         if others and not step.spec.is_float:
             raise ConfigError(
-                f"{where}: ONNX rounds float32, and '{path or 'model'}' has "
+                f"{where}: ONNX rounds only float32, but '{path or 'model'}' has "
                 f"{others.pop()} parameters; call mg.model.float() first."
             )

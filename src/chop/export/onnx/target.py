@@ -1,4 +1,4 @@
-"""ONNX as a target: files that onnxruntime runs."""
+"""ONNX target: files for onnxruntime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.export.graphs.flat import named_tensors
 from chop.export.onnx.decoded_weights import FOLDED, onnx_weights
 from chop.export.onnx.export import NEEDS, export
 from chop.export.onnx.session import Run, opened
-from chop.export.refusals import SHOWN
+from chop.export.refusals import MOST_LISTED
 from chop.export.target import Runner, Target
 from chop.ir.graph import MaseGraph
 
@@ -26,48 +26,48 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     """Writes an ONNX file: integers of up to 8 bits as codes, other formats as floats.
 
     Args:
-        mg: the graph; it stays as it is.
-        path: the file; weights beyond 2 GB are beside it.
-        tokenizer: is not part of such a file.
-    Returns: `path`, `notes`, and what `chop.export.onnx.export` gives.
+        mg: graph; it is not changed.
+        path: path of the file; weights beyond 2 GB are stored beside it.
+        tokenizer: ignored, because such files have none.
+    Returns: `path`, `notes`, and the result of `chop.export.onnx.export`.
     """
     return {"path": path, **write_in_float32(mg, path)}
 
 
 def write_in_float32(mg: MaseGraph, path: Path) -> dict[str, Any]:
-    """Writes an ONNX file in float32, which its engines compute in.
+    """Writes an ONNX file in float32, in which its engines compute.
 
-    Returns: `notes` on what a user of the file would not expect, the `cause` of differences where
-        activations are not rounded, and what `chop.export.onnx.export` gives.
+    Returns: `notes` for users of the file, the `cause` of differences if activations are not
+        rounded, and the result of `chop.export.onnx.export`.
     """
     mg, notes = in_float32(mg)
-    found = export(mg, path, float_fallback=True, dynamic_axes=True)
-    unrounded = found["unrounded"]
-    if count := len(found["fallback"]) - len(unrounded):
-        notes.append(f"{count} operands are rounded floats: {LACKS}")
+    written = export(mg, path, float_fallback=True, dynamic_axes=True)
+    unrounded = written["unrounded"]
+    if count := len(written["fallback"]) - len(unrounded):
+        notes.append(f"{count} operands are stored as rounded floats: {LACKS}")
     if unrounded:
-        notes.append(f"{enumerate_names(unrounded, SHOWN)} are not rounded at all: {LACKS}")
+        notes.append(f"{enumerate_names(unrounded, MOST_LISTED)} are not rounded: {LACKS}")
     cause = f"inputs are not rounded: {LACKS}" if unrounded else ""
-    return {"notes": notes, "cause": cause, **found}
+    return {"notes": notes, "cause": cause, **written}
 
 
 def in_float32(mg: MaseGraph) -> tuple[MaseGraph, list[str]]:
-    """A graph, or its copy in float32 where it is in another dtype; and notes that say so."""
+    """Returns a graph in float32, copied if necessary, and notes on the conversion."""
     tensors = mg.model.state_dict().values()
     if all(x.dtype == torch.float32 for x in tensors if x.is_floating_point()):
         return mg, []
     mg = mg.copy()
     mg.model.float()
-    return mg, ["the model's dtype became float32"]
+    return mg, ["the model was converted to float32"]
 
 
 def read(path: Path) -> Runner:
-    """The file as onnxruntime runs it."""
+    """Opens the file in onnxruntime."""
     return named(opened(path), path)
 
 
 def named(run: Run, path: Path) -> Runner:
-    """An engine that gives outputs in the file's order, as one that gives them by name."""
+    """Wraps an engine with ordered outputs to return outputs by name."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
@@ -83,8 +83,8 @@ def named(run: Run, path: Path) -> Runner:
 TARGET = Target(
     "onnx",
     "onnxruntime",
-    "any in weights, integers of up to 8 bits as codes, others as floats; integer, scale_integer "
-    "with one scale in inputs, others are not rounded",
+    "weights in any format, integers of up to 8 bits as codes, others as floats; inputs in integer "
+    "or scale_integer with one scale, others are not rounded",
     "onnxruntime",
     "",
     ".onnx",

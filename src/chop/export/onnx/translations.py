@@ -1,4 +1,4 @@
-"""Translations: the ONNX of each custom operator, for torch's exporter."""
+"""Translations of custom operators to ONNX for torch's exporter."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from chop.export.onnx.operators import BIPOLAR, LARGEST_CODE, QONNX, QUANT, ZERO
 
 OPSET = 18
 CONTRIBUTED = "com.microsoft"
-"""The domain of onnxruntime's own operators, which OpenVINO reads too."""
+"""Domain of onnxruntime's contributed operators, which OpenVINO supports too."""
 Translations = dict[Any, Callable[..., Any]]
 TYPES = [f"tensor({kind})" for kind in ("float", "uint8", "int8", "int32", "int64")]
 
 
 def translations() -> Translations:
-    """Translation table for the exporter: ONNX of each custom operator."""
-    return {**_of_roundings(), **_of_weights(), **_of_qonnx()}
+    """Returns the translation table of custom operators for the exporter."""
+    return {**_translate_roundings(), **_translate_weights(), **_translate_qonnx()}
 
 
-def _of_roundings() -> Translations:
-    """QuantizeLinear and DequantizeLinear."""
+def _translate_roundings() -> Translations:
+    """Returns the translations to QuantizeLinear and DequantizeLinear."""
     from onnx import TensorProto, helper
     from onnxscript import opset18
 
@@ -47,8 +47,8 @@ def _of_roundings() -> Translations:
     }
 
 
-def _of_weights() -> Translations:
-    """MatMulNBits, GatherBlockQuantized, and what is decoded."""
+def _translate_weights() -> Translations:
+    """Returns the translations to MatMulNBits, GatherBlockQuantized and decoding."""
     integers = dict.fromkeys(("bits", "block_size"), "INT")
     sizes, axes = dict.fromkeys("KN", "INT"), dict.fromkeys(("gather_axis", "quantize_axis"), "INT")
     multiply = _operator(CONTRIBUTED, "MatMulNBits", ("A", "B", "scales"), integers | sizes)
@@ -77,8 +77,8 @@ def _of_weights() -> Translations:
     }
 
 
-def _of_qonnx() -> Translations:
-    """Quant and BipolarQuant."""
+def _translate_qonnx() -> Translations:
+    """Returns the translations to Quant and BipolarQuant."""
     from onnxscript import opset18
 
     op: Any = opset18
@@ -112,14 +112,14 @@ def _operator(
     attributes: Mapping[str, str],
     optional: int = 0,
 ) -> Any:
-    """An operator of another domain than ONNX's, in version 1, with one result of floats.
+    """Returns an operator of version 1 in a custom domain, with one floating-point result.
 
     Args:
         domain: its domain.
         name: its name.
         inputs: names of its inputs.
-        attributes: the kind of each: "INT" or "STRING".
-        optional: how many of the last inputs may be missing.
+        attributes: type of each attribute: "INT" or "STRING".
+        optional: number of trailing inputs that may be missing.
     """
     from onnx.defs import OpSchema
     from onnxscript.values import Op, Opset

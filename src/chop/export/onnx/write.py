@@ -1,4 +1,4 @@
-"""Exporter: runs torch's on a flat graph, and makes of its ONNX what runtimes like."""
+"""Conversion of a flat graph to ONNX by torch's exporter, with changes that runtimes need."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ def build_proto(
     varying: Mapping[str, Sequence[int]] | None,
     names: Mapping[str, AxisNames] = MappingProxyType({}),
 ) -> Any:
-    """ONNX of a flat graph without formats.
+    """Returns the ONNX form of a flat graph without formats.
 
     Args:
-        flat: the graph, on a CPU.
-        varying: by input, the axes that may have other sizes than in the example inputs, where
-            torch's exporter allows it. None: no axis.
-        names: of axes, by input or output; by default those of `_name_axes`.
+        flat: graph on a CPU.
+        varying: axes by input that may vary, if torch's exporter supports it; None for no axis.
+        names: axis names by input or output; by default those of `_name_axes`.
     Returns: an `onnx.ModelProto`.
 
     Raises:
-        GraphError: torch's exporter lacks the ONNX of an operator.
+        GraphError: if torch's exporter does not support an operator.
     """
     inputs, auto, shapes = flat.inputs, torch.export.Dim.AUTO, None
     if varying is not None:
@@ -85,7 +84,7 @@ def _traced(flat: FlatGraph, shapes: Any) -> Any:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        way_out = "say the operator in question in other terms"
+        way_out = "express the operator differently"
         if shapes is not None and not isinstance(error, torch.onnx.OnnxExporterError):
             way_out = f"try it with dynamic_axes=False, or {way_out}"
         raise GraphError(
@@ -97,7 +96,7 @@ def _traced(flat: FlatGraph, shapes: Any) -> Any:
 
 
 def _name_outputs(proto: Any, names: list[str]) -> None:
-    """Gives outputs their names, and what is called like one of them on the way another.
+    """Names the outputs, and renames intermediate values with the same names.
 
     torch's exporter would leave two values of one name.
     """
@@ -113,22 +112,22 @@ def _name_outputs(proto: Any, names: list[str]) -> None:
 
 
 def _drop_unread_inputs(proto: Any) -> None:
-    """Leaves out the parts of nested inputs that nothing reads: a session would ask for them."""
+    """Removes unused parts of nested inputs, which a session would require."""
     read = {name for node in proto.graph.node for name in node.input}
-    kept = [each for each in proto.graph.input if each.name in read]
+    inputs = [each for each in proto.graph.input if each.name in read]
     del proto.graph.input[:]
-    proto.graph.input.extend(kept)
+    proto.graph.input.extend(inputs)
 
 
 def _strip(proto: Any) -> None:
-    """Leaves out where each node came from, which can take more bytes than the weights."""
+    """Removes the source locations of nodes, which can take more bytes than the weights."""
     for part in (proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.initializer):
         del part.metadata_props[:]
         part.doc_string = ""
 
 
 def _one_reader_each(proto: Any) -> None:
-    """Gives each reader of codes a DequantizeLinear of its own: runtimes fuse no shared ones."""
+    """Gives each reader of codes its own DequantizeLinear: runtimes do not fuse shared ones."""
     from onnx import NodeProto
 
     shared = {node.output[0]: node for node in proto.graph.node if node.op_type == DEQUANTIZE}
@@ -152,8 +151,8 @@ def _one_reader_each(proto: Any) -> None:
 def _one_zero_point_each(proto: Any) -> None:
     """Undoes the exporter's sharing of equal constants.
 
-    onnxruntime, where it makes codes unsigned, writes each layer's zero point under a name that it
-    derives from the old one, and fails where that is there already.
+    When onnxruntime makes codes unsigned, it writes each layer's zero point under a name derived
+    from the old one, and fails if that name exists.
     """
     from onnx import TensorProto
 
@@ -172,11 +171,11 @@ def _one_zero_point_each(proto: Any) -> None:
 
 
 def _name_axes(proto: Any, given: Mapping[str, AxisNames]) -> None:
-    """Gives axes names instead of symbols: of the first `BATCH`, of the second `SEQUENCE`.
+    """Names dynamic axes: the first `BATCH`, the second `SEQUENCE`.
 
     Args:
-        proto: the file; it is changed.
-        given: other names, by input or output.
+        proto: file, which is changed.
+        given: other names by input or output.
     """
     names: dict[str, str] = {}
     plain = {0: BATCH, 1: SEQUENCE}
@@ -196,7 +195,7 @@ def _name_axes(proto: Any, given: Mapping[str, AxisNames]) -> None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """The exporter warns of what does not concern a user: packages that are absent, own changes."""
+    """Silences exporter warnings that do not concern users, such as missing packages."""
     with at_level(logging.ERROR, *LOGGERS), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""Elements: sets of numbers before any scale, as fixed point, floats and powers."""
+"""Element types: sets of numbers before scaling, such as fixed point and minifloats."""
 
 from chop.formats.elements.element import Element, Rounding
 from chop.formats.elements.fixed import Fixed

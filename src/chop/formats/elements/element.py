@@ -1,4 +1,4 @@
-"""Element: the base class of a format's element types."""
+"""Base class of the element types of formats."""
 
 from __future__ import annotations
 
@@ -17,92 +17,94 @@ from chop.formats.packing import (
 from chop.formats.statistic import Threshold
 
 Rounding = Literal["nearest_even", "nearest_up", "nearest_log", "floor", "stochastic", "threshold"]
-"""Which element stands for a value between two: the nearest one, ties to the even code or up, or
-the nearest logarithm; the lower one; one that is drawn; or what a threshold says."""
+"""Rounding of values between two elements: to nearest with ties to the even code or up, to the
+nearest logarithm, down, at random, or by a threshold.
+"""
 
 
 class Element(ABC):
-    """A finite set of numbers, each with a code of `width` bits. What lies beyond saturates.
+    """Finite set of numbers with codes of `width` bits. Values beyond the ends saturate.
 
-    All tensors are float64 (values) or int64 (codes), of any shape: formats convert.
+    Methods take and return float64 values and int64 codes of any shape.
     """
 
     width: int
     nan_code: int = 0
-    """The code that NaN is stored with; only some elements have one that means NaN."""
+    """Code that stores NaN; only some elements decode it to NaN."""
     rounding: Rounding = "nearest_even"
     threshold: Threshold | float | None = None
-    """The magnitude up to which values become zero, before any scale, which follows the others;
-    a rule until `Layout.fitted`; None for none."""
+    """Magnitude, before scaling, up to which values become zero; None for no threshold. A
+    `Threshold` until `Layout.fitted` measures it.
+    """
     radix: int = 2
-    """Codes are packed by their bits; or by digits, 3, as many as a byte holds."""
+    """2 to pack codes by their bits; 3 to pack as many base-3 digits as fit a byte."""
     has_zero: bool = False
-    """True where zero is an element, and zeros stay what they are."""
+    """True if zero is an element and zeros round to zero."""
     follows: bool = True
-    """False where elements, such as signs, only part values, and are not near them."""
+    """False if elements classify values, like signs, rather than approximate them."""
 
     @property
     @abstractmethod
     def largest(self) -> float:
-        """The largest magnitude."""
+        """Largest magnitude."""
 
     @property
     def lowest(self) -> float:
-        """The lowest number."""
+        """Lowest number."""
         return -self.largest
 
     @property
     def highest(self) -> float:
-        """The highest number."""
+        """Highest number."""
         return self.largest
 
     @abstractmethod
     def round(self, x: Tensor) -> Tensor:
-        """The element that stands for each value; infinities saturate, NaN stays NaN."""
+        """Rounds each value to an element; infinities saturate, NaN stays NaN."""
 
     def step(self, x: Tensor) -> Tensor | None:
-        """The distance between the elements on both sides of each value, of a shape that expands.
+        """Returns the distance between the elements around each value, broadcastable to `x`.
 
-        None where elements do not lie an even step apart in the neighborhood of a value.
+        Returns None if elements are not evenly spaced around a value.
         """
         return None
 
     @abstractmethod
     def codes(self, y: Tensor) -> Tensor:
-        """The codes, 0 to 2^width - 1, of values that `round` gave; none of them is NaN."""
+        """Returns the codes, 0 to 2^width - 1, of rounded values other than NaN."""
 
     @abstractmethod
     def values(self, codes: Tensor) -> Tensor:
-        """The values of codes."""
+        """Returns the values of codes."""
 
     def saturates(self, x: Tensor) -> Tensor:
-        """True beyond the largest magnitude (NaN: False)."""
+        """Returns True beyond the largest magnitude; False for NaN."""
         return x.abs() > self.largest
 
     def stored(self, y: Tensor) -> Tensor:
-        """The codes of values that `round` gave, NaN included."""
+        """Returns the codes of rounded values, including NaN."""
         is_nan = y.isnan()
         return self.codes(y.masked_fill(is_nan, 0.0)).masked_fill(is_nan, self.nan_code)
 
     @final
     @property
     def bits(self) -> float:
-        """Bits that a code takes in memory."""
+        """Storage of a code in bits."""
         return float(self.width) if self.radix == 2 else 8 / TRITS_PER_BYTE
 
     @final
     def fills_bytes(self, count: int) -> bool:
-        """True where so many packed codes end with a byte."""
+        """Returns True if `count` packed codes fill whole bytes."""
         return (self.width * count % 8 if self.radix == 2 else count % TRITS_PER_BYTE) == 0
 
     @final
     def pack(self, codes: Tensor) -> Tensor:
-        """uint8, one-dimensional: codes one after the other in row-major order."""
+        """Packs codes in row-major order to one-dimensional uint8."""
         return pack_bits(codes, self.width) if self.radix == 2 else pack_trits(codes)
 
     @final
     def unpack(self, packed: Tensor, count: int) -> Tensor:
-        """Inverse of `pack`: integers, (count,)."""
+        """Unpacks codes to integers, (count,)."""
         if self.radix == 2:
             return unpack_bits(packed, self.width, count)
         return unpack_trits(packed, count)

@@ -1,4 +1,4 @@
-"""Fixed point: whole steps up to a limit."""
+"""Fixed-point elements: evenly spaced numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Fixed(Element):
 
     Attributes:
         width: bits per element.
-        frac_width: binary places.
-        code: how k is stored. Only `sign_magnitude` tells -0 from +0.
-        is_symmetric: False for -2^(width-1) as one more k, which two's complement has.
+        frac_width: fraction bits.
+        code: representation of k. Only `sign_magnitude` distinguishes -0 from +0.
+        is_symmetric: False adds k = -2^(width-1), as in two's complement.
         rounding: to nearest, ties to even; or down.
     """
 
@@ -31,12 +31,12 @@ class Fixed(Element):
 
     @property
     def lowest_code(self) -> int:
-        """The smallest k."""
+        """Smallest k."""
         return 0 if self.code == "unsigned" else -self.largest_code - (not self.is_symmetric)
 
     @property
     def largest_code(self) -> int:
-        """The largest k."""
+        """Largest k."""
         codes: int = 2 ** (self.width - (self.code != "unsigned"))
         return codes - 1
 
@@ -60,23 +60,23 @@ class Fixed(Element):
         return steps.floor_() if self.rounding == "floor" else steps.round_()
 
     def round(self, x: Tensor) -> Tensor:
-        """The nearest step, or the one below."""
+        """Rounds to the nearest step or down."""
         steps = self._steps(x).clamp_(self.lowest_code, self.largest_code)
         if self.code != "sign_magnitude":
             steps += 0.0  # turns -0 into +0
         return steps.mul_(2.0**-self.frac_width)
 
     def step(self, x: Tensor) -> Tensor:
-        """2^-frac_width everywhere."""
+        """Returns 2^-frac_width."""
         return x.new_full((), 2.0**-self.frac_width)
 
     def saturates(self, x: Tensor) -> Tensor:
-        """True where a value rounds to a step beyond the limits."""
+        """Returns True if a value rounds to a step beyond the limits."""
         steps = self._steps(x)
         return (steps < self.lowest_code) | (steps > self.largest_code)
 
     def codes(self, y: Tensor) -> Tensor:
-        """k in the chosen code."""
+        """Returns k in the chosen representation."""
         steps = (y * 2.0**self.frac_width).long()
         if self.code == "sign_magnitude":
             return steps.abs() | (y.signbit().long() << self.width - 1)
@@ -84,11 +84,11 @@ class Fixed(Element):
         return codes
 
     def stored(self, y: Tensor) -> Tensor:
-        """k in the chosen code; NaN is 0."""
+        """Returns k in the chosen representation; 0 for NaN."""
         return self.codes(y.nan_to_num(0.0))
 
     def values(self, codes: Tensor) -> Tensor:
-        """The numbers; sign-magnitude zeros keep their sign."""
+        """Returns the numbers; sign-magnitude zeros preserve their sign."""
         if self.code == "unsigned":
             return codes.double() * 2.0**-self.frac_width
         sign = codes >> self.width - 1

@@ -1,4 +1,4 @@
-"""Powers of two."""
+"""Power-of-two elements."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from chop.formats.elements.element import Element, Rounding
 from chop.formats.exponents import exp2, floor_log2
 
 EXPONENT_LIMIT = 500
-"""Exponents beyond are left out: no float32 comes near, and float64 scales stay exact."""
+"""Largest exponent: beyond the range of float32, and small enough for exact float64 scales."""
 
 
 @dataclass(frozen=True)
 class Log2(Element):
-    """s 2^E with -bias <= E <= 2^(width-1) - 1 - bias.
+    """Numbers s 2^E with -bias <= E <= 2^(width-1) - 1 - bias.
 
     Attributes:
-        width: bits per element, the sign's included.
-        bias: of the exponent.
-        nearest: whether to round log2 |x| (`log`), or to the nearest value (`linear`, ties up).
-        zero_code: the lowest exponent's code means zero, and what rounds below is zero. Without
-            it there is no zero: zeros of either sign become +2^-bias.
+        width: bits per element, including the sign.
+        bias: exponent bias.
+        nearest: `log` rounds log2 |x|, `linear` rounds to the nearest value, ties up.
+        zero_code: makes the code of the lowest exponent zero; smaller values round to zero.
+            Without it there is no zero: zeros of either sign become +2^-bias.
     """
 
     width: int
@@ -35,12 +35,12 @@ class Log2(Element):
 
     @property
     def rounding(self) -> Rounding:  # type: ignore[override]
-        """In the domain of `nearest`."""
+        """Rounding in the domain of `nearest`."""
         return "nearest_log" if self.nearest == "log" else "nearest_up"
 
     @property
     def has_zero(self) -> bool:  # type: ignore[override]
-        """Returns whether a code means zero."""
+        """True if a code means zero."""
         return self.zero_code
 
     @property
@@ -56,11 +56,11 @@ class Log2(Element):
 
     @property
     def largest(self) -> float:
-        """The largest magnitude."""
+        """Largest magnitude."""
         return 2.0**self.largest_exponent
 
     def round(self, x: Tensor) -> Tensor:
-        """The power of two that stands for each value."""
+        """Rounds each value to a power of two."""
         below = floor_log2(x).clamp(-1022, 1023)
         # No float equals the square root of two, so there are no ties in the log domain.
         increment_threshold = math.sqrt(2) if self.nearest == "log" else 1.5
@@ -77,12 +77,12 @@ class Log2(Element):
         return x.abs() < 2.0 ** (self.lowest_exponent - 1)
 
     def codes(self, y: Tensor) -> Tensor:
-        """Sign, then E + bias."""
+        """Returns codes: the sign, then E + bias."""
         exponent = floor_log2(y) + self.bias
         return exponent.masked_fill(y == 0, 0) | ((y < 0).long() << self.width - 1)
 
     def values(self, codes: Tensor) -> Tensor:
-        """The numbers."""
+        """Returns the numbers of codes."""
         field = codes & 2 ** (self.width - 1) - 1
         exponent = (field - self.bias).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
         y = exp2(exponent) * (1 - 2 * (codes >> self.width - 1))

@@ -1,4 +1,4 @@
-"""Small floating-point numbers, with a hidden bit (IEEE 754) and without."""
+"""Minifloat elements, with a hidden bit (IEEE 754) and without."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from chop.formats.elements.element import Element
 from chop.formats.exponents import exp2, floor_log2
 
 Variant = Literal["ieee", "fn", "finite"]
-"""What the largest exponent codes are for: infinity and NaN, one NaN only, or numbers."""
+"""Meaning of the largest exponent codes: infinity and NaN, a single NaN, or numbers."""
 
 
 def default_variant(width: int, exponent_width: int) -> Variant:
-    """OCP's choice: all codes are numbers below 8 bits, e4m3 has one NaN, e5m2 is like IEEE's."""
+    """Returns OCP's variant: finite below 8 bits, one NaN for e4m3, IEEE for e5m2."""
     if width < 8:
         return "finite"
     return "fn" if exponent_width < 5 else "ieee"
@@ -25,16 +25,16 @@ def default_variant(width: int, exponent_width: int) -> Variant:
 
 @dataclass(frozen=True)
 class Minifloat(Element):
-    """s 2^E (1 + f/2^m) for E >= 1 - bias, and s 2^(1-bias) f/2^m below: IEEE 754, section 3.3.
+    """Numbers s 2^E (1 + f/2^m), E >= 1 - bias, and s 2^(1-bias) f/2^m: IEEE 754, section 3.3.
 
-    To nearest, ties to even with carry into the next binade; infinities and what lies beyond
-    the largest finite number saturate.
+    Values round to nearest, ties to even. Infinities and values beyond the largest finite number
+    saturate.
 
     Attributes:
         exponent_width: bits of the exponent.
         mantissa_width: m, bits of the fraction, at least 1.
-        bias: of the exponent.
-        variant: what the largest codes are for.
+        bias: exponent bias.
+        variant: meaning of the largest codes.
     """
 
     exponent_width: int
@@ -50,7 +50,7 @@ class Minifloat(Element):
 
     @property
     def lowest_exponent(self) -> int:
-        """E of the smallest normal number and of all subnormal ones."""
+        """E of the smallest normal number and of all subnormal numbers."""
         return 1 - self.bias
 
     @property
@@ -62,7 +62,7 @@ class Minifloat(Element):
 
     @property
     def largest(self) -> float:
-        """The largest finite number."""
+        """Largest finite number."""
         return _value_of_largest_code(self)
 
     @property
@@ -72,21 +72,21 @@ class Minifloat(Element):
 
     @property
     def nan_code(self) -> int:  # type: ignore[override]
-        """All ones if there is only one; the first with the fraction's top bit for `ieee`."""
+        """All ones for a single NaN; for `ieee` the first code with the fraction's top bit."""
         ones: int = 2 ** (self.width - 1) - 1
         quiet: int = ones - 2 ** (self.mantissa_width - 1) + 1
         return {"finite": 0, "fn": ones, "ieee": quiet}[self.variant]
 
     def round(self, x: Tensor) -> Tensor:
-        """The nearest number."""
+        """Rounds to the nearest number."""
         return _round(x, self.mantissa_width, self.lowest_exponent, self.largest)
 
     def step(self, x: Tensor) -> Tensor:
-        """The ulp of the binade that each value lies in."""
+        """Returns the ulp of each value's binade."""
         return _ulp(x.clamp(-self.largest, self.largest), self.mantissa_width, self.lowest_exponent)
 
     def codes(self, y: Tensor) -> Tensor:
-        """Sign, exponent and fraction, from the top bit down."""
+        """Returns codes: sign, exponent and fraction from the top bit down."""
         exponent = floor_log2(y).clamp(min=self.lowest_exponent)
         fraction = (y.abs() / exp2(exponent - self.mantissa_width)).long()
         # The hidden bit of a normal number carries into the exponent field, where it adds the 1
@@ -95,7 +95,7 @@ class Minifloat(Element):
         return magnitude | (y.signbit().long() << self.width - 1)
 
     def values(self, codes: Tensor) -> Tensor:
-        """The numbers; codes above the largest finite one are infinity and NaN."""
+        """Returns the numbers; codes above the largest finite number are infinity and NaN."""
         magnitude = codes & 2 ** (self.width - 1) - 1
         field = magnitude >> self.mantissa_width
         hidden = (field > 0).long() << self.mantissa_width
@@ -110,14 +110,14 @@ class Minifloat(Element):
 
 @dataclass(frozen=True)
 class Denormal(Element):
-    """s 2^E k/2^m with -bias <= E <= 2^exponent_width - 1 - bias, 0 <= k < 2^m: no hidden bit.
+    """Numbers s 2^E k/2^m, -bias <= E <= 2^exponent_width - 1 - bias, 0 <= k < 2^m: no hidden bit.
 
-    To nearest, ties to even; a value just under 2^E goes up to the next binade.
+    Values round to nearest, ties to even. A value just below 2^E may round up to the next binade.
 
     Attributes:
         exponent_width: bits of the exponent.
         mantissa_width: m, bits of k, at least 1.
-        bias: of the exponent.
+        bias: exponent bias.
     """
 
     exponent_width: int
@@ -138,24 +138,24 @@ class Denormal(Element):
         return magnitude
 
     def round(self, x: Tensor) -> Tensor:
-        """The nearest number."""
+        """Rounds to the nearest number."""
         # In [2^(E-1), 2^E) the top bit of k is set: it does what a hidden bit would.
         return _round(x, self.mantissa_width - 1, -self.bias - 1, self.largest)
 
     def step(self, x: Tensor) -> Tensor:
-        """The ulp of the binade that each value lies in."""
+        """Returns the ulp of each value's binade."""
         inside = x.clamp(-self.largest, self.largest)
         return _ulp(inside, self.mantissa_width - 1, -self.bias - 1)
 
     def codes(self, y: Tensor) -> Tensor:
-        """Sign, exponent and k, from the top bit down; the smallest exponent of several."""
+        """Returns codes: sign, exponent (the smallest of several) and k from the top bit down."""
         exponent = (floor_log2(y) + 1).clamp(min=-self.bias)
         k = (y.abs() / exp2(exponent - self.mantissa_width)).long()
         magnitude = (exponent + self.bias << self.mantissa_width) + k
         return magnitude | (y.signbit().long() << self.width - 1)
 
     def values(self, codes: Tensor) -> Tensor:
-        """The numbers."""
+        """Returns the numbers of codes."""
         magnitude = codes & 2 ** (self.width - 1) - 1
         k = magnitude & 2**self.mantissa_width - 1
         exponent = (magnitude >> self.mantissa_width) - self.bias
@@ -169,11 +169,12 @@ def _value_of_largest_code(element: Minifloat) -> float:
 
 
 def _round(x: Tensor, mantissa_width: int, lowest_exponent: int, largest: float) -> Tensor:
-    """RNE(x/ulp) ulp, clamped."""
+    """Rounds to a multiple of the ulp, ties to even, and clamps."""
     ulp = _ulp(x, mantissa_width, lowest_exponent)
     return ((x / ulp).round() * ulp).clamp(-largest, largest)
 
 
 def _ulp(x: Tensor, mantissa_width: int, lowest_exponent: int) -> Tensor:
-    """2^(E-m) of the binade that x lies in."""
+    """Returns the ulp 2^(E-m) of each value's binade."""
+    # 512 is beyond every float32 exponent, and keeps the ulp of infinity finite.
     return exp2(floor_log2(x).clamp(lowest_exponent, 512) - mantissa_width)

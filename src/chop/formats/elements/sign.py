@@ -1,4 +1,4 @@
-"""Sign element: one bit."""
+"""Sign elements of one bit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from chop.formats.elements.element import Element, Rounding
 
 @dataclass(frozen=True)
 class Sign(Element):
-    """{-1, +1}, or {0, 1}. Zeros of either sign become +1.
+    """Values {-1, +1}, or {0, 1}. Zeros of either sign become +1.
 
     Attributes:
         bipolar: False for {0, 1}.
-        stochastic: the upper value with probability clip((x + 1)/2, 0, 1), drawn from torch's
-            global generator; else by the sign.
+        stochastic: draws the upper value with probability clip((x + 1)/2, 0, 1) from torch's
+            global generator instead of taking the sign.
     """
 
     bipolar: bool
@@ -27,7 +27,7 @@ class Sign(Element):
 
     @property
     def rounding(self) -> Rounding:  # type: ignore[override]
-        """Zeros go up."""
+        """Rounding by the sign, with zeros up, or at random."""
         return "stochastic" if self.stochastic else "nearest_up"
 
     @property
@@ -41,15 +41,15 @@ class Sign(Element):
         return -1.0 if self.bipolar else 0.0
 
     def round(self, x: Tensor) -> Tensor:
-        """The value that each sign, or draw, gives."""
+        """Returns the value for each sign or draw."""
         upper = torch.rand_like(x) < (x + 1) / 2 if self.stochastic else x >= 0
         y = self.values(upper.long())
         return y.masked_fill(x.isnan(), torch.nan)
 
     def codes(self, y: Tensor) -> Tensor:
-        """1 for the upper value."""
+        """Returns 1 for the upper value."""
         return (y > 0).long()
 
     def values(self, codes: Tensor) -> Tensor:
-        """The numbers."""
+        """Returns the numbers of codes."""
         return (2 * codes - 1 if self.bipolar else codes).double()

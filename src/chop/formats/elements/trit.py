@@ -1,4 +1,4 @@
-"""Ternary element: one digit of -1, 0 or 1."""
+"""Ternary elements: one digit of -1, 0 or 1."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from chop.formats.statistic import Threshold
 
 @dataclass(frozen=True)
 class Trit(Element):
-    """{-1, 0, 1}: zero up to a threshold, else the sign. There is only +0.
+    """Values {-1, 0, 1}: zero up to a threshold, otherwise the sign. Zero is always +0.
 
     Attributes:
-        threshold: of magnitudes, before any scale; one that follows tensors has to be fitted.
+        threshold: magnitude before scaling; a data-dependent `Threshold` must be fitted first.
     """
 
     threshold: Threshold | float
@@ -32,15 +32,15 @@ class Trit(Element):
         return 1.0
 
     def round(self, x: Tensor) -> Tensor:
-        """The digit of each value."""
+        """Returns the digit of each value."""
         assert isinstance(self.threshold, float)
         digits = torch.where(x.abs() > self.threshold, x.sign(), 0.0)
         return digits.masked_fill(x.isnan(), torch.nan)
 
     def codes(self, y: Tensor) -> Tensor:
-        """1 above the digit."""
+        """Returns the digit plus 1."""
         return y.long() + 1
 
     def values(self, codes: Tensor) -> Tensor:
-        """The digits."""
+        """Returns the digits of codes."""
         return codes.double() - 1

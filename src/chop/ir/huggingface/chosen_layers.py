@@ -102,7 +102,9 @@ def list_formats(
 def _skipped(model: nn.Module, recipe: Recipe) -> set[str]:
     """Returns the paths of modules and fused-expert layers that stay float."""
     paths = [path for path, _ in model.named_modules()]
-    return recipe.left([*paths, *_expert_layers(model)], lambda x: missing_module(model, x))
+    return recipe.skipped_paths(
+        [*paths, *_expert_layers(model)], lambda x: missing_module(model, x)
+    )
 
 
 def _expert_layers(model: nn.Module) -> dict[str, str]:

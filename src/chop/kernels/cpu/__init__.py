@@ -1,3 +1,3 @@
-"""Kernels for CPUs: C++ that is compiled when it is first needed."""
+"""C++ kernels for CPUs, compiled on first use."""
 
 __all__: list[str] = []

@@ -1,11 +1,11 @@
-// The loops over blocks, which find the scale of each.
+// Loops over blocks, which compute the scale of each block.
 #pragma once
 
 #include "loops.h"
 
 namespace {
 
-constexpr int64_t BATCH = 256;  // blocks whose scales are found together
+constexpr int64_t BATCH = 256;  // blocks whose scales are computed together
 
 struct Scales {
     double largest[BATCH], poison[BATCH], scale[BATCH], divisor[BATCH];
@@ -16,11 +16,11 @@ struct Scales {
     }
 };
 
-// Nothing saturates where the scale is NaN: the range is then NaN, and no comparison holds.
+// A NaN scale saturates nothing: its range is NaN, and every comparison is false.
 template <class ScaleOf>
 INLINE void mark_block(const Plan& p, const float* x, uint8_t* mask, int64_t n, double scale,
                        double divisor) {
-    const double none = scale - scale, low = p.kept_low + none, high = p.kept_high + none;
+    const double none = scale - scale, low = p.lowest_unsaturated + none, high = p.highest_unsaturated + none;
     INDEPENDENT
     for (int64_t i = 0; i < n; i++) {
         const double v = ScaleOf::divide(x[i], divisor);
@@ -137,7 +137,7 @@ template <class CoreOf, class ScaleOf> INLINE void strips(const Plan& p, const S
             INDEPENDENT
             for (int64_t i = 0; i < strip.columns; i++) {
                 const double v = ScaleOf::divide(x[i], divisor[i]), none = scale[i] - scale[i];
-                mask[i] = (v < p.kept_low + none) | (v > p.kept_high + none);
+                mask[i] = (v < p.lowest_unsaturated + none) | (v > p.highest_unsaturated + none);
             }
         }
         INDEPENDENT

@@ -1,4 +1,4 @@
-"""C++ kernels: the shared library, compiled when it is first needed."""
+"""Build of the C++ kernels: a shared library, compiled on first use."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ FLAGS = (
     "-pthread",
     # A fused multiply-add rounds once where the reference rounds twice.
     "-ffp-contract=off",
-    # Neither is looked at, and both keep loops from becoming vector instructions.
+    # Nothing reads floating-point traps or errno, and both prevent vectorization.
     "-fno-trapping-math",
     "-fno-math-errno",
 )
 OPENMP = "-fopenmp"
-"""Given to the compiler and not to the linker: torch has loaded the OpenMP library already, and
-two of them would have two pools of threads. Without, every call starts threads of its own."""
+"""OpenMP flag for the compiler only. The linker must not get it: torch has already loaded the
+library, and a second copy would have its own thread pool. Without the flag, calls start threads.
+"""
 SETS = {
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
     "x86-64-v3": "avx avx2 bmi1 bmi2 f16c fma abm movbe",
 }
-"""Instruction sets, the best one first, by what Linux calls those of their instructions that the
-next one lacks."""
+"""Instruction sets, best first, with the Linux CPU flags that the next set lacks."""
 CPU_INFO = Path("/proc/cpuinfo")
 SWITCH, BASELINE = "CHOP_INSTRUCTIONS", "baseline"
-"""An environment variable, and its value for loops that every processor runs."""
+"""Environment variable that limits the instruction set, and its value for portable loops."""
 _building = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Build:
-    """What came of compiling.
+    """Result of the compilation.
 
     Attributes:
-        library: the loaded library, or None.
-        detail: where it is and the instruction set that it uses, or why there is none.
+        library: loaded library, or None.
+        detail: path and instruction set of the library, or the reason for its absence.
     """
 
     library: ctypes.CDLL | None
@@ -57,66 +57,68 @@ class Build:
 
 
 def library() -> Build:
-    """The kernels, compiled now if they never were. Threads and processes may race."""
+    """Returns the kernels, compiling them if necessary. Threads and processes may race."""
     with _building:
         return _library()
 
 
 def is_ready() -> bool:
-    """True when the library can be had without compiling, here or by an earlier process.
+    """Returns True if the library is loaded or compiled already, here or by an earlier process.
 
-    The cache folder is looked into once a process, for some milliseconds.
+    The cache folder is checked once per process, which takes a few milliseconds.
     """
     return _was_compiled() or is_loaded()
 
 
 @lru_cache(maxsize=1)
 def _was_compiled() -> bool:
-    found = compiler()
+    compiler_path = compiler()
     try:
-        return found is not None and is_whole(SOURCES.path(found, (*FLAGS, *target(), OPENMP)))
+        return compiler_path is not None and is_whole(
+            SOURCES.path(compiler_path, (*FLAGS, *target(), OPENMP))
+        )
     except (OSError, subprocess.SubprocessError):
         return False
 
 
 def is_loaded() -> bool:
-    """True when asking for the library costs nothing any more, whether there is one or not."""
+    """Returns True if loading was attempted before, so that `library()` returns immediately."""
     return _library.cache_info().currsize > 0
 
 
 @lru_cache(maxsize=1)
 def _library() -> Build:
-    found = compiler()
-    if found is None:
-        build = Build(None, "no C++ compiler: apt-get install g++")
+    compiler_path = compiler()
+    if compiler_path is None:
+        build = Build(None, "no C++ compiler found (apt-get install g++)")
     else:
-        shared = _loaded(found, (OPENMP,))
-        build = shared if shared.library else _loaded(found, ())
+        shared = _loaded(compiler_path, (OPENMP,))
+        build = shared if shared.library else _loaded(compiler_path, ())
         LOADED[SOURCES.name] = build.detail
     if build.library is None:
         get_logger(__name__).warning(
-            "Large tensors are rounded several times slower than by compiled loops: %s.",
+            "C++ kernels are not available: %s. Rounding large tensors is several times slower.",
             build.detail,
         )
     return build
 
 
 def compiled(compiler: str, more_flags: Sequence[str] = ()) -> Path:
-    """Path of the shared library of one compiler; see `chop.base.native.Sources.compiled`."""
+    """Returns the path of the library for a compiler; see `chop.base.native.Sources.compiled`."""
     return SOURCES.compiled(compiler, (*FLAGS, *target(), *more_flags))
 
 
 @lru_cache(maxsize=1)
 def target() -> tuple[str, ...]:
-    """Flags that compile loops for this machine's instructions alone, in a third of the time.
+    """Returns flags that compile for this machine's instruction set only, in a third of the time.
 
-    None where the machine does not tell them, or has the least: loops are then compiled for each
-    set. A cache folder that several machines share has a library for each set. The variable
-    CHOP_INSTRUCTIONS asks for fewer, which shows on any machine what others compute: "x86-64-v3"
-    for AVX2, "baseline" for no vector instructions beyond the least.
+    The result is empty if the instruction set is unknown or the baseline. The loops are then
+    compiled for every set. A cache folder that several machines share holds one library per set.
+    CHOP_INSTRUCTIONS selects a smaller set to reproduce other machines' results: "x86-64-v3" for
+    AVX2, "baseline" for portable loops.
 
     Raises:
-        ConfigError: the variable has another value, or one that this machine has not.
+        ConfigError: if the variable has an unknown value, or a set that this machine lacks.
     """
     asked, sets = os.environ.get(SWITCH), known_sets()
     if asked == BASELINE:
@@ -129,7 +131,7 @@ def target() -> tuple[str, ...]:
 
 
 def known_sets() -> list[str]:
-    """The sets that the machine has, as far as it tells."""
+    """Returns the instruction sets that Linux reports for this machine."""
     try:
         text = CPU_INFO.read_text()
     except OSError:
@@ -149,6 +151,6 @@ def _loaded(compiler: str, more_flags: Sequence[str]) -> Build:
     except subprocess.SubprocessError as error:
         return Build(None, f"{compiler} failed: {first_error(error)}")
     except OSError as error:
-        return Build(None, f"cannot be kept or loaded: {error}")
+        return Build(None, f"the library cannot be written or loaded: {error}")
     loaded.chop_instruction_set.restype = ctypes.c_char_p
     return Build(loaded, f"{loaded.chop_instruction_set().decode()}, {path}")

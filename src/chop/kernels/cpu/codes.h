@@ -1,4 +1,4 @@
-// Bit-packed codes, read as numbers.
+// Decoding of bit-packed codes.
 #pragma once
 
 #include <cfloat>
@@ -10,7 +10,7 @@
 namespace {
 
 enum Reading : int32_t {
-    TABLE,      // table[code], which codes of every reading but TRITS have too
+    TABLE,      // table[code]; every reading but TRITS has this table
     WHOLE,      // two's complement
     NATURAL,    // without a sign
     MAGNITUDE,  // 8 bits: sign, whole number
@@ -22,10 +22,10 @@ enum ScaleStorage : int32_t {
     NO_SCALE,
     SCALE_CODES,
     SCALE_FLOATS,
-    SCALES_AND_ZEROS  // two bytes that are a scale's code, and one that is a zero point's
+    SCALES_AND_ZEROS  // two bytes for a scale's code and one for a zero point's
 };
 
-// Mirrored field by field by chop.kernels.codes.
+// Same fields as in chop.kernels.codes.
 struct Codes {
     int32_t reading, width, scale_storage, scale_width, mantissa_width, largest_code;
     float step;    // of floats: 2^(127 - bias)

@@ -1,4 +1,4 @@
-// The sets of numbers, before any scale: those of chop/formats/elements.
+// Elements before scaling, as in chop/formats/elements.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// A whole tensor, tile by tile, in parallel.
+// Processes a tensor tile by tile, in parallel.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 using Loop = void (*)(const Plan&, const Part&);
 using StripLoop = void (*)(const Plan&, const Strip&);
 
-// The loops of blocks mark what saturates themselves.
+// Loops over blocks write the saturation mask themselves.
 void round_marked(const Plan& p, Loop loop, const Part& part) {
     if (part.mask) {
         const double scale = part.scales ? *part.scales : 1.0;
@@ -23,9 +23,9 @@ void round_marked(const Plan& p, Loop loop, const Part& part) {
             mark(part.x, part.mask, part.n, -std::min<double>(scale, FLT_MAX),
                  std::min<double>(scale, FLT_MAX));
         else if (p.scale == GIVEN || p.scale == MEAN)
-            mark_scaled(part.x, part.mask, part.n, p.kept_low, p.kept_high, scale);
+            mark_scaled(part.x, part.mask, part.n, p.lowest_unsaturated, p.highest_unsaturated, scale);
         else if (p.scale == NONE)
-            mark(part.x, part.mask, part.n, p.kept_low, p.kept_high);
+            mark(part.x, part.mask, part.n, p.lowest_unsaturated, p.highest_unsaturated);
     }
     loop(p, part);
 }
@@ -64,7 +64,7 @@ void convert(const Plan& p, Loop loop, const Half* x, Half* y, const Part& part,
     narrow(buffer, y, part.n);
 }
 
-// A tensor as lines, and where what is found of it goes.
+// A tensor as lines, with the outputs for its results.
 struct Lines {
     const void* x;
     void* y;

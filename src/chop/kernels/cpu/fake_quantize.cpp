@@ -114,7 +114,7 @@ void means(double* low, double* high, double roundoff, int64_t lines, int64_t le
     }
 }
 
-// One instance of what is called for each type; 1 for a type that is not known.
+// Calls the instance for a type; returns 1 for an unknown type.
 #ifdef __FLT16_MANT_DIG__
 #define FOR_FLOAT16(call) if (type == FLOAT16) return call<_Float16>
 #else
@@ -140,7 +140,7 @@ int chop_fake_quantize(const Plan* plan, const void* x, void* y, uint8_t* mask, 
     FOR_TYPE(type, round_lines, *plan, loop_of(*plan), lines, threads);
 }
 
-// The same for matrices with blocks of several rows; plan->block is how many columns they have.
+// Rounds matrices with blocks of several rows and plan->block columns.
 int chop_fake_quantize_grid(const Plan* plan, const void* x, void* y, uint8_t* mask, int32_t type,
                             int64_t matrices, int64_t rows, int64_t columns, int64_t block_rows,
                             int32_t threads) {
@@ -148,7 +148,7 @@ int chop_fake_quantize_grid(const Plan* plan, const void* x, void* y, uint8_t* m
     FOR_TYPE(type, round_grid, *plan, strip_loop_of(*plan), grid, threads);
 }
 
-// x, but zero where a byte of the mask is 1: what is left of a gradient.
+// Copies x with zeros where the mask is 1, for clipped gradients.
 void chop_clip(const void* x, const uint8_t* mask, void* y, int32_t type, int64_t n,
                int32_t threads) {
     if (type == FLOAT32)

@@ -1,4 +1,4 @@
-"""`chop::fake_quantize` on CPUs, one pass over memory."""
+"""`chop::fake_quantize` on CPUs, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from chop.kernels.plan import (
     LoopParameters,
     get_layout,
     get_plan,
-    with_kept_range,
+    with_unsaturated_range,
 )
 
 # The enumeration of cpu/plan.h.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 WORTH_COMPILING = 2**16
-"""Elements of a tensor for which compiling, a matter of seconds, is begun."""
+"""Elements of a tensor from which rounding starts the compilation, which takes seconds."""
 STAYS_IN_CACHE = 2**16
-"""Elements of a group that is still there when its scale is known."""
+"""Elements of a group that remain in the cache between measuring and rounding."""
 MEASURED = (LARGEST, MEAN)
-"""Scales for which a group is read twice."""
+"""Scale kinds that read a group twice."""
 WIDEST_BLOCK = 256
-"""Columns of a block of several rows."""
+"""Largest number of columns of a block that spans several rows."""
 
 
 class Tensors(NamedTuple):
-    """What is read, and where the results go.
+    """Input and outputs of the loops.
 
     Attributes:
-        x: the tensor.
-        out: of its shape and dtype, for the rounded values.
-        mask: boolean, of its shape, for what saturates; or None.
+        x: input.
+        out: rounded values, in the shape and dtype of `x`.
+        mask: boolean saturation mask in the shape of `x`, or None.
     """
 
     x: Tensor
@@ -61,11 +61,11 @@ class Tensors(NamedTuple):
 
     @property
     def results(self) -> list[Tensor]:
-        """Those that are written."""
+        """Output tensors."""
         return [self.out] if self.mask is None else [self.out, self.mask]
 
     def share_memory_order(self) -> bool:
-        """True for one layout without gaps, whichever it is."""
+        """Returns True if all tensors have the same dense memory layout."""
         x, out, mask = self
         if x.is_contiguous() and out.is_contiguous() and (mask is None or mask.is_contiguous()):
             return True
@@ -73,7 +73,7 @@ class Tensors(NamedTuple):
         return all(tensor.stride() == dense for tensor in (self.x, *self.results))
 
     def contiguous(self) -> Tensors:
-        """The same where rows follow one another in memory, else new ones."""
+        """Returns contiguous tensors: these, or new ones."""
         x = self.x.contiguous()
         results = [
             t if t.is_contiguous() else torch.empty_like(x, dtype=t.dtype) for t in self.results
@@ -81,19 +81,19 @@ class Tensors(NamedTuple):
         return Tensors(x, results[0], None if self.mask is None else results[1])
 
     def split(self, groups: Groups) -> Tensors:
-        """New ones, a row for each group."""
+        """Returns new tensors with one row per group."""
         x = groups.split(self.x).contiguous()
         mask = None if self.mask is None else torch.empty_like(x, dtype=torch.bool)
         return Tensors(x, torch.empty_like(x), mask)
 
     def rows(self, index: Tensor, count: int) -> Tensors:
-        """New ones, with some of `count` equal parts."""
+        """Returns new tensors with selected ones of `count` equal parts."""
         x = self.x.view(count, -1)[index]
         mask = None if self.mask is None else torch.empty_like(x, dtype=torch.bool)
         return Tensors(x, torch.empty_like(x), mask)
 
     def copy_to(self, others: Tensors) -> None:
-        """Moves results to where they belong, if that is not where they are."""
+        """Copies the results to other tensors unless they share memory."""
         for result, target in zip(self.results, others.results, strict=True):
             if result is not target:
                 target.copy_(result)
@@ -106,14 +106,14 @@ def run(
     mask: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> bool:
-    """Rounds `x` into `out`; False where a format, dtype or compiler is not to be had.
+    """Rounds `x` into `out`; returns False if the format or dtype is unsupported or not compiled.
 
     Args:
-        x: any shape, floating.
-        number_format: the format.
-        out: of the shape and dtype of `x`; may be `x`.
-        mask: boolean, of the shape of `x`: takes `saturates(x)`; or None.
-        scales: float32 (n,), instead of those of the format's layout; or None.
+        x: floating-point tensor of any shape.
+        number_format: number format to round to.
+        out: tensor of the shape and dtype of `x`; may be `x`.
+        mask: boolean tensor of the shape of `x` that receives `saturates(x)`, or None.
+        scales: float32 (n,), used instead of the scales of the format's layout, or None.
     """
     if x.dtype not in TYPES or not x.numel():
         return False
@@ -131,110 +131,112 @@ def run(
     if plan is None or layout is None:
         return False
     if mask is not None:
-        plan = with_kept_range(plan, layout)
+        plan = with_unsaturated_range(plan, layout)
     statistics = measure.native(loops)
     layout = statistics.fitted(layout.with_scales(scales), x)
     rounding = _Rounding(statistics, layout, Tensors(x, out, mask))
-    return rounding.of_elements(plan) if plan.scale == NONE else rounding.of_groups(plan)
+    return rounding.round_elements(plan) if plan.scale == NONE else rounding.round_groups(plan)
 
 
 class _Rounding(NamedTuple):
-    """Rounds tensors by the library. Every method returns whether the library did."""
+    """Rounding of tensors by the library. Each method returns True on success."""
 
     statistics: measure.NativeStatistics
     layout: Layout
     tensors: Tensors
 
-    def of_elements(self, plan: LoopParameters) -> bool:
-        """Elements by themselves need no order: any layout without gaps is one line."""
+    def round_elements(self, plan: LoopParameters) -> bool:
+        """Rounds elements independently: any dense layout is processed as one line."""
         tensors = self.tensors
         worked = tensors if tensors.share_memory_order() else tensors.contiguous()
         count = worked.x.numel()
         if self.layout.levels is not None:
             memory = worked.x.as_strided((count,), (1,))
             plan = self.statistics.with_factors(plan, tensors.x, memory, self.layout)
-        done = self._lines(plan, worked, (1, count), None)
+        done = self._round_lines(plan, worked, (1, count), None)
         if worked is not tensors:
             worked.copy_to(tensors)
         return done
 
-    def of_groups(self, plan: LoopParameters) -> bool:
-        """By scales that the loops find, or else by scales that are measured before."""
-        if plan.scale != GIVEN and self._of_groups(plan):
+    def round_groups(self, plan: LoopParameters) -> bool:
+        """Rounds groups with scales that the loops compute, or with scales measured beforehand."""
+        if plan.scale != GIVEN and self._round_layout(plan):
             return True
         plan = LoopParameters.from_buffer_copy(plan)
         plan.scale = GIVEN
-        return self._of_groups(plan)
+        return self._round_layout(plan)
 
-    def _of_groups(self, plan: LoopParameters) -> bool:
-        """Groups that lie in memory as blocks of matrices stay there; others are moved."""
+    def _round_layout(self, plan: LoopParameters) -> bool:
+        """Rounds groups in place if they are matrix blocks in memory; copies other groups first."""
         tensors, groups = self.tensors, self.layout.groups
         tiling = groups.tiling(tensors.x.shape)
         if tiling is not None and plan.scale in MEASURED and tiling.block_columns > STAYS_IN_CACHE:
             return False
         if tiling is not None and _lies_in_place(plan, tiling):
             worked = tensors.contiguous()
-            done = self._tiled(plan, worked, tiling)
+            done = self._round_tiled(plan, worked, tiling)
             if done:
                 worked.copy_to(tensors)
             return done
         split = tensors.split(groups)
         size = split.x.size(-1)
-        done = self._tiled(plan, split, BlockTiling(1, split.x.numel() // size, size, 1, size))
+        done = self._round_tiled(
+            plan, split, BlockTiling(1, split.x.numel() // size, size, 1, size)
+        )
         if not done:
             return False
         for result, target in zip(split.results, tensors.results, strict=True):
             target.copy_(groups.join(result, target.shape))
         return True
 
-    def _tiled(self, plan: LoopParameters, worked: Tensors, tiling: BlockTiling) -> bool:
-        plan, layout = self._of_tensor(plan, worked.x), self.layout
+    def _round_tiled(self, plan: LoopParameters, worked: Tensors, tiling: BlockTiling) -> bool:
+        plan, layout = self._complete_plan(plan, worked.x), self.layout
         plan.block = tiling.block_columns
         count, size = worked.x.numel(), tiling.block_columns
         if tiling.block_rows > 1:
-            return self._matrices(plan, worked, tiling)
+            return self._round_matrices(plan, worked, tiling)
         if plan.scale == MEAN:
-            return self._by_means(plan, layout, worked, (count // size, size))
+            return self._round_by_means(plan, layout, worked, (count // size, size))
         if plan.scale == GIVEN:
             plan.block, lines = 1, (count // size, size)
             scales = self.statistics.scales(worked.x.view(lines), layout)
-            return self._lines(plan, worked, lines, scales)
+            return self._round_lines(plan, worked, lines, scales)
         is_even = tiling.columns % size == 0
         lines = (1, count) if is_even else (count // tiling.columns, tiling.columns)
-        return self._lines(plan, worked, lines, None)
+        return self._round_lines(plan, worked, lines, None)
 
-    def _of_tensor(self, plan: LoopParameters, x: Tensor) -> LoopParameters:
-        """A plan to be changed, with what has to be known of the whole tensor."""
+    def _complete_plan(self, plan: LoopParameters, x: Tensor) -> LoopParameters:
+        """Returns a mutable plan with the values that depend on the whole tensor."""
         plan = LoopParameters.from_buffer_copy(plan)
         plan.roundoff = UNIT_ROUNDOFF
         if plan.core == TERNARY:
             plan.low = self.layout.element.threshold
         if plan.scale == SMALL_FLOAT:
-            plan.of_tensor = self.statistics.tensor_scale(x, self.layout)
+            plan.tensor_scale = self.statistics.tensor_scale(x, self.layout)
         return plan
 
-    def _by_means(
+    def _round_by_means(
         self, plan: LoopParameters, layout: Layout, worked: Tensors, lines: tuple[int, int]
     ) -> bool:
-        """Lines whose means are not certain stay as they are, and get the reference's."""
+        """Rounds with mean-based scales; lines with an uncertain mean get the reference's scale."""
         count, size = lines
         scales = torch.empty(count, 1, dtype=torch.float64)
-        done = self._lines(plan, worked, (1, count * size), scales)
+        done = self._round_lines(plan, worked, (1, count * size), scales)
         is_open = scales.isnan().squeeze(1)
         if not done or not is_open.any():
             return done
         rest = worked.rows(is_open, count)
         plan.scale, plan.block = GIVEN, 1
         means = by_reference(rest.x, layout)
-        done = self._lines(plan, rest, (means.numel(), size), means)
+        done = self._round_lines(plan, rest, (means.numel(), size), means)
         for result, whole in zip(rest.results, worked.results, strict=True):
             whole.view(count, size)[is_open] = result
         return done
 
-    def _lines(
+    def _round_lines(
         self, plan: LoopParameters, t: Tensors, lines: tuple[int, int], scales: Tensor | None
     ) -> bool:
-        """`plan.block` is what a line may be cut into. Other Python threads run meanwhile."""
+        """Rounds lines, which the loops may cut into pieces of `plan.block`. Releases the GIL."""
         status = _lines_loop(self.statistics.loops)(
             byref(plan),
             t.x.data_ptr(),
@@ -247,7 +249,7 @@ class _Rounding(NamedTuple):
         )
         return status == 0
 
-    def _matrices(self, plan: LoopParameters, t: Tensors, tiling: BlockTiling) -> bool:
+    def _round_matrices(self, plan: LoopParameters, t: Tensors, tiling: BlockTiling) -> bool:
         status: int = self.statistics.loops.chop_fake_quantize_grid(
             byref(plan),
             *map(pointer, (t.x, t.out, t.mask)),
@@ -260,30 +262,31 @@ class _Rounding(NamedTuple):
 
 @cache
 def _lines_loop(loops: ctypes.CDLL) -> Callable[..., int]:
-    """With declared argument types: building each would take as long as a small tensor."""
+    """Returns `chop_fake_quantize` with declared argument types, which make calls faster."""
     prototype = ctypes.CFUNCTYPE(c_int32, *[c_void_p] * 5, c_int32, c_int64, c_int64, c_int32)
     return prototype(("chop_fake_quantize", loops))
 
 
+# An entry holds its format, so that the id cannot be reused by another one.
 _LINES: dict[tuple[int, torch.dtype], tuple[NumberFormat, Line | None]] = {}
-"""By the identity of the format, which is kept: hashing one takes as long as a small tensor."""
+"""Fast paths by the identity of the format: hashing a format takes as long as a small tensor."""
 MOST_LINES = 4096
 
 
 def get_line(number_format: NumberFormat, x: Tensor) -> Line | None:
-    """The short way for small tensors, whose plan would otherwise take longer than they do.
+    """Returns the fast path for small tensors, for which planning would take longer than rounding.
 
-    None where something has to be measured first, or the library is not loaded yet.
+    None if scales must be measured first, or if the library is not loaded yet.
     """
     key = id(number_format), x.dtype
-    found = _LINES.get(key)
-    if found is None:
+    entry = _LINES.get(key)
+    if entry is None:
         if not is_loaded():
             return None
         if len(_LINES) >= MOST_LINES:
             _LINES.clear()
-        found = _LINES[key] = number_format, _whole_line(number_format, x.dtype)
-    return found[1] if x.is_contiguous() else None
+        entry = _LINES[key] = number_format, _whole_line(number_format, x.dtype)
+    return entry[1] if x.is_contiguous() else None
 
 
 def _whole_line(number_format: NumberFormat, dtype: torch.dtype) -> Line | None:
@@ -302,13 +305,13 @@ def _whole_line(number_format: NumberFormat, dtype: torch.dtype) -> Line | None:
 
 
 def _lies_in_place(plan: LoopParameters, tiling: BlockTiling) -> bool:
-    if plan.scale in (GIVEN, MEAN):  # a line has to be a whole group
+    if plan.scale in (GIVEN, MEAN):  # each line must be a whole group
         return tiling.block_rows == 1 and tiling.columns % tiling.block_columns == 0
     return tiling.block_rows == 1 or tiling.block_columns <= WIDEST_BLOCK
 
 
 def clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
-    """`grad`, but zero where `mask` is True; nothing else knows of it, a gradient neither."""
+    """Returns `grad` with zeros where `mask` is True, without recording an autograd node."""
     out = torch.empty_like(grad)
     in_order = grad.is_contiguous() and mask.is_contiguous() and out.is_contiguous()
     loops = library().library if in_order and is_ready() and grad.dtype in TYPES else None

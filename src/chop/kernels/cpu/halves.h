@@ -1,4 +1,4 @@
-// Half precision, there and back.
+// Conversion between half precision and float32.
 #pragma once
 
 #include "numeric.h"

@@ -1,4 +1,4 @@
-// What stands around a product of 8-bit integers: rounding activations, scaling sums.
+// Rounding of activations and scaling of sums around products of 8-bit integers.
 
 #include <atomic>
 #include <cfloat>
@@ -59,17 +59,17 @@ CLONES bool codes_of(const float* x, int16_t* codes, int64_t n, double divisor, 
     return round_line(x, codes, n, divisor, low, high);
 }
 
-// How activations become whole numbers. The scale of a line is given, or follows its largest finite
-// magnitude if it is 0: float32(amax/high), at least `smallest`, and `of_zeros` in a line of zeros.
-// Mirrored field by field by chop.kernels.cpu.int8.
+// Rounding of activations to integers. The scale of a line is given, or follows its largest finite
+// magnitude if it is 0: float32(amax/high), at least `smallest`, and `zero_scale` in a line of zeros.
+// Same fields as in chop.kernels.cpu.int8.
 struct Rule {
     double low, high;
-    float given, smallest, of_zeros;
+    float given, smallest, zero_scale;
 
     float scale_of(float largest) const {
         if (given != 0) return given;
         const double wanted = static_cast<double>(largest) / high;
-        return largest == 0 ? of_zeros : wanted < smallest ? smallest : static_cast<float>(wanted);
+        return largest == 0 ? zero_scale : wanted < smallest ? smallest : static_cast<float>(wanted);
     }
     float scale_of(const float* x, int64_t n) const {
         return scale_of(given != 0 ? 0.0f : bit_cast<float>(largest_of_tile(x, n)));
@@ -77,7 +77,7 @@ struct Rule {
 };
 
 // Weights, and how the rows that they are multiplied by are rounded: each by itself or, if they are
-// one line, all of them together. Mirrored field by field by chop.kernels.cpu.int8.
+// one line, all of them together. Same fields as in chop.kernels.cpu.int8.
 struct Product {
     Rule rule;
     Weights weights;
@@ -113,7 +113,7 @@ void multiply_whole(const Weights& w, const ByteRows& x, int64_t first, int64_t 
 }
 #endif
 
-// Bytes that the loops need beside the result.
+// Workspace of the loops in bytes.
 template <class Code> int64_t workspace(int64_t rows, int64_t columns, int32_t threads) {
     const int64_t count = std::min(rows, rows_at_once(columns));
     const int64_t stride = WholeRows<Code>::stride_of(columns);
@@ -155,7 +155,7 @@ int linear(const Product& product, const float* x, float* y, int64_t rows, int32
 
 extern "C" {
 
-// The integers of lines and the scale of each. Returns 1 if there is a NaN.
+// Computes the integers and the scale of each line. Returns 1 if there is a NaN.
 int chop_int8_codes(const float* x, int8_t* codes, float* scales, int64_t lines, int64_t length,
                     const Rule* rule, int32_t threads) {
     std::atomic<bool> found{false};
@@ -191,7 +191,7 @@ int chop_int8_linear(const Product* product, const float* x, float* y, int64_t r
     return linear<int16_t>(*product, x, y, rows, threads);
 }
 
-// Bytes that `chop_int8_linear` needs beside its result.
+// Workspace of `chop_int8_linear` in bytes.
 int64_t chop_int8_workspace(int64_t rows, int64_t columns, int32_t threads) {
     return has_vnni() ? workspace<int8_t>(rows, columns, threads)
                       : workspace<int16_t>(rows, columns, threads);

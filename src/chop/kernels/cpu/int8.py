@@ -1,4 +1,4 @@
-"""Products of 8-bit integers: exact, where float32 would round."""
+"""Exact products of 8-bit integers."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from chop.kernels.plan import get_layout
 from chop.private.torch_api import has_int8_products, has_tiles, multiply_int8
 
 LONGEST_SUM = (2**31 - 1) // 128**2
-"""Products of such integers whose sum 32 bits hold, whatever they are."""
+"""Largest number of 8-bit products whose sum always fits 32 bits."""
 BYTE = 8
 MANY_FOR_TILES = 64
-"""Rows of activations from which oneDNN, by AMX, is faster than loops of our own."""
+"""Rows of activations from which oneDNN with AMX is faster than chop's loops."""
 
 
 class Rule(ctypes.Structure):
-    """How loops round activations: see int8.cpp for the fields."""
+    """Rounding rule of activations. `int8.cpp` documents the fields."""
 
     _fields_ = (
         *((name, ctypes.c_double) for name in ("low", "high")),
-        *((name, ctypes.c_float) for name in ("given", "smallest", "of_zeros")),
+        *((name, ctypes.c_float) for name in ("given", "smallest", "zero_scale")),
     )
 
 
 class Arguments(ctypes.Structure):
-    """A product as loops take it: see `Product` of int8.cpp for the fields."""
+    """Arguments of a product. `Product` in `int8.cpp` documents the fields."""
 
     _fields_ = (
         ("rule", Rule),
@@ -54,13 +54,13 @@ class Arguments(ctypes.Structure):
 
 
 class WholeRule(NamedTuple):
-    """How activations become integers.
+    """Rule that rounds activations to integers.
 
     Attributes:
-        low: the smallest integer.
-        high: the largest integer.
-        scale: of all of them; 0 to follow the largest magnitude.
-        by_row: whether each row has a scale of its own.
+        low: smallest integer.
+        high: largest integer.
+        scale: static scale; 0 computes it from the largest magnitude.
+        by_row: True if each row has its own scale.
     """
 
     low: int
@@ -70,20 +70,20 @@ class WholeRule(NamedTuple):
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether a row is rounded without looking at others."""
+        """True if rounding a row does not depend on other rows."""
         return self.by_row or self.scale != 0
 
     @property
     def structure(self) -> Rule:
-        """What the loops take."""
+        """Rule in the form that the loops take."""
         return Rule(self.low, self.high, self.scale, TINY, EPSILON)
 
 
 @cache
 def is_exact() -> bool:
-    """True where the CPU has instructions for these products, and oneDNN takes them.
+    """Returns True if oneDNN computes 8-bit products exactly on this CPU.
 
-    Without, it adds pairs of products in 16 bits, which are too few for large ones.
+    Without the instructions, it adds pairs of products in 16 bits, which can saturate.
     """
     largest = torch.full((64, 64), 127, dtype=torch.int8, device="cpu")
     sums = multiply_int8(largest, largest)
@@ -91,7 +91,7 @@ def is_exact() -> bool:
 
 
 def whole_rule(number_format: NumberFormat) -> WholeRule | None:
-    """The rule of a format, or None if it is not one of signed integers of up to 8 bits."""
+    """Returns the rule of a signed integer format of up to 8 bits, or None for other formats."""
     layout = get_layout(number_format) if number_format.is_fitted else None
     integers = get_integers(layout)
     if layout is None or integers is None or integers.low >= 0:
@@ -112,28 +112,28 @@ def linear(
     packed: Packed,
     bias: Tensor | None,
 ) -> Tensor | None:
-    """`F.linear` of rounded rows (rows, columns) and a packed weight.
+    """Returns `F.linear` of rounded rows (rows, columns) and a packed weight.
 
-    None unless both are 8-bit integers times a scale that whole rows share, and `x` has no NaN.
-    Sums are exact, and each is multiplied by the product of its two scales in float32: a row has
-    the same result among any others, by any instructions. Scales whose product float32 does not
-    hold give infinities, or NaN of a sum of 0.
+    Returns None unless both are 8-bit integers with a scale per row or per tensor, and `x` has no
+    NaN. The integer sums are exact. Each is multiplied by the float32 product of its two scales,
+    so a row's result depends neither on other rows nor on the instruction set. If that product
+    overflows float32, the result is infinite, or NaN for a sum of 0.
     """
     rule = known_rule(x_format, reader, x.size(1))
     return None if rule is None else Product(reader, rule, packed, bias)(x.contiguous())
 
 
 class Product:
-    """`F.linear` of rounded rows and a packed weight in one call of the loops, prepared once.
+    """Prepared `F.linear` of rounded rows and a packed weight, in one call of the loops.
 
     Attributes:
-        loops: the library.
-        rule: how rows are rounded.
-        codes: of the weight, a byte each.
-        scales: of its rows, float32; one for all of them.
+        loops: compiled library.
+        rule: rounding rule of the rows.
+        codes: codes of the weight, one byte each.
+        scales: float32 scales of the weight, one per row or one in total.
         bias: float32 (outputs,), contiguous, or None.
-        shape: of the weight.
-        kept_bytes: of codes that are its own.
+        shape: shape of the weight.
+        owned_bytes: size of widened codes, in bytes; 0 if the codes are the packed weight's.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Product:
             scales = torch.tensor([reader.tables.factor], dtype=torch.float32, device="cpu")
         self.loops, self.rule, self.codes, self.scales = reader.loops, rule, packed.codes, scales
         self.bias, self.shape = bias, packed.shape
-        self.kept_bytes = packed.codes.nbytes if packed.codes.dtype == torch.int8 else 0
+        self.owned_bytes = packed.codes.nbytes if packed.codes.dtype == torch.int8 else 0
         self._structure = Arguments(
             rule=rule.structure,
             codes=packed.codes.data_ptr(),
@@ -157,31 +157,31 @@ class Product:
         )
         self._prepared = ctypes.byref(self._structure)
         self._multiply = _multiply(reader.loops)
-        # Of one column `torch._int_mm` gives what was in memory.
+        # `torch._int_mm` returns uninitialized memory for a single column.
         is_for_loops = not is_large(packed.shape) or packed.shape[1] == 1
         self._rows_for_onednn = math.inf if is_for_loops else rows_for_onednn()
 
     def __call__(self, x: Tensor) -> Tensor | None:
-        """Of contiguous float32 (..., columns); None if there is a NaN in it."""
+        """Multiplies contiguous float32 rows (..., columns); returns None if `x` has a NaN."""
         outputs, columns = self.shape
         rows, threads = x.numel() // columns, torch.get_num_threads()
         if rows >= self._rows_for_onednn:
             return _by_onednn(x, self)
         y = x.new_empty((*x.shape[:-1], outputs))
-        found_nan = self._multiply(self._prepared, x.data_ptr(), y.data_ptr(), rows, threads)
-        return None if found_nan else y
+        has_nan = self._multiply(self._prepared, x.data_ptr(), y.data_ptr(), rows, threads)
+        return None if has_nan else y
 
 
 def prepared_product(
     x_format: NumberFormat, packed: Packed, bias: Tensor | None, widens: bool = True
 ) -> Product | None:
-    """The product by a packed weight, where it and its rounded rows are 8-bit integers; else None.
+    """Returns the prepared product if rows and weight are 8-bit integers, otherwise None.
 
     Args:
-        x_format: of the rows.
-        packed: the weight.
+        x_format: number format of the rows.
+        packed: weight.
         bias: float32 (outputs,), contiguous, or None.
-        widens: whether codes of fewer bits may be kept as bytes, too.
+        widens: allows storing codes of fewer bits as bytes as well.
     """
     reader = find_reader(packed)
     if reader is None or not reader.takes(packed):
@@ -196,17 +196,17 @@ def prepared_product(
 
 
 def _is_narrow(number_format: NumberFormat, tables: CodeTables, lines: Lines) -> bool:
-    """Whether codes are whole numbers of fewer than 8 bits times a scale that rows share."""
+    """Returns True for integer codes of fewer than 8 bits with one scale per row or per tensor."""
     integers = get_integers(get_layout(number_format))
     has_one_scale = tables.scale_values is None and lines.groups_per_row <= 1
     is_short = has_one_scale and lines.columns <= LONGEST_SUM
     if integers is None or (tables.stores_floats and integers.step != 1):
-        return False  # a stored scale does not have the step
+        return False  # a stored scale does not include the step
     return is_short and integers.low < 0 and tables.width < BYTE
 
 
 def _widened(packed: Packed) -> Packed:
-    """The codes as bytes in two's complement, and the step among the scales."""
+    """Returns the codes as two's-complement bytes, with their step in the scales."""
     layout = get_layout(from_key(packed.key))
     integers = get_integers(layout)
     assert layout is not None and integers is not None
@@ -220,7 +220,7 @@ def _widened(packed: Packed) -> Packed:
 
 @cache
 def _multiply(loops: ctypes.CDLL) -> Callable[..., int]:
-    """`chop_int8_linear` with declared arguments: building each would take as long as a product."""
+    """Returns `chop_int8_linear` with declared argument types, which make calls faster."""
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     prototype = ctypes.CFUNCTYPE(number, *[pointer] * 3, ctypes.c_int64, number)
     return prototype(("chop_int8_linear", loops))
@@ -228,9 +228,9 @@ def _multiply(loops: ctypes.CDLL) -> Callable[..., int]:
 
 @cache
 def rows_for_onednn() -> float:
-    """From how many rows on oneDNN is faster than the loops; infinity: never.
+    """Returns the number of rows from which oneDNN is faster than the loops; infinity for never.
 
-    It lays the weight out anew at each call.
+    oneDNN rearranges the weight on each call.
     """
     return MANY_FOR_TILES if has_tiles() and is_exact() else math.inf
 
@@ -243,6 +243,7 @@ def _by_onednn(x: Tensor, product: Product) -> Tensor | None:
     whole, x_scales = rounded
     weight = product.codes.view(torch.int8).view(*product.shape)
     y = x.new_empty((*x.shape[:-1], weight.size(0)))
+    # Sums of a chunk are rescaled while they are in the cache.
     for part, part_scales, target in zip(
         *(tensor.split(CHUNK_ROWS) for tensor in (whole, x_scales, y.view(len(rows), -1))),
         strict=True,
@@ -253,12 +254,12 @@ def _by_onednn(x: Tensor, product: Product) -> Tensor | None:
 
 
 def known_rule(x_format: NumberFormat, reader: Reader, columns: int) -> WholeRule | None:
-    """How rows of so many columns become integers; None where `linear` does not multiply them."""
+    """Returns the rounding rule of rows, or None if `linear` does not support them."""
     return _rule(x_format, reader.tables, reader.lines) if columns <= LONGEST_SUM else None
 
 
 def takes(x_format: NumberFormat, weight_format: NumberFormat, shape: Sequence[int]) -> bool:
-    """Whether `prepared_product` takes rows in a format and a weight in another."""
+    """Returns True if `prepared_product` supports this pair of formats and weight shape."""
     tables = fixed_tables(weight_format)
     lines = None if tables is None else tables.lines(shape)
     if tables is None or lines is None or lines.columns > LONGEST_SUM:
@@ -271,7 +272,7 @@ def takes(x_format: NumberFormat, weight_format: NumberFormat, shape: Sequence[i
 def takes_as_codes(
     x_format: NumberFormat, weight_format: NumberFormat, shape: Sequence[int]
 ) -> bool:
-    """As `takes`, of weights that are not widened to bytes."""
+    """Returns True if `prepared_product` supports the pair without widening codes to bytes."""
     tables = fixed_tables(weight_format)
     lines = None if tables is None else tables.lines(shape)
     if tables is None or lines is None or lines.columns > LONGEST_SUM:
@@ -286,26 +287,26 @@ def _rule(x_format: NumberFormat, tables: CodeTables, lines: Lines) -> WholeRule
 
 
 def workspace_bytes(loops: ctypes.CDLL, rows: int, outputs: int, columns: int) -> int:
-    """What `linear` needs beside its result: integers of rows; for oneDNN, sums of two chunks."""
+    """Returns the workspace of `linear` in bytes: rounded rows; for oneDNN, sums of two chunks."""
     if rows >= rows_for_onednn():
         return rows * (columns + 4) + 4 * min(rows, 2 * CHUNK_ROWS) * outputs
     sizes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
-    of_loops = ctypes.CFUNCTYPE(ctypes.c_int64, *sizes)(("chop_int8_workspace", loops))
-    return int(of_loops(rows, columns, torch.get_num_threads()))
+    count_bytes = ctypes.CFUNCTYPE(ctypes.c_int64, *sizes)(("chop_int8_workspace", loops))
+    return int(count_bytes(rows, columns, torch.get_num_threads()))
 
 
 def _rounded(loops: ctypes.CDLL, x: Tensor, rule: WholeRule) -> tuple[Tensor, Tensor] | None:
-    """int8 (rows, columns) and float32 (rows,); None if there is a NaN."""
+    """Returns int8 codes (rows, columns) and float32 scales (rows,); None if `x` has a NaN."""
     whole = torch.empty(x.shape, dtype=torch.int8, device="cpu")
     lines = x.size(0) if rule.has_own_rows else 1
     scales = torch.empty(lines, dtype=torch.float32, device="cpu")
-    found_nan = loops.chop_int8_codes(
+    has_nan = loops.chop_int8_codes(
         *map(pointer, (x, whole, scales)),
         *map(ctypes.c_int64, (lines, x.numel() // lines)),
         ctypes.byref(rule.structure),
         torch.get_num_threads(),
     )
-    return None if found_nan else (whole, scales.expand(x.size(0)).contiguous())
+    return None if has_nan else (whole, scales.expand(x.size(0)).contiguous())
 
 
 def _rescale(

@@ -1,4 +1,4 @@
-// The loops over elements that stand alone, or whose scale is known.
+// Loops over elements without a scale or with a known scale.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Which elements of a tensor have the lowest magnitudes.
+// Selection of the lowest magnitudes of a tensor.
 
 #include <atomic>
 

@@ -1,4 +1,4 @@
-// Gradients of learned scales and of what they round.
+// Gradients of learned scales and of the values that they round.
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-"""Statistics of lines by the C++ loops."""
+"""Statistics of lines, computed by the C++ loops."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from chop.kernels.measure import Statistics, float_below
 from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE, UNIT_ROUNDOFF, LoopParameters
 
 EVERYTHING = -1.0
-"""Below every magnitude."""
+"""Threshold below every magnitude."""
 HALF = -1
-"""The rank of the lower median."""
+"""Rank that selects the lower median."""
 
 
 def pointer(x: Tensor | None) -> c_void_p:
-    """Where a tensor's memory begins; null for None."""
+    """Returns the address of a tensor's memory; null for None."""
     return c_void_p(None if x is None else x.data_ptr())
 
 
@@ -35,16 +35,16 @@ def _column(lines: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NativeStatistics(Statistics):
-    """One pass over memory for each.
+    """Statistics by C++ loops, each in one pass over memory.
 
     Attributes:
-        loops: the library.
+        loops: compiled library.
     """
 
     loops: ctypes.CDLL
 
     def largest(self, lines: Tensor, statistic: Statistic = LARGEST) -> Tensor:
-        """By comparing, or selecting, the bits of floats."""
+        """Compares float32 numbers as integers; quantiles use a selection."""
         mask = EVERY_MAGNITUDE if statistic.is_signed else EVERY_BIT
         beyond = lines.size(1) - math.ceil(statistic.quantile * lines.size(1))
         if beyond:
@@ -55,18 +55,18 @@ class NativeStatistics(Statistics):
         return largest
 
     def order_statistics(self, lines: Tensor, mask: int, rank: int) -> Tensor:
-        """float32, (lines, 1): the finite magnitudes with `rank` larger ones, or 0; or medians."""
-        lines, found = lines.float(), _column(lines)
+        """Returns the magnitudes with `rank` larger ones, or the medians: float32, (lines, 1)."""
+        lines, results = lines.float(), _column(lines)
         sizes = *map(c_int64, (rank, *lines.shape)), torch.get_num_threads()
-        self.loops.chop_order_statistics(pointer(lines), pointer(found), mask, *sizes)
-        return found
+        self.loops.chop_order_statistics(pointer(lines), pointer(results), mask, *sizes)
+        return results
 
     def median(self, line: Tensor) -> float:
-        """By selecting."""
+        """Selects the median without sorting."""
         return self.order_statistics(line, EVERY_MAGNITUDE, HALF).item()
 
     def mean_bounds(self, lines: Tensor, above: float | None = None) -> tuple[Tensor, Tensor]:
-        """By sums of float64."""
+        """Bounds the mean by float64 sums."""
         lines = lines.float()
         low, high = lines.new_empty(2, lines.size(0), 1, dtype=torch.float64)
         self.loops.chop_means(
@@ -80,23 +80,23 @@ class NativeStatistics(Statistics):
         return low, high
 
     def tensor_scale(self, x: Tensor, layout: Layout) -> float:
-        """The factor that all scales of this tensor share."""
+        """Returns the factor that all scales of a tensor share."""
         assert layout.scaling is not None
         largest = self.largest(x.view(1, -1))
-        of_all = layout.scaling.scales(largest.double()).of_tensor
-        assert of_all is not None
-        return of_all.item()
+        tensor_scale = layout.scaling.scales(largest.double()).tensor_scale
+        assert tensor_scale is not None
+        return tensor_scale.item()
 
     def with_factors(
         self, plan: LoopParameters, x: Tensor, memory: Tensor, layout: Layout
     ) -> LoopParameters:
-        """The plan with the factors of all levels.
+        """Returns a copy of the plan with the factors of all levels.
 
         Args:
-            plan: without them.
-            x: the tensor.
-            memory: its elements in the order of memory.
-            layout: says how many levels there are.
+            plan: plan without factors.
+            x: tensor to round.
+            memory: elements of `x` in memory order.
+            layout: multi-level layout.
         """
         plan = LoopParameters.from_buffer_copy(plan)
         assert layout.levels is not None
@@ -107,13 +107,13 @@ class NativeStatistics(Statistics):
             measured = self._factors(plan, memory.float(), plan.levels)
             factors = reference.scales_of_levels(layout, x) if measured is None else measured
         plan.factors[: plan.levels] = factors.double().tolist()
-        # The sum as the reference has it, rounded down: that parts float32 alike.
-        plan.kept_high = float_below(factors.double().sum().item())
-        plan.kept_low = -plan.kept_high
+        # The reference's sum, rounded down to float32: it separates float32 numbers identically.
+        plan.highest_unsaturated = float_below(factors.double().sum().item())
+        plan.lowest_unsaturated = -plan.highest_unsaturated
         return plan
 
     def _factors(self, plan: LoopParameters, memory: Tensor, depth: int) -> Tensor | None:
-        """float32 (depth,): means of what the levels before leave; None where one is uncertain."""
+        """Returns the mean residual of each level, float32 (depth,); None if one is uncertain."""
         plan = LoopParameters.from_buffer_copy(plan)
         bounds = torch.empty(2, dtype=torch.float64)
         for level in range(depth):
@@ -134,5 +134,5 @@ class NativeStatistics(Statistics):
 
 @lru_cache(maxsize=8)
 def native(loops: ctypes.CDLL) -> NativeStatistics:
-    """Those of a library, made once."""
+    """Returns the cached statistics object of a library."""
     return NativeStatistics(loops)

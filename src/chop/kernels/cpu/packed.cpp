@@ -1,4 +1,4 @@
-// Decodes packed weights, and multiplies by them without writing them out.
+// Decodes packed weights, and multiplies by them without storing the decoded weight.
 
 #include <algorithm>
 #include <memory>
@@ -39,7 +39,7 @@ void portable_products(const Packed& w, int64_t first, int64_t outputs, const fl
     }
 }
 
-// Whether rows begin at whole bytes and groups are cut into vectors without much waste.
+// True if rows begin at whole bytes and vectors fit groups without much waste.
 bool suits_vectors(const Packed& w, int64_t lanes) {
     const bool whole_bytes = w.columns * w.codes.width % 8 == 0 && w.codes.group % 2 == 0;
     return whole_bytes && (w.codes.group >= w.columns || w.codes.group >= lanes);
@@ -109,16 +109,16 @@ int chop_decode(const Codes* codes, const void* packed, const void* scales, void
     return 0;
 }
 
-// How `chop_linear` multiplies: how many rows of x as fast as by decoding all of the weight first; from how
-// many on spans are decoded; and whether their numbers can be rounded to bfloat16.
-void chop_ways(const Codes* codes, int64_t columns, int32_t* found) {
+// Limits of `chop_linear`: the largest number of rows of x for which it is as fast as decoding the whole
+// weight first, the number of rows from which it decodes spans, and whether it can round them to bfloat16.
+void chop_row_limits(const Codes* codes, int64_t columns, int32_t* limits) {
     const Ways ways = ways_of(Packed{*codes, nullptr, nullptr, columns});
-    found[0] = ways.few_rows;
-    found[1] = ways.decoded_rows;
-    found[2] = ways.in_bfloat16 != nullptr;
+    limits[0] = ways.few_rows;
+    limits[1] = ways.decoded_rows;
+    limits[2] = ways.in_bfloat16 != nullptr;
 }
 
-// Bytes that `chop_linear` needs beside its result.
+// Workspace of `chop_linear` in bytes.
 int64_t chop_linear_workspace(const Codes* codes, int64_t rows, int64_t columns, int32_t threads) {
     const Ways ways = ways_of(Packed{*codes, nullptr, nullptr, columns});
     if (ways.pairs && rows < ways.decoded_rows) return rows * columns * sizeof(float);

@@ -1,4 +1,4 @@
-"""Packed weights on CPUs: decoding them, and multiplying by them."""
+"""Decoding of packed weights and multiplication by them, on CPUs."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from chop.kernels.matmul_precision import allows_bfloat16
 from chop.private.torch_api import has_bfloat16_products, has_tiles
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""The enumeration of plan.h, as far as decoding goes."""
+"""Enumeration of `plan.h`, for the dtypes that can be decoded."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
-"""Of activations: products of float32 are as precise as these deserve."""
+"""Activation dtypes for which float32 products are precise enough."""
 FEW_BESIDE_ONEDNN = 48
-"""Rows up to which codes are multiplied in float32 where bfloat16 is allowed, and oneDNN alone has
-instructions for it."""
+"""Rows up to which codes are multiplied in float32 if only oneDNN can multiply in bfloat16."""
 MANY_FOR_ONEDNN, MANY_FOR_TILES = 256, 32
-"""Rows from which oneDNN multiplies a decoded weight in bfloat16; and where it does so by AMX."""
+"""Rows from which oneDNN multiplies a decoded weight in bfloat16, without and with AMX."""
 
 
 def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
-    """The tensor that codes stand for; None where the loops do not know them."""
+    """Returns the decoded tensor, or None if the loops do not support the codes."""
     reader = _decoder(packed, dtype)
     return None if reader is None else _decoded(reader, packed, dtype)
 
 
 def decode_into(packed: Packed, y: Tensor) -> bool:
-    """Writes the tensor that codes stand for to a contiguous `y`; False where it cannot."""
+    """Writes the decoded tensor to a contiguous `y`; returns False if that is unsupported."""
     reader = _decoder(packed, y.dtype)
     if reader is None or y.shape != torch.Size(packed.shape) or not y.is_contiguous():
         return False
@@ -45,13 +44,15 @@ def decode_into(packed: Packed, y: Tensor) -> bool:
 
 
 def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor | None:
-    """`F.linear` of a packed weight; None where decoding it first is as good, as of a small one.
+    """Returns `F.linear` of a packed weight, or None if decoding the weight first is as fast.
 
-    Both operands being 8-bit integers times a scale per row, they are multiplied as integers,
-    exactly. Else products are those of float32 numbers: of few rows of `x` with weights that are
-    decoded on the way, of many with weights that are decoded a part at a time or, without vector
-    instructions, first. Only where the CPU multiplies bfloat16 faster, it is allowed to, and its
-    numbers hold the codes exactly, many rows are rounded to it: see `_rounds_to_bfloat16`.
+    The method depends on the formats and the number of rows:
+
+    - Two 8-bit integer formats with a scale per row are multiplied as integers, exactly.
+    - Few rows are multiplied in float32 by a weight that is decoded on the fly.
+    - Many rows are multiplied by a weight that is decoded in parts, or as a whole without vector
+      instructions.
+    - Many rows are rounded to bfloat16 if `_rounds_to_bfloat16` allows it.
     """
     if not (_fit(x, packed.shape, bias) and is_large(packed.shape)):
         return None
@@ -79,16 +80,16 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
 
 
 def _rounds_to_bfloat16(tables: CodeTables) -> bool:
-    """Whether products of many float32 rows with such codes are made in bfloat16.
+    """Returns True if many float32 rows are multiplied by such codes in bfloat16.
 
-    See `bfloat16_roundings` for what that costs. Other codes are multiplied as decoded numbers,
-    by torch, which may round both to bfloat16 by the same switch.
+    `bfloat16_roundings` gives the error. Other codes are decoded and multiplied by torch, which may
+    round both operands to bfloat16 under the same setting.
     """
     return multiplies_bfloat16() and tables.suits_bfloat16 and allows_bfloat16()
 
 
 def _rows_by_codes(reader: Reader, dtype: torch.dtype, rows: int) -> int:
-    """Up to how many rows codes are multiplied without writing the weight out."""
+    """Returns the largest number of rows that is multiplied without writing the decoded weight."""
     if rows < reader.decoded_rows:
         return reader.few_rows
     if dtype == torch.float32:
@@ -103,17 +104,17 @@ def _rows_by_codes(reader: Reader, dtype: torch.dtype, rows: int) -> int:
 
 @cache
 def _many_rows() -> int:
-    """From how many rows on oneDNN is the faster one in bfloat16."""
+    """Returns the number of rows from which oneDNN is faster in bfloat16."""
     return MANY_FOR_TILES if has_tiles() else MANY_FOR_ONEDNN
 
 
 def bfloat16_roundings(number_format: NumberFormat, shape: Sequence[int]) -> int:
-    """How often products in bfloat16 round, at most: 2 or 3 times.
+    """Returns the largest number of roundings per product in bfloat16, 2 or 3.
 
-    They round `x`, the sum of products and, where scales are neither powers of two nor factors of
-    whole rows, the weights; or, of codes that bfloat16 does not hold, `x` and the weights. Each
-    rounding is to 8 significant bits. Their result differs from that in float32 by at most this
-    number times 2^-8 times the sum of the magnitudes of the products, but for terms of 2^-16.
+    `x` and the sum of products are rounded. Weights are rounded too if their scales are neither
+    powers of two nor factors of whole rows. For codes that bfloat16 does not represent, `x` and the
+    weights are rounded. Each rounding is to 8 significant bits. The result differs from float32 by
+    at most this number times 2^-8 times the sum of the products' magnitudes, up to terms of 2^-16.
     """
     tables = fixed_tables(number_format)
     if tables is None or not tables.suits_bfloat16:
@@ -127,15 +128,15 @@ def bfloat16_roundings(number_format: NumberFormat, shape: Sequence[int]) -> int
 
 
 def _stays_half(dtype: torch.dtype) -> bool:
-    """Whether many rows are multiplied in their own dtype: as fast as a float layer's."""
+    """Returns True if many rows are multiplied in their own dtype, as fast as in a float layer."""
     return dtype == torch.bfloat16 and multiplies_bfloat16()
 
 
 def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> int | None:
-    """What `linear` needs beside its result, in the way that it takes; None where it takes none.
+    """Returns the workspace of `linear` in bytes, or None if `linear` returns None.
 
-    The numbers of tensors are not looked at, so that they may be fake: where codes mean what their
-    scales say, which way it will be is not known, and the answer is None too.
+    Values of tensors are not read, so fake tensors work. The result is also None if the method
+    depends on the values of the scales.
     """
     if packed.tensor_scale is not None or not _fit(x, packed.shape, bias):
         return None
@@ -162,18 +163,18 @@ def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) 
 
 
 def _loop_bytes(reader: Reader, rows: int) -> int:
-    """What the loops need beside their result."""
+    """Returns the workspace of the loops, in bytes."""
     sizes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
     name = ("chop_linear_workspace", reader.loops)
-    of_loops = ctypes.CFUNCTYPE(ctypes.c_int64, *sizes)(name)
+    count_bytes = ctypes.CFUNCTYPE(ctypes.c_int64, *sizes)(name)
     threads = torch.get_num_threads()
-    return int(of_loops(ctypes.addressof(reader.codes), rows, reader.lines.columns, threads))
+    return int(count_bytes(ctypes.addressof(reader.codes), rows, reader.lines.columns, threads))
 
 
 def _bfloat16_bytes(rows: int, outputs: int, columns: int, is_widened: bool) -> int:
-    """Of `_in_bfloat16`: the weight, a chunk and its products, which are then widened.
+    """Returns the workspace of `_in_bfloat16`: the weight, a chunk and its widened products.
 
-    While a chunk is multiplied, the products of the one before are still there.
+    The products of the previous chunk still exist while a chunk is multiplied.
     """
     chunk = min(rows, CHUNK_ROWS)
     before = min(max(rows - CHUNK_ROWS, 0), CHUNK_ROWS)
@@ -183,12 +184,12 @@ def _bfloat16_bytes(rows: int, outputs: int, columns: int, is_widened: bool) -> 
 
 
 def _has_row_factors(reader: Reader) -> bool:
-    """Whether scales are factors of whole rows, and can wait for the sums."""
+    """Returns True if scales are factors of whole rows, which can be applied to the sums."""
     return reader.tables.stores_floats and reader.lines.groups_per_row <= 1
 
 
 def _fit(x: Tensor, shape: Sequence[int], bias: Tensor | None) -> bool:
-    """False also for shapes that the reference refuses."""
+    """Returns True if the loops support the shapes and dtypes."""
     outputs, columns = shape
     if x.ndim == 0 or x.size(-1) != columns or x.dtype not in SINGLE:
         return False
@@ -201,7 +202,7 @@ def _rows(x: Tensor) -> Tensor:
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """True where the CPU has instructions for products of bfloat16."""
+    """Returns True if the CPU has instructions for bfloat16 products."""
     return has_bfloat16_products()
 
 
@@ -218,7 +219,7 @@ def _decoder(packed: Packed, dtype: torch.dtype) -> Reader | None:
 
 
 def _decodes(reader: Reader, dtype: torch.dtype) -> bool:
-    """Whether the loops write a weight of that dtype: it is not rounded twice, nor infinite."""
+    """Returns True if the loops decode to a dtype without double rounding or overflow."""
     fits = reader.tables.scales_are_powers and reader.tables.fits_bfloat16
     return dtype == torch.float32 or (dtype == torch.bfloat16 and fits)
 
@@ -245,9 +246,9 @@ def _decode(reader: Reader, packed: Packed, y: Tensor) -> None:
 def _by_codes(
     reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None, rounds: bool = False
 ) -> Tensor:
-    """`x` (..., columns), contiguous float32; each row is a microsecond of Python or two.
+    """Multiplies contiguous float32 rows (..., columns) by the codes, in 1 to 2 us of Python.
 
-    With `rounds`, x and the weights may be rounded to bfloat16.
+    `rounds` allows rounding `x` and the weights to bfloat16.
     """
     outputs, columns = packed.shape
     codes, scales = packed.codes, packed.scales
@@ -270,7 +271,7 @@ def _by_codes(
 
 
 def _half_by_codes(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """`x` (rows, columns) of half precision, a chunk at a time; bfloat16 where it stays that."""
+    """Multiplies half-precision rows (rows, columns) in chunks, in bfloat16 if `_stays_half`."""
     rounds = _stays_half(x.dtype) and reader.tables.suits_bfloat16
     y = x.new_empty(x.size(0), packed.shape[0])
     for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
@@ -279,7 +280,7 @@ def _half_by_codes(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | Non
 
 
 def _in_float32(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """By the decoded weight; rows of other dtypes are widened a chunk at a time."""
+    """Multiplies by the decoded weight; rows of other dtypes are widened in chunks."""
     weight = _decoded(reader, packed, torch.float32)
     if x.dtype == torch.float32:
         return F.linear(x, weight, bias)
@@ -290,7 +291,7 @@ def _in_float32(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) 
 
 
 def _in_bfloat16(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """In bfloat16, but for scales of whole rows and the bias, which wait for the sums."""
+    """Multiplies in bfloat16; row scales and the bias are applied to the sums in float32."""
     after = packed.scales if _has_row_factors(reader) else None
     if after is not None:
         reader = reader.unscaled()

@@ -1,4 +1,4 @@
-// A number format in numbers.
+// Parameters of a number format.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ enum Type : int32_t { FLOAT32, BFLOAT16, FLOAT16 };
 
 constexpr int MAX_LEVELS = 8;
 
-// Mirrored field by field by chop.kernels.plan.
+// Same fields as in chop.kernels.plan.
 struct Plan {
     int32_t core, scale;
     // The element. Fixed point: steps per unit, its inverse, the range in steps, what is added
@@ -32,12 +32,12 @@ struct Plan {
     int64_t carry;
     // The small float that is a block's scale: a minifloat, and the factors around it. A float32
     // that is one: `small_divisor` alone.
-    double small_low, small_high, small_magic_factor, small_divisor, of_tensor;
+    double small_low, small_high, small_magic_factor, small_divisor, tensor_scale;
     double limit;  // largest finite magnitude of the result's type
     int64_t block;
     double roundoff;  // of the additions in the reference's sums
     // The range that does not saturate, in units of the scale.
-    double kept_low, kept_high;
+    double lowest_unsaturated, highest_unsaturated;
     // The bits of a float that its magnitude is compared by: all of them where negative numbers
     // do not count.
     int32_t magnitude_mask;

@@ -17,26 +17,27 @@ from chop.kernels.codes import Codes, CodeTables, Packed, fixed_tables, tables_o
 from chop.kernels.cpu.build import is_ready, library
 
 CHUNK_ROWS = 256
-"""Of activations at a time, where results pass through another dtype: they stay in the cache."""
+"""Rows of activations per chunk if results are converted to another dtype: chunks fit the cache."""
 LARGE = 2**16
-"""Elements of a weight for which compiling the loops, a matter of seconds, is begun, and from which
-multiplying by codes is faster than by numbers."""
+"""Elements of a weight from which compiling the loops, which takes seconds, is worthwhile, and from
+which multiplying by codes is faster than by decoded numbers.
+"""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How the loops read a packed tensor.
+    """Parameters with which the loops read a packed tensor.
 
     Attributes:
-        loops: the compiled library.
-        multiply: its `chop_linear`.
-        tables: of its codes.
-        lines: where its groups lie.
-        few_rows: of activations, up to which they multiply as fast as by decoding first.
-        decoded_rows: of activations, from which they decode a part of the weight at a time.
-        has_bfloat16: whether they can round the numbers of such parts to bfloat16.
-        codes: the two of them as the loops take them.
-        size_bytes: of codes and of scales.
+        loops: compiled library.
+        multiply: `chop_linear` of the library.
+        tables: decode tables.
+        lines: layout of the groups.
+        few_rows: largest number of rows for which decoding on the fly is as fast as decoding first.
+        decoded_rows: number of rows from which the loops decode the weight in parts.
+        has_bfloat16: True if the loops can round such parts to bfloat16.
+        codes: tables and layout in the form that the loops take.
+        size_bytes: sizes of codes and scales, in bytes.
     """
 
     loops: ctypes.CDLL
@@ -50,14 +51,14 @@ class Reader:
     size_bytes: tuple[int, int]
 
     def takes(self, packed: Packed) -> bool:
-        """Whether all that the loops read is there: they do not look."""
+        """Returns True if codes and scales have the expected size, which the loops do not check."""
         code_bytes, scale_bytes = self.size_bytes
         return _holds(packed.codes, code_bytes) and (
             not scale_bytes or _holds(packed.scales, scale_bytes)
         )
 
     def unscaled(self) -> Reader:
-        """The same codes, read as if their scales were 1."""
+        """Returns a reader of the same codes with scales of 1."""
         tables = self.tables.without_scales()
         return replace(self, tables=tables, codes=tables.structure(self.lines, None))
 
@@ -67,7 +68,7 @@ def _holds(part: Tensor | None, size_bytes: int) -> bool:
 
 
 def find_reader(packed: Packed) -> Reader | None:
-    """How to read a packed tensor; None where there is no library, or no table for the codes."""
+    """Returns the reader of a packed tensor, or None without a library or a decode table."""
     shape, key = tuple(packed.shape), packed.key
     if not (is_ready() or is_large(shape)):
         return None
@@ -80,13 +81,13 @@ def find_reader(packed: Packed) -> Reader | None:
 
 
 def fixed_reader(key: str, shape: Sequence[int]) -> Reader | None:
-    """How to read tensors whose codes mean the same in all of them; None where that is not so."""
+    """Returns the reader if codes decode identically in all tensors of a format, otherwise None."""
     shape = tuple(shape)
     return _fixed_reader(key, shape) if is_ready() or is_large(shape) else None
 
 
 def is_large(shape: Sequence[int]) -> bool:
-    """True for weights that are worth compiling for, and worth multiplying by codes."""
+    """Returns True if a weight is large enough to compile for and to multiply by its codes."""
     return math.prod(shape) >= LARGE
 
 
@@ -105,9 +106,9 @@ def _get_reader(
     if lines is None:
         return None
     structure = tables.structure(lines, tensor_scale)
-    found = (ctypes.c_int32 * 3)()
-    loops.chop_ways(ctypes.byref(structure), ctypes.c_int64(lines.columns), found)
-    few_rows, decoded_rows, has_bfloat16 = found
+    limits = (ctypes.c_int32 * 3)()
+    loops.chop_row_limits(ctypes.byref(structure), ctypes.c_int64(lines.columns), limits)
+    few_rows, decoded_rows, has_bfloat16 = limits
     return Reader(
         loops,
         _multiply(loops),

@@ -1,4 +1,4 @@
-// How the scale of a block is found.
+// Computation of a block's scale.
 #pragma once
 
 #include <limits>
@@ -30,7 +30,7 @@ INLINE int32_t largest_finite_bits(const float* x, int64_t n, int32_t mask) {
     return largest;
 }
 
-// The largest finite magnitude, and NaN where there is a NaN or an infinity, else 0.
+// The largest finite magnitude, and NaN for a block with a NaN or an infinity, else 0.
 INLINE void measure_block(const float* x, int64_t n, int32_t mask, double& largest,
                           double& poison) {
     int32_t bits = largest_bits(x, n, mask);
@@ -58,16 +58,16 @@ struct SharedExponent {
 struct SmallFloat {
     static INLINE_MEMBER void find(const Plan& p, double largest, double poison, double& scale,
                                    double& divisor) {
-        const double wanted = largest / p.small_divisor / p.of_tensor;
+        const double wanted = largest / p.small_divisor / p.tensor_scale;
         scale = round_minifloat(wanted, p.small_low, p.small_high, p.small_magic_factor);
-        scale *= p.of_tensor;
+        scale *= p.tensor_scale;
         divisor = scale == 0 ? 1.0 : scale;
         scale += poison;
     }
     static INLINE_MEMBER double divide(double v, double divisor) { return v / divisor; }
 };
 
-// A float32 that puts the largest magnitude on the largest element; NaN is nobody else's concern.
+// Float32 scale that maps the largest magnitude to the largest element. NaN does not affect others.
 struct LargestFloat {
     static INLINE_MEMBER void find(const Plan& p, double largest, double, double& scale,
                                    double& divisor) {

@@ -9,8 +9,8 @@
 
 namespace {
 
-constexpr int64_t SAMPLE = 1 << 16;    // values that tell where to look
-constexpr int64_t PER_SAMPLE = 16;     // a sample is at most that part of a line
+constexpr int64_t SAMPLE = 1 << 16;    // values that narrow the search
+constexpr int64_t PER_SAMPLE = 16;     // a sample is at most this fraction of a line
 constexpr int64_t RUN = 16;            // values next to each other that are drawn together
 constexpr int64_t WORTH_SAMPLING = 1 << 10;
 constexpr int32_t LARGEST_FINITE = INFINITE - 1;

@@ -1,4 +1,4 @@
-// What is measured of a line before it is rounded.
+// Statistics of a line, computed before rounding.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Work cut into tiles that stay in the cache, in parallel; and fresh memory.
+// Parallel tiles that fit the cache; huge pages for new memory.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Tiling {
     }
 };
 
-// How many parts pay: `cost` is about the number of elements that are read or written.
+// Worthwhile number of parts; `cost` is about the number of elements read or written.
 INLINE int64_t parts_of(int64_t items, int64_t cost, int threads) {
     const int64_t wanted = cost / PER_THREAD;
     return clamp<int64_t>(wanted < threads ? wanted : threads, 1, items > 1 ? items : 1);
@@ -68,7 +68,7 @@ template <class Work> void parallel(int64_t items, int64_t cost, int threads, Wo
 }
 
 // Fresh memory in pages of 2 MiB costs a fraction of what it costs in pages of 4 KiB, which is
-// most of the time that a large result takes. Where the kernel refuses, nothing changes.
+// most of the time that a large result takes. If the kernel refuses, nothing changes.
 void prefer_huge_pages(void* memory, int64_t size_bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + HUGE_PAGE - 1) & -HUGE_PAGE;

@@ -42,7 +42,7 @@ struct MagnitudeValues {
     }
 };
 
-// Codes that are looked up are slow to decode: of so many rows of x on, once is better.
+// Looked-up codes are slow to decode: from this many rows of x, they are decoded once.
 constexpr int32_t FEW_LOOKED_UP = 128;
 
 struct TableValues {
@@ -74,11 +74,11 @@ struct FloatValues : TableValues {
 };
 
 TARGET INLINE Vector bounded(Vector v) {
-    // The second operand is what comes out if one is NaN.
+    // These instructions return the second operand if one is NaN.
     return larger(all_of(-FLT_MAX), smaller(all_of(FLT_MAX), v));
 }
 
-// What the values of a group become: the zero point is subtracted, without ZEROS there is none, and
+// Decoding of a group's values: the zero point is subtracted (none without ZEROS), and
 // the scale multiplies them.
 template <bool ZEROS> struct Grid {
     Vector scale, zero;
@@ -254,7 +254,7 @@ template <class Reader> Ways ways_of_reader(const Packed& w) {
                                                      : ways_of_reader<Reader, false>();
 }
 
-// How codes are read and multiplied; false where there is no reader for them.
+// Selects how codes are read and multiplied; false without a reader for them.
 bool find_ways(const Packed& w, Ways& found) {
     if (w.codes.width == 4) found = ways_of_nibbles(w);
     if (w.codes.width != 8) return w.codes.width == 4;

@@ -1,4 +1,4 @@
-// Which vectors of x86-64 the compiler makes loops for: those of this machine, where it is known.
+// Selects the x86-64 vector loops to compile: those of this machine, if it is known.
 #pragma once
 
 #include <algorithm>

@@ -17,7 +17,7 @@ struct alignas(2 * WHOLE_LANES) Lanes {
     int16_t values[WHOLE_LANES];
 };
 
-// What products by panels need in each thread: the panel, and sums of two vectors a row.
+// Workspace of panel products per thread: the panel, and two vectors of sums per row.
 INLINE int64_t panel_bytes(int64_t rows, int64_t columns) {
     return sizeof(Lanes) * (std::min(PANEL_SPAN, WordRows::stride_of(columns)) + 2 * rows);
 }
@@ -138,7 +138,7 @@ AVX2 void fill_panel(const Weights& w, int64_t row, int64_t count, int64_t first
         }
 }
 
-// What eight outputs are scaled by and moved by.
+// Scales and offsets of eight outputs.
 struct Outputs {
     Vector scales, bias;
     int64_t count;

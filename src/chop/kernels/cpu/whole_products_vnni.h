@@ -71,7 +71,7 @@ VNNI INLINE __m128i sums_of(__m512i a, __m512i b, __m512i c, __m512i d) {
     return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-// As _mm512_dpbusd_epi32, of which GCC 12 makes copies that leave too few registers.
+// Replaces _mm512_dpbusd_epi32, for which GCC 12 makes copies that leave too few registers.
 VNNI INLINE void add_products(__m512i& sum, __m512i codes, __m512i x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
 }

@@ -37,14 +37,14 @@ template <class Code> struct WholeRows {
 using WordRows = WholeRows<int16_t>;
 using ByteRows = WholeRows<int8_t>;
 
-// How many rows of so many columns are rounded together: whole tiles of them.
+// Number of rows that are rounded together: whole tiles.
 INLINE int64_t rows_at_once(int64_t columns) {
     constexpr int64_t TILE = 12;
     return std::max(AT_ONCE / std::max(columns, NARROW) / TILE, int64_t(1)) * TILE;
 }
 
 // Rows of `columns` codes of 8 bits; `stride` is 0 where all have the same scale, and `bias` null
-// without one. Mirrored field by field by chop.kernels.cpu.int8.
+// without one. Same fields as in chop.kernels.cpu.int8.
 struct Weights {
     const int8_t* codes;
     int64_t columns;

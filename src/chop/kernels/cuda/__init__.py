@@ -1,3 +1,3 @@
-"""CUDA C++ kernel for dequantization, built when it is first called."""
+"""CUDA C++ kernel for dequantization, built on first use."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-// The kernel as Python calls it.
+// Python binding of the kernel.
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>

@@ -1,7 +1,7 @@
-"""Decode packed MXINT8 by CUDA C++: equal bit for bit to `NumberFormat.decode`.
+"""Decoding of packed MXINT8 by CUDA C++, bit-identical to `NumberFormat.decode`.
 
-Bytes moved per element: 1 + 1/k to read a code and its part of a scale, and 4 (float32) or 2
-(bfloat16, float16) to write, as in the Triton kernel. See `mxint8.cuh` for what is shared.
+Bytes moved per element: 1 + 1/k to read a code and its share of a scale, and 4 (float32) or 2
+(bfloat16, float16) to write, as in the Triton kernel. `mxint8.cuh` holds the shared code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MXINT8 = CodeRule(8, True, 2.0**-6, 0, 0, False)
 
 
 def why_unavailable() -> str | None:
-    """What is missing to build and run the kernel here, in a sentence; None where nothing is."""
+    """Returns the missing requirement for building or running the kernel, or None."""
     from torch.utils import cpp_extension
 
     need = "The CUDA C++ kernel needs"
@@ -57,15 +57,15 @@ def why_unavailable() -> str | None:
 
 
 def dequantize(encoded: Encoded, number_format: NumberFormat) -> Tensor:
-    """`number_format.decode(encoded)`. The first call in a lifetime compiles for a minute.
+    """Returns `number_format.decode(encoded)`. The first call compiles for about a minute.
 
     Args:
-        encoded: what `number_format.encode` gave, on the GPU; float32, bfloat16 or float16.
+        encoded: result of `number_format.encode` on the GPU; float32, bfloat16 or float16.
         number_format: MXINT8 in blocks along the last axis.
 
     Raises:
-        ConfigError: another format.
-        UnavailableError: the kernel cannot be built here.
+        ConfigError: if the format is not supported.
+        UnavailableError: if the kernel cannot be built.
     """
     shape, codes, scales = encoded.shape, encoded.codes, encoded.scales
     if not takes(number_format, len(shape), encoded.dtype):
@@ -91,12 +91,12 @@ def dequantize(encoded: Encoded, number_format: NumberFormat) -> Tensor:
 
 
 def takes(number_format: NumberFormat, rank: int, dtype: torch.dtype) -> bool:
-    """True for MXINT8 in blocks along the last axis of a tensor of that rank."""
+    """Returns True for MXINT8 in blocks along the last axis of a tensor of that rank."""
     return code_rule(number_format) == MXINT8 and decodes(number_format, rank, dtype)
 
 
 def _loaded(folder: Path, library: Path) -> Any:
-    """The kernel, built anew where its library is not the one that was built."""
+    """Returns the kernel; rebuilds a library that differs from the recorded build."""
     from torch.utils import cpp_extension
 
     with build_lock(library):

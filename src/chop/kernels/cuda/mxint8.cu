@@ -1,4 +1,4 @@
-// Starts the kernel, for each type of results.
+// Launches the kernel for each result type.
 
 #include "mxint8.h"
 

@@ -16,7 +16,7 @@ constexpr int TILE = THREADS * WIDEST;    // codes of a thread block: one load f
 constexpr int UNIT_EXPONENT = -6;
 constexpr int NAN_SCALE = 255;
 
-// Where blocks lie. A row's last block may be shorter.
+// Layout of blocks. The last block of a row may be shorter.
 struct Layout {
     int64_t count;            // elements
     uint32_t row_size;        // elements
@@ -42,7 +42,7 @@ __device__ __forceinline__ float factor_of(uint8_t scale) {
     return scale == NAN_SCALE ? __int_as_float(0x7FC00000) : power * (1.0f / (1 << -UNIT_EXPONENT));
 }
 
-// What is beyond the largest number of the dtype becomes that; NaN stays.
+// Clamps to the largest number of the dtype; NaN stays.
 __device__ __forceinline__ float limited(float x, float limit) {
     return x > limit ? limit : x < -limit ? -limit : x;
 }

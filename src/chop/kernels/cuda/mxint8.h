@@ -1,4 +1,4 @@
-// What the binding calls of the kernels' side.
+// Interface between the binding and the kernel.
 
 #pragma once
 

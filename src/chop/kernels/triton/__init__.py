@@ -1,3 +1,3 @@
-"""Triton kernels for GPUs. Triton is imported when the first of them runs."""
+"""Triton kernels for GPUs. Triton is imported on first use."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Decoding in Triton: codes of blocks to values, for the kernels on packed weights."""
+"""Decoding of blocks in Triton, shared by the kernels on packed weights."""
 
 import math
 
@@ -30,20 +30,20 @@ def decode_blocks(
     LIMIT: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """The values of blocks.
+    """Decodes blocks of codes.
 
     Args:
         codes: pointer to bytes of bit-packed codes.
         scales: pointer to E8M0 bytes.
-        block: (blocks,) numbers of the blocks.
-        first: (blocks,) numbers of their first codes.
-        column: (blocks,) where in a row they begin; they end with it.
-        is_block: (blocks,) False where nothing is to be read.
+        block: (blocks,) block indices.
+        first: (blocks,) indices of their first codes.
+        column: (blocks,) first columns of the blocks; a block ends with its row.
+        is_block: (blocks,) False for blocks that are not read.
         row_size: elements of a row.
         block_size: elements of a block.
         RULE: a `CodeRule`.
-        LIMIT: what finite values beyond become.
-        LANES: at least `block_size`; a power of two.
+        LIMIT: largest finite magnitude of the result.
+        LANES: power of two, at least `block_size`.
     Returns: (blocks, LANES) float32, zeros beyond a block's end, unless the block is NaN.
     """
     exponent = tl.load(scales + block, mask=is_block, other=127).to(tl.int32)
@@ -73,21 +73,21 @@ def decode_blocks(
 
 @triton.jit
 def _limited(x, LIMIT: tl.constexpr):
-    """Values beyond a limit become it; NaN passes, by two instructions in place of four."""
+    """Clamps finite values to a limit; NaN passes, in two instructions instead of four."""
     x = tl.minimum(x, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     return tl.maximum(x, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def get_lanes(column, is_block, row_size, block_size, LANES: tl.constexpr):
-    """(blocks, LANES) True where a block that begins in `column`, (blocks, 1), has an element."""
+    """Returns a (blocks, LANES) mask of elements; blocks begin in `column`, (blocks, 1)."""
     lane = tl.arange(0, LANES)[None, :]
     return is_block[:, None] & (lane < block_size) & (column + lane < row_size)
 
 
 @triton.jit
 def _load_codes(codes, number, is_there, RULE: tl.constexpr):
-    """Codes by their numbers, int32."""
+    """Loads codes by their indices as int32."""
     if RULE.width == 8:
         code = tl.load(codes + number, mask=is_there, other=0).to(tl.int32)
     else:
@@ -103,7 +103,7 @@ def _load_codes(codes, number, is_there, RULE: tl.constexpr):
 
 @triton.jit
 def _value(code, RULE: tl.constexpr):
-    """The values of codes, float32; those of integers still lack their factor."""
+    """Returns the values of codes as float32; integers are not yet multiplied by their factor."""
     sign = 1 << (RULE.width - 1)
     if RULE.is_integer:
         # The bits of 2^23 + code: converting integers runs at an eighth of the rate of additions.
@@ -120,10 +120,10 @@ def _value(code, RULE: tl.constexpr):
 
 
 def get_rule(encoded: Encoded, number_format: NumberFormat) -> tuple[CodeRule, int]:
-    """How its codes are decoded, and the block size.
+    """Returns the rule that decodes a tensor's codes, and its block size.
 
     Raises:
-        ConfigError: the kernels know no such codes.
+        ConfigError: if the kernels do not support the codes.
     """
     shape = encoded.shape
     if not decodes(number_format, len(shape), encoded.dtype):

@@ -1,8 +1,8 @@
-"""Decode packed MXINT and MXFP in one pass: equal bit for bit to `NumberFormat.decode`.
+"""Decoding of packed MXINT and MXFP in one pass, bit-identical to `NumberFormat.decode`.
 
-Bytes moved per element: b/8 + 1/k to read a code of b bits and its part of a scale, and 4 (float32)
-or 2 (bfloat16, float16) to write. The floor is the memory's bandwidth: N (b/8 + 1/k + 2)/B seconds
-for N numbers to bfloat16 at B bytes a second.
+Bytes moved per element: b/8 + 1/k to read a code of b bits and its share of a scale, and 4
+(float32) or 2 (bfloat16, float16) to write. The lower bound is set by memory bandwidth:
+N (b/8 + 1/k + 2)/B seconds for N numbers to bfloat16 at B bytes per second.
 """
 
 import torch
@@ -45,14 +45,14 @@ def decode_rows(
 
 
 def dequantize(encoded: Encoded, number_format: NumberFormat) -> Tensor:
-    """`number_format.decode(encoded)`.
+    """Returns `number_format.decode(encoded)`.
 
     Args:
-        encoded: what `number_format.encode` gave, on the GPU; float32, bfloat16 or float16.
+        encoded: result of `number_format.encode` on the GPU; float32, bfloat16 or float16.
         number_format: MXINT or MXFP of up to 8 bits, in blocks along the last axis.
 
     Raises:
-        ConfigError: another format.
+        ConfigError: if the format is not supported.
     """
     rule, block_size = get_rule(encoded, number_format)
     y = torch.empty(encoded.shape, dtype=encoded.dtype, device=encoded.codes.device)

@@ -1,7 +1,7 @@
-"""Elements in Triton: storage of floats, and the rounding to each set of elements.
+"""Loading, storing and rounding of elements in Triton.
 
-bfloat16 tensors come as the int16 that they are stored in, and are converted by their bits:
-Triton's interpreter does not round as the hardware does.
+bfloat16 tensors are passed as int16 and converted by their bits, because Triton's interpreter does
+not round like the hardware.
 """
 
 import torch
@@ -18,19 +18,19 @@ WHOLE = tl.constexpr(2.0**23)  # from here on, every float32 is a whole number
 
 @triton.jit
 def bit_width(x):
-    """The bits of float32 numbers, int32."""
+    """Reinterprets float32 numbers as int32."""
     return x.to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def bits_to_float(bits):
-    """The float32 numbers that int32 bits are."""
+    """Reinterprets int32 as float32."""
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def load_float(pointer, mask):
-    """float32 from float32, float16, or bfloat16 stored as int16."""
+    """Loads float32 from float32, float16, or bfloat16 stored as int16."""
     raw = tl.load(pointer, mask=mask, other=0)
     if pointer.dtype.element_ty == tl.int16:
         x = bits_to_float(raw.to(tl.int32) << 16)
@@ -41,7 +41,7 @@ def load_float(pointer, mask):
 
 @triton.jit
 def store_float(pointer, x, mask):
-    """Rounds float32 to the storage's dtype, ties to even."""
+    """Rounds float32 to the dtype of the storage, ties to even, and stores it."""
     if pointer.dtype.element_ty == tl.int16:
         bits = bit_width(x)
         rounded = bits + 0x7FFF + ((bits >> 16) & 1)
@@ -52,46 +52,46 @@ def store_float(pointer, x, mask):
 
 
 def stored(x: Tensor) -> Tensor:
-    """`x` as `load_float` and `store_float` take it."""
+    """Returns `x` in the form that `load_float` and `store_float` take."""
     return x.view(torch.int16) if x.dtype is torch.bfloat16 else x
 
 
 @triton.jit
 def clamp(x, low, high):
-    """Clamps; NaN passes."""
+    """Clamps numbers; NaN passes."""
     x = tl.where(x < low, low, x)
     return tl.where(x > high, high, x)
 
 
 @triton.jit
 def with_sign(magnitude, x):
-    """Magnitudes with the signs of `x`, those of zeros included."""
+    """Copies the signs of `x`, including those of zeros, to magnitudes."""
     return bits_to_float(bit_width(magnitude) | (bit_width(x) & SIGN))
 
 
 @triton.jit
 def power_of_two(exponent):
-    """2^exponent as float32, for -126 to 127."""
+    """Returns 2^exponent as float32, for exponents from -126 to 127."""
     return bits_to_float((exponent + 127) << FRACTION_BITS)
 
 
 @triton.jit
 def times_power_of_two(x, exponent):
-    """x 2^exponent, for -252 to 254, rounded once."""
+    """Returns x 2^exponent, rounded once, for exponents from -252 to 254."""
     half = exponent >> 1
     return x * power_of_two(half) * power_of_two(exponent - half)
 
 
 @triton.jit
 def round_to_even(x):
-    """Nearest whole number, ties to even."""
+    """Rounds to the nearest integer, ties to even."""
     magnitude = tl.abs(x)
     return with_sign(tl.where(magnitude < WHOLE, (magnitude + WHOLE) - WHOLE, magnitude), x)
 
 
 @triton.jit
 def round_element(x, RULE: tl.constexpr):
-    """The element that stands for each float32 number; `RULE` is one of chop's `ElementRule`."""
+    """Rounds float32 numbers to the elements of a format; `RULE` is one of chop's `ElementRule`."""
     if RULE.core == "fixed":
         y = _round_fixed(x, RULE)
     elif RULE.core == "minifloat":

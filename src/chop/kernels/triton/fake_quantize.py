@@ -1,8 +1,8 @@
-"""Fake-quantize in one pass: equal bit for bit to `NumberFormat.round`.
+"""Fake-quantize in one pass, bit-identical to `NumberFormat.round`.
 
-Bytes moved per element: 8 in float32, 4 in bfloat16 and float16: one read, one write. The floor is
-the memory's bandwidth: 8 N/B seconds for N float32 numbers at B bytes a second. Blocks that do not
-run along the last axis are gathered first, which costs two more passes.
+Bytes moved per element: 8 in float32, 4 in bfloat16 and float16 (one read and one write). The lower
+bound is set by memory bandwidth: 8 N/B seconds for N float32 numbers at B bytes per second. Blocks
+along other axes than the last are gathered first, which costs two more passes.
 """
 
 import torch
@@ -31,7 +31,7 @@ TILE = 2048  # elements of a program
 
 @triton.jit
 def round_elements(x, y, count, ELEMENT: tl.constexpr, LIMIT: tl.constexpr, TILE: tl.constexpr):
-    """Rounds `count` numbers, one after the other; results beyond `LIMIT` become it."""
+    """Rounds `count` numbers element by element and clamps results to `LIMIT`."""
     index = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_there = index < count
     rounded = round_element(load_float(x + index, is_there), ELEMENT)
@@ -73,7 +73,7 @@ def round_blocks(
 
 @triton.jit
 def shared_exponent(values, SCALE: tl.constexpr):
-    """The exponent for the largest finite magnitude of each row, and where NaN or infinity is."""
+    """Returns the shared exponent of each row, and a mask of rows with NaN or infinity."""
     bits = bit_width(tl.abs(values))
     largest = tl.max(bits, axis=1)
     has_non_finite = largest >= INFINITE
@@ -93,8 +93,8 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor) -> None:
 
     Args:
         x: any shape, float32, bfloat16 or float16, on the GPU.
-        number_format: one that `rules.takes`.
-        out: like `x`; may be `x` itself.
+        number_format: format for which `rules.takes` is True.
+        out: tensor like `x`; may be `x` itself.
     """
     if x.numel() == 0:
         return
@@ -145,7 +145,7 @@ def _round_rows(x: Tensor, y: Tensor, number_format: NumberFormat, block_size: i
 
 
 def _limit(number_format: NumberFormat, dtype: torch.dtype) -> float:
-    """The largest finite magnitude that results have."""
+    """Returns the largest finite magnitude of the results."""
     layout = get_layout(number_format)
     becomes_infinite = layout is not None and layout.overflow == "infinity"
     return float("inf") if becomes_infinite else torch.finfo(dtype).max

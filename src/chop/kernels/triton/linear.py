@@ -1,9 +1,9 @@
-"""Multiply by packed weights, decoded on the way: y = x W^T + b.
+"""Multiplication by packed weights that are decoded on the fly: y = x W^T + b.
 
-Bytes moved per weight: b/8 + 1/k, of a code of b bits and its part of a scale: 1.03 for MXINT8 and
-0.53 for MXINT4, where a decoded bfloat16 weight takes 2. For one row the floor is the memory's
-bandwidth, N K (b/8 + 1/k)/B seconds at B bytes a second; so at most 1.94 and 3.76 times as fast as
-bfloat16. Made for one row: from two on, decoding the weight first takes less time.
+Bytes moved per weight: b/8 + 1/k for a code of b bits and its share of a scale. That is 1.03 for
+MXINT8 and 0.53 for MXINT4, compared with 2 for bfloat16. For one row the lower bound is set by
+memory bandwidth: N K (b/8 + 1/k)/B seconds at B bytes per second, at most 1.94 and 3.76 times as
+fast as bfloat16. The kernel is meant for one row; for more, decoding the weight first is faster.
 """
 
 import torch
@@ -33,7 +33,7 @@ def decode_tile(
     RULE: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Rows `output` (outputs,) of the weight, in `block` (blocks,): (outputs, blocks * LANES)."""
+    """Decodes weight rows `output` in blocks `block` to (outputs, blocks * LANES)."""
     tile: tl.constexpr = output.shape[0] * block.shape[0]
     row, place = output.to(tl.int64)[:, None], block[None, :]
     column = tl.broadcast_to(place * block_size, (output.shape[0], block.shape[0]))
@@ -56,7 +56,7 @@ def decode_tile(
 
 @triton.jit
 def get_columns(block, block_size, columns, RULE: tl.constexpr, LANES: tl.constexpr):
-    """The columns in the lanes of blocks, (blocks * LANES,), and which of them are there."""
+    """Returns the columns of the blocks' lanes, (blocks * LANES,), and a mask of valid lanes."""
     lane = tl.arange(0, LANES)[None, :] + tl.zeros_like(block)[:, None]
     lane = tl.reshape(lane, (block.shape[0] * LANES,))
     column = tl.reshape(
@@ -85,7 +85,7 @@ def product_of_rows(
     BLOCKS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Some outputs of one row; sums in float32."""
+    """Computes several outputs of one row with float32 sums."""
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(1).to(tl.int64)
     total = tl.zeros((OUTPUTS, BLOCKS * LANES), tl.float32)
@@ -101,7 +101,7 @@ def product_of_rows(
 
 @triton.jit
 def store_outputs(total, bias, y, output, is_there):
-    """Adds the bias, if there is one, and stores."""
+    """Adds the bias, if any, and stores the outputs."""
     if bias is not None:
         total += load_float(bias + output, is_there)
     store_float(y, total, is_there)
@@ -110,21 +110,21 @@ def store_outputs(total, bias, y, output, is_there):
 def linear(
     x: Tensor, weight: Encoded, number_format: NumberFormat, bias: Tensor | None = None
 ) -> Tensor:
-    """`F.linear(x, number_format.decode(weight), bias)`.
+    """Returns `F.linear(x, number_format.decode(weight), bias)`.
 
-    Sums are float32, in another order than the reference's: they differ from the float32 product by
+    Sums are float32, in another order than the reference's. They differ from the float32 product by
     at most `columns` 2^-23 times the sum of the magnitudes of the products. Each row reads the
     weight again.
 
     Args:
         x: (..., columns), float32, bfloat16 or float16, on the GPU.
-        weight: (outputs, columns), what `number_format.encode` gave.
+        weight: (outputs, columns), result of `number_format.encode`.
         number_format: MXINT or MXFP of up to 8 bits, blocks of up to 256 along the columns.
         bias: (outputs,) in any of those dtypes.
-    Returns: (..., outputs), the dtype of `x`.
+    Returns: (..., outputs), in the dtype of `x`.
 
     Raises:
-        ConfigError: another format, larger blocks, or shapes that do not fit.
+        ConfigError: if the format, block size or shapes are not supported.
     """
     rule, block_size = get_rule(weight, number_format)
     lanes = triton.next_power_of_2(block_size)

@@ -16,7 +16,7 @@ from chop.kernels.triton.rules import decodes, takes
 
 @cache
 def is_installed() -> bool:
-    """True where Triton can be imported. It is not imported to find out."""
+    """Returns True if Triton is installed, without importing it."""
     return find_spec("triton") is not None
 
 
@@ -27,7 +27,7 @@ def run(
     mask: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> bool:
-    """Rounds `x` into `out`; False where a format, dtype or Triton is not to be had."""
+    """Rounds `x` into `out`; returns False if the format, dtype or Triton is not available."""
     if mask is not None or scales is not None:
         return False
     if not (is_installed() and takes(number_format.fitted(x), x.dtype)):
@@ -39,7 +39,7 @@ def run(
 
 
 def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
-    """The tensor that codes stand for; None where no kernel knows them."""
+    """Returns the decoded tensor, or None if no kernel supports the codes."""
     number_format = from_key(packed.key)
     if not (is_installed() and decodes(number_format, len(packed.shape), dtype)):
         return None
@@ -49,9 +49,9 @@ def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
 
 
 def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor | None:
-    """`F.linear` of one row and a packed weight that is decoded on the way.
+    """Returns `F.linear` of one row and a packed weight that is decoded on the fly.
 
-    None for more rows, where decoding the weight first takes less time, and for unknown codes.
+    Returns None for unsupported codes, and for more rows, where decoding first is faster.
     """
     number_format = from_key(packed.key)
     is_one_row = x.numel() == packed.shape[1]

@@ -1,7 +1,7 @@
-"""Layout constants that Triton kernels are compiled with. Needs no Triton.
+"""Compile-time constants of Triton kernels, derived from layouts without importing Triton.
 
-The kernels compute in float32, where the readable references use float64. A format whose steps
-float32 cannot take exactly has no rule, and the reference does the work.
+The kernels compute in float32, the readable references in float64. A format with steps that are not
+exact in float32 has no rule and is rounded by the reference.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class FixedRule(NamedTuple):
-    """Whole steps, clamped.
+    """Rule for fixed-point elements.
 
     Attributes:
-        steps: per unit; a power of two.
+        steps: steps per unit; a power of two.
         step: its inverse.
-        low: the smallest number of steps.
-        high: the largest.
+        low: smallest number of steps.
+        high: largest number of steps.
         floors: rounds down instead of to nearest.
-        has_negative_zero: keeps -0.
+        has_negative_zero: preserves -0.
     """
 
     steps: float
@@ -54,12 +54,12 @@ class FixedRule(NamedTuple):
 
 
 class _MinifloatRule(NamedTuple):
-    """A fraction of few bits.
+    """Rule for minifloats.
 
     Attributes:
         dropped: bits of float32's fraction that are rounded away, 1 to 23.
-        smallest_normal: below it, steps have one size.
-        grid: a power of two whose neighbors in float32 are such a step apart.
+        smallest_normal: smallest normal number; steps below it are equal.
+        grid: power of two with float32 neighbors one such step apart.
         largest: magnitude that saturates.
     """
 
@@ -71,12 +71,14 @@ class _MinifloatRule(NamedTuple):
 
 
 class _LogRule(NamedTuple):
-    """Powers of two.
+    """Rule for powers of two.
 
     Attributes:
-        rounding_bias: added to a value's bits; carries into the exponent field where it rounds up.
+        rounding_bias: number added to a value's bits; it carries into the exponent field if the
+            value rounds up.
         lowest: exponent field of the smallest magnitude.
-        highest: of the largest, at most 255, which means that it saturates at the dtype's end.
+        highest: exponent field of the largest magnitude, at most 255, which saturates at the end
+            of the dtype's range.
         zero_below: bits of the magnitude below which a value becomes zero; 0 for none.
     """
 
@@ -91,15 +93,15 @@ ElementRule = FixedRule | _MinifloatRule | _LogRule
 
 
 class _ScaleRule(NamedTuple):
-    """A power of two for a block.
+    """Rule for a block's power-of-two scale.
 
     Attributes:
-        offset: the exponent for a largest magnitude of 1.
-        rounding_bias: added to the bits of a block's largest magnitude; carries into the exponent
-            field where the scale is the next power.
-        lowest: the smallest exponent.
-        highest: the largest.
-        has_nan: a NaN or an infinity makes the block NaN.
+        offset: exponent for a largest magnitude of 1.
+        rounding_bias: number added to the bits of a block's largest magnitude; it carries into the
+            exponent field if the scale is the next power.
+        lowest: smallest exponent.
+        highest: largest exponent.
+        has_nan: a NaN or infinity makes the block NaN.
     """
 
     offset: int
@@ -110,13 +112,13 @@ class _ScaleRule(NamedTuple):
 
 
 class BlockLayout(NamedTuple):
-    """Where blocks along the last axis lie.
+    """Layout of blocks along the last axis.
 
     Attributes:
-        blocks: of the tensor.
-        row_size: elements.
-        blocks_per_row: the last may be shorter.
-        block_size: elements.
+        blocks: number of blocks in the tensor.
+        row_size: elements of a row.
+        blocks_per_row: blocks of a row; the last may be shorter.
+        block_size: elements of a block.
     """
 
     blocks: int
@@ -126,9 +128,9 @@ class BlockLayout(NamedTuple):
 
     @classmethod
     def of(cls, shape: torch.Size, block_size: int) -> BlockLayout:
-        """The layout of a tensor that is not empty.
+        """Returns the layout of a non-empty tensor.
 
-        Rows that divide into blocks are cut into rows of one: finding those takes no division.
+        Rows that divide into blocks become rows of one block, which avoids a division per block.
         """
         row_size = shape[-1] if shape else 1
         if row_size % block_size == 0:
@@ -139,17 +141,17 @@ class BlockLayout(NamedTuple):
 
 
 class CodeRule(NamedTuple):
-    """How a stored code becomes a value, and the value is scaled by E8M0.
+    """Rule that decodes a stored code and scales it by E8M0.
 
     Attributes:
         width: bits of a code, 2 to 8.
-        is_integer: two's complement; else sign, exponent and fraction.
-        factor: of the integer, or of the float32 into whose lowest binades the code is put.
-        shift: places from the code's fraction to float32's.
-        largest: code of the largest finite magnitude; those above are NaN.
-        has_infinity: the first of those above is infinity.
-        alignment: a power of two that divides the number of every block's first code.
-        is_paired: the codes have 4 bits, and every block begins with a byte.
+        is_integer: True for two's complement; False for sign, exponent and fraction.
+        factor: factor of the integer, or of the float32 that holds the code in its lowest binades.
+        shift: shift from the code's fraction to float32's.
+        largest: code of the largest finite magnitude; larger codes are NaN.
+        has_infinity: the first of those larger codes is infinity.
+        alignment: power of two that divides the index of every block's first code.
+        is_paired: codes have 4 bits, and every block begins with a byte.
     """
 
     width: int
@@ -164,7 +166,7 @@ class CodeRule(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def element_rule(number_format: NumberFormat) -> ElementRule | None:
-    """The rule of the elements of a fitted format, or None."""
+    """Returns the rule for the elements of a fitted format, or None."""
     layout = get_layout(number_format)
     if layout is None or layout.levels is not None or layout.has_zero_points:
         return None
@@ -174,7 +176,7 @@ def element_rule(number_format: NumberFormat) -> ElementRule | None:
 
 @lru_cache(maxsize=4096)
 def scale_rule(number_format: NumberFormat) -> _ScaleRule | None:
-    """The rule of the scales of a fitted format's groups, or None."""
+    """Returns the rule for the scales of a fitted format's groups, or None."""
     layout = get_layout(number_format)
     if layout is None or type(layout.scaling) is not SharedExponent:
         return None
@@ -194,7 +196,7 @@ def scale_rule(number_format: NumberFormat) -> _ScaleRule | None:
 
 
 def _smallest_step(element: Element) -> int:
-    """Exponent of the step in the lowest binade of a minifloat; others have none that vanishes."""
+    """Returns the exponent of a minifloat's smallest step; 0 for other elements."""
     if not isinstance(element, Minifloat | Denormal):
         return 0
     lowest, mantissa_width = _lowest_binade(element)
@@ -202,13 +204,13 @@ def _smallest_step(element: Element) -> int:
 
 
 def is_scaled(number_format: NumberFormat) -> bool:
-    """True for formats with scales."""
+    """Returns True for formats with scales."""
     layout = get_layout(number_format)
     return layout is not None and layout.scaling is not None
 
 
 def takes(number_format: NumberFormat, dtype: torch.dtype) -> bool:
-    """True where the fake-quantizer has rules for the fitted format, and knows the dtype."""
+    """Returns True if the fake-quantizer supports the fitted format and the dtype."""
     if dtype not in DTYPES or element_rule(number_format) is None:
         return False
     return not is_scaled(number_format) or scale_rule(number_format) is not None
@@ -216,7 +218,7 @@ def takes(number_format: NumberFormat, dtype: torch.dtype) -> bool:
 
 @lru_cache(maxsize=4096)
 def code_rule(number_format: NumberFormat) -> CodeRule | None:
-    """The rule of codes of 8 bits or fewer that are scaled by E8M0, or None."""
+    """Returns the rule for codes of up to 8 bits with E8M0 scales, or None."""
     layout = get_layout(number_format) if number_format.is_fitted else None
     if layout is None or layout.scaling is None or layout.overflow == "infinity":
         return None
@@ -229,14 +231,14 @@ def code_rule(number_format: NumberFormat) -> CodeRule | None:
 
 
 def decodes(number_format: NumberFormat, rank: int, dtype: torch.dtype) -> bool:
-    """True where the kernels on packed weights know the codes of a tensor of that rank."""
+    """Returns True if the kernels on packed weights support the codes of a tensor of that rank."""
     if dtype not in DTYPES or code_rule(number_format) is None:
         return False
     return block_size_along_rows(number_format, rank) is not None
 
 
 def block_size_along_rows(number_format: NumberFormat, rank: int) -> int | None:
-    """Elements of a block, if blocks run along the last axis of a tensor of that rank alone."""
+    """Returns the block size, or None unless blocks run along the last axis of that rank."""
     layout = get_layout(number_format)
     groups = None if layout is None else layout.groups
     if not isinstance(groups, Blocks) or not (rank < 2 or groups.is_row_separable(rank)):
@@ -262,7 +264,7 @@ def _fixed(element: Fixed) -> FixedRule | None:
 
 
 def _lowest_binade(element: Minifloat | Denormal) -> tuple[int, int]:
-    """Exponent of the lowest binade of a minifloat, and bits of its fraction."""
+    """Returns the exponent of a minifloat's lowest binade, and its number of fraction bits."""
     if isinstance(element, Minifloat):
         return element.lowest_exponent, element.mantissa_width
     # In [2^(E-1), 2^E) the top bit of k is set: it does what a hidden bit would.
@@ -306,6 +308,6 @@ def _float_codes(element: Minifloat) -> CodeRule | None:
 
 Rows = dict[type[Element], Callable[[Any], Any]]
 ELEMENTS: Rows = {Fixed: _fixed, Minifloat: _minifloat, Denormal: _minifloat, Log2: _log}
-"""The rule of each element's rounding."""
+"""Rounding rules by element class."""
 CODES: Rows = {Fixed: _whole_codes, Minifloat: _float_codes}
-"""The rule of each element's codes."""
+"""Code rules by element class."""

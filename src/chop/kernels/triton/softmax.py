@@ -1,10 +1,9 @@
-"""Softmax along the last axis with one read and one write of every number, and its gradient.
+"""Fused softmax along the last axis, and its gradient.
 
-Written in five operations of PyTorch, softmax of (M, N) reads 5MN + 2M numbers and writes
-3MN + 2M. Here a row stays on the chip between its reading and its writing, so 2MN numbers are
-moved: the floor is 2MN b/B seconds for numbers of b bytes at B bytes a second, four times less.
-A row that is too long for that is read once for its largest number and its sum, found together,
-and once for its result: 3MN. The gradient reads y and dy and writes dx: 3MN.
+Softmax of (M, N) in five PyTorch operations reads 5MN + 2M numbers and writes 3MN + 2M. The fused
+kernel keeps a row on the chip and moves 2MN numbers. Its lower bound is 2MN b/B seconds for numbers
+of b bytes at B bytes per second, four times less. Longer rows are read twice, first for the maximum
+and the sum, then for the result: 3MN. The gradient reads y and dy and writes dx: 3MN.
 
 Sources: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax",
 arXiv:1805.02867; the gradient is y (dy - sum(y dy)).
@@ -31,7 +30,7 @@ MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 @triton.jit
 def get_tile(count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Places of a program's rows, (ROWS, BLOCK_SIZE), and which of them are there."""
+    """Returns the offsets of a program's rows, (ROWS, BLOCK_SIZE), and a mask of valid ones."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK_SIZE)
     is_there = (row < count)[:, None] & (column < columns)[None, :]
@@ -40,14 +39,14 @@ def get_tile(count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def get_part(begin, columns, BLOCK_SIZE: tl.constexpr):
-    """Places of a part of the program's one row, and which of them are there."""
+    """Returns the offsets of a part of the program's single row, and a mask of valid ones."""
     column = begin + tl.arange(0, BLOCK_SIZE)
     return tl.program_id(0).to(tl.int64) * columns + column, column < columns
 
 
 @triton.jit
 def softmax_rows(x, y, count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Softmax of `ROWS` rows, each of which fits in `BLOCK_SIZE`."""
+    """Computes the softmax of `ROWS` rows, each of which fits in `BLOCK_SIZE`."""
     place, is_there = get_tile(count, columns, ROWS, BLOCK_SIZE)
     values = tl.where(is_there, load_float(x + place, is_there), MINUS_INFINITY)
     exponentials = tl.exp(values - tl.max(values, axis=1)[:, None])
@@ -56,17 +55,17 @@ def softmax_rows(x, y, count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.conste
 
 @triton.jit
 def softmax_long_row(x, y, columns, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):
-    """Softmax of one row in parts; the sum is rescaled whenever a larger number is found."""
+    """Computes the softmax of one row in parts, rescaling the sum at each new maximum."""
     largest = tl.full((), MINUS_INFINITY, tl.float32)
     total = tl.zeros((), tl.float32)
     for begin in tl.range(0, columns, BLOCK_SIZE, num_stages=STAGES):
         place, is_there = get_part(begin, columns, BLOCK_SIZE)
         values = tl.where(is_there, load_float(x + place, is_there), MINUS_INFINITY)
-        found = tl.maximum(largest, tl.max(values, axis=0))
-        # Infinity minus infinity would be NaN where nothing has been found yet.
-        shift = tl.where(found == MINUS_INFINITY, 0.0, found)
+        maximum = tl.maximum(largest, tl.max(values, axis=0))
+        # Infinity minus infinity would be NaN as long as all numbers are -infinity.
+        shift = tl.where(maximum == MINUS_INFINITY, 0.0, maximum)
         total = total * tl.exp(largest - shift) + tl.sum(tl.exp(values - shift), axis=0)
-        largest = found
+        largest = maximum
     for begin in tl.range(0, columns, BLOCK_SIZE, num_stages=STAGES):
         place, is_there = get_part(begin, columns, BLOCK_SIZE)
         values = load_float(x + place, is_there)
@@ -75,7 +74,7 @@ def softmax_long_row(x, y, columns, BLOCK_SIZE: tl.constexpr, STAGES: tl.constex
 
 @triton.jit
 def gradient_rows(y, dy, dx, count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """The gradient of `ROWS` rows, each of which fits in `BLOCK_SIZE`."""
+    """Computes the gradient of `ROWS` rows, each of which fits in `BLOCK_SIZE`."""
     place, is_there = get_tile(count, columns, ROWS, BLOCK_SIZE)
     outputs, gradients = load_float(y + place, is_there), load_float(dy + place, is_there)
     mean = tl.sum(outputs * gradients, axis=1)[:, None]
@@ -84,7 +83,7 @@ def gradient_rows(y, dy, dx, count, columns, ROWS: tl.constexpr, BLOCK_SIZE: tl.
 
 @triton.jit
 def gradient_long_row(y, dy, dx, columns, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):
-    """The gradient of one row in parts."""
+    """Computes the gradient of one row in parts."""
     mean = tl.zeros((), tl.float32)
     for begin in tl.range(0, columns, BLOCK_SIZE, num_stages=STAGES):
         place, is_there = get_part(begin, columns, BLOCK_SIZE)
@@ -96,7 +95,7 @@ def gradient_long_row(y, dy, dx, columns, BLOCK_SIZE: tl.constexpr, STAGES: tl.c
 
 
 class Softmax(torch.autograd.Function):
-    """Both directions, along the last axis of contiguous tensors."""
+    """Autograd function along the last axis of contiguous tensors."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: D102
@@ -114,15 +113,15 @@ class Softmax(torch.autograd.Function):
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """`torch.softmax(x, dim)`; sums in float32.
+    """Returns `torch.softmax(x, dim)` with float32 sums.
 
     Args:
         x: any shape of at least one axis, float32, bfloat16 or float16, on the GPU.
-        dim: the axis; any but the last is moved there first, which costs two more passes.
-    Returns: shape and dtype of `x`.
+        dim: axis; any but the last is moved there first, which costs two more passes.
+    Returns: tensor of the shape and dtype of `x`.
 
     Raises:
-        ConfigError: another dtype, or no such axis.
+        ConfigError: if the dtype or axis is not supported.
     """
     if x.dtype not in DTYPES or not -x.ndim <= dim < x.ndim:
         raise ConfigError(
@@ -134,7 +133,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def _launch(rows_kernel: Any, long_row_kernel: Any, *tensors: Tensor) -> None:
-    """One program per few short rows, or per long one."""
+    """Launches one program per few short rows, or per long row."""
     columns = tensors[0].size(-1)
     if tensors[0].numel() == 0:
         return

@@ -31,7 +31,7 @@ class LearnedGrid:
         layout: of the weight's format.
         scale: float64 (G, 1).
         zero: float64 (G, 1), zero points; None where there are none.
-        of_tensor: the factor of all scales, or None.
+        tensor_scale: the factor of all scales, or None.
         pinned: boolean (G, 1), True for groups that keep their scale; None where none has to.
         held: boolean (G, N), True for values that keep their elements; None where all may change.
         anchor: int64 (G, 1), the place of the value whose element tells the scale; None where none
@@ -42,7 +42,7 @@ class LearnedGrid:
     layout: Layout
     scale: Tensor
     zero: Tensor | None
-    of_tensor: Tensor | None
+    tensor_scale: Tensor | None
     pinned: Tensor | None
     held: Tensor | None
     anchor: Tensor | None
@@ -71,7 +71,7 @@ class LearnedGrid:
         found = scaling.measure(groups)
         scale = found.values.masked_fill(found.values == 0, 1)
         pinned, anchor, least = found.values == 0, None, None
-        if found.of_tensor is not None and groups.numel():
+        if found.tensor_scale is not None and groups.numel():
             pinned |= groups.abs().amax(-1, keepdim=True) == groups.abs().amax()
         if isinstance(scaling, SharedExponent):
             told = groups if start is None else as_rows(layout.split(start.double()))
@@ -82,15 +82,15 @@ class LearnedGrid:
         elif not scaling.finds_any:
             held |= scaling.anchors(groups)
         zero = found.zero_points if layout.has_zero_points else None
-        of_tensor = found.of_tensor
-        grid = (scale, zero, of_tensor, _if_any(pinned), _if_any(held), anchor, least)
+        tensor_scale = found.tensor_scale
+        grid = (scale, zero, tensor_scale, _if_any(pinned), _if_any(held), anchor, least)
         return cls(layout, *grid)
 
     def scales_near(self, wanted: Tensor) -> Tensor | None:
         """The nearest scales that may be stored, float64 (G, 1); None where the format decides."""
         if self.layout.scaling is None:
             return None
-        found = self.layout.scaling.representable(wanted, self.of_tensor)
+        found = self.layout.scaling.representable(wanted, self.tensor_scale)
         if found is None or self.pinned is None:
             return found
         return torch.where(self.pinned, self.scale, found)
