@@ -48,7 +48,7 @@ DOORS = {
         (nn.Linear, r"got the class Linear; pass an instance, Linear\(...\)."),
         (
             "runs/demo/model",
-            r"got str; to read a checkpoint, use MaseGraph.from_checkpoint\(path\)",
+            r"got str; load a checkpoint by MaseGraph.from_checkpoint\(path\)",
         ),
         (lambda: chop.MaseGraph(nn.Linear(4, 2)), "got MaseGraph; of a MaseGraph, pass mg.model."),
         (torch.relu, "got .*; pass the module whose forward it is"),
@@ -191,7 +191,7 @@ def test_a_name_in_the_place_of_labels(net, tmp_path):
 
 
 def test_a_state_dict_is_no_model(net):
-    with pytest.raises(ConfigError, match=r"pass the model that model.load_state_dict\(weights\)"):
+    with pytest.raises(ConfigError, match=r"model.load_state_dict\(weights\)"):
         chop.quantize(net.state_dict())
 
 

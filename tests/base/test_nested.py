@@ -133,7 +133,7 @@ def test_sparse_buffers_are_captured() -> None:
             return torch.sparse.mm(self.adjacency, self.layer(x).to(torch.float32))
 
     model, x = Graph().eval(), torch.randn(4, 4)
-    with pytest.warns(UserWarning, match="an operator has no rule for the shapes"):
+    with pytest.warns(UserWarning, match="an operator has no rule for its output shapes"):
         captured = capture(model, {"x": x})
     assert torch.equal(captured(x), model(x))
     assert torch.equal(copy.deepcopy(captured)(x), model(x))

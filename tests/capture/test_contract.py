@@ -130,5 +130,5 @@ def test_graphs_with_decisions_on_data_are_stored_and_still_check_them(tmp_path)
     mg.export(tmp_path / "decides")
     again = MaseGraph.from_checkpoint(tmp_path / "decides", allow=[Made])
     assert torch.equal(again.model(x), x * 2)
-    with pytest.raises(GuardError, match="sees True"):
+    with pytest.raises(GuardError, match="reads True"):
         again.model(-x)

@@ -143,7 +143,7 @@ def test_a_part_that_is_not_its_recording_is_one_node(
     reset()
     torch.manual_seed(0)
     model = Around(Odd(work))
-    with pytest.warns(CaptureWarning, match="part .* is one node"):
+    with pytest.warns(CaptureWarning, match="part .* became a leaf"):
         captured = capture(model, {"x": torch.randn(3, 4)})
     assert [report.path for report in captured.record.auto_leaves] == ["part"]
     assert _state() == [0, 0, 0]

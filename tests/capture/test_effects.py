@@ -242,13 +242,13 @@ ATTRIBUTES: dict[Forward, str] = {
     freezes_by_name: "changes requires_grad of 1.critic.weight",
     freezes_for_good: "changes requires_grad of 1.critic.weight",
     freezes_in_training: "changes requires_grad of 1.critic.weight",
-    hooks_a_node: "hooks a node of autograd's graph (grad_fn.register_prehook)",
-    hooks_a_node_behind: "hooks a node of autograd's graph (grad_fn.register_hook)",
-    hooks_an_edge: "hooks a node of autograd's graph",
-    hooks_a_tensor: "hooks the gradient of a tensor",
-    hooks_several: "hooks the gradient of a tensor",
-    rounds_what_is_saved: "changes what autograd saves",
-    rounds_by_a_class: "changes what autograd saves",
+    hooks_a_node: "hook on an autograd node (grad_fn.register_prehook)",
+    hooks_a_node_behind: "hook on an autograd node (grad_fn.register_hook)",
+    hooks_an_edge: "hook on an autograd node",
+    hooks_a_tensor: "hook on the gradient of a tensor",
+    hooks_several: "hook on the gradient of a tensor",
+    rounds_what_is_saved: "changes the tensors that autograd saves",
+    rounds_by_a_class: "changes the tensors that autograd saves",
     computes_a_weight_once: "in train() on the example inputs its outputs differ",
 }
 
@@ -279,7 +279,7 @@ def test_in_the_model_itself_it_is_refused_or_said(forward: Forward) -> None:
             assert "test_effects.py:" in str(error)
             return
     # The recording in train() was refused.
-    assert "the graph holds eval() only" in str(caught[0].message)
+    assert "the graph supports eval() only" in str(caught[0].message)
     assert "test_effects.py:" in str(caught[0].message)
     with pytest.raises(GuardError, match="captured for eval"):
         captured.train()(torch.randn(3, 4))

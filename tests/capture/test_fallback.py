@@ -1,4 +1,4 @@
-"""What cannot be written down becomes a leaf, is refused or is an error: it is never wrong."""
+"""Fallbacks of the capture: leaves, refused calls and errors, but never wrong results."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_decision_of_the_model_itself_is_checked_at_run_time() -> None:
     with pytest.warns(CaptureWarning, match="checked at run time"):
         captured = capture(model, positive)
     assert_same(model, captured, {"x": torch.rand(5, 2)})
-    with pytest.raises(GuardError, match=r"sees True at .*test_fallback\.py:\d+, got False"):
+    with pytest.raises(GuardError, match=r"reads True at .*test_fallback\.py:\d+, got False"):
         captured(-torch.rand(3, 4))
     with pytest.raises(CaptureError, match="move these lines into a submodule"):
         capture(model, positive, strict=True)
@@ -155,7 +155,7 @@ def test_a_decision_of_the_model_itself_is_checked_at_run_time() -> None:
 
 def test_expect_is_silent_when_the_decision_holds() -> None:
     assert guard_value(torch.tensor([1, 2]), "tolist", [1, 2], "here") is None
-    with pytest.raises(GuardError, match=r"sees \[1, 2\] at here, got \[3\]"):
+    with pytest.raises(GuardError, match=r"reads \[1, 2\] at here, got \[3\]"):
         guard_value(torch.tensor([3]), "tolist", [1, 2], "here")
 
 
@@ -229,7 +229,7 @@ def test_a_leaf_that_cannot_run_on_fake_tensors_is_seen_in_a_real_run() -> None:
 
 
 def test_a_model_that_fails_on_its_inputs_says_so() -> None:
-    with pytest.raises(CaptureError, match="cannot be written down|itself fails"):
+    with pytest.raises(CaptureError, match="cannot be captured|itself fails"):
         capture(nn.Sequential(nn.Linear(8, 2)), {"input": torch.randn(3, 5)})
 
 

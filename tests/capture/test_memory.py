@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.capture.tracer import capture
-from chop.captured.state.weak_cache import weakly_cached
+from chop.captured.state.weak_cache import weak_cache
 from chop.errors import CaptureError
 from chop.export import pt2
 from chop.export.onnx.export import export as export_onnx
@@ -165,7 +165,7 @@ def test_a_live_graph_keeps_the_lines_of_its_code():
 def test_answers_about_code_live_as_long_as_it_does():
     asked = []
 
-    @weakly_cached
+    @weak_cache
     def get_name(cls: type, end: str = "") -> str:
         asked.append(end)
         return cls.__name__ + end

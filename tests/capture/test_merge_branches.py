@@ -35,7 +35,7 @@ from tests.capture.training_state import (
 )
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:capture of .* (writes to its parameters|ring .*is one node)"
+    "ignore:capture of .* (writes to its parameters|ring .*became a leaf)"
 )
 
 INTEGER = {
@@ -266,7 +266,7 @@ def test_what_is_no_copy_is_evaluated_only(cls: type[nn.Module]) -> None:
     model, x = made(cls)
     with pytest.raises(CaptureError, match="replaces"):
         capture(model, {"x": x}, strict=True)
-    with pytest.warns(CaptureWarning, match=r"holds eval\(\) only: the model replaces"):
+    with pytest.warns(CaptureWarning, match=r"supports eval\(\) only: the model replaces"):
         captured = capture(model, {"x": x})
     torch.testing.assert_close(captured.eval()(x), model.eval()(x))
     with pytest.raises(GuardError, match="move these lines into a submodule"):

@@ -136,7 +136,7 @@ class NumpyOfBatch(nn.Module):
 @pytest.mark.parametrize("batch", [3, 1])
 def test_fixed_sizes_are_those_of_the_example(batch: int) -> None:
     model = NumpyOfBatch()
-    with pytest.warns(CaptureWarning, match="decisions on data and sizes are those"):
+    with pytest.warns(CaptureWarning, match="data-dependent decisions and sizes are those"):
         captured = capture(model, example(batch))
     assert_follows(model, captured, example(batch))
     with pytest.raises(GuardError, match=rf"x\.shape\[0\] == {batch} \(fixed at capture\)"):
@@ -214,5 +214,5 @@ def test_a_class_is_announced_once_with_its_count() -> None:
     assert len(caught) == 1
     text = str(caught[0].message)
     assert len(text.splitlines()) == 1
-    assert re.search(r"1 \(.*Decides\), like 3 more of its class, is one node that hides \d", text)
+    assert re.search(r"1 \(.*Decides\) and 3 more of its class became a leaf that hides \d", text)
     assert_follows(model.eval(), captured.eval(), {"input": torch.randn(5, 3, 8, 8)})

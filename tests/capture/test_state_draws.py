@@ -135,7 +135,7 @@ def reverses(self: Any, x: Tensor) -> Tensor:
 
 def test_hooks_on_gradients_are_kept_by_a_leaf_or_refused() -> None:
     model = within(Made(reverses))
-    with pytest.warns(CaptureWarning, match="hooks the gradient"):
+    with pytest.warns(CaptureWarning, match="hook on the gradient"):
         captured = capture(model, {"input": draws()})
     x, gradients = draws(), []
     for twin in (model, captured):
@@ -143,7 +143,7 @@ def test_hooks_on_gradients_are_kept_by_a_leaf_or_refused() -> None:
         twin(x).square().sum().backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
-    with pytest.raises(CaptureError, match="hooks the gradient"):
+    with pytest.raises(CaptureError, match="hook on the gradient"):
         capture(Made(reverses), {"x": draws()})
 
 
@@ -172,7 +172,7 @@ def test_hooks_added_after_a_capture_run_or_are_refused(path: str, backward: boo
     add = module.register_full_backward_hook if backward else module.register_forward_hook
     handle = add(lambda *_: calls.append(path))
     if path in ("0", "0.1"):
-        with pytest.raises(GuardError, match=rf"got some on {path}, .*leaves=\['{path}'\]"):
+        with pytest.raises(GuardError, match=rf"got one on {path}, .*leaves=\['{path}'\]"):
             captured(draws())
     else:
         captured(draws().requires_grad_()).sum().backward()

@@ -62,11 +62,11 @@ def test_what_torch_has_exported_is_refused_at_any_place(way: str) -> None:
     x = torch.randn(2, 4)
     program = torch.export.export(nn.Sequential(nn.Linear(4, 4)), (x,))
     module = EXPORTS[way](program)
-    with pytest.raises(CaptureError, match="got one of torch.export.*pass the module that was"):
+    with pytest.raises(CaptureError, match="got one of torch.export.*pass the original module"):
         capture(module, {"input": x})
     with pytest.raises(CaptureError, match="got inner of torch.export"):
         capture(Holder(module), {"x": x})
-    with pytest.raises(ConfigError, match="got ExportedProgram; pass the module that was exported"):
+    with pytest.raises(ConfigError, match="got ExportedProgram; pass the original module"):
         MaseGraph(program)
 
 
@@ -79,7 +79,7 @@ def test_compiled_by_torchscript_a_model_is_refused_and_a_layer_is_a_node(compil
     with pytest.raises(CaptureError, match="compiled by TorchScript; pass the module"):
         MaseGraph(inner)
     model = Holder(inner).eval()
-    with pytest.warns(UserWarning, match="TorchScript has compiled it"):
+    with pytest.warns(UserWarning, match="it is compiled by TorchScript"):
         mg = MaseGraph(model, dummy_in={"x": x})
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": {"x": x}})
@@ -90,5 +90,5 @@ def test_compiled_by_torchscript_a_model_is_refused_and_a_layer_is_a_node(compil
 
 
 def test_functions_are_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match="got function; pass the module whose forward it is"):
+    with pytest.raises(ConfigError, match="got function; pass the module that it belongs to"):
         MaseGraph(torch.compile(nn.Linear(4, 4).forward))

@@ -128,7 +128,7 @@ def test_mase_spellings(mg):
 
 
 def test_wrong_use_is_one_clear_error(mg):
-    with pytest.raises(ConfigError, match="expected an nn.Module, got str; to read a checkpoint"):
+    with pytest.raises(ConfigError, match="expected an nn.Module, got str; load a checkpoint"):
         MaseGraph("checkpoint")
     with pytest.raises(GraphError, match="did you mean 'first'"):
         mg.node("frist")

@@ -102,7 +102,7 @@ def test_copies_and_pickles_know_the_class_where_it_can_be_found(mg):
             return super().forward(x) + 1
 
     lost = pickle.loads(pickle.dumps(MaseGraph(nn.Sequential(Local(4, 4)))))
-    with pytest.raises(GraphError, match="classes were lost in a pickle"):
+    with pytest.raises(GraphError, match="classes could not be pickled"):
         lost.to_module()
 
 

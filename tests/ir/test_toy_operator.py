@@ -327,7 +327,7 @@ def test_names_that_are_taken_are_not_overwritten(monkeypatch):
 
     row = Operator("thing", "module", (nn.PReLU,), quantized=QuantThing)
     monkeypatch.setitem(globals(), "PackedThing", "somebody's")
-    with pytest.raises(ConfigError, match=f"QuantThing.*'{__name__}' has a PackedThing already"):
+    with pytest.raises(ConfigError, match=f"QuantThing.*'{__name__}' already has a PackedThing"):
         register(row)
     assert "thing" not in OPS and QuantThing not in PACKED
     monkeypatch.delitem(globals(), "PackedThing")

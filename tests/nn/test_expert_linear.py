@@ -208,5 +208,5 @@ def test_the_layer_of_an_expert_has_the_learned_scales(granularity: str) -> None
 def test_scales_of_inputs_that_no_experts_have_are_refused() -> None:
     layer = with_static_scales(scales=(0.1, 0.2, 0.3, 0.4, 0.5))
     for each in (layer, pack(layer)):
-        with pytest.raises(ConfigError, match="one static scale, or 4 for the experts, got 5"):
+        with pytest.raises(ConfigError, match="one static scale or 4, one per expert, got 5"):
             each(inputs(), HIT)

@@ -105,7 +105,7 @@ def test_a_settled_operator_computes_the_same_and_learns_nothing(fmt):
 
 
 def test_what_still_waits_cannot_settle():
-    with pytest.raises(ConfigError, match="scales of its data_in wait.*calibrate_transform_pass"):
+    with pytest.raises(ConfigError, match="data_in are uninitialized.*calibrate_transform_pass"):
         linear().freeze_scales()
     only_weight = linear(QuantSpec(weight=CHANNEL, gradient="lsq"))
     start = initial_scales(CHANNEL, only_weight.weight)

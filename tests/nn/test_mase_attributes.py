@@ -64,7 +64,7 @@ def test_a_quantized_layer_has_what_mase_gives_it(name):
     )
     assert torch.equal(layer(x), by_hand)
     for attribute in ("bypass", "config", "w_quantizer"):
-        with pytest.raises(ConfigError, match=f"{attribute} follows from its formats"):
+        with pytest.raises(ConfigError, match=f"{attribute} is derived from its formats"):
             setattr(layer, attribute, True)
 
 

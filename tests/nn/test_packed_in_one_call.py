@@ -18,7 +18,7 @@ from chop.kernels.cpu import build, int8
 from chop.nn import quantized as q
 from chop.nn.packed import pack
 from chop.nn.packed.operators import _are_integers
-from chop.nn.weight_cache import kept_bytes
+from chop.nn.weight_cache import cached_bytes
 from tests.subcases import subcases
 
 SPECS = {
@@ -177,10 +177,10 @@ def test_other_formats_are_left_to_the_long_way(calls):
 
 def test_codes_of_fewer_bits_are_kept_as_bytes():
     _, twin = layer_of("4 bits")
-    before = kept_bytes(twin)
+    before = cached_bytes(twin)
     with torch.no_grad():
         twin(torch.randn(2, 48))
-    assert kept_bytes(twin) - before == 20 * 48 + 4 * 20  # and the bias
+    assert cached_bytes(twin) - before == 20 * 48 + 4 * 20  # and the bias
 
 
 def test_what_is_prepared_goes_with_the_layer():

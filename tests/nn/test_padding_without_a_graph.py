@@ -138,7 +138,7 @@ def test_compiled_training_names_what_is_fitted_to_padding(is_graph):
     model.train()
     trained = copy.deepcopy(model)
     trained(**batch)
-    with pytest.warns(UserWarning, match="'layer' .* fitted to each whole tensor, padding include"):
+    with pytest.warns(UserWarning, match="'layer' .* each whole tensor, including padding"):
         torch.compile(model, backend="eager")(**batch)
     torch.compile(trained, backend="eager")(**batch)
     torch.compile(model.eval(), backend="eager")(**batch)

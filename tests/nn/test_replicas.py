@@ -155,7 +155,7 @@ def after_other_formats() -> dict[str, Any]:
     model.first.take_spec(QuantSpec(*own, gradient="lsq"))
     before = dict(model.named_parameters())
     ddp = nn.parallel.DistributedDataParallel(model)
-    with pytest.warns(AdjustedWarning, match="calibrate every process on the same batches"):
+    with pytest.warns(AdjustedWarning, match="Calibrate all on the same batches"):
         train(ddp, rank)
     assert all(x is before[name] for name, x in model.named_parameters())
     assert model.first.data_in_scale.item() != pytest.approx(0.1, abs=1e-6)

@@ -51,7 +51,7 @@ def test_each_parameter_is_rounded_once_and_outputs_are_equal(rounded):
     operands = [operand for operand, _ in rounded]
     assert operands.count("weight") == operands.count("bias") == 1
     assert all(torch.equal(y, expected) for y in outputs)
-    assert module not in weight_cache._kept
+    assert module not in weight_cache._shelves
     with torch.no_grad():
         module(X)
     assert weights(rounded) == 2
@@ -174,16 +174,17 @@ def test_copies_know_nothing_of_it_and_nesting_keeps_it(rounded):
             rounded.clear()
             assert torch.equal(twin(X), model(X)) and weights(rounded) == 1
             assert (
-                twin[0] not in weight_cache._kept and vars(twin[0]).keys() == vars(model[0]).keys()
+                twin[0] not in weight_cache._shelves
+                and vars(twin[0]).keys() == vars(model[0]).keys()
             )
-    assert len(weight_cache._kept) == 0
+    assert len(weight_cache._shelves) == 0
 
 
 def test_it_is_freed_after_an_error_and_threads_agree():
     module = layer()
     with pytest.raises(RuntimeError, match="stop"), cached_weights(module):
         raise RuntimeError("stop")
-    assert module not in weight_cache._kept
+    assert module not in weight_cache._shelves
     expected, found = module(X).detach(), []
 
     def run():
@@ -213,7 +214,7 @@ def test_nothing_is_kept_of_large_models(monkeypatch):
     layer, x = q.QuantLinear(8, 4, config={"name": "mxint"}).eval(), torch.randn(3, 8)
     size = sum(parameter.nbytes for parameter in layer.parameters())
     for limit, kept in ((size - 1, 0), (size, size)):
-        monkeypatch.setattr(weight_cache, "KEPT_BYTES", limit)
+        monkeypatch.setattr(weight_cache, "MAX_CACHED_BYTES", limit)
         with weight_cache.cached_weights(layer), torch.no_grad():
             assert torch.equal(layer(x), layer(x))
-            assert weight_cache.kept_bytes(layer) == kept
+            assert weight_cache.cached_bytes(layer) == kept

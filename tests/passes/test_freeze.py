@@ -206,7 +206,7 @@ def test_frozen_graphs_are_copied_pickled_and_stored(graph, tmp_path):
 def test_what_cannot_be_frozen_is_refused(graph):
     with pytest.raises(ConfigError, match="no quantized layer with a weight; quantize it first"):
         passes.freeze_transform_pass(graph)
-    with pytest.raises(ConfigError, match="scales of its data_in wait"):
+    with pytest.raises(ConfigError, match="scales of its data_in are uninitialized"):
         waiting = quantized(graph, CHANNEL, gradient="lsq")
         passes.freeze_transform_pass(waiting)
 

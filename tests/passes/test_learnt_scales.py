@@ -110,7 +110,7 @@ def test_the_bits_of_scales_count_once(learning, bert_inputs):
 
 
 def test_what_waits_cannot_be_packed_and_other_formats_cannot_learn(learning, bert_graph):
-    with pytest.raises(ConfigError, match="scales of its data_in wait"):
+    with pytest.raises(ConfigError, match="scales of its data_in are uninitialized"):
         passes.pack_transform_pass(learning, {"silent": True})
     with pytest.raises(ConfigError, match="scale_integer .* instead of integer"):
         config = {"name": "integer", "width": 8, "frac_width": 4, "gradient": "lsq"}

@@ -149,7 +149,7 @@ def test_a_model_is_quantized_with_batches_as_with_their_rows():
     [
         (torch.compile, r"pass net\._orig_mod"),
         (nn.DataParallel, r"pass net\.module"),
-        (lambda model: torch.jit.trace(model, X), "pass the model that it was made from"),
+        (lambda model: torch.jit.trace(model, X), "pass the original model"),
     ],
     ids=["compiled", "parallel", "traced"],
 )

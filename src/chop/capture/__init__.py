@@ -1,4 +1,4 @@
-"""Tracer: captures a model as a graph by running its Python on fake tensors."""
+"""Model capture: traces a model's Python on fake tensors into a graph of its own modules."""
 
 from chop.capture.inputs import dummy_inputs
 from chop.capture.tracer import capture

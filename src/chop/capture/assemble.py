@@ -1,4 +1,4 @@
-"""Assembles a captured module: dead code out, module tree mirrored, record filled."""
+"""Assembly of a captured module: dead-code elimination, module tree, capture record, warnings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from chop.private.modules import share_gradient_hooks
 
 
 def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
-    """The recording as a module with the tree of the model."""
+    """Returns the recording as a module with the module tree of the model."""
     recorder, graph = recording.recorder, recording.recorder.graph
     if recording.branches is None:
         eliminate_grad_modes(graph, recorder.values)
@@ -54,7 +54,7 @@ def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
 
 
 def _fill_record(record: CaptureRecord, fallback: Fallback, recording: Recording) -> None:
-    """What a captured module has to know besides graph and tree."""
+    """Fills the capture record with metadata that graph and module tree lack."""
     config = getattr(fallback.model, "config", None)
     # A layer may be called `config` too.
     record.config = None if isinstance(config, nn.Module | Tensor) else config
@@ -77,7 +77,7 @@ def _fill_record(record: CaptureRecord, fallback: Fallback, recording: Recording
     record.positional = tuple(x.name for x in parameters.values() if x.kind in by_position)
     record.takes_any_keyword = takes_any_keyword(fallback.model)
     record.constants = tuple(recording.recorder.constants)
-    record.asked = dict(recording.recorder.asked)
+    record.asked = dict(recording.recorder.query_lines)
     record.contiguous_inputs = contiguous(example)
     record.guards = recording.recorder.sizes.guards()
     if recording.branches is not None:
@@ -86,14 +86,14 @@ def _fill_record(record: CaptureRecord, fallback: Fallback, recording: Recording
     record.auto_leaves = tuple(_reports(fallback, recording.recorder))
     record.always_eval = _always_eval(fallback.model)
     if recording.eval_only is not None:
-        record.eval_only = (
-            f"{recording.eval_only}; move these lines into a submodule, which can be kept as one "
-            "node"
-        )
+        advice = "move these lines into a submodule, which can be kept as one node"
+        record.eval_only = f"{recording.eval_only}; {advice}"
 
 
 def _always_eval(model: nn.Module) -> tuple[str, ...]:
-    """Submodules that `model.train()` leaves in `eval()`: frozen batch norms, for example."""
+    """Returns the submodules that stay in `eval()` after `model.train()`, such as frozen batch
+    norms.
+    """
     with preserve_state(model):
         model.train()
         modules = model.named_modules()
@@ -101,7 +101,7 @@ def _always_eval(model: nn.Module) -> tuple[str, ...]:
 
 
 def _describe_nodes(graph: fx.Graph, recorder: Recorder) -> None:
-    """Leaves plain descriptions of the fake values in the metadata."""
+    """Replaces the fake values in node metadata with plain descriptions."""
 
     def describe(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -154,13 +154,16 @@ _FIXED_SIZES = {
 
 
 def warning_text(fallback: Fallback, captured: CapturedModule, notes: Sequence[str]) -> str | None:
-    """One message for everything in which the capture is less than the model."""
+    """Returns one message that lists all limitations of the capture."""
     lines = _leaf_notes(fallback, captured.record.auto_leaves)
     if "" in fallback.graph_breaks:
-        kept = f"decisions on data{_FIXED_SIZES[fallback.dynamic_dims]} are those of the example"
-        lines.append(f"{kept}, and checked at run time: {fallback.graph_breaks['']}")
+        decisions = f"data-dependent decisions{_FIXED_SIZES[fallback.dynamic_dims]}"
+        lines.append(
+            f"{decisions} are those of the example, checked at run time: "
+            f"{fallback.graph_breaks['']}"
+        )
     if captured.record.eval_only is not None:
-        lines.append(f"the graph holds eval() only: {captured.record.eval_only}")
+        lines.append(f"the graph supports eval() only: {captured.record.eval_only}")
     lines += notes
     if not lines:
         return None
@@ -168,7 +171,7 @@ def warning_text(fallback: Fallback, captured: CapturedModule, notes: Sequence[s
 
 
 def _leaf_notes(fallback: Fallback, reports: Sequence[LeafReport]) -> list[str]:
-    """One line per class of modules that became leaves."""
+    """Returns one line for each class of modules that became leaves."""
     covered: set[str] = set()
     lines = []
     for report in reports:
@@ -178,9 +181,9 @@ def _leaf_notes(fallback: Fallback, reports: Sequence[LeafReport]) -> list[str]:
             continue
         same = [path for path, _ in same_class_modules(fallback.model, report.path)]
         covered.update(same)
-        others = f", like {len(same) - 1} more of its class," if len(same) > 1 else ""
+        others = f" and {len(same) - 1} more of its class" if len(same) > 1 else ""
         lines.append(
-            f"{report.path} ({report.class_name}){others} is one node that hides "
+            f"{report.path} ({report.class_name}){others} became a leaf that hides "
             f"{report.operators} operators: {report.reason}"
         )
     return lines

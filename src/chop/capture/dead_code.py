@@ -1,4 +1,4 @@
-"""Dead code of a fresh recording: unread nodes, no-op gradient modes and autocast regions."""
+"""Dead-code elimination: unused nodes, no-op gradient modes and autocast regions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.private.torch_api import SET_GRAD_ENABLED
 
 
 def eliminate_dead_code(graph: fx.Graph, model: nn.Module, extras: Mapping[str, nn.Module]) -> None:
-    """Erases nodes that nobody reads, unless they draw random numbers or change state."""
+    """Erases unused nodes unless they draw random numbers or change state."""
 
     def matters(node: fx.Node) -> bool:
         if node.op != "call_module":
@@ -27,13 +27,13 @@ def eliminate_dead_code(graph: fx.Graph, model: nn.Module, extras: Mapping[str, 
 
 
 def eliminate_grad_modes(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
-    """Erases `torch.no_grad()` and `enable_grad()` regions in which nothing needs a gradient.
+    """Erases `torch.no_grad()` and `enable_grad()` regions without differentiable values.
 
-    Inputs of floating point count as if they needed one: a caller may ask for it.
+    Floating-point inputs count as differentiable, since a caller may ask for their gradient.
 
     Args:
-        graph: a recording made with gradients on, of inputs that need none.
-        values: the fake value of each node.
+        graph: a recording made with gradients enabled, of inputs that require none.
+        values: fake value of each node.
     """
     follow_inputs = _differentiable_in_inputs(graph, values)
 
@@ -47,7 +47,7 @@ def eliminate_grad_modes(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None
 
 
 def _differentiable_in_inputs(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> set[fx.Node]:
-    """The nodes that have a gradient where the inputs need one."""
+    """Returns the nodes that have a gradient if the inputs require one."""
     dead: set[fx.Node] = set()
     begun: dict[fx.Node, bool] = {}
     enabled = True
@@ -73,7 +73,7 @@ def _is_detached(node: fx.Node) -> bool:
 
 
 def eliminate_autocast(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
-    """Erases autocast regions in which no floating-point tensor is computed."""
+    """Erases autocast regions that compute no floating-point tensor."""
     eliminate_regions(graph, leave_autocast, lambda node: _is_floating(values.get(node)))
 
 

@@ -1,4 +1,4 @@
-"""Fallback: traces again after each graph break, with more leaves or fewer dynamic sizes."""
+"""Fallback after graph breaks: traces again with more leaves or fewer dynamic sizes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.capture.dead_code import eliminate_autocast, eliminate_grad_modes
-from chop.capture.huggingface.patches import autocast_regions, broadcast_masks, masks_of_any_size
+from chop.capture.huggingface.patches import (
+    broadcast_masks,
+    keep_autocast_regions,
+    patch_mask_sizes,
+)
 from chop.capture.merge_branches import merge_branches
 from chop.capture.merge_modes import ModesDifferError, merge_modes
-from chop.capture.recording.autocast import watched_autocast
+from chop.capture.recording.autocast import trace_autocast
 from chop.capture.recording.eager_output import EagerOutput
 from chop.capture.recording.eager_probe import probe_outputs, probe_reads
-from chop.capture.recording.grad_modes import watched_grad_modes
+from chop.capture.recording.grad_modes import trace_grad_modes
 from chop.capture.recording.graph_break import GraphBreak, MissingFakeKernelError
 from chop.capture.recording.random_state import NumpyRandomError
 from chop.capture.recording.recorder import Recorder
-from chop.capture.recording.script_functions import scripts_as_python
+from chop.capture.recording.script_functions import run_scripts_as_python
 from chop.capture.sizes.size_functions import size_arithmetic
 from chop.capture.sizes.symbols import Sizes
 from chop.captured.dtype_constants import (
@@ -41,7 +45,7 @@ from chop.captured.huggingface.cache import (
     traced_cache,
 )
 from chop.captured.huggingface.cache_names import POSITIONS
-from chop.captured.layers.transformers_of_torch import without_fast_path
+from chop.captured.layers.transformers_of_torch import disable_fast_path
 from chop.captured.leaves import LeafRule, has_gradient_hooks, tensors_in
 from chop.captured.module_tree import member_paths
 from chop.captured.state.preserve_state import patched_calls, preserve_state
@@ -53,7 +57,7 @@ _MAX_ATTEMPTS = 40
 
 
 def _with_batch_of_two(example: Mapping[str, Any]) -> dict[str, Any]:
-    """The example with a batch of two instead of one, since a size of one is never symbolic."""
+    """Returns the example with batch size 2 instead of 1, since sizes of one are never symbolic."""
     tensors = [value for value in example.values() if isinstance(value, Tensor)]
     if not all(tensor.dim() > 0 and tensor.shape[0] == 1 for tensor in tensors):
         return dict(example)
@@ -64,14 +68,14 @@ def _with_batch_of_two(example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class DynamicDims(enum.Enum):
-    """Which dimensions of the inputs are symbolic."""
+    """Rule that selects the dynamic dimensions of the inputs."""
 
     ALL = enum.auto()
     BATCH = enum.auto()
     NONE = enum.auto()
 
     def __call__(self, tensor: Tensor, dim: int) -> bool:
-        """Whether a dimension is free. Images keep their size, their sizes cost too much time."""
+        """Returns whether a dimension is dynamic. Image sizes are static to save capture time."""
         first_only = self is DynamicDims.BATCH or tensor.dim() >= 4
         return (
             self is not DynamicDims.NONE and tensor.shape[dim] > 1 and (dim == 0 or not first_only)
@@ -79,7 +83,7 @@ class DynamicDims(enum.Enum):
 
 
 class _GraphBreakError(Exception):
-    """A recording stopped: at which modules, and what was known about sizes by then."""
+    """Interrupted recording: the modules at which it stopped, and the sizes known so far."""
 
     def __init__(self, graph_breaks: Sequence[GraphBreak], sizes: Sizes | None = None) -> None:
         super().__init__(str(graph_breaks[0].error))
@@ -89,14 +93,14 @@ class _GraphBreakError(Exception):
 
 @dataclass
 class Recording:
-    """Merges the recordings of the two runs into one graph.
+    """Pair of recordings in `eval()` and `train()`, merged into one graph.
 
     Args:
-        recorder: the run in `eval()`, whose graph it is.
-        extras: the modules that the graph adds to the model, by path.
-        graphs: graphs of both runs.
-        eval_only: reason for a missing run in `train()`.
-        branches: the run in `train()`, where it has other nodes than that in `eval()`.
+        recorder: the recording in `eval()`, which holds the graph.
+        extras: modules that the graph adds to the model, by path.
+        graphs: graphs of both recordings.
+        eval_only: reason why there is no recording in `train()`.
+        branches: the recording in `train()`, if its nodes differ from those in `eval()`.
     """
 
     recorder: Recorder
@@ -108,26 +112,26 @@ class Recording:
 
 @dataclass
 class Fallback:
-    """One capture: what to record, and what had to be given up so far.
+    """State of one capture: its leaves, and its restrictions so far.
 
-    First everything is recorded with symbolic sizes. What stops the recording becomes a leaf,
-    together with all modules of its class, and the recording starts again. If the model's own
-    `forward` stops it, decisions on data are taken as on the example, and checked at run time; if
-    that is not enough, all sizes but the batch's are fixed, and then that one too.
+    The first attempt records everything with symbolic sizes. A submodule that stops the recording
+    becomes a leaf, together with all modules of its class, and the recording restarts. If the
+    model's own `forward` stops it, data-dependent decisions are taken as on the example and checked
+    at run time. The next steps fix all sizes except the batch size, then the batch size as well.
 
     Args:
         model: the model.
         example: its example inputs, in the order of the placeholders.
         fixed: further arguments of `forward`.
-        leaves: the modules not to look into; it grows.
-        strict: raise instead of giving anything up.
+        leaves: rule for the modules to keep whole; it grows.
+        strict: raise instead of falling back.
         stateful: modules that keep state in attributes, with the reason why no graph can hold them.
         mutated_buffers: buffers that the model's Python reads and its forward writes.
-        eager_outputs: outputs of leaves and of operators without a rule for shapes, in each mode.
+        eager_outputs: outputs of leaves and of operators without a fake kernel, in each mode.
         earlier: the last recording of each kind.
-        changed_in_training: attributes that the recording in `train()` has changed.
-        caching: what is optional among the inputs, where one is a cache.
-        keeps_ones: sizes of one stay one, where the model takes another path at two.
+        changed_in_training: attributes that the recording in `train()` changed.
+        caching: the optional inputs, if one of them is a key-value cache.
+        keeps_ones: sizes of one stay one, because the model takes another path at size two.
     """
 
     model: nn.Module
@@ -152,10 +156,10 @@ class Fallback:
         self.probes = dtype_probes(self.model)
 
     def record(self) -> Recording:
-        """Records both modes, giving up one more class of submodules after each failure.
+        """Records both modes and makes one more class of submodules a leaf after each failure.
 
         Raises:
-            CaptureError: nothing is left to give up.
+            CaptureError: no fallback remains.
         """
         for _ in range(_MAX_ATTEMPTS):
             try:
@@ -163,8 +167,9 @@ class Fallback:
             except _GraphBreakError as stop:
                 self._fall_back(stop)
         raise CaptureError(
-            f"{type(self.model).__name__} still cannot be written down with "
-            f"{len(self.graph_breaks)} kinds of submodules as leaves; pass an outer one in `leaves`"
+            f"{type(self.model).__name__} cannot be captured, even with "
+            f"{len(self.graph_breaks)} classes of submodules as leaves; pass an outer module in "
+            "`leaves`"
         )
 
     def _record_modes(self) -> Recording:
@@ -182,14 +187,14 @@ class Fallback:
                 raise
             first = stop.graph_breaks[0]
         else:
-            recorder.sizes.get_add_guards(in_train.sizes)
+            recorder.sizes.add_guards(in_train.sizes)
             return Recording(recorder, extras, (recorder.graph, in_train.graph))
         if self.strict:
             raise CaptureError(_break_message(self.model, first)) from first.error
         return Recording(recorder, {}, (recorder.graph,), first)
 
     def _record_branches(self, recorder: Recorder) -> Recording:
-        """The recording in `eval()`, with the nodes that only `train()` has."""
+        """Returns the recording in `eval()`, extended by nodes that only `train()` has."""
         in_train = self._record_mode(training=True)
         for run, training in ((recorder, False), (in_train, True)):
             if not self._note_dtypes(run, training):
@@ -200,13 +205,14 @@ class Fallback:
         return Recording(recorder, extras, (recorder.graph, in_train.graph), branches=in_train)
 
     def _record_training(self, recorder: Recorder) -> tuple[Recorder, dict[str, nn.Module]]:
-        """The recording in `train()`, made one with that in `eval()`, and the modules it adds.
+        """Merges the recording in `train()` into the one in `eval()` and returns the added modules.
 
-        It is made in another dtype where that tells which constants follow the model's.
+        It uses another dtype if that shows which constants follow the dtype of the model.
         """
         if not has_dtype_constants(recorder.graph, float_dtypes(self.model)):
             in_train = self._record_mode(training=True)
             return in_train, self._merged(recorder, in_train)
+        # One recording answers two questions: mode-dependent and dtype-dependent constants.
         for probe in self.probes:
             try:
                 in_train = self._record_mode(training=True, probe=probe)
@@ -225,7 +231,7 @@ class Fallback:
         return in_train, merged
 
     def _note_dtypes(self, run: Recorder, training: bool) -> bool:
-        """Notes which constants of a recording follow the model's dtype, if that can be told."""
+        """Marks the constants of a recording that follow the model's dtype, if known."""
         if not has_dtype_constants(run.graph, float_dtypes(self.model)):
             return True
         for probe in self.probes:
@@ -243,7 +249,7 @@ class Fallback:
         return merge_modes(recorder.graph, in_train.graph, probe, recorder.values, taken)
 
     def _record_mode(self, training: bool, probe: DtypeProbe | None = None) -> Recorder:
-        """One run on fake tensors, after which the model is as before."""
+        """Runs the model once on fake tensors and restores it."""
         eager_reads = None
         if self.specialize_reads:
             eager_reads = probe_reads(self.model, self.example, self.fixed, training)
@@ -269,13 +275,13 @@ class Fallback:
             stack.enter_context(
                 patched_calls(recorder.call_module, recorder.call_autograd_function)
             )
-            stack.enter_context(watched_autocast(recorder.regions))
-            stack.enter_context(watched_grad_modes(recorder.grad_modes))
+            stack.enter_context(trace_autocast(recorder.regions))
+            stack.enter_context(trace_grad_modes(recorder.grad_modes))
             stack.enter_context(broadcast_masks())
-            stack.enter_context(masks_of_any_size(recorder.sizes, with_cache))
-            stack.enter_context(autocast_regions())
-            stack.enter_context(without_fast_path())
-            stack.enter_context(scripts_as_python())
+            stack.enter_context(patch_mask_sizes(recorder.sizes, with_cache))
+            stack.enter_context(keep_autocast_regions())
+            stack.enter_context(disable_fast_path())
+            stack.enter_context(run_scripts_as_python())
             stack.enter_context(size_arithmetic())
             # Hooks on the gradients of the model itself are the captured module's, not the graph's.
             for hooks in GRADIENT_HOOKS:
@@ -312,7 +318,7 @@ class Fallback:
         return self._record_mode(training, probe)
 
     def _fakes(self, example: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
-        """The placeholders: those that may be left out come last."""
+        """Adds the placeholders, optional ones last, and returns their fake values."""
         fakes = {
             name: recorder.writer.add_input(name, value, self.dynamic_dims)
             for name, value in example.items()
@@ -327,9 +333,9 @@ class Fallback:
         return fakes
 
     def _fall_back(self, stop: _GraphBreakError) -> None:
-        """Makes the modules at which a recording stopped leaves, or falls back to fixed sizes."""
+        """Makes the modules at which a recording stopped leaves, or fixes more sizes."""
         if self._has_grown() and not self._runs_on_traced_example():
-            # A first size of one is no batch: an image without one has its channels there.
+            # The first dimension of one is no batch: an unbatched image has its channels there.
             self.keeps_ones = True
             return
         for graph_break in stop.graph_breaks:
@@ -357,7 +363,7 @@ class Fallback:
         return in_eval, in_eval
 
     def _has_grown(self) -> bool:
-        """Whether the recording has a size of two where the example has one."""
+        """Returns whether the recording has a size of two in place of a one in the example."""
         pairs = zip(tensors_in(self.example), tensors_in(self._traced_example()), strict=True)
         return any(given.shape != traced.shape for given, traced in pairs)
 
@@ -372,15 +378,15 @@ class Fallback:
         return True
 
     def keep_ones(self) -> bool:
-        """Records sizes of one as they are from now on; False where that is not another recording.
+        """Keeps sizes of one in later recordings; returns False if that changes nothing.
 
-        Not every path of a model at a batch of one is that of two.
+        Some models take a different path at batch size 1 than at 2.
         """
         has_grown, self.keeps_ones = self._has_grown(), True
         return has_grown
 
     def give_up(self, graph_break: GraphBreak) -> None:
-        """Makes a leaf of a module whose recording is not the model.
+        """Makes a leaf of a module whose recording differs from the model.
 
         Raises:
             CaptureError: it is the model itself, or a leaf already.
@@ -408,16 +414,16 @@ class Fallback:
 
 
 def _needs_shapes(graph_break: GraphBreak) -> Any:
-    """The leaf or the operator whose output shapes a real run has to show."""
+    """Returns the leaf or operator whose output shapes require an eager run."""
     if isinstance(graph_break.error, MissingFakeKernelError):
         return graph_break.error.operator
     return graph_break.path if graph_break.needs_shapes else None
 
 
 def same_class_modules(model: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
-    """The submodules that are given up together with one: those of its class.
+    """Returns all submodules of the same class, which become leaves together.
 
-    Modules with hooks on their gradient stand for themselves.
+    A module with hooks on its gradients is returned on its own.
     """
     one = model.get_submodule(path)
     return [
@@ -428,13 +434,13 @@ def same_class_modules(model: nn.Module, path: str) -> list[tuple[str, nn.Module
 
 
 def is_mode_switch(model: nn.Module, graph_break: GraphBreak) -> bool:
-    """Whether a leaf is only a switch between modes, such as a DropPath without parameters."""
+    """Returns whether a leaf only switches between modes, like a DropPath without parameters."""
     only_mode = isinstance(graph_break.error, ModesDifferError) and bool(graph_break.path)
     return only_mode and not any(True for _ in model.get_submodule(graph_break.path).parameters())
 
 
 def _break_message(model: nn.Module, graph_break: GraphBreak) -> str:
-    """What stopped a capture, where, and the way out."""
+    """Describes where and why a capture stopped, and suggests a remedy."""
     name = type(model.get_submodule(graph_break.path)).__name__
     place = f"{graph_break.path} ({name})" if graph_break.path else f"the model itself ({name})"
     way_out = (
@@ -442,4 +448,4 @@ def _break_message(model: nn.Module, graph_break: GraphBreak) -> str:
         if graph_break.path
         else "move these lines into a submodule, which can be kept as one node"
     )
-    return f"{place} cannot be written down as a graph: {graph_break}; {way_out}"
+    return f"{place} cannot be captured as a graph: {graph_break}; {way_out}"

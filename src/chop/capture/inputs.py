@@ -1,4 +1,4 @@
-"""Example inputs (dummy inputs) for a model that came without any."""
+"""Example inputs (dummy inputs) for models without any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chop.errors import CaptureError, ConfigError, did_you_mean
 
 BATCH = 3
 LENGTH = 14
-"""Sizes of the examples: different from each other and from one, so that no size is confused."""
+"""Sizes of the examples, distinct from each other and from one so that they cannot be confused."""
 
 
 def dummy_inputs(
@@ -24,17 +24,18 @@ def dummy_inputs(
     length: int = LENGTH,
     device: torch.device | str | None = None,
 ) -> dict[str, Any]:
-    """Random inputs that a model accepts, by parameter name of its `forward`.
+    """Returns random inputs that a model accepts, by parameter name of its `forward`.
 
-    Floats have the dtype of its parameters.
+    Floating-point inputs have the dtype of the parameters.
 
     Args:
-        model: a Hugging Face model (made from its configuration, without the hub), a module
-            with a mapping `dummy_inputs`, or one with one input whose first layer tells its shape.
-        names: which inputs to make; None: those that the model needs.
-        batch: the batch size.
-        length: the sequence length.
-        device: where they are. None: where the model's parameters are.
+        model: a Hugging Face model (uses its configuration, without the hub), a module with a
+            mapping `dummy_inputs`, or one with a single input whose first layer determines the
+            shape.
+        names: inputs to create. Default: the required ones.
+        batch: batch size.
+        length: sequence length.
+        device: device of the inputs. Default: that of the parameters.
 
     Raises:
         ConfigError: a name is not a parameter of `forward`.
@@ -59,7 +60,7 @@ def dummy_inputs(
 
 
 def is_guessed(model: nn.Module) -> bool:
-    """Whether `dummy_inputs` goes by the first layer: the model itself does not tell its inputs."""
+    """Returns whether `dummy_inputs` has to infer the inputs from the first layer."""
     return not _has_config(model) and not isinstance(getattr(model, "dummy_inputs", None), Mapping)
 
 
@@ -68,7 +69,7 @@ def _has_config(model: nn.Module) -> bool:
 
 
 def _like_parameters(model: nn.Module, value: Any, device: torch.device | str | None) -> Any:
-    """A tensor on the device given, else of the parameters, in their dtype if both are floats."""
+    """Returns a tensor on `device` (default: that of the parameters), floats in their dtype."""
     if not isinstance(value, Tensor):
         return value
     parameters = [*model.parameters(), *model.buffers()]
@@ -80,15 +81,15 @@ def _like_parameters(model: nn.Module, value: Any, device: torch.device | str | 
 
 def _make(model: nn.Module, name: str, sizes: InputSizes) -> Tensor:
     if name not in INPUT_MAKERS:
-        raise CaptureError(_ask(model, [name]))
+        raise CaptureError(_no_inputs_message(model, [name]))
     try:
         return INPUT_MAKERS[name](sizes)
     except Exception as error:
         # Configurations name and nest their sizes as they like.
-        raise CaptureError(_ask(model, [name])) from error
+        raise CaptureError(_no_inputs_message(model, [name])) from error
 
 
-def _ask(model: nn.Module, names: Sequence[str]) -> str:
+def _no_inputs_message(model: nn.Module, names: Sequence[str]) -> str:
     example = ", ".join(f"{name!r}: torch.randn(...)" for name in names)
     return (
         f"cannot guess the inputs {', '.join(names)} of {type(model).__name__}; "
@@ -111,12 +112,12 @@ def _plain_inputs(
         return {name: own[name] for name in names or own}
     made = _first_layer_input(model, batch, length)
     if len(wanted) != 1 or made is None:
-        raise CaptureError(_ask(model, wanted))
+        raise CaptureError(_no_inputs_message(model, wanted))
     return {wanted[0]: made}
 
 
 def _first_layer_input(model: nn.Module, batch: int, length: int) -> Tensor | None:
-    """An input for the first layer that has a width, in the order of definition."""
+    """Returns an input for the first layer with a known width, in definition order."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             return torch.randn(batch, module.in_features)

@@ -1,4 +1,4 @@
-"""Merges recordings of `train()` and `eval()` that have different nodes into one graph."""
+"""Merge of recordings in `train()` and `eval()` with different nodes into one graph."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from chop.private.torch_api import SET_GRAD_ENABLED
 def merge_branches(
     recorder: Recorder, in_train: Recorder, taken: Iterable[str]
 ) -> dict[str, nn.Module]:
-    """Gives the recording in `eval()` the nodes that only the one in `train()` has.
+    """Adds the nodes that only the recording in `train()` has to the one in `eval()`.
 
-    Nodes of the same call on the same line become one. Where such a node reads different values, a
-    `by_mode` node chooses. `captured.nodes.modes` says how the nodes of one mode are marked.
+    Nodes of the same call on the same line become one. If such a node reads different values, a
+    `by_mode` node selects one. `captured.nodes.modes` defines the markers of single-mode nodes.
 
     Args:
         recorder: the recording in `eval()`; its graph is changed.
         in_train: the recording in `train()`.
-        taken: paths of the model's own members, which new modules must not have.
+        taken: paths of the model's own members, which new modules avoid.
     Returns: the new modules by path.
     """
     merge = _Merge(recorder, in_train)
@@ -56,7 +56,7 @@ class _Merge:
         self._ours: list[fx.Node] = list(recorder.graph.nodes)
         self._theirs: list[fx.Node] = list(in_train.graph.nodes)
         self._merged: dict[fx.Node, fx.Node] = {}
-        self._of_one: dict[fx.Node, bool] = {}
+        self._single_mode: dict[fx.Node, bool] = {}
         self._choices: dict[tuple[Any, Any], fx.Node] = {}
         self._shared: set[fx.Node] = set()
         self._placed: set[fx.Node] = set()
@@ -82,21 +82,23 @@ class _Merge:
                 self._merged[twin] = self._known(twin) or self._add(twin)
         for node in self._ours:
             if node not in self._shared and _is_call(node):
-                self._of_one[node] = False
+                self._single_mode[node] = False
 
     def _pairs(self) -> dict[fx.Node, fx.Node]:
-        """Calls on the same lines, in the same order, with arguments of the same structure."""
+        """Pairs calls of the same line, order and argument structure."""
         ours, theirs = (
             [x for x in nodes if _is_call(x) or x.op in ("placeholder", "output")]
             for nodes in (self._ours, self._theirs)
         )
         keys, their_keys = [*map(_key, ours)], [*map(_key, theirs)]
+        # A longest-common-subsequence match, as in a diff: the rest is code of one mode.
         matcher = difflib.SequenceMatcher(None, keys, their_keys, autojunk=False)
         pairs = {
             theirs[block.b + i]: ours[block.a + i]
             for block in matcher.get_matching_blocks()
             for i in range(block.size)
         }
+        # A region must begin and end in the same mode.
         split = {*_split_regions(pairs)}
         return {twin: node for twin, node in pairs.items() if twin not in split}
 
@@ -107,6 +109,7 @@ class _Merge:
             if node.op != "output":
                 self._merged[twin] = self._add(twin)
                 return
+            # A graph has one output node, so that whole results are selected.
             differences = [((0, 0), node.args[0], self._arguments(twin)[0][0])]
         self._merged[twin] = node
         self._shared.add(node)
@@ -120,6 +123,7 @@ class _Merge:
             node.args, node.kwargs = tuple(args), kwargs
 
     def _choice(self, node: fx.Node, ours: Any, theirs: Any) -> fx.Node:
+        # Readers of the same pair of nodes share one choice.
         key = (ours, theirs) if isinstance(ours, fx.Node) and isinstance(theirs, fx.Node) else None
         if key in self._choices:
             return self._choices[key]
@@ -137,7 +141,7 @@ class _Merge:
         return fx.node.map_arg((twin.args, twin.kwargs), self._merged.__getitem__)
 
     def _known(self, twin: fx.Node) -> fx.Node | None:
-        """Our node for a member or a size, which the writer makes where it is first read."""
+        """Returns our node for a member or a size, which the writer creates at its first use."""
         if _is_call(twin):
             return None
         args, kwargs = self._arguments(twin)
@@ -152,7 +156,7 @@ class _Merge:
         return None
 
     def _place(self) -> fx.Node:
-        """The first of our nodes that the recordings have not come to."""
+        """Returns the first of our nodes that neither recording has reached."""
         while self._ours[self._first] in self._placed:  # which only grows
             self._first += 1
         return self._ours[self._first]
@@ -162,7 +166,7 @@ class _Merge:
         with self._graph.inserting_before(self._place()):
             node = self._graph.create_node(twin.op, self._target(twin), args, kwargs)
         node.meta.update(twin.meta)
-        self._of_one[node] = True
+        self._single_mode[node] = True
         return node
 
     def _target(self, twin: fx.Node) -> Any:
@@ -187,30 +191,30 @@ class _Merge:
             node for node in self._graph.nodes if node.target is by_mode
         }
         groups = _Groups()
-        for node in [*self._of_one, *choices]:
+        for node in [*self._single_mode, *choices]:
             groups.join(node, node)
             for source in node.all_input_nodes:
-                if source in self._of_one:
+                if source in self._single_mode:
                     groups.join(node, source)
         for group in groups:
             # Members belong to no module, and choices to the one that reads them.
             own = [n for n in group if n not in choices and "nn_module_stack" in n.meta]
-            path = _home(own or group, inside)
+            path = _enclosing_module(own or group, inside)
             for node in group:
                 if node in choices:
                     node.args = (*node.args[:2], path)
                 else:
-                    node.meta[MODE] = (self._of_one[node], path)
+                    node.meta[MODE] = (self._single_mode[node], path)
 
 
 class _Groups:
-    """Nodes that have to follow one mode, since they read each other."""
+    """Disjoint sets of nodes that follow the same mode because they read each other."""
 
     def __init__(self) -> None:
         self._groups: dict[fx.Node, list[fx.Node]] = {}
 
     def join(self, one: fx.Node, other: fx.Node) -> None:
-        """Puts two nodes into one group."""
+        """Joins the groups of two nodes."""
         first, second = (self._groups.setdefault(node, [node]) for node in (one, other))
         if first is not second:
             first += second
@@ -220,20 +224,23 @@ class _Groups:
         return iter({id(group): group for group in self._groups.values()}.values())
 
 
-def _home(nodes: Iterable[fx.Node], inside: set[str]) -> str:
-    """The innermost module around all nodes that has nodes of both modes, so that it decides."""
+def _enclosing_module(nodes: Iterable[fx.Node], inside: set[str]) -> str:
+    """Returns the innermost module around all nodes that has nodes of both modes.
+
+    Its mode selects between them.
+    """
     stacks = [list(node.meta.get("nn_module_stack", {"": None})) for node in nodes]
     common = [path for path in stacks[0] if all(path in stack for stack in stacks)]
     return next((path for path in reversed(common) if path in inside), "")
 
 
 def _is_call(node: fx.Node) -> bool:
-    """Returns whether a node has a place of its own: not one that is made where it is read."""
+    """Returns whether a node has a fixed place, unlike nodes created at their first use."""
     return "source" in node.meta or node.target in (*REGIONS, SET_GRAD_ENABLED)
 
 
 def _split_regions(pairs: Mapping[fx.Node, fx.Node]) -> Iterator[fx.Node]:
-    """Nodes that begin or end a region, and are paired with those of different regions."""
+    """Returns region boundaries that are paired with those of different regions."""
     for twin in pairs:
         if twin.target not in (*REGIONS, SET_GRAD_ENABLED):
             continue
@@ -250,7 +257,7 @@ def _key(node: fx.Node) -> Any:
 
 
 def _is_same(ours: Any, theirs: Any) -> bool:
-    """Returns whether two arguments are one, or a member and what `theirs` has written into it."""
+    """Returns whether two arguments are equal, or a member and a value `theirs` wrote to it."""
     while isinstance(theirs, fx.Node) and ours is not theirs and theirs.args:
         if theirs.args[0] not in written_by(theirs):
             break

@@ -1,4 +1,4 @@
-"""Merges the recording in `eval()` and the recording in `train()` into one graph."""
+"""Merge of the recordings in `eval()` and `train()` into one graph."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ Pair = tuple[fx.Node, fx.Node, list[Difference]]
 
 
 class StructureDiffersError(Exception):
-    """Two calls differ in more than constants."""
+    """Raised when two calls differ in more than constants."""
 
 
 class AddedModules:
-    """The modules that a graph adds to its model, at paths that are free.
+    """Modules that a graph adds to its model, at free paths.
 
     Args:
-        taken: the paths that are not.
+        taken: paths in use.
     """
 
     def __init__(self, taken: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ class AddedModules:
         self._taken = set(taken)
 
     def add(self, owner: str, name: str, module: nn.Module) -> str:
-        """Puts a module below another one and returns its path."""
+        """Adds a module below another one and returns its path."""
         prefix = f"{owner}." if owner else ""
         number = 0
         while (path := f"{prefix}{name}_{number}") in self._taken:
@@ -66,7 +66,7 @@ class AddedModules:
 
 
 class ModesDifferError(Exception):
-    """The two recordings have different nodes; `paths` are the modules that differ."""
+    """Raised when the two recordings have different nodes; `paths` are the modules that differ."""
 
     def __init__(self, paths: set[str], where: str) -> None:
         super().__init__("train() and eval() run different operators")
@@ -75,7 +75,7 @@ class ModesDifferError(Exception):
 
 
 def get_owner(node: fx.Node) -> str:
-    """The path of the innermost module whose Python made a node."""
+    """Returns the path of the innermost module whose Python created a node."""
     stack: dict[str, Any] = node.meta.get("nn_module_stack") or {"": None}
     return next(reversed(stack))
 
@@ -89,23 +89,24 @@ def merge_modes(
 ) -> dict[str, nn.Module]:
     """Makes the `eval()` graph follow `train()` and `eval()`.
 
-    A functional dropout that only works in training becomes an `nn.Dropout` module, any other
-    constant that depends on the mode (attention's `dropout_p`) a `ByMode` module; both live below
-    the module whose Python made the call.
+    A functional dropout that is active only in training becomes an `nn.Dropout` module. Any other
+    constant that depends on the mode (attention's `dropout_p`) becomes a `ByMode` module. Both are
+    placed below the module whose Python made the call.
 
     Args:
         graph: the recording in `eval()`; it is changed.
         training: the recording in `train()`.
-        probe: the dtype of that recording, where it is another one. The constants that differ
-            because of it are noted in the metadata of their nodes, and casts that only that
-            recording has are added, where they change nothing in the model's own dtype.
-        values: the values of nodes in the recording in `eval()`; those of added nodes are added.
-        taken: paths of the model's own members, which the new modules must not have.
+        probe: dtype of that recording, if it is another one. Constants that differ because of it
+            are marked in the metadata of their nodes. Casts that only that recording has are added
+            if they change nothing in the dtype of the model.
+        values: values of nodes in the recording in `eval()`; those of added nodes are added.
+        taken: paths of the model's own members, which the new modules avoid.
     Returns: the new modules by path.
 
     Raises:
-        ModesDifferError: the recordings do not have the same nodes in the same order.
-        UnclearError: with `probe`, why a constant differs is unclear; the graph is unchanged.
+        ModesDifferError: the recordings have different nodes or another order.
+        UnclearError: with `probe`, the reason for a difference is ambiguous; the graph is
+            unchanged.
     """
     extras = AddedModules(taken)
     aligned, casts = _align(graph, training, probe)
@@ -117,12 +118,12 @@ def merge_modes(
 
 
 def switch(graph: fx.Graph, aligned: Iterable[Pair], extras: AddedModules) -> None:
-    """Makes nodes follow the mode, where constants in their arguments depend on it.
+    """Makes nodes follow the mode if constants in their arguments depend on it.
 
     Args:
         graph: the recording in `eval()`; it is changed.
-        aligned: its nodes with their twins in `train()`, and how they differ.
-        extras: takes the modules that this needs.
+        aligned: its nodes with their twins in `train()`, and their differences.
+        extras: receives the modules required for this.
     """
     for node, twin, differences in aligned:
         if node.op == "call_function" and node.target in _DROPOUTS:
@@ -132,17 +133,20 @@ def switch(graph: fx.Graph, aligned: Iterable[Pair], extras: AddedModules) -> No
 
 
 def _without_dtypes(aligned: list[Pair], probe: DtypeProbe) -> list[Pair]:
-    """The differences that the mode makes; the others are noted."""
+    """Returns the differences due to the mode and marks those due to the dtype."""
     pairs: list[Pair] = []
     notes: list[tuple[fx.Node, list[Any]]] = []
     for node, twin, differences in aligned:
-        found = [(probe.relation_to_dtype(a, b), place, a, b) for place, a, b in differences]
-        by_mode = [(place, a, b) for what, place, a, b in found if what is None]
-        if not all(_is_of_mode(node, place, value) for place, value, _ in by_mode):
+        kinds = [(probe.relation_to_dtype(a, b), place, a, b) for place, a, b in differences]
+        by_mode = [(place, a, b) for what, place, a, b in kinds if what is None]
+        if not all(_depends_on_mode(node, place, value) for place, value, _ in by_mode):
             raise AmbiguousDtypeError
         pairs.append((node, twin, by_mode))
         notes.append(
-            (node, [(place, what, probe.constant_dtype(a)) for what, place, a, _ in found if what])
+            (
+                node,
+                [(place, what, probe.constant_dtype(a)) for what, place, a, _ in kinds if what],
+            )
         )
     for node, entries in notes:
         if entries:
@@ -150,7 +154,7 @@ def _without_dtypes(aligned: list[Pair], probe: DtypeProbe) -> list[Pair]:
     return pairs
 
 
-def _is_of_mode(node: fx.Node, place: tuple[Any, ...], value: Any) -> bool:
+def _depends_on_mode(node: fx.Node, place: tuple[Any, ...], value: Any) -> bool:
     return (
         node.target in _DROPOUTS
         or isinstance(value, bool)
@@ -162,7 +166,7 @@ def _is_of_mode(node: fx.Node, place: tuple[Any, ...], value: Any) -> bool:
 def _align(
     graph: fx.Graph, training: fx.Graph, probe: DtypeProbe | None
 ) -> tuple[list[Pair], list[MissingCast]]:
-    """Pairs of nodes, and the casts that only the recording in another dtype has."""
+    """Pairs the nodes, and lists the casts that only the recording in another dtype has."""
     ours, theirs = list(graph.nodes), list(training.nodes)
     twins: dict[fx.Node, fx.Node] = {}
     pairs: list[Pair] = []
@@ -178,6 +182,7 @@ def _align(
                 if cast in casts:
                     casts[cast].readers.append((node, place))
             position += 1
+        # Code such as `if x.dtype != dtype: x = x.to(dtype)` casts in the other recording only.
         elif probe is not None and is_cast(twin):
             casts[twin] = MissingCast(twin, before=node)
         else:
@@ -185,7 +190,7 @@ def _align(
     if len(twins) == len(ours) and len(twins) + len(casts) == len(theirs):
         return pairs, list(casts.values())
     stop = ours[min(len(twins), len(ours) - 1)]
-    # Modules with the same calls may still differ in which results these read.
+    # Modules with the same calls may still differ in the results that the calls read.
     paths = _differing_modules(graph, training) or {get_owner(stop)}
     raise ModesDifferError(paths, stop.meta.get("source", "the end of the model"))
 
@@ -249,7 +254,7 @@ def _differences(
     twins: Mapping[fx.Node, fx.Node],
     casts: Mapping[fx.Node, MissingCast],
 ) -> list[Difference] | None:
-    """The constants in which two calls differ; None: they differ in more than constants."""
+    """Returns the constants that differ between two calls; None for other differences."""
     if (node.op, node.target) != (twin.op, twin.target):
         return None
 
@@ -267,7 +272,7 @@ def _differences(
 def walk(
     ours: Any, theirs: Any, is_same: Callable[[Any, Any], bool], place: tuple[Any, ...] = ()
 ) -> Iterator[Difference]:
-    """Lists the differing arguments of two calls.
+    """Lists the arguments that differ between two calls.
 
     Raises:
         StructureDiffersError: they differ in more than values.

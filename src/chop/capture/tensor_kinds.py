@@ -1,4 +1,4 @@
-"""Tensors that cannot be captured: fake, sharded and nested ones."""
+"""Unsupported tensors: fake, sharded and nested ones."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from chop.private.torch_api import detect_fake_mode, is_fake
 
 
 def check_kinds(model: nn.Module, example: Mapping[str, Any]) -> None:
-    """Checks that a model and its example inputs have tensors that a recording can use.
+    """Checks that a recording supports the tensors of a model and its example inputs.
 
     Args:
         model: the model.
         example: its example inputs by name.
 
     Raises:
-        CaptureError: they have values nowhere (`FakeTensorMode`), are spread over processes
-            (DTensor, `fully_shard`), or are nested.
+        CaptureError: a tensor is fake (`FakeTensorMode`), distributed (DTensor, `fully_shard`) or
+            nested.
     """
     members = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     given = [tensor for value in example.values() for tensor in tensors_in(value)]
     if detect_fake_mode([]) is not None or any(map(is_fake, [*members.values(), *given])):
         raise CaptureError(
-            f"expected {type(model).__name__} and its inputs with values, got fake tensors of "
-            "FakeTensorMode, or a capture inside that mode; capture outside it, with a model that "
-            'was made under torch.device("meta") where its values do not matter'
+            f"expected {type(model).__name__} and its inputs with values, got fake tensors or a "
+            "capture inside of FakeTensorMode; capture outside of it (to capture without values, "
+            'create the model under torch.device("meta"))'
         )
     _check_whole(model, members)
     for name, value in example.items():
@@ -46,13 +46,13 @@ def _check_whole(model: nn.Module, members: Mapping[str, Tensor]) -> None:
         if _is_a(module, "torch.distributed.fsdp", "FSDPModule", "FullyShardedDataParallel"):
             raise CaptureError(
                 f"{path or type(model).__name__} is sharded by FSDP already; capture the model "
-                "first, and shard what the capture gives (fully_shard(mg.model))"
+                "first, then shard the captured model (fully_shard(mg.model))"
             )
     for name, tensor in members.items():
         if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
             raise CaptureError(
-                f"expected whole tensors, got {name} as a DTensor, which is spread over processes; "
-                "capture the model before it is distributed"
+                f"expected whole tensors, got {name} as a DTensor; capture the model before it is "
+                "distributed"
             )
 
 
@@ -66,8 +66,8 @@ def check_dense(result: Any) -> None:
     """Checks that the result of an operator has no nested tensor.
 
     Raises:
-        CaptureError: it has one; its sizes are no numbers.
+        CaptureError: it has one, whose sizes are no numbers.
     """
     for tensor in result if isinstance(result, tuple | list) else (result,):
         if isinstance(tensor, Tensor) and tensor.is_nested:
-            raise CaptureError("the model makes a nested tensor, whose sizes no graph can hold")
+            raise CaptureError("the model creates a nested tensor, which a graph cannot represent")

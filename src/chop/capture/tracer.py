@@ -1,7 +1,7 @@
-"""Captures a model as a graph of module-level nodes.
+"""Tracer: captures a model as a graph of module-level nodes.
 
 The model's own Python runs once in `eval()` and once in `train()`, on fake tensors with symbolic
-sizes, and every torch call is written down. What cannot be written down becomes a leaf.
+sizes, and every torch call becomes a node. Parts that cannot be traced become leaves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from chop.captured.huggingface.cache import (
     copied,
     why_no_cache,
 )
-from chop.captured.huggingface.cache_names import OPTIONAL, asks_for_cache, cache_name, plain_names
+from chop.captured.huggingface.cache_names import (
+    OPTIONAL,
+    cache_name,
+    names_without_cache,
+    requests_cache,
+)
 from chop.captured.huggingface.packed_rows import joins_packed_rows
 from chop.captured.layers.transformers_of_torch import has_single_operators, single_operators
 from chop.captured.leaves import LeafRule
@@ -39,7 +44,7 @@ from chop.captured.module import CapturedModule
 from chop.captured.module_tree import check_names
 from chop.captured.nodes.generated_code import check_input_names
 from chop.captured.original import KEY, Original, recorded_modules
-from chop.captured.padding.hidden import following_nothing
+from chop.captured.padding.hidden import disable_propagation
 from chop.captured.record import CaptureWarning
 from chop.captured.state import outer_values
 from chop.captured.state.outer_values import OuterValues
@@ -60,24 +65,24 @@ def capture(
     concrete_args: Mapping[str, Any] | None = None,
     strict: bool = False,
 ) -> CapturedModule:
-    """Writes a model down as a graph, without changing it; parameters are shared with the model.
+    """Captures a model as a graph that shares its parameters; the model is not changed.
 
     Args:
-        model: any module; it keeps its mode, buffers and random state. Of what `torch.compile` or
-            a data-parallel wrapper gives, the model inside.
-        inputs: example inputs by parameter name of `forward`. Of their sizes the graph keeps only
-            what the model's Python tests. None: made from the model's configuration.
-        input_names: which inputs become placeholders; None: all of `inputs`. With `cache` or
-            `past_key_values`, as without names for a decoder of `input_ids` and `attention_mask`,
-            the graph takes a cache, see `chop.captured.huggingface.cache`.
+        model: any module. Its mode, buffers and random state are restored. Wrappers of
+            `torch.compile` and data parallelism are removed.
+        inputs: example inputs by parameter name of `forward`. The graph fixes only those sizes that
+            the model's Python tests. Default: made from the model's configuration.
+        input_names: inputs that become placeholders. Default: all of `inputs`. With `cache` or
+            `past_key_values`, and by default for a decoder of `input_ids` and `attention_mask`, the
+            graph takes a key-value cache, see `chop.captured.huggingface.cache`.
         leaves: module classes or dotted paths to keep as one node, besides torch's own layers.
         concrete_args: further arguments of `forward`, fixed at capture.
-        strict: raise instead of making a leaf of what cannot be written down.
+        strict: raise instead of keeping parts that cannot be traced as leaves.
 
     Returns: the graph, in the model's mode.
 
     Raises:
-        CaptureError: the model (or with `strict` any part of it) cannot be written down.
+        CaptureError: the model (or with `strict` any part of it) cannot be captured.
         ConfigError: a name is not a parameter of `forward` or not a submodule, or every input is
             fixed.
 
@@ -91,12 +96,12 @@ def capture(
     check_has_python(model)
     check_names(model)
     check_initialized(model)
-    asked = asks_for_cache(model, (*(inputs or ()), *(input_names or ())))
-    names = plain_names(input_names) if asked else input_names
+    asked = requests_cache(model, (*(inputs or ()), *(input_names or ())))
+    names = names_without_cache(input_names) if asked else input_names
     if inputs is not None and asked:
         inputs = {name: value for name, value in inputs.items() if name not in OPTIONAL}
     job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)
-    example = _copied(_not_fixed(model, _choose_inputs(model, inputs, names), job.fixed))
+    example = _copy_inputs(_remove_fixed(model, _choose_inputs(model, inputs, names), job.fixed))
     check_input_names(example)
     check_kinds(model, example)
     named = input_names is not None and not asked
@@ -119,7 +124,7 @@ def capture(
     captured.record.guessed = inputs is None and is_guessed(model)
     captured.record.why_no_cache = why_not
     if input_names is not None:
-        # Who names the inputs has given the graph a signature of its own.
+        # Explicit input names define the graph's own signature.
         captured.record.positional = ()
     if job.message:
         warnings.warn(job.message, CaptureWarning, stacklevel=2)
@@ -128,7 +133,7 @@ def capture(
 
 @dataclass
 class _Job:
-    """One capture: the arguments of `capture`, its warning, and what a forward changes itself."""
+    """One capture: the arguments of `capture`, its warning, and the changed attributes."""
 
     model: nn.Module
     fixed: dict[str, Any]
@@ -138,10 +143,10 @@ class _Job:
     changed: set[Key] = field(default_factory=set)
 
     def run_with_cache(self, plain: Mapping[str, Any]) -> CapturedModule:
-        """A graph for calls with and without a cache.
+        """Returns a graph for calls with and without a key-value cache.
 
         Raises:
-            CaptureError: it would not be the model.
+            CaptureError: the graph would differ from the model.
         """
         example, caching = cached_example(self.model, plain)
         fixed, self.fixed = self.fixed, {**self.fixed, "use_cache": True}
@@ -150,17 +155,17 @@ class _Job:
         finally:
             self.fixed = fixed
         if captured.record.auto_leaves or captured.record.eval_only is not None:
-            raise CacheError("not every part of the model can be written down")
+            raise CacheError("some parts of the model cannot be traced")
         _check_one_token(captured)
         return captured
 
     def run(self, example: dict[str, Any], caching: Caching | None = None) -> CapturedModule:
-        """A graph of these inputs."""
+        """Returns a graph of these inputs."""
         # torch's symbolic shapes cost half a second to import; `import chop` does not need them.
         from chop.private.symbolic_shapes import forget_shapes
 
         try:
-            with following_nothing():
+            with disable_propagation():
                 return self._run(example, caching)
         finally:
             forget_shapes()
@@ -187,18 +192,19 @@ class _Job:
                 mismatch = find_difference(self.model, captured, example, self.fixed)
             if mismatch is not None:
                 raise CaptureError(
-                    f"the capture of {captured.record.class_name} is not the model: {mismatch}"
+                    f"the capture of {captured.record.class_name} differs from the model: "
+                    f"{mismatch}"
                 )
         self.message = warning_text(fallback, captured, notes + more)
         return captured
 
     def _recorded(self, fallback: Fallback, model: nn.Module) -> tuple[CapturedModule, list[str]]:
-        """A graph that is the model on the example, and what to say of it.
+        """Returns a graph that agrees with the model on the example, and notes for the warning.
 
-        What is not becomes a leaf, like what cannot be written down.
+        Parts that differ become leaves, like parts that cannot be traced.
         """
         from chop.capture.assemble import assemble
-        from chop.capture.checks.dry_run import goes_by_order
+        from chop.capture.checks.dry_run import is_order_dependent
         from chop.capture.checks.locate import locate
         from chop.capture.checks.self_check import (
             GradientCheck,
@@ -225,12 +231,12 @@ class _Job:
             if mismatch is None:
                 break
             if caching is not None:
-                raise CacheError(f"the graph is not the model: {mismatch}")
+                raise CacheError(f"the graph differs from the model: {mismatch}")
             if not fallback.keep_ones():
                 arguments = dry_runs[0].calls[0].arguments
                 fallback.give_up(locate(model, captured, arguments, mismatch))
         self.changed = set().union(*(run.changed for run in dry_runs))
-        if goes_by_order(model, fallback.example, self.fixed, next(iter(dry_runs), None)):
+        if is_order_dependent(model, fallback.example, self.fixed, next(iter(dry_runs), None)):
             captured.record.asked[ORDER] = definition_line(type(model))
         if caching is not None and dry_runs:
             check_without_cache(model, captured, caching.plain)
@@ -239,23 +245,23 @@ class _Job:
 
 
 def _check_one_token(captured: CapturedModule) -> None:
-    """Raises CacheError where no token can follow a text one by one."""
+    """Raises CacheError if the graph does not accept one new token at a time."""
     ids = torch.empty(1, 1, device="meta")
     given = {"input_ids": ids, "attention_mask": ids.expand(1, 1 + PAST)}
     for guard in captured.record.guards:
         if not guard_holds(compile_guard(guard), given):
-            raise CacheError(f"it is for {guard.expression} alone, which {guard.where} tests")
+            raise CacheError(f"it requires {guard.expression}, which {guard.where} tests")
 
 
-def _copied(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Copies of the caller's tensors: a model may write into its inputs."""
+def _copy_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Returns copies of the caller's tensors, since a model may write into its inputs."""
     return {name: tree_map(copied, value) for name, value in inputs.items()}
 
 
 def _choose_inputs(
     model: nn.Module, inputs: Mapping[str, Any] | None, names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """The example inputs that become placeholders, in the order of the signature."""
+    """Returns the example inputs that become placeholders, in signature order."""
     if inputs is None:
         inputs = dummy_inputs(model, names)
     parameters = inspect.signature(model.forward).parameters
@@ -276,15 +282,14 @@ def _choose_inputs(
     return {name: inputs[name] for name in order}
 
 
-def _not_fixed(
+def _remove_fixed(
     model: nn.Module, example: dict[str, Any], fixed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is left of the example: the graph has no input for an argument that is fixed."""
-    left = {name: value for name, value in example.items() if name not in fixed}
-    if example and not left:
+    """Returns the example without the arguments that are fixed, which have no placeholder."""
+    variable = {name: value for name, value in example.items() if name not in fixed}
+    if example and not variable:
         raise ConfigError(
             f"cf_args of MaseGraph fixes every input of {type(model).__name__} "
-            f"({', '.join(example)}), got nothing that can vary; for an example of the inputs "
-            "write MaseGraph(model, dummy_in={...})"
+            f"({', '.join(example)}); pass example inputs as MaseGraph(model, dummy_in={{...}})"
         )
-    return left
+    return variable

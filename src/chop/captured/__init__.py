@@ -1,4 +1,4 @@
-"""Captured models: the module that a capture returns, its guards, specs, caches and runtime."""
+"""Captured models: the graph module of a capture, its guards, specs, caches and runtime."""
 
 from chop.captured.guards.input_guards import InputGuardWarning
 from chop.captured.guards.shape_guards import ShapeGuard

@@ -1,4 +1,4 @@
-"""Arguments of a call: which of them reach a graph, and which it may drop."""
+"""Binding of call arguments to the inputs of a captured graph."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from chop.captured.huggingface.cache import new_cache
 from chop.captured.huggingface.cache_names import (
     CACHE_NAMES,
     POSITIONS,
-    cache_among,
-    with_taken_name,
+    find_cache_name,
+    rename_cache,
 )
 from chop.captured.huggingface.packed_rows import check_packed_rows
 from chop.captured.record import CaptureRecord
@@ -24,26 +24,27 @@ from chop.errors import GuardError
 def call_arguments(
     record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call of the model that reach its graph, by position and by name.
+    """Returns the positional and keyword arguments of a model call that reach its graph.
 
-    Positions are those of the model's `forward`, whichever of its parameters the graph takes. A
-    graph whose inputs were named at capture, or whose model's signature names none, has its own. So
-    has a call with a tensor where the model takes a cache: GPT-2 has its cache before the mask.
+    Positions are those of the model's `forward`, whichever of its parameters the graph takes. Two
+    cases use the positions of the graph itself: its inputs were named at capture, or the model's
+    signature names none. The same holds for a call with a tensor in the position of the cache,
+    since GPT-2 has its cache before the mask.
 
     Args:
-        record: of the graph's capture.
-        args: of the call, by position.
-        kwargs: of the call, by name.
-    Returns: positions, empty where they are not those of the graph; and names, with a cache and
-        without what the graph may drop.
+        record: record of the capture.
+        args: in the order of the model's `forward`.
+        kwargs: by the names of the model or the graph.
+    Returns: positional arguments, empty unless they are those of the graph; and arguments by name,
+        including a cache and excluding those that the graph may ignore.
 
     Raises:
-        GuardError: the model would use an argument that the graph does not have, or it comes
-            twice, or there are more than the model takes.
+        GuardError: the model would use an argument that the graph lacks, an argument comes twice,
+            or there are more than the model takes.
     """
     inputs = (*record.example_inputs, *record.optional_inputs)
     meant = record.positional[: len(args)]
-    # A tensor is no cache: who passes one in its place counts the inputs of the graph.
+    # A tensor is no cache: a call with one in its position counts the graph's inputs.
     counts_inputs = any(
         name in CACHE_NAMES and isinstance(x, Tensor) for name, x in zip(meant, args, strict=False)
     )
@@ -79,12 +80,12 @@ def _accepted_arguments(
 def _with_cache(
     record: CaptureRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Arguments with a cache in the place of `use_cache`, under the graph's name for it."""
+    """Returns the arguments with a cache in place of `use_cache`, under the graph's name for it."""
     names = [*record.example_inputs, *record.optional_inputs]
-    accepted = with_taken_name(kwargs, [*names, *record.ignored_inputs, *record.fixed_inputs])
+    accepted = rename_cache(kwargs, [*names, *record.ignored_inputs, *record.fixed_inputs])
     if record.joins_packed_rows and accepted.get("use_cache") is False:
         check_packed_rows((dict(zip(names, args, strict=False)) | accepted).get(POSITIONS))
-    cache = cache_among(record.optional_inputs)
+    cache = find_cache_name(record.optional_inputs)
     if cache is None or "use_cache" not in accepted:
         return accepted
     asked = accepted.pop("use_cache") and len(args) <= names.index(cache)
@@ -100,8 +101,8 @@ def _drops(record: CaptureRecord, name: str, value: Any) -> bool:
         fixed = record.fixed_inputs[name]
         if not same_content(value, fixed):
             raise GuardError(
-                f"captured with {name}={_shown(fixed)}, got {name}={_shown(value)}; capture the "
-                "model again with the other value"
+                f"captured with {name}={_short_text(fixed)}, got {name}={_short_text(value)}; "
+                "capture the model again with the other value"
             )
         return True
     if name not in record.ignored_inputs and not record.takes_any_keyword:
@@ -112,8 +113,8 @@ def _drops(record: CaptureRecord, name: str, value: Any) -> bool:
     return True
 
 
-def _shown(value: Any) -> str:
-    """A value in a few words, with its type where its text is long."""
+def _short_text(value: Any) -> str:
+    """Returns a short text of a value, with its type if the text is long."""
     text = repr(value)
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"

@@ -1,18 +1,18 @@
-"""Difference of two results."""
+"""Distance between two results."""
 
 import torch
 from torch import Tensor
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest expected value above one."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """Returns the largest difference, relative to the largest expected value above one."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float("inf")
-    if found.layout is not torch.strided:
-        found, expected = found.to_dense(), expected.to_dense()
-    if torch.equal(found, expected) or found.numel() == 0:
+    if actual.layout is not torch.strided:
+        actual, expected = actual.to_dense(), expected.to_dense()
+    if torch.equal(actual, expected) or actual.numel() == 0:
         return 0.0
-    ours, theirs = found.double(), expected.double()
+    ours, theirs = actual.double(), expected.double()
     if not torch.equal(ours.isnan(), theirs.isnan()):
         return float("inf")
     gap = torch.where(ours == theirs, 0.0, ours - theirs).abs().nan_to_num(0.0)

@@ -1,9 +1,9 @@
-"""Constants of a graph that follow the dtype of its model, so that `graph.to(dtype)` is right.
+"""Constants of a graph that follow the dtype of its model, so that `graph.to(dtype)` is correct.
 
-`x.to(hidden.dtype)` and `x.to(torch.float32)` leave the same constant in a graph; the first has to
-become bfloat16 with the model, the second has to stay. A second recording, of the model in another
-dtype, tells them apart: what differs there follows. The recording in `train()`, which is needed
-anyway, is made in that dtype where the graph has such a constant.
+`x.to(hidden.dtype)` and `x.to(torch.float32)` are the same constant in a graph, but only the first
+becomes bfloat16 with the model. A second recording of the model in another dtype distinguishes
+them: constants that differ there follow. If the graph has such a constant, the recording in
+`train()`, which is needed anyway, uses that dtype.
 """
 
 from __future__ import annotations
@@ -34,29 +34,30 @@ _CASTS: Mapping[str, torch.dtype] = {
 _LIMITS = ("min", "max", "eps", "tiny", "resolution")
 DTYPE, UPCAST = "dtype", "float32 of halves"
 FOLLOWS = "follows_dtype"
-"""Key of `node.meta`: where constants follow, and what they are of the dtype."""
+"""Key of `node.meta`: positions of constants that follow the dtype, and their relations to it."""
 
 
 class AmbiguousDtypeError(Exception):
-    """Another dtype changes a recording in a way that no constant explains."""
+    """Raised when another dtype changes a recording in a way that no constant explains."""
 
 
 @dataclass(frozen=True)
 class DtypeProbe:
-    """A recording in another dtype.
+    """Dtype of a second recording.
 
     Args:
-        dtype: that of the recording.
-        own: those that the model really has.
+        dtype: dtype of the recording.
+        own: dtypes of the model.
     """
 
     dtype: torch.dtype
     own: frozenset[torch.dtype]
 
     def relation_to_dtype(self, ours: Any, theirs: Any) -> str | None:
-        """What a constant is of the dtype, "dtype" itself or the name of a limit of it.
+        """Returns the relation of a constant to the dtype: "dtype" itself or the name of a limit of
+        it.
 
-        Returns: None if that is not why they differ.
+        Returns: None if the dtype is not the reason for the difference.
         """
         if isinstance(ours, torch.dtype):
             return DTYPE if ours in self.own and theirs == self.dtype else None
@@ -69,7 +70,7 @@ class DtypeProbe:
         return None
 
     def constant_dtype(self, constant: Any) -> torch.dtype:
-        """The dtype that a constant is, or is a limit of."""
+        """Returns the dtype that a constant is, or is a limit of."""
         if isinstance(constant, torch.dtype):
             return constant
         return next(
@@ -79,7 +80,7 @@ class DtypeProbe:
         )
 
     def cast(self, example: Mapping[str, Any]) -> dict[str, Any]:
-        """Example inputs with their floats in the dtype of the recording."""
+        """Casts the floating-point tensors of example inputs to the dtype of the recording."""
 
         def cast(value: Any) -> Any:
             floats = isinstance(value, Tensor) and value.is_floating_point()
@@ -91,11 +92,12 @@ class DtypeProbe:
     def fake_members(
         self, model: nn.Module, make: Callable[[Tensor, torch.dtype], Tensor]
     ) -> Iterator[None]:
-        """Puts tensors without data in the places of the float parameters and buffers of a model.
+        """Replaces the float parameters and buffers of a model by tensors without data inside the
+        block.
 
         Args:
-            model: the model; its own tensors are put back.
-            make: makes one like a tensor, of another dtype.
+            model: the model; its own tensors are restored.
+            make: creates a tensor like another one, of another dtype.
         """
         made: dict[int, Tensor] = {}
         with contextlib.ExitStack() as changes:
@@ -118,19 +120,19 @@ def _is_plain_float(tensor: Tensor | None) -> bool:
 
 
 def float_dtypes(model: nn.Module) -> frozenset[torch.dtype]:
-    """Those of parameters and buffers, without the formats of one byte."""
+    """Returns the floating dtypes of parameters and buffers, except one-byte formats."""
     tensors = [*model.parameters(), *model.buffers()]
     return frozenset(x.dtype for x in tensors if x.is_floating_point() and x.dtype.itemsize > 1)
 
 
 def dtype_probes(model: nn.Module) -> list[DtypeProbe]:
-    """The other dtypes to record a model in, best first; none if it has no floats."""
+    """Returns other dtypes to record a model in, best first; empty if it has no floats."""
     own = float_dtypes(model)
     return [DtypeProbe(dtype, own) for dtype in _PROBES if own and dtype not in own][:2]
 
 
 def has_dtype_constants(graph: fx.Graph, own: Collection[torch.dtype]) -> bool:
-    """Whether a graph has constants that may follow a model whose dtypes are `own`."""
+    """Returns whether a graph has constants that may follow a model with the dtypes `own`."""
     limits = {getattr(torch.finfo(dtype), limit) for dtype in own for limit in _LIMITS}
     return any(
         value in (own if isinstance(value, torch.dtype) else limits)
@@ -140,7 +142,7 @@ def has_dtype_constants(graph: fx.Graph, own: Collection[torch.dtype]) -> bool:
     )
 
 
-# --- casts that a model makes in half precision alone --------------------------------------------
+# --- casts that a model makes in half precision only ---------------------------------------------
 
 
 @dataclass
@@ -148,9 +150,9 @@ class MissingCast:
     """A cast that only the recording in another dtype has.
 
     Args:
-        twin: its node there.
-        before: the node of our graph that it has to come before.
-        readers: the nodes of our graph that have to read it, and where.
+        twin: its node in that recording.
+        before: the node of our graph that it has to precede.
+        readers: the nodes of our graph that have to read it, with the argument positions.
     """
 
     twin: fx.Node
@@ -159,7 +161,7 @@ class MissingCast:
 
 
 def is_cast(node: fx.Node) -> bool:
-    """Whether a node does nothing but give a tensor another dtype."""
+    """Returns whether a node only casts a tensor."""
     return node.op == "call_method" and _cast_dtype(node) is not None
 
 
@@ -172,7 +174,7 @@ def _cast_dtype(node: fx.Node) -> torch.dtype | None:
 
 
 def get_source(node: Any, casts: Mapping[fx.Node, MissingCast]) -> Any:
-    """The node whose result missing casts hand on."""
+    """Returns the node whose result passes through missing casts."""
     while node in casts:
         node = node.args[0]
     return node
@@ -189,13 +191,13 @@ def insert_casts(
 
     Args:
         graph: our graph; it is changed.
-        casts: what it lacks, in order.
-        ours: our node of each node of the other recording.
-        probe: the dtype of that recording.
-        values: the values of our nodes; those of the casts are added.
+        casts: its missing casts, in order.
+        ours: our node for each node of the other recording.
+        probe: dtype of that recording.
+        values: values of our nodes; those of the casts are added.
 
     Raises:
-        UnclearError: a cast would change something; the graph is as before.
+        AmbiguousDtypeError: a cast would change a result; the graph is unchanged.
     """
     missing = {cast.twin: cast for cast in casts}
     sources = [values.get(ours[get_source(cast.twin, missing)]) for cast in casts]
@@ -219,24 +221,24 @@ def insert_casts(
 
 
 def list_dtype_constants(graph: fx.Graph) -> dict[str, Any]:
-    """By node, `(place, what, dtype)` of each constant that follows: plain data, for a record."""
-    found: dict[str, Any] = {}
+    """Returns `(place, what, dtype)` of each constant that follows the dtype, by node."""
+    constants: dict[str, Any] = {}
     for node in graph.nodes:
         for place, what, dtype in node.meta.pop(FOLLOWS, ()):
-            found.setdefault(node.name, []).append((place, what, dtype))
-    return found
+            constants.setdefault(node.name, []).append((place, what, dtype))
+    return constants
 
 
 def _recast_constants(
     graph: fx.Graph, constants: Mapping[str, Any], cast: Callable[[torch.dtype], torch.dtype]
 ) -> dict[str, Any]:
-    """Changes the constants of a graph as a change of the model's dtype would.
+    """Updates the constants of a graph for a change of the model's dtype.
 
     Args:
         graph: the graph; it is changed.
-        constants: from `list_dtype_constants`. A node that a pass changed or removed is skipped.
-        cast: the dtype that tensors of a dtype get.
-    Returns: the same with the new dtypes.
+        constants: from `list_dtype_constants`. Nodes that a pass changed or removed are skipped.
+        cast: maps an old dtype to the new one.
+    Returns: the constants with the new dtypes.
     """
     nodes = {node.name: node for node in graph.nodes}
     changed: dict[str, Any] = {}
@@ -268,7 +270,7 @@ def _at(value: Any, place: tuple[Any, ...]) -> Any:
 
 
 def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
-    """Nested arguments with another value at one place."""
+    """Returns nested arguments with the value at one place replaced."""
     if not place:
         return new
     first, *rest = place
@@ -291,17 +293,17 @@ def follow_cast(
     own: Iterable[torch.dtype],
     cast: Callable[[torch.dtype], torch.dtype],
 ) -> bool:
-    """Changes a record and the constants of a graph as a cast changes the model.
+    """Updates a record and the constants of a graph for a cast of the model.
 
     Args:
-        record: of the captured module.
+        record: record of the captured module.
         graph: its graph.
-        own: the floating dtypes of its tensors before the cast.
-        cast: a dtype before the cast -> the one after it.
+        own: floating dtypes of its tensors before the cast.
+        cast: maps an old dtype to the new one.
 
     Returns: whether constants of the graph have changed.
 
-    Warns: where it is not known which constants follow the model.
+    Warns: if it is unknown which constants follow the model.
     """
     record.example_inputs = {
         name: cast_floats(spec, cast) for name, spec in record.example_inputs.items()
@@ -310,9 +312,9 @@ def follow_cast(
         recorded = [dtype for dtype in own if cast(dtype) != dtype]
         if has_dtype_constants(graph, recorded):
             warnings.warn(
-                f"the graph of {record.class_name} has constants of {recorded[0]}, and which "
-                "of them follow the model to another dtype is not known; capture the model "
-                "after the change",
+                f"the graph of {record.class_name} has constants of {recorded[0]}, and it is "
+                "unknown which of them follow the model to another dtype; capture the model "
+                "after the cast",
                 stacklevel=4,
             )
         return False

@@ -1,6 +1,6 @@
-"""Padding in calls of modules without a graph, and of compiled models, whose operators learn.
+"""Padding propagation in calls of modules without a graph, and of compiled models.
 
-A captured model follows hidden tokens in its own call. Other models get two hooks, which enter and
+A captured model propagates padding in its own call. Other models get two hooks, which enter and
 leave the same context around `forward`.
 """
 
@@ -25,11 +25,11 @@ from chop.private.torch_api import constant_when_compiled
 
 
 class _Call(NamedTuple):
-    """A followed call that runs.
+    """A running call with padding propagation.
 
     Attributes:
-        frames: frame in which torch runs hooks, and its caller's.
-        context: to be closed behind the call.
+        frames: the frame in which torch runs hooks, and its caller's.
+        context: closed after the call.
     """
 
     frames: tuple[FrameType, FrameType | None]
@@ -40,20 +40,20 @@ _running: ContextVar[tuple[_Call, ...]] = ContextVar("running", default=())
 
 
 def follow_calls(model: nn.Module) -> None:
-    """Lets calls of a model leave out padding in what its operators learn, as captured ones do.
+    """Adds hooks to a model that exclude padding from calibration and statistics of its operators.
 
-    Nothing is changed where no input of its `forward` is called as a mask, no operator may learn,
-    or the model has the hooks.
+    Models without a mask among the inputs of `forward`, without operators that learn from inputs,
+    or with these hooks are not changed.
     """
     has_hooks = _enter in forward_pre_hooks(model).values()
-    may_learn = any(getattr(part, "may_learn_of_inputs", False) for part in model.modules())
+    may_learn = any(getattr(part, "may_learn_from_inputs", False) for part in model.modules())
     if not has_hooks and may_learn and any(x.endswith(MASK_ENDINGS) for x in _names(model)):
         model.register_forward_pre_hook(_enter, with_kwargs=True)
         model.register_forward_hook(_leave, with_kwargs=True, always_call=True)
 
 
 def _names(model: nn.Module) -> tuple[str, ...]:
-    """Names of the arguments of a model's forward, in order."""
+    """Returns the argument names of a model's `forward`, in order."""
     return tuple(inspect.signature(model.forward).parameters)
 
 
@@ -85,7 +85,7 @@ def _leave(model: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
 
 
 def _leave_interrupted() -> None:
-    """Leaves the contexts of calls that Ctrl-C has ended, after which torch runs no hooks."""
+    """Closes the contexts of calls that Ctrl-C interrupted, after which torch runs no hooks."""
     running = _running.get()
     active = {*_callers()} if running else set()
     while running and running[-1].frames[1] not in active:
@@ -104,7 +104,7 @@ def _callers() -> Iterator[FrameType]:
 
 @constant_when_compiled
 def warn_about_compiled(model: nn.Module) -> bool:
-    """Warns where compiled training would fit formats to padding; runs once per compilation.
+    """Warns if compiled training would fit formats to padding; runs once per compilation.
 
     Returns: True, a constant for the compiler.
     """
@@ -115,9 +115,9 @@ def warn_about_compiled(model: nn.Module) -> bool:
         if (path := next(waits, None)) is not None:
             warn_once_about(
                 [model],
-                f"torch.compile: '{path}' has a format with a field to derive and no range yet, so "
-                "that it is fitted to each whole tensor, padding included; calibrate the model, or "
-                "train one step before it is compiled.",
+                f"torch.compile: '{path}' has a format without a calibrated range, which is fitted "
+                "to each whole tensor, including padding; calibrate the model, or train one step "
+                "before you compile it.",
                 AdjustedWarning,
                 "compiled padding",
             )

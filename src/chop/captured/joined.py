@@ -1,4 +1,4 @@
-"""Joined parameters: state dicts that hold parameters of several children as one tensor."""
+"""Joined parameters: state dicts with parameters of several children as one tensor."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import nn
 from chop.private.modules import before_load_state_dict, copy_state_dict_hooks
 
 KEY = "joined_in_state_dicts"
-"""Where a module keeps its joined parameters."""
+"""Attribute of a module that holds its joined parameters."""
 
 Joined = Mapping[str, tuple[str, ...]]
-"""By name of a tensor in state dicts, the parameters whose rows it has, in order."""
+"""Parameters that form the rows of a tensor in state dicts, in order, by the tensor's name."""
 
 
 def join_in_state_dicts(module: nn.Module, joined: Joined) -> None:
-    """Makes state dicts of a module have parameters of its children as one tensor.
+    """Makes the state dicts of a module store parameters of its children as one tensor.
 
-    They are joined where all of them are there: codes of packed layers stay apart.
+    They are joined only if all of them exist: codes of packed layers stay separate.
 
     Args:
         module: it is changed.
-        joined: see `Joined`; all its parts have the same number of rows.
+        joined: see `Joined`; all parts have the same number of rows.
     """
     vars(module)[KEY] = dict(joined)
     # A module that takes over another's `__dict__` has its hooks: they may not know the module.
@@ -35,9 +35,9 @@ def join_in_state_dicts(module: nn.Module, joined: Joined) -> None:
 
 
 def joined_names(module: nn.Module) -> Joined:
-    """What a module's state dicts join; empty for most."""
-    found: Joined = vars(module).get(KEY, {})
-    return found
+    """Returns the joined parameters of a module; empty for most."""
+    joined: Joined = vars(module).get(KEY, {})
+    return joined
 
 
 def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

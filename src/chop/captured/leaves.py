@@ -1,4 +1,4 @@
-"""Leaf modules: which modules become one node, and the tensors of their results."""
+"""Leaf modules: modules that become one node, and the tensors of their results."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _TRANSFORMERS = (
     nn.TransformerDecoder,
     nn.TransformerDecoderLayer,
 )
-"""torch's layers that are made of others, in Python that can be recorded."""
+"""torch layers composed of other layers, whose Python can be recorded."""
 
 
 class LeafRule:
-    """Says which submodules a capture does not look into.
+    """Rule that selects the submodules that a capture keeps whole.
 
     Args:
-        model: the model; needed to check the names.
+        model: the model; used to check the names.
         leaves: module classes, or dotted paths of single submodules.
 
     Raises:
@@ -50,19 +50,19 @@ class LeafRule:
             )
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
-        """Whether the submodule becomes one `call_module` node."""
+        """Returns whether the submodule becomes one `call_module` node."""
         if path in self._paths:
             return True
-        # What was put in the place of a layer's forward is the model's own Python.
+        # A replaced forward of a layer is Python of the model, which is traced.
         is_its_class = why_not_its_class(module) is None
         return is_its_class and (isinstance(module, self._classes) or is_torch_leaf(module))
 
     def is_chosen(self, module: nn.Module, path: str) -> bool:
-        """Whether it is one of those that were asked for, or that turned out to need it."""
+        """Returns whether the submodule was requested as a leaf or became one."""
         return path in self._paths or isinstance(module, self._classes)
 
     def traced_modules(self, model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-        """A model and its submodules, without leaves and what is in these."""
+        """Yields a model and its submodules, without leaves and their contents."""
         yield path, model
         for name, child in model.named_children():
             inner = f"{path}.{name}" if path else name
@@ -75,9 +75,9 @@ class LeafRule:
 
 
 def is_torch_leaf(module: nn.Module) -> bool:
-    """Whether a module is one of torch's own layers, or stays whole as those do.
+    """Returns whether a module is one of torch's own layers, or is kept whole like them.
 
-    torch's containers are no such layers, nor are its transformers.
+    torch's containers and transformers are excluded.
     """
     if isinstance(module, FastPathPadding | ExpertLinear):
         return True
@@ -86,20 +86,20 @@ def is_torch_leaf(module: nn.Module) -> bool:
 
 
 def has_gradient_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks on the gradients of its inputs and outputs."""
+    """Returns whether a module has hooks on the gradients of its inputs and outputs."""
     return any(getattr(module, hooks) for hooks in GRADIENT_HOOKS)
 
 
 def check_traceable(module: nn.Module) -> None:
-    """Raises CaptureError for a submodule whose inside can't be written down in any case."""
+    """Raises CaptureError for a submodule that can never be traced."""
     if isinstance(module, torch.jit.ScriptModule):
-        raise CaptureError("TorchScript has compiled it, so that there is no Python to record")
+        raise CaptureError("it is compiled by TorchScript and has no Python source to record")
     if has_gradient_hooks(module):
         raise CaptureError(
-            "its hooks on gradients (register_full_backward_hook) work on the module as a whole"
+            "its gradient hooks (register_full_backward_hook) apply to the module as a whole"
         )
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of nested tuples, lists, mappings, dataclasses and caches, in order."""
+    """Returns all tensors of nested tuples, lists, mappings, dataclasses and caches, in order."""
     return [*tree_tensors(value, inside=lambda x: cache_tensors(x) if is_cache(x) else ())]

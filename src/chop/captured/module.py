@@ -1,4 +1,4 @@
-"""Captured module: a graph module that copies and pickles, and checks guards at each call."""
+"""Captured module: a graph module that copies, pickles, and checks guards at each call."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from chop.captured.guards.shape_guards import (
 from chop.captured.huggingface.cache import check_optional
 from chop.captured.huggingface.generation import generator
 from chop.captured.module_tree import changed_scopes, member_at
-from chop.captured.nodes.generated_code import by_any_names, input_name, write_any_names
-from chop.captured.nodes.modes import MODE, Forwards, IsTraining, in_mode, mode_paths
+from chop.captured.nodes.generated_code import input_name, set_code_generator, wrap_forward
+from chop.captured.nodes.modes import MODE, Forwards, IsTraining, copy_in_mode, mode_paths
 from chop.captured.nodes.node_list import NodeRecord, graph_to_nodes, nodes_to_graph
 from chop.captured.original import KEY
 from chop.captured.overrides import has_hooks
@@ -41,24 +41,23 @@ from chop.private.modules import own_buffers
 from chop.private.torch_api import source_lives_with
 
 _NOT_STATE = ("_graph", "_code", "_lineno_map", "_prologue_start", "_compiled_guards")
-_KEPT_META = ("spec", "nn_module_stack", "source", MODE)
+_PICKLED_META = ("spec", "nn_module_stack", "source", MODE)
 
 
 class CapturedModule(fx.GraphModule):
     """The graph of a model together with the model's module tree.
 
     Call it like the model: positions are those of its `forward`. Arguments of the model that were
-    not captured are dropped where they carry nothing (None, the default of the signature,
-    `token_type_ids` of zeros) and refused otherwise; so are inputs of a shape that the graph was
-    not captured for. After a change of `graph` call `recompile()`.
+    not captured are dropped if they have no effect (None, the default of the signature,
+    `token_type_ids` of zeros) and refused otherwise. Inputs of shapes outside of the guards are
+    refused. Call `recompile()` after a change of `graph`.
 
-    Parameters, buffers and children of the model may have any names. Where one is called like an
-    attribute of `torch.fx.GraphModule` (`graph`, `code`, `meta`), the attribute is that of
-    `torch.fx`, and `get_submodule`, `get_parameter`, `get_buffer` and `state_dict` have the
-    model's.
+    Parameters, buffers and children of the model may have any names. If a name is an attribute of
+    `torch.fx.GraphModule` (`graph`, `code`, `meta`), the attribute is that of `torch.fx`, and
+    `get_submodule`, `get_parameter`, `get_buffer` and `state_dict` have the model's member.
 
     Raises:
-        GuardError: from a call, see above.
+        GuardError: a call violates a guard.
     """
 
     def __init__(self, class_name: str) -> None:
@@ -67,7 +66,7 @@ class CapturedModule(fx.GraphModule):
 
     @property
     def record(self) -> CaptureRecord:
-        """What was noted at capture."""
+        """The record of the capture."""
         record: CaptureRecord = self.__dict__["_record"]
         return record
 
@@ -75,7 +74,7 @@ class CapturedModule(fx.GraphModule):
     config: Any = RecordAttribute("config")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the graph; see the class for what is dropped and what is refused."""
+        """Runs the graph; the class docstring lists ignored and refused arguments."""
         args, accepted = call_arguments(self.record, args, kwargs)
         # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
         if torch.compiler.is_compiling() and self._code:
@@ -93,7 +92,7 @@ class CapturedModule(fx.GraphModule):
             return super().__call__(*args, **accepted)
 
     def _call_followed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Runs the graph, whose parts then ask which elements of their inputs are padding."""
+        """Runs the graph while its parts can query which elements of their inputs are padding."""
         names = [*self.record.example_inputs, *self.record.optional_inputs]
         named = dict(zip(names, args, strict=False))
         with following(self, {**named, **kwargs}, copies=False) as given:
@@ -102,13 +101,12 @@ class CapturedModule(fx.GraphModule):
             )
 
     def admit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs that a call gives the graph, by name, after every check that a call makes.
+        """Returns the inputs of the graph by name, after all checks of a call.
 
-        What runs the graph node by node takes its inputs from here, so that it runs on what a call
-        of the module runs on, and on nothing else.
+        Interpreters that run the graph node by node use it to get the same inputs as a call.
 
         Raises:
-            GuardError: the graph does not hold for them.
+            GuardError: the inputs violate a guard.
         """
         args, accepted = call_arguments(self.record, args, kwargs)
         names = [*self.record.example_inputs, *self.record.optional_inputs]
@@ -121,53 +119,52 @@ class CapturedModule(fx.GraphModule):
         return dict(zip(names, args, strict=False)) | accepted
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Continues texts as the model's own `generate` does, see transformers.
+        """Continues texts like the model's own `generate`, see `transformers`.
 
         Raises:
-            CaptureError: the graph takes no cache; the message says why.
+            CaptureError: the graph takes no cache; the message has the reason.
         """
         original = vars(self).get(KEY)
         cls = original and original.get_class("")
         return generator(self, self.record, cls).generate(*args, **kwargs)
 
     def train(self, mode: bool = True) -> CapturedModule:
-        """Switches the mode; modules that the model itself keeps in `eval()` stay there."""
+        """Sets the mode; modules that the model itself keeps in `eval()` stay there."""
         super().train(mode)
         for path in self.record.always_eval:
             self.get_submodule(path).eval()
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> CapturedModule:
-        """Moves or casts the module; constants that follow the dtype of the model go along."""
+        """Moves or casts the module, including constants that follow the dtype of the model."""
         constants = {name: self._buffers[name] for name in self.record.constants}
         own = float_dtypes(self)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, constant in constants.items():
-            # The model made it, or keeps it as a plain attribute: `.to(dtype)` leaves it alone.
+            # Constants are no buffers of the model, so `.to(dtype)` must not cast them.
             moved = self._buffers[name]
             if constant is not None and moved is not None and moved.dtype != constant.dtype:
                 self._buffers[name] = constant.to(moved.device)
 
         def cast(dtype: torch.dtype) -> torch.dtype:
-            found: torch.dtype = fn(torch.empty(0, dtype=dtype)).dtype
-            return found
+            result: torch.dtype = fn(torch.empty(0, dtype=dtype)).dtype
+            return result
 
         if follow_cast(self.record, self.graph, own, functools.cache(cast)):
             self.recompile()
         return self
 
     def _check_scopes(self) -> None:
-        """Refuses hooks on modules that are part of the graph, and warns of outer values."""
+        """Refuses hooks on modules inside the graph, and warns of changed outer values."""
         changed = changed_scopes(self)
         for path, scope in changed:
             if not (has_hooks(scope) or "forward" in vars(scope)):
                 continue
             if not any(n.op == "call_module" and n.target == path for n in self.graph.nodes):
                 raise GuardError(
-                    "expected hooks, and forwards that replace a module's, on modules that the "
-                    f"graph calls, got some on {path}, whose nodes are part of the graph; remove "
-                    "them, or capture the model with "
-                    f"leaves=[{path!r}] (custom_ops in MaseGraph)"
+                    "expected hooks and replaced forwards on leaf modules only, got one on "
+                    f"{path}, whose nodes are part of the graph; remove it, or capture the model "
+                    f"with leaves=[{path!r}] (custom_ops in MaseGraph)"
                 )
         outer: OuterValues | None = vars(self).get(outer_values.KEY)
         if outer is not None:
@@ -180,8 +177,8 @@ class CapturedModule(fx.GraphModule):
         missing = [name for name in names if name not in given]
         if missing:
             raise GuardError(
-                f"captured with the inputs {', '.join(names)}; {', '.join(missing)} did not come. "
-                "Pass them, or capture the model without them"
+                f"captured with the inputs {', '.join(names)}, got no {', '.join(missing)}; pass "
+                "every input, or capture the model without them"
             )
         self.check_inputs(given)
         if record.asked:
@@ -189,7 +186,7 @@ class CapturedModule(fx.GraphModule):
             check_input_guards(record.asked, examples, were_contiguous, given)
 
     def check_inputs(self, given: Mapping[str, Any]) -> None:
-        """Raises GuardError where inputs, by name, have a form that the graph does not hold for."""
+        """Raises GuardError if inputs, by name, violate a guard."""
         record = self.record
         try:
             for name in given:
@@ -208,7 +205,7 @@ class CapturedModule(fx.GraphModule):
             raise GuardError(f"the inputs of this graph were guessed: {error}") from None
 
     def _guard_codes(self) -> tuple[list[ShapeGuard], Any, list[Any]]:
-        """Guards of this mode, all as one condition, which is quicker where they hold, and each."""
+        """Returns the guards of this mode: as one condition, which is faster, and individually."""
         record = self.record
         count = len(record.guards) + (len(record.training_guards) if self.training else 0)
         by_mode = self.__dict__.setdefault("_compiled_guards", {})
@@ -224,7 +221,9 @@ class CapturedModule(fx.GraphModule):
     # --- members of any name
 
     def shadowed_members(self) -> Iterator[str]:
-        """Names of the model's parameters, buffers and children that torch.fx uses for itself."""
+        """Names of the model's parameters, buffers and children that collide with `torch.fx`
+        attributes.
+        """
         for members in (self._parameters, self._buffers, self._modules):
             for name, value in members.items():
                 if value is not None and getattr(self, name) is not value:
@@ -239,34 +238,34 @@ class CapturedModule(fx.GraphModule):
             super().__setattr__(name, value)
 
     def get_submodule(self, target: str) -> nn.Module:
-        """The module at a dotted path.
+        """Returns the module at a dotted path.
 
         Raises:
             AttributeError: there is none.
         """
-        found = member_at(self, target) if target else self
-        if not isinstance(found, nn.Module):
+        module = member_at(self, target) if target else self
+        if not isinstance(module, nn.Module):
             raise AttributeError(f"{self.record.class_name} has no module '{target}'")
-        return found
+        return module
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """The parameter at a dotted path.
+        """Returns the parameter at a dotted path.
 
         Raises:
             AttributeError: there is none.
         """
-        found = member_at(self, target)
-        return found if isinstance(found, nn.Parameter) else super().get_parameter(target)
+        parameter = member_at(self, target)
+        return parameter if isinstance(parameter, nn.Parameter) else super().get_parameter(target)
 
     def get_buffer(self, target: str) -> Tensor:
-        """The buffer at a dotted path.
+        """Returns the buffer at a dotted path.
 
         Raises:
             AttributeError: there is none.
         """
         path, _, name = target.rpartition(".")
-        found = own_buffers(self.get_submodule(path)).get(name)
-        return super().get_buffer(target) if found is None else found
+        buffer = own_buffers(self.get_submodule(path)).get(name)
+        return super().get_buffer(target) if buffer is None else buffer
 
     def recompile(self) -> Any:
         """Generates the code of `forward` from the graph."""
@@ -277,7 +276,7 @@ class CapturedModule(fx.GraphModule):
 
         def make(is_training: IsTraining) -> Callable[..., Any]:
             # torch.fx writes the code of the graph that a module has, into its class.
-            before, self._graph = cls.forward, in_mode(graph, is_training)
+            before, self._graph = cls.forward, copy_in_mode(graph, is_training)
             try:
                 self._compile()
                 compiled: Callable[..., Any] = cls.forward
@@ -295,12 +294,12 @@ class CapturedModule(fx.GraphModule):
         return None
 
     def _compile(self) -> Any:
-        write_any_names(self.graph)
+        set_code_generator(self.graph)
         code = super().recompile()
         cls: Any = type(self)
         source_lives_with(cls.forward)
         inputs = [input_name(node) for node in self.graph.nodes if node.op == "placeholder"]
-        cls.forward = by_any_names(cls.forward, inputs, any(self.shadowed_members()))
+        cls.forward = wrap_forward(cls.forward, inputs, any(self.shadowed_members()))
         return code
 
     # torch.fx copies and unpickles a graph module by tracing its code again, which renames nodes,
@@ -310,7 +309,7 @@ class CapturedModule(fx.GraphModule):
         return {name: value for name, value in self.__dict__.items() if name not in _NOT_STATE}
 
     def _with_history(self) -> Iterator[Tensor]:
-        """What a forward has written with a gradient: no copy has a part in that call."""
+        """Returns tensors that a forward has written with a gradient; copies lose that history."""
         return (x for x in PythonState(self).tensors.values() if not x.is_leaf)
 
     def __reduce__(self) -> Any:
@@ -318,7 +317,7 @@ class CapturedModule(fx.GraphModule):
             # Unpickled they would be leaves that require a gradient.
             return copy.deepcopy(self).__reduce__()
         meta = [
-            {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+            {key: node.meta[key] for key in _PICKLED_META if key in node.meta}
             for node in self.graph.nodes
         ]
         return _unpickled, (
@@ -340,10 +339,10 @@ class CapturedModule(fx.GraphModule):
         return twin
 
     def _copied_state(self, memo: dict[int, Any]) -> dict[str, Any]:
-        """Copies the attributes; of tensors with a history, their values.
+        """Copies the attributes; of tensors with autograd history, their values.
 
-        Few models hold such tensors, and finding them takes longer than the copy: torch refuses to
-        copy them, parameters apart, and only then they are looked for.
+        Few models hold such tensors, and the search for them takes longer than the copy. It runs
+        only after torch refused to copy one.
         """
         if all(parameter.is_leaf for parameter in self.parameters()):
             attempt = dict(memo)
@@ -352,9 +351,9 @@ class CapturedModule(fx.GraphModule):
             except RuntimeError:
                 pass
             else:
-                kept_alive = attempt.pop(id(attempt), [])  # as `copy` keeps what it has copied
+                alive = attempt.pop(id(attempt), [])  # as `copy` keeps what it has copied
                 memo.update(attempt)
-                memo.setdefault(id(memo), []).extend(kept_alive)
+                memo.setdefault(id(memo), []).extend(alive)
                 return state
         for tensor in self._with_history():
             plain = copy.deepcopy(tensor.detach(), memo)
@@ -374,7 +373,7 @@ for _entry in (
 
 
 def _plain_class(module: CapturedModule) -> type[CapturedModule]:
-    # torch.fx gives every graph module a class of its own, which holds its `forward`.
+    # torch.fx creates a class for every graph module, which holds its `forward`.
     return type(module).__mro__[1]
 
 

@@ -1,4 +1,4 @@
-"""Module tree of a capture: the model's paths, order, sharing and persistence, own containers."""
+"""Module tree of a capture: the model's paths, order, sharing and persistence in own containers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from chop.private.torch_api import BATCH_NORMS, DROPOUTS
 
 
 class Scope(nn.Module):
-    """Stands for a module that the capture looked into: what it computes is part of the graph.
+    """Placeholder for a traced module, whose computation is part of the graph.
 
-    It holds the parameters, buffers and children under their old names, so that paths and
-    `state_dict` keys stay.
+    It holds the parameters, buffers and children under their original names, which preserves paths
+    and `state_dict` keys.
     """
 
     def __init__(self, class_name: str) -> None:
@@ -33,15 +33,15 @@ class Scope(nn.Module):
         self._scoped_class = class_name
 
     def forward(self, *args: object, **kwargs: object) -> None:
-        """Always an error: the nodes of this module belong to the graph.
+        """Raises an error, since the nodes of this module belong to the graph.
 
         Raises:
             GraphError: always.
         """
         raise GraphError(
             f"expected a call of the whole captured model, got one of its {self._get_name()}, "
-            "whose nodes are part of the graph; capture it with this class in `leaves` to call it "
-            "alone"
+            "whose nodes are part of the graph; to call it separately, capture the model with this "
+            "class in `leaves`"
         )
 
     def _get_name(self) -> str:
@@ -49,17 +49,17 @@ class Scope(nn.Module):
 
 
 STANDS_FOR = "_stands_for"
-"""Where a module keeps the class of the one in whose place it is recorded."""
+"""Attribute of a substitute that holds the class of the original module."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _FIELDS: dict[type[nn.Module], int] = {
     **{cls: len(vars(cls())) for cls in _CONTAINERS},
     Scope: len(vars(Scope(""))),
 }
-"""Number of attributes of modules as the capture has made them."""
+"""Number of attributes of modules created by the capture."""
 
 
 def changed_scopes(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules below one whose calls are part of the graph, and that got hooks or attributes."""
+    """Returns the traced submodules that got hooks or attributes."""
     modules = []
     for name, child in own_children(module).items():
         if child is not None and type(child) in _FIELDS:
@@ -83,8 +83,8 @@ def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collecti
     Args:
         model: the captured model.
         root: an empty module.
-        leaves: the modules that were not looked into.
-        called: the targets of the graph's `call_module` nodes.
+        leaves: rule for the modules that were not traced.
+        called: targets of the graph's `call_module` nodes.
     """
     twins: dict[int, nn.Module] = {id(model): root}
 
@@ -114,16 +114,16 @@ def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collecti
 
 
 def check_names(model: nn.Module) -> None:
-    """Refuses members that attribute look-up does not find: a graph could not reach them either.
+    """Refuses members that attribute access hides, since a graph could not read them.
 
     Raises:
-        CaptureError: a parameter, buffer or child is called as an attribute of its own class.
+        CaptureError: a parameter, buffer or child has the name of an attribute of its class.
     """
     for path, module in model.named_modules():
         for members in own_members(module):
             for name, value in members.items():
-                found = getattr(module, name, None)
-                if value is not None and not isinstance(found, nn.Module | Tensor):
+                attribute = getattr(module, name, None)
+                if value is not None and not isinstance(attribute, nn.Module | Tensor):
                     full = f"{path}.{name}" if path else name
                     raise CaptureError(
                         f"{full} has the name of an attribute of its class "
@@ -132,10 +132,10 @@ def check_names(model: nn.Module) -> None:
 
 
 def computed_tensors(module: nn.Module) -> dict[int, Any]:
-    """Twins of the tensors that modules keep as attributes and that have a history, by id.
+    """Returns detached twins of attribute tensors with autograd history, by id.
 
-    Old weight norms and masks keep the weight of the last call so; `copy.deepcopy` refuses it
-    unless it finds the twin in its memo. Their hooks compute it again at each call.
+    Old weight norms and masks store the weight of the last call this way. `copy.deepcopy` refuses
+    it unless the twin is in its memo. Their hooks recompute it at each call.
     """
     held = [value for part in module.modules() for value in vars(part).values()]
     return {
@@ -146,31 +146,31 @@ def computed_tensors(module: nn.Module) -> dict[int, Any]:
 
 
 def member(module: nn.Module, name: str) -> Tensor | nn.Module | None:
-    """The parameter, buffer or child of that name, whatever attributes the module has."""
+    """Returns the parameter, buffer or child of that name, even if an attribute hides it."""
     for members in own_members(module):
         if name in members:
-            found: Tensor | nn.Module | None = members[name]
-            return found
+            result: Tensor | nn.Module | None = members[name]
+            return result
     return None
 
 
 def member_at(module: nn.Module, path: str) -> Tensor | nn.Module | None:
-    """The parameter, buffer or module at a dotted path; None if there is none."""
-    found: Tensor | nn.Module | None = module
+    """Returns the parameter, buffer or module at a dotted path; None if there is none."""
+    current: Tensor | nn.Module | None = module
     for step in path.split("."):
-        if not isinstance(found, nn.Module):
+        if not isinstance(current, nn.Module):
             return None
-        found = member(found, step)
-    return found
+        current = member(current, step)
+    return current
 
 
 def member_paths(model: nn.Module) -> set[str]:
-    """The paths of all parameters, buffers and submodules."""
+    """Returns the paths of all parameters, buffers and submodules."""
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         for members in own_members(module)
-        # Those of a compiled module are no dicts: they only have items.
+        # Members of a TorchScript module are no dicts, but have items.
         for name, _ in members.items()
     }
 
@@ -178,7 +178,7 @@ def member_paths(model: nn.Module) -> set[str]:
 def add_extras(
     root: nn.Module, modules: Mapping[str, nn.Module], constants: Mapping[str, Tensor]
 ) -> None:
-    """Adds what only the graph knows: modules made by the capture, and constant tensors."""
+    """Adds the members of the graph: modules created by the capture, and constant tensors."""
     for path, module in modules.items():
         owner, _, name = path.rpartition(".")
         home = root.get_submodule(owner)
@@ -189,9 +189,9 @@ def add_extras(
 
 
 def is_impure_module(module: nn.Module) -> bool:
-    """Whether a call of a leaf matters even if nobody reads its result.
+    """Returns whether a call of a leaf has side effects, so that it stays even if unused.
 
-    It may draw random numbers, count batches, or work in place on what others read.
+    It may draw random numbers, count batches, or write in place into shared tensors.
     """
     return any(map(_has_an_effect, module.modules()))
 
@@ -204,12 +204,12 @@ def _has_an_effect(module: nn.Module) -> bool:
 
 
 def qualified_class(module: nn.Module) -> str:
-    """`module.Class` of an object's class."""
+    """Returns `module.Class` of an object's class."""
     cls = get_class(module)
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def get_class(value: object) -> type:
-    """The class of an object, or of the one that it stands in for during a capture."""
+    """Returns the class of an object, or of the original if it is a substitute during a capture."""
     cls: type = getattr(value, "__dict__", {}).get(STANDS_FOR, type(value))
     return cls

@@ -1,8 +1,8 @@
-"""Original: what a capture keeps of its model besides tensors and leaves, to give the model back.
+"""Original model of a capture: its classes and plain attributes, to restore the model later.
 
-A captured module has the model's tensors and leaves, and scopes in the place of the modules that
-the capture looked into. A skeleton has these modules' classes and plain attributes, and nothing
-else: it weighs a few hundred bytes per module, however large the model is.
+A captured module has the model's tensors and leaves, and scopes in place of the traced modules. The
+skeleton stores the classes and plain attributes of these modules. It takes a few hundred bytes per
+module, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 from torch import Tensor, fx, nn
 
-from chop.captured.huggingface.cache_names import settled_name
+from chop.captured.huggingface.cache_names import saved_cache_name
 from chop.captured.module_tree import Scope, computed_tensors
 from chop.captured.overrides import why_not_copyable
 from chop.captured.padding.masks import MASKS_AHEAD
@@ -35,7 +35,7 @@ from chop.private.modules import (
 )
 
 KEY = "_original"
-"""Where a captured module keeps its original."""
+"""Attribute of a captured module that holds its original."""
 _OWN = frozenset({*MEMBERS, NOT_PERSISTENT, "training", COMPILED})
 
 
@@ -46,8 +46,8 @@ class _Scope:
     Attributes:
         cls: its class.
         attributes: its plain attributes.
-        children: the names of its children.
-        buffers: the names of its buffers.
+        children: names of its children.
+        buffers: names of its buffers.
     """
 
     cls: type[nn.Module]
@@ -57,10 +57,10 @@ class _Scope:
 
 
 def list_sources(model: nn.Module) -> tuple[object, ...]:
-    """What tells a model from others of its class: itself, or what copies of its capture share.
+    """Returns objects that identify a model: itself, or those that copies of its capture share.
 
     Args:
-        model: any module; of a capture, the model that was captured counts while it lives.
+        model: any module. A capture is identified by its original model while that exists.
     """
     original: Original | None = vars(model).get(KEY)
     if original is None:
@@ -70,14 +70,14 @@ def list_sources(model: nn.Module) -> tuple[object, ...]:
 
 
 class Original:
-    """The classes and plain attributes of the modules that a capture looked into.
+    """Classes and plain attributes of the modules that a capture traced.
 
-    Copies of a graph share it, since nothing changes it. A pickle has it where classes and
+    Copies of a graph share it, since it is immutable. A pickle contains it if classes and
     attributes can be pickled, and otherwise the reason why not.
 
     Args:
         model: the captured model, or one of the same class and settings.
-        captured: the capture, whose scopes say which modules were looked into.
+        captured: the capture, whose scopes are the traced modules.
     """
 
     def __init__(self, model: nn.Module, captured: nn.Module) -> None:
@@ -99,18 +99,18 @@ class Original:
 
     @property
     def model(self) -> nn.Module | None:
-        """The model that was captured; None where it is gone, or this was in a pickle."""
+        """The model that was captured; None if it was freed, or after unpickling."""
         reference = self._modules.get("")
         return None if reference is None else reference()
 
     def restore(self, captured: nn.Module) -> nn.Module:
-        """A model of the original class with the leaves of `captured` and its tensors, shared.
+        """Returns a model of the original class that shares the leaves and tensors of `captured`.
 
         Modules and attributes are copies.
 
         Raises:
-            GraphError: an attribute cannot be copied, the classes were lost in a pickle, or the
-                modules are not those of the model.
+            GraphError: an attribute cannot be copied, a pickle has lost the classes, or the modules
+                differ from those of the model.
         """
         if self.failure is not None:
             raise GraphError(f"to_module: {self.failure}.")
@@ -121,7 +121,7 @@ class Original:
         for path, scope in self._scopes.items():
             new[path] = scope.cls.__new__(scope.cls)
             memo[id(scopes[path])] = new[path]
-        # What an attribute of one module says of another one means its copy.
+        # References to other modules in attributes become references to their copies.
         for path, reference in self._modules.items():
             module = reference()
             if module is not None and path in scopes:
@@ -146,7 +146,7 @@ class Original:
             )
 
     def get_class(self, path: str) -> type[nn.Module] | None:
-        """The class of a module that the capture looked into; None for other paths."""
+        """Returns the class of a traced module; None for other paths."""
         return self._scopes[path].cls if path in self._scopes else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Original:
@@ -156,7 +156,7 @@ class Original:
         try:
             skeleton = pickle.dumps(self._scopes)
         except Exception as error:
-            lost = f"the model's classes were lost in a pickle ({type(error).__name__}: {error})"
+            lost = f"the model's classes could not be pickled ({type(error).__name__}: {error})"
             return {"failure": self.failure or lost, "skeleton": pickle.dumps({})}
         return {"failure": self.failure, "skeleton": skeleton}
 
@@ -167,17 +167,17 @@ class Original:
 
 
 def is_scope(captured: nn.Module, path: str) -> bool:
-    """Whether a capture has looked into the module at a path."""
-    found: nn.Module | None = captured
+    """Returns whether a capture has traced the module at a path."""
+    module: nn.Module | None = captured
     for step in path.split("."):
-        found = own_children(found).get(step) if found is not None else None
-        if not isinstance(found, Scope) and type(found) not in _CONTAINERS:
+        module = own_children(module).get(step) if module is not None else None
+        if not isinstance(module, Scope) and type(module) not in _CONTAINERS:
             return False
     return True
 
 
 def recorded_modules(model: nn.Module, captured: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model, by path, that a capture has looked into; itself is one."""
+    """Returns the traced modules of a model by path, including the model itself."""
     modules = model.named_modules()
     return {path: x for path, x in modules if path == "" or is_scope(captured, path)}
 
@@ -190,7 +190,7 @@ def _fill(
 ) -> None:
     vars(new).update(_copied(scope.attributes, memo, path))
     vars(new)["training"] = captured.training
-    # A capture adds modules of its own, such as the dropout that a function was.
+    # A capture adds modules, such as an `nn.Dropout` for a functional dropout.
     inner = own_children(captured)
     set_members(
         new,
@@ -209,7 +209,8 @@ def _copied(value: Any, memo: dict[int, Any], path: str) -> Any:
     except Exception as error:
         where = f"module '{path.lstrip('.')}'" if path else "the model"
         raise GraphError(
-            f"to_module: {where} has what cannot be copied ({type(error).__name__}: {error})."
+            f"to_module: {where} has attributes that cannot be copied ({type(error).__name__}: "
+            f"{error})."
         ) from error
 
 
@@ -217,20 +218,20 @@ def _copied(value: Any, memo: dict[int, Any], path: str) -> Any:
 
 
 def node_digests(graph: fx.Graph) -> dict[str, str]:
-    """By node name, what it calls and what with: 8 hexadecimal digits each.
+    """Returns a digest of target and arguments for each node name, 8 hexadecimal digits each.
 
-    Dtypes, devices and floating numbers are left out, since they follow a model that is moved.
+    Dtypes, devices and floating-point numbers are excluded, since they change with the model.
     """
     return {node.name: node_digest(node) for node in graph.nodes}
 
 
 def node_digest(node: fx.Node) -> str:
-    """The digest of one node."""
+    """Returns the digest of one node."""
     return f"{_digest(_target(node))}{arguments_digest(node)}"
 
 
 def arguments_digest(node: fx.Node) -> str:
-    """The last 8 digits of a node's digest; masks that quantization gives a call are left out."""
+    """Returns the last 8 digits of a node's digest, without masks added by quantization."""
     named = {name: value for name, value in node.kwargs.items() if name != MASKS_AHEAD}
     return _digest("".join(_texts((node.args, named))))
 
@@ -247,8 +248,8 @@ def _digest(text: str) -> str:
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         # A checkpoint of another version of transformers calls the cache of an output otherwise.
-        for key in sorted(value, key=settled_name):
-            yield f"{settled_name(key)}="
+        for key in sorted(value, key=saved_cache_name):
+            yield f"{saved_cache_name(key)}="
             yield from _texts(value[key])
     elif isinstance(value, tuple | list):
         yield "("

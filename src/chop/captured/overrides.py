@@ -22,29 +22,29 @@ from chop.private.torch_api import global_forward_hooks
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """True when somebody listens to what the module computes, or to its gradients."""
+    """Returns whether a module has hooks on its calls or gradients."""
     # Each call of a graph asks this of its scopes: a generator would take three times as long.
     return any(map(vars(module).__getitem__, HOOKS))
 
 
 def forward_hooks(module: nn.Module) -> list[str]:
-    """The names of the hooks that see, and may change, what the module takes and gives.
+    """Returns the names of hooks that see, and may change, the module's inputs and outputs.
 
-    Hooks on all modules (`register_module_forward_hook`) are among them.
+    This includes hooks on all modules (`register_module_forward_hook`).
     """
     own = [hook for hooks in FORWARD_HOOKS for hook in vars(module)[hooks].values()]
     return [_name(hook) for hook in (*own, *global_forward_hooks())]
 
 
 def why_not_its_class(module: nn.Module) -> str | None:
-    """How a module computes something else than its class says; None if it does not.
+    """Explains why a module differs from its class; None if it does not.
 
     >>> layer = nn.Linear(2, 2)
     >>> layer.forward = abs
     >>> why_not_its_class(layer)
     "its forward was replaced on the instance by 'abs'; let a class of its own have it"
     """
-    replaced = _replaced(module)
+    replaced = _describe_replaced(module)
     if not replaced or is_compiled_wrapper(module):
         return None
     if "accelerate" in replaced:
@@ -52,8 +52,8 @@ def why_not_its_class(module: nn.Module) -> str | None:
     return f"{replaced}; let a class of its own have it"
 
 
-def _replaced(module: nn.Module) -> str:
-    """Which of its methods was replaced on the instance, and by what; "" if none."""
+def _describe_replaced(module: nn.Module) -> str:
+    """Returns the first method replaced on the instance, with the replacement; "" if none."""
     own = vars(module)
     name = next((name for name in METHODS if name in own), None)
     if name is None:
@@ -64,23 +64,23 @@ def _replaced(module: nn.Module) -> str:
 
 
 def why_not_copyable(module: nn.Module) -> str | None:
-    """Why a copy of a module would go on calling the original; None if it would not.
+    """Explains why a copy of a module would still call the original; None if it would not.
 
-    Methods and partial functions of a module become those of its copy. What a function has in its
-    closure stays what it is.
+    Methods and partial functions of a module are rebound to its copy. Functions keep their
+    closures.
     """
     if is_compiled_wrapper(module):
-        return "torch.compile has wrapped it, and calls what it wrapped; compile the result instead"
+        return "it is a torch.compile wrapper and calls the original; compile the result instead"
     function = next((vars(module)[name] for name in METHODS if name in vars(module)), None)
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
-    means_modules = isinstance(function, types.FunctionType) and _means_modules(function, set())
-    return f"{_replaced(module)}, which means the original" if means_modules else None
+    means_modules = isinstance(function, types.FunctionType) and _refers_to_modules(function, set())
+    return f"{_describe_replaced(module)}, which refers to the original" if means_modules else None
 
 
-def _means_modules(value: Any, seen: set[int]) -> bool:
-    """Whether modules or tensors can be reached from what a copy shares with its original."""
+def _refers_to_modules(value: Any, seen: set[int]) -> bool:
+    """Returns whether modules or tensors are reachable from values that copies share."""
     if id(value) in seen:
         return False
     seen.add(id(value))
@@ -96,17 +96,17 @@ def _means_modules(value: Any, seen: set[int]) -> bool:
         parts = (*known.nonlocals.values(), *known.globals.values(), *(value.__defaults__ or ()))
     elif isinstance(value, list | tuple | set | dict):
         parts = value.values() if isinstance(value, dict) else value
-    return any(_means_modules(part, seen) for part in parts)
+    return any(_refers_to_modules(part, seen) for part in parts)
 
 
 def is_compiled_wrapper(module: nn.Module) -> bool:
-    """Whether a module is what `torch.compile(module)` returns."""
+    """Returns whether a module is the result of `torch.compile(module)`."""
     cls = type(module)
     return (cls.__module__, cls.__name__) == ("torch._dynamo.eval_frame", "OptimizedModule")
 
 
 def plain_call(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a call of a module without the code that `torch.compile` has made of it."""
+    """Returns a call of a module without the code compiled by `torch.compile`."""
     if is_compiled_wrapper(module):
         return lambda wrapper, *args, **kwargs: wrapped_by_compile(wrapper)(*args, **kwargs)
     if vars(module).get(COMPILED) is not None:
@@ -115,7 +115,7 @@ def plain_call(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any
 
 
 def _name(function: Any) -> str:
-    """A function's name and where it is written."""
+    """Returns a function's name and source location."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(getattr(function, "__func__", function))

@@ -1,4 +1,4 @@
-"""Record of a capture: what a captured module knows besides its graph and its module tree."""
+"""Capture record: metadata of a captured module besides its graph and its module tree."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from chop.errors import CaptureError
 
 
 class CaptureWarning(UserWarning):
-    """A capture hides a part of the model, or differs from it in a way that is said."""
+    """Warns that a capture hides a part of the model or differs from it."""
 
 
 @dataclass
 class CaptureRecord:
-    """What a captured module knows besides its graph and its module tree.
+    """Metadata of a captured module besides its graph and its module tree.
 
     Attributes:
         class_name: the model's class.
         config: the model's configuration, if it has one.
         example_inputs: a `TensorSpec` per captured input (nested like the input).
-        optional_inputs: inputs that may be left out: a cache, and positions.
-        why_no_cache: why the graph takes no cache; empty if it does.
+        optional_inputs: inputs that may be omitted: a cache, and positions.
+        why_no_cache: reason why the graph takes no cache; empty if it does.
         joins_packed_rows: whether the texts of a packed row attend to each other, see
             `chop.captured.huggingface.packed_rows`.
-        generation_config: what the model's own sets, if it has one.
+        generation_config: settings of the model's own, if it has one.
         ignored_inputs: the model's other parameters.
-        ignored_defaults: what those are where they are left out, if plain values.
-        asked: the line of the model that asked for what of a tensor, see `questions`.
-        contiguous_inputs: the inputs that were contiguous.
-        positional: the parameters that the model's `forward` takes by position, in their order.
+        ignored_defaults: plain default values of those.
+        asked: line of the model by queried tensor property, see
+            `chop.captured.guards.input_guards`.
+        contiguous_inputs: inputs that were contiguous.
+        positional: positional parameters of the model's `forward`, in order.
         takes_any_keyword: whether the model's `forward` has a `**kwargs`.
         fixed_inputs: arguments that were fixed at capture, by name.
-        guards: the conditions on input sizes.
-        training_guards: further ones in `train()`, of nodes that `eval()` does not run.
-        auto_leaves: reports on submodules that could not be written down.
+        guards: conditions on input sizes.
+        training_guards: further conditions in `train()`, of nodes that `eval()` does not run.
+        auto_leaves: reports on submodules that could not be traced.
         always_eval: submodules that the model's own `train()` leaves in `eval()`.
-        eval_only: why `train()` is not in the graph; None where it is.
-        guessed: whether the example inputs were guessed from the first layer.
-        constants: buffers that hold tensors which are no state of the model.
-        follows_dtype: which constants in the graph follow the dtype of the model, see
-            `chop.captured.dtype_constants.follow`; None where that is not known.
-        node_digests: what each node called and with what, see `chop.captured.original`.
+        eval_only: reason why `train()` is not in the graph; None if it is.
+        guessed: whether the example inputs were inferred from the first layer.
+        constants: buffers that hold constant tensors, which are no state of the model.
+        follows_dtype: constants of the graph that follow the dtype of the model, see
+            `chop.captured.dtype_constants`; None if unknown.
+        node_digests: digest of target and arguments of each node, see `chop.captured.original`.
     """
 
     class_name: str
@@ -73,10 +74,10 @@ class CaptureRecord:
     node_digests: dict[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Compares what a file gave for `generate` with what a capture notes.
+        """Checks the types of the settings for `generate`, which may come from a file.
 
         Raises:
-            CaptureError: an entry is of another kind.
+            CaptureError: an entry has another type.
         """
         kinds: dict[str, tuple[type, ...]] = {
             "class_name": (str,),
@@ -102,7 +103,7 @@ class RecordAttribute:
     """Descriptor for an entry of a module's record. A model's own member has priority.
 
     Args:
-        name: of the entry.
+        name: name of the entry.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Runtime functions: the few helpers that a captured graph calls and torch does not have."""
+"""Runtime functions: helpers that a captured graph calls and torch does not have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chop.private.torch_api import (
 
 
 def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
-    """Does `tensor[index] = value` and returns `tensor`, so that later readers depend on it.
+    """Executes `tensor[index] = value` and returns `tensor`, so that later readers depend on it.
 
     >>> import torch
     >>> set_item(torch.zeros(3), 1, 2.0)
@@ -31,7 +31,7 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
 
 
 def retain_grad(tensor: Tensor) -> None:
-    """Makes a result keep its gradient; without gradients there is none to keep."""
+    """Makes a result retain its gradient, if it requires one."""
     if tensor.requires_grad:
         tensor.retain_grad()
 
@@ -40,35 +40,36 @@ def guard_value(value: Any, reading: str, expected: Any, where: str, name: str =
     """Checks a decision that the model's Python made on the data of its example inputs.
 
     Args:
-        value: the tensor or number that it looked at.
-        reading: how it did: `"__bool__"`, `"__int__"`, `"tolist"`.
-        expected: what it saw at capture.
+        value: the tensor or number that was read.
+        reading: the method of the read: `"__bool__"`, `"__int__"`, `"tolist"`.
+        expected: its result at capture.
         where: `file:line` of the model.
-        name: the buffer or parameter that the tensor is; "": it was computed from inputs.
+        name: the buffer or parameter that was read; "" for a tensor computed from inputs.
 
     Raises:
-        GuardError: it would see something else now, so that the graph does not hold.
+        GuardError: the result differs now, so that the graph is not valid.
 
     >>> import torch
     >>> guard_value(torch.tensor(True), "__bool__", True, "model.py:3")
     """
-    found = getattr(value, reading)()
-    if found == expected or (found != found and expected != expected):
+    actual = getattr(value, reading)()
+    if actual == expected or (actual != actual and expected != expected):
         return
     if name:
         raise GuardError(
-            f"captured while {name} was {expected}, which the model's Python reads at {where}, got "
-            f"{found}; capture the model again, or keep the module that reads it as one node with "
+            f"captured with {name} = {expected}, which the model's Python reads at {where}, got "
+            f"{actual}; capture the model again, or keep the module that reads it as one node with "
             "leaves=[...] (custom_ops in MaseGraph)"
         )
     raise GuardError(
-        f"captured for inputs on which the model sees {expected} at {where}, got {found}; capture "
-        "the model again with such an example, or write the branch as torch.where for all inputs"
+        f"captured for inputs on which the model reads {expected} at {where}, got {actual}; "
+        "capture the model again with such an example, or write the branch as torch.where for all "
+        "inputs"
     )
 
 
 class _OpenRegions(threading.local):
-    """The autocast regions that graphs running in this thread have entered and not yet left."""
+    """Open autocast regions of the graphs running in this thread."""
 
     def __init__(self) -> None:
         self.entered: list[torch.autocast] = []
@@ -90,7 +91,7 @@ def enter_autocast(
 
 
 def leave_autocast(region: torch.autocast) -> None:
-    """Leaves a region and brings back what `enter_autocast` found."""
+    """Leaves a region and restores the state before `enter_autocast`."""
     if not torch.compiler.is_compiling():
         _OPEN_REGIONS.entered.remove(region)
     exit_autocast_region(region)
@@ -98,7 +99,7 @@ def leave_autocast(region: torch.autocast) -> None:
 
 @contextlib.contextmanager
 def exit_open_regions() -> Iterator[None]:
-    """Leaves what the block has entered, also where an error came between entering and leaving."""
+    """Leaves the regions entered in the block, even after an error."""
     depth = len(_OPEN_REGIONS.entered)
     try:
         yield
@@ -108,22 +109,22 @@ def exit_open_regions() -> Iterator[None]:
 
 
 def guard_autocast(device: torch.device | str, dtype: torch.dtype | None, where: str) -> None:
-    """Guard: autocast is in the state that the model read at capture.
+    """Checks that autocast is in the state that the model read at capture.
 
     Args:
-        device: where the model asked about it.
-        dtype: that of autocast at capture; None: it was off.
+        device: device of the query.
+        dtype: dtype of autocast at capture; None: it was off.
         where: `file:line` of the model.
 
     Raises:
         GuardError: autocast is in another state now.
     """
     kind = device if isinstance(device, str) else device.type
-    found = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    if found is not dtype:
+    current = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if current is not dtype:
         raise GuardError(
             f"captured under autocast {_format_dtype(dtype)}, tested by the model at {where}, got "
-            f"autocast {_format_dtype(found)}; capture the model again inside such a region"
+            f"autocast {_format_dtype(current)}; capture the model again inside that region"
         )
 
 
@@ -132,24 +133,24 @@ def _format_dtype(dtype: torch.dtype | None) -> str:
 
 
 def swap_grad_mode(enabled: bool) -> bool:
-    """Switches gradients on or off; returns whether they were on, for the end of the region."""
+    """Switches gradients on or off; returns the previous state, for the end of the region."""
     before = torch.is_grad_enabled()
     SET_GRAD_ENABLED(enabled)
     return before
 
 
 REGIONS = (enter_autocast, leave_autocast, swap_grad_mode)
-"""Where graphs that run side by side, node by node, share one call: a region is entered once."""
+"""Region functions. Graphs that run side by side, node by node, enter a region once."""
 
 for _effect in (retain_grad, guard_value, guard_autocast, *REGIONS):
     has_side_effect(_effect)
 
 
 class AutogradCall:
-    """Calls an `autograd.Function`, so that its hand-written backward survives the capture.
+    """Call of an `autograd.Function`, which preserves its hand-written backward in the capture.
 
-    `Function.apply` is a fresh bound method at every look-up; this object compares, copies and
-    names itself like the class that it stands for.
+    `Function.apply` is a new bound method at every access; this object compares, copies and names
+    itself like the class that it represents.
     """
 
     def __init__(self, function: type) -> None:
@@ -159,7 +160,7 @@ class AutogradCall:
         self.__module__ = function.__module__
 
     def __call__(self, *args: Any) -> Any:
-        """`function.apply(*args)`."""
+        """Returns `function.apply(*args)`."""
         return self.function.apply(*args)  # type: ignore[attr-defined]
 
     def __eq__(self, other: object) -> bool:
@@ -175,8 +176,8 @@ class AutogradCall:
 class ByMode(nn.Module):
     """A constant with one value in `train()` and another in `eval()`.
 
-    It sits below the module whose Python made the choice, so that freezing a part of the model
-    with `part.eval()` switches the constants of that part and no others.
+    It is a child of the module whose Python made the choice, so that `part.eval()` affects the
+    constants of that part only.
 
     >>> probability = ByMode(0.1, 0.0)
     >>> probability(), probability.eval()()
@@ -189,16 +190,16 @@ class ByMode(nn.Module):
         self.when_eval = when_eval
 
     def forward(self) -> Any:
-        """The value of the present mode."""
+        """Returns the value of the current mode."""
         return self.when_training if self.training else self.when_eval
 
     def extra_repr(self) -> str:
-        """Both values."""
+        """Returns both values."""
         return f"training={self.when_training}, eval={self.when_eval}"
 
 
 def by_mode(in_training: Any, in_eval: Any, path: str) -> Any:
-    """A node's choice between values of two modes, one of which is there: see `nodes.modes`.
+    """Marks a node's choice between values of two modes, see `nodes.modes`.
 
     Args:
         in_training: the value while the module is in training.
@@ -206,19 +207,19 @@ def by_mode(in_training: Any, in_eval: Any, path: str) -> Any:
         path: path of the module whose mode decides.
 
     Raises:
-        GraphError: something has run the graph without choosing.
+        GraphError: the graph ran without a choice.
     """
-    raise GraphError("the graph has nodes of one mode; run it as a captured module does")
+    raise GraphError("the graph has nodes of a single mode; run it through the captured module")
 
 
 class FastPathPadding(nn.Module):
     """Zeros at padded positions where `nn.TransformerEncoder` would write them.
 
-    Its nested tensors leave padding out. They are for evaluation without gradients, and for masks
-    that hide the end of each row; else the padded positions hold what the layers compute.
+    Its nested tensors omit padding. They are used in evaluation without gradients, for masks that
+    hide the end of each row. Otherwise the padded positions hold the results of the layers.
 
     Args:
-        checks_mask: whether other masks are left alone, as torch's `mask_check`.
+        checks_mask: skip other masks, like torch's `mask_check`.
     """
 
     def __init__(self, checks_mask: bool = True) -> None:
@@ -226,11 +227,11 @@ class FastPathPadding(nn.Module):
         self.checks_mask = checks_mask
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        """The encoder's result, with zeros or without.
+        """Returns the encoder's result, with zeros at padding if torch has them.
 
         Args:
             x: (batch, time, features).
-            padding: (batch, time): what is not zero is padding.
+            padding: (batch, time): nonzero for padding.
         """
         if self.training or x.requires_grad or torch.is_autocast_enabled():
             return x

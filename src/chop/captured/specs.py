@@ -15,19 +15,19 @@ from chop.captured.state.values import same_content
 from chop.errors import CaptureError, GuardError
 
 _MASK_SIZE = 4096
-"""Elements of the largest boolean example that a spec keeps."""
+"""Maximum number of elements of a boolean example that a spec stores."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor looks like, without its data.
+    """Description of a tensor without its data.
 
     Args:
         shape: per dimension a size, or an expression of input sizes such as `"x.shape[0]"`.
-        dtype: its element type.
-        low: the smallest element of an example, if it shows which integers are valid.
-        high: the largest.
-        mask: elements of a boolean example in order, if there are at most `_MASK_SIZE`. The
+        dtype: element type.
+        low: smallest element of an integer example, which bounds the valid values.
+        high: largest element.
+        mask: flattened elements of a boolean example, if there are at most `_MASK_SIZE`. The
             selection by a mask has to fit the other inputs (`masked_scatter`).
     """
 
@@ -49,14 +49,15 @@ class TensorSpec:
         return cls(shape, tensor.dtype, int(tensor.min()), int(tensor.max()), mask)
 
     def dummy(self, generator: torch.Generator | None = None) -> Tensor:
-        """A tensor like the example: normal floats, integers from `low` to `high`, or its mask.
+        """Returns a tensor like the example: normal floats, integers from `low` to `high`, or its
+        mask.
 
         Raises:
             CaptureError: a size is an expression.
         """
         sizes = [size for size in self.shape if isinstance(size, int)]
         if len(sizes) != len(self.shape):
-            raise CaptureError(f"expected sizes that are numbers, got {self.shape}")
+            raise CaptureError(f"expected numeric sizes, got {self.shape}")
         if self.dtype.is_floating_point or self.dtype.is_complex:
             return torch.randn(sizes, dtype=self.dtype, generator=generator)
         if len(self.mask) == math.prod(sizes) and self.mask:
@@ -67,7 +68,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class FieldsSpec:
-    """What a dataclass that is an input looks like.
+    """Description of a dataclass input.
 
     Args:
         class_name: its class.
@@ -80,14 +81,14 @@ class FieldsSpec:
 
 @dataclass(frozen=True)
 class LeafReport:
-    """Why a submodule was made a leaf by the capture itself.
+    """Reason why a capture made a submodule a leaf.
 
     Args:
         path: its dotted path.
         class_name: its class.
-        where: `file:line` of what could not be written down.
-        reason: what that was.
-        operators: how many torch calls the leaf hides.
+        where: `file:line` that could not be traced.
+        reason: description of the problem.
+        operators: number of torch calls that the leaf hides.
     """
 
     path: str
@@ -98,7 +99,7 @@ class LeafReport:
 
 
 def check_matches(name: str, spec: Any, value: Any) -> None:
-    """Raises GuardError where a value has another form than the example: only sizes are free."""
+    """Raises GuardError if a value differs from the example in more than sizes."""
     if isinstance(spec, TensorSpec):
         rank = len(spec.shape)
         same = isinstance(value, Tensor) and value.dim() == rank
@@ -128,7 +129,7 @@ def check_matches(name: str, spec: Any, value: Any) -> None:
 
 
 def _described(value: Any) -> str:
-    """What a value is, in a few words."""
+    """Describes a value in a few words."""
     if isinstance(value, Tensor):
         return f"shape {tuple(value.shape)}"
     if isinstance(value, Mapping):
@@ -140,24 +141,24 @@ def _described(value: Any) -> str:
 
 
 def cast_floats(spec: Any, cast: Callable[[torch.dtype], torch.dtype]) -> Any:
-    """The description of an input after a change of dtype, which leaves integers alone."""
+    """Returns the description of an input after a cast of floating-point tensors."""
 
-    def of_tensor(tensor: Any) -> Any:
+    def cast_tensor(tensor: Any) -> Any:
         floats = isinstance(tensor, TensorSpec) and tensor.dtype.is_floating_point
         return dataclasses.replace(tensor, dtype=cast(tensor.dtype)) if floats else tensor
 
-    return map_specs(of_tensor, spec)
+    return map_specs(cast_tensor, spec)
 
 
 def map_specs(
     function: Callable[[Any], Any], spec: Any, make: Callable[..., Any] = FieldsSpec
 ) -> Any:
-    """A nested description with a function applied to what describes single values.
+    """Applies a function to the descriptions of single values in a nested description.
 
     Args:
-        function: takes the description of a value.
+        function: maps the description of a value.
         spec: the description.
-        make: takes the class name and the fields of a nested object.
+        make: creates a nested object from its class name and fields.
     """
     if isinstance(spec, FieldsSpec):
         return make(spec.class_name, map_specs(function, spec.fields, make))

@@ -1,4 +1,4 @@
-"""Wrappers: models inside of what torch puts around them, and models that torch has compiled."""
+"""Wrappers: models inside of torch's wrappers, and models compiled by torch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def check_is_module(value: object, where: str) -> None:
     """Checks that a model is an `nn.Module`.
 
     Raises:
-        ConfigError: it is none; the message has the way out.
+        ConfigError: it is not; the message suggests a remedy.
 
     >>> check_is_module(nn.Linear, "MaseGraph")
     Traceback (most recent call last):
-    chop.errors.ConfigError: MaseGraph: expected an nn.Module, got the class Linear; pass an \
-instance, Linear(...).
+    chop.errors.ConfigError: MaseGraph: expected an nn.Module, got the class Linear; pass an
+    instance, Linear(...).
     """
     if isinstance(value, nn.Module):
         return
@@ -38,32 +38,33 @@ instance, Linear(...).
     elif isinstance(value, type):
         got, way_out = f"the class {value.__name__}", f"pass an instance, {value.__name__}(...)"
     elif _is_exported(value):
-        way_out = "pass the module that was exported"
+        way_out = "pass the original module"
     elif isinstance(value, str | PathLike):
         way_out = (
-            "to read a checkpoint, use MaseGraph.from_checkpoint(path), and of a model's name "
+            "load a checkpoint by MaseGraph.from_checkpoint(path), or a model by name by "
             "chop.models.load_model(name)"
         )
     elif isinstance(value, Mapping):
-        way_out = "of a state dict, pass the model that model.load_state_dict(weights) fills"
+        way_out = "load it into a model (model.load_state_dict(weights)) and pass the model"
     elif hasattr(type(value), "model"):
-        way_out = f"of a {got}, pass mg.model"
+        way_out = "pass its attribute model (mg.model)"
     elif callable(value):
-        way_out = "pass the module whose forward it is, or one that calls it"
+        way_out = "pass the module that it belongs to, or a module that calls it"
     raise ConfigError(f"{where}: expected an nn.Module, got {got}{way_out and f'; {way_out}'}.")
 
 
 def check_is_unwrapped(model: nn.Module, where: str) -> None:
-    """Checks that a model is called as it was written: rows are matched with its `forward`.
+    """Checks that a model is unwrapped, since data columns are matched with its `forward`.
 
     Args:
-        model: model that a user gave.
+        model: the user's model.
         where: function or setting that received it, for the message.
     Raises:
-        ConfigError: torch has compiled, traced or wrapped it; the message has the way to the model.
+        ConfigError: torch has compiled, traced or wrapped it; the message explains how to get the
+            model.
     """
     if isinstance(model, torch.jit.ScriptModule):
-        kind, way_out = "TorchScript has compiled or traced", "the model that it was made from"
+        kind, way_out = "TorchScript has compiled or traced", "the original model"
     elif is_compiled_wrapper(model):
         kind, way_out = "torch.compile has wrapped", "net._orig_mod"
     elif isinstance(model, _PARALLEL):
@@ -74,7 +75,7 @@ def check_is_unwrapped(model: nn.Module, where: str) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that `torch.compile`, `DataParallel` or `DistributedDataParallel` has wrapped.
+    """Returns the model inside `torch.compile`, `DataParallel` or `DistributedDataParallel`.
 
     >>> layer = nn.Linear(2, 2)
     >>> unwrapped(torch.compile(nn.DataParallel(layer))) is layer
@@ -92,12 +93,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def check_has_python(model: nn.Module) -> None:
     """Checks that a model has layers, and Python that calls them.
 
-    Submodules that TorchScript has compiled become nodes.
+    Submodules compiled by TorchScript become nodes.
 
     Raises:
-        CaptureError: TorchScript has compiled the model, torch.export has made a part of it, a
-            part is a wrapper that spreads its calls over processes, or its attention is
-            flex_attention, which torch.compile makes of Python.
+        CaptureError: the model is compiled by TorchScript, a part was exported by torch.export, a
+            part is a wrapper that distributes its calls over processes, or its attention is
+            flex_attention, which torch.compile generates from Python.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
@@ -109,24 +110,24 @@ def check_has_python(model: nn.Module) -> None:
         if _is_exported(module):
             raise CaptureError(
                 f"expected a model with layers, got {part}of torch.export, which has operators in "
-                "their places; pass the module that was exported"
+                "their place; pass the original module"
             )
         if is_of_flex_attention(module):
             raise CaptureError(
                 f"the attention of {path or type(module).__name__} is flex_attention, which "
-                "torch.compile makes of a Python function for its mask, and no graph can hold; "
+                "torch.compile generates from a mask function and a graph cannot represent; "
                 'load the model with attn_implementation="sdpa", or call '
                 'model.set_attn_implementation("sdpa")'
             )
         if path and isinstance(module, DistributedDataParallel):
             raise CaptureError(
-                f"{path} is a DistributedDataParallel, whose calls need the other processes; put "
-                f"its module in its place (model.{path} = model.{path}.module)"
+                f"{path} is a DistributedDataParallel, whose calls need the other processes; "
+                f"replace it by its module (model.{path} = model.{path}.module)"
             )
 
 
 def _is_exported(value: Any) -> bool:
-    """Whether a value is a program of `torch.export`, or a module that was made of one.
+    """Returns whether a value is a program of `torch.export`, or a module created from one.
 
     `ExportedProgram.module()` is a graph module that has its own `train` on the instance.
     """

@@ -15,7 +15,7 @@ from chop.captured.huggingface.cache import is_cache
 from chop.captured.huggingface.cache_names import CACHE_NAMES
 from chop.captured.module import CapturedModule
 from chop.captured.module_tree import member_at
-from chop.captured.nodes.modes import absent_nodes, chosen, mode_paths, modes_in
+from chop.captured.nodes.modes import absent_nodes, chosen, current_modes, mode_paths
 from chop.captured.runtime import by_mode, exit_open_regions
 from chop.captured.specs import TensorSpec, map_specs
 from chop.captured.state.preserve_state import preserve_state
@@ -140,14 +140,14 @@ class GraphRunner(fx.Interpreter):
         if self.is_absent(n):
             return None
         if n.target is by_mode:
-            return self.map_nodes_to_values(chosen(n, modes_in(self.module)), n)
+            return self.map_nodes_to_values(chosen(n, current_modes(self.module)), n)
         return super().run_node(n)
 
     def is_absent(self, node: fx.Node) -> bool:
         """Returns whether the modules' modes skip a node."""
         if not self._paths:
             return False
-        is_training = modes_in(self.module)
+        is_training = current_modes(self.module)
         modes = tuple(map(is_training, self._paths))
         if modes != self._modes:
             self._modes, self._absent = modes, absent_nodes(self.graph, is_training)

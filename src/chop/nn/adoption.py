@@ -1,4 +1,4 @@
-"""Adoption: a module of another class takes over all that a module has, without copies."""
+"""Adoption: moves all contents of a module into a module of another class, without copies."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def adopt(cls: type[M], module: nn.Module, **changed: Any) -> M:
-    """A module of class `cls` with what `module` has: parameters, buffers, hooks, attributes, mode.
+    """Returns a module of class `cls` with the parameters, buffers, hooks and mode of `module`.
 
-    What `module.compile()` has made stays behind: it would go on computing what `module` does.
+    Code compiled by `module.compile()` is dropped, since it computes the original.
 
     Args:
         cls: the class, whose constructor is not run.
-        module: use it no more.
-        changed: entries of the new module's `__dict__` that differ.
+        module: the source; do not use it afterwards.
+        changed: replaced entries of the new module's `__dict__`.
 
     Raises:
-        ConfigError: the module's forward was replaced on the instance, which would be called in
-            the place of the class's own.
+        ConfigError: the module's forward was replaced on the instance, which would hide that of the
+            class.
     """
     reason = why_not_its_class(module)
     if reason is not None:
-        raise ConfigError(f"a {cls.__name__} cannot take a {type(module).__name__} over: {reason}.")
+        raise ConfigError(f"cannot convert a {type(module).__name__} to {cls.__name__}: {reason}.")
     twin = cls.__new__(cls)
     twin.__dict__.update({name: x for name, x in vars(module).items() if name != COMPILED})
     twin.__dict__.update(changed)

@@ -1,7 +1,7 @@
-"""Rotation of a layer's input by a Hadamard transform, while the model runs.
+"""Online rotation of a layer's input by a Hadamard transform.
 
-Source: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456, section 4: the rotations that no weight
-before the layer can take over.
+Source: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456, section 4: the rotations that cannot be
+merged into a previous weight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Hadamard(nn.Module):
 
     Args:
         features: size of the last input dimension.
-        block: how many neighbors are rotated together; None: the largest known order that divides
+        block: number of neighbors rotated together. Default: the largest known order that divides
             the features.
 
     Raises:
@@ -40,18 +40,18 @@ class Hadamard(nn.Module):
         return hadamard_transform(input, self.block)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Returns the sizes."""
         return f"{self.features}, block={self.block}"
 
 
 class Rotated(nn.Sequential):
-    """`linear(rotation(input))` in the place of a linear layer whose weight has been rotated.
+    """`linear(rotation(input))`, the replacement of a linear layer with a rotated weight.
 
-    State dicts have the layer's tensors below `linear`, so that a weight that is not rotated does
-    not pass for one that is.
+    State dicts store the layer's tensors below `linear`, which distinguishes rotated weights from
+    others.
 
     Args:
-        rotation: of the input.
+        rotation: rotation of the input.
         linear: the layer: float, quantized or packed.
     """
 

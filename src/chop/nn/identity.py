@@ -1,4 +1,4 @@
-"""Identity layer that takes the arguments of the layer that it replaces."""
+"""Identity layer that accepts the arguments of the layer that it replaces."""
 
 from __future__ import annotations
 

@@ -28,18 +28,19 @@ class LoraLinear(QuantLinear):
 
     Input (..., in_features) to (..., out_features). Weight and bias keep their `state_dict` keys;
     the adapter adds `lora_A.weight` (rank, in_features) and `lora_B.weight` (out_features, rank).
-    A starts Kaiming-uniform (a = sqrt 5) and B at zero, so a new adapter changes no output. The
-    adapter takes the input before it is quantized, and the format of `data_out` holds for the sum.
+    A starts Kaiming-uniform (a = sqrt 5) and B at zero, so a new adapter does not change the
+    output. The adapter reads the unquantized input, and the format of `data_out` applies to the
+    sum.
 
-    On a pruned layer the update is masked like the weight: a pruned layer stays pruned.
+    On a pruned layer the update is masked like the weight, so the layer stays pruned.
 
     Args:
         in_features: size of the last input dimension.
         out_features: size of the last output dimension.
         bias: whether there is a bias.
-        rank: of the update, at least 1.
-        alpha: the update is scaled by `alpha / rank`.
-        dropout: share of the adapter's inputs that training drops, in [0, 1).
+        rank: rank of the update, at least 1.
+        alpha: scales the update by `alpha / rank`.
+        dropout: dropout probability of the adapter's inputs, in [0, 1).
         use_rslora: scale by `alpha / sqrt(rank)` instead (Kalajdzievski 2023, arXiv:2312.03732).
         options: `device`, `dtype` and `config` (the formats).
     Raises:
@@ -77,10 +78,10 @@ class LoraLinear(QuantLinear):
         dropout: float = 0.0,
         use_rslora: bool = False,
     ) -> Self:
-        """`linear` with a new adapter, on its device and in its dtype, formats and mode.
+        """Adds a new adapter to `linear`, with its device, dtype, formats and mode.
 
-        Parameters, buffers (a pruning mask) and attributes are shared with `linear`, not copied.
-        An adapter that it has already is left out.
+        Parameters, buffers (a pruning mask) and attributes are shared with `linear`, not copied. An
+        existing adapter is dropped.
         """
         spec = linear.spec if isinstance(linear, QuantizedOperator) else QuantSpec()
         twin = cls.from_float(linear, spec)
@@ -101,12 +102,12 @@ class LoraLinear(QuantLinear):
 
     @property
     def rank(self) -> int:
-        """The largest rank that the update can have."""
+        """The maximum rank of the update."""
         return self.lora_A.out_features
 
     @property
     def scaling(self) -> float:
-        """What the product B A is multiplied by."""
+        """The factor of the product B A."""
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
@@ -120,17 +121,17 @@ class LoraLinear(QuantLinear):
         return Q("data_out", y + update)
 
     def weight_update(self, dtype: torch.dtype | None = None) -> Tensor:
-        """What the adapter adds to the weight, (out_features, in_features); masked if pruned."""
+        """Returns the update of the weight, (out_features, in_features); masked if pruned."""
         update = self.scaling * (self.lora_B.weight.to(dtype) @ self.lora_A.weight.to(dtype))
         return torch.where(self.weight_mask, update, 0) if self.is_pruned else update
 
     @torch.no_grad()
     def fused(self) -> nn.Linear:
-        """The layer with the update added to its weight and no adapter.
+        """Merges the update into the weight and removes the adapter.
 
-        An `nn.Linear`, or a `QuantLinear` if the layer has formats or is pruned; the formats then
-        round the updated weight. The sum is made in float32 or wider and the weight is a new
-        parameter: layers that shared the old one keep it.
+        Returns an `nn.Linear`, or a `QuantLinear` if the layer has formats or is pruned; the
+        formats then round the updated weight. The sum is computed in float32 or wider. The weight
+        is a new parameter, and layers that shared the old one keep it.
         """
         is_plain = self.spec.is_float and not self.is_pruned
         cls: type[nn.Linear] = nn.Linear if is_plain else QuantLinear
@@ -145,12 +146,12 @@ class LoraLinear(QuantLinear):
         return layer
 
     def extra_repr(self) -> str:
-        """The layer's text, then the adapter's."""
+        """Returns the layer's text, then the adapter's."""
         return f"{super().extra_repr()}, rank={self.rank}, alpha={self.alpha:g}"
 
 
 def check_adapter(rank: int, alpha: float, dropout: float, where: str = "LoraLinear") -> None:
-    """Raises ConfigError where a setting of an adapter is out of range."""
+    """Raises ConfigError if a setting of an adapter is out of range."""
     if rank < 1:
         raise ConfigError(f"{where}: rank is {rank}, expected 1 or more.")
     if not 0 < alpha < math.inf:
@@ -160,12 +161,12 @@ def check_adapter(rank: int, alpha: float, dropout: float, where: str = "LoraLin
 
 
 def list_adapters(root: nn.Module) -> dict[str, LoraLinear]:
-    """The layers with an adapter, by dotted path."""
+    """Returns the layers with an adapter, by dotted path."""
     return {path: m for path, m in root.named_modules() if isinstance(m, LoraLinear)}
 
 
 def refuse_adapters(root: nn.Module, where: str) -> None:
-    """Raises GraphError where a model has adapters, for passes that cannot keep them."""
+    """Raises GraphError if a model has adapters, for passes that cannot preserve them."""
     present = list(list_adapters(root))
     if present:
         raise GraphError(
@@ -175,7 +176,7 @@ def refuse_adapters(root: nn.Module, where: str) -> None:
 
 
 def freeze(root: nn.Module) -> None:
-    """Freezes every parameter; each module notes which of its own were frozen already."""
+    """Freezes every parameter; each module records which of its own were frozen before."""
     owners = [(module, own_parameters(module)) for module in root.modules()]
     for module, parameters in owners:
         frozen = [n for n, p in parameters.items() if p is not None and not p.requires_grad]
@@ -186,7 +187,7 @@ def freeze(root: nn.Module) -> None:
 
 
 def unfreeze(root: nn.Module) -> None:
-    """Makes parameters trainable again, save those that were frozen before `freeze`."""
+    """Makes parameters trainable again, except those that were frozen before `freeze`."""
     for module in root.modules():
         if RECORD in vars(module):
             frozen = vars(module).pop(RECORD)

@@ -1,4 +1,4 @@
-"""Linear layers of libraries that keep their weights the other way round, (in, out)."""
+"""Linear layers of libraries that store transposed weights, (in, out)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FLAG = "stores_transposed"
 
 
 class TransposedLinear(nn.Linear):
-    """`nn.Linear` in the place of a layer with a weight (in_features, out_features).
+    """`nn.Linear` that replaces a layer with a weight (in_features, out_features).
 
-    Its weight (out_features, in_features) is a view of the other layer's, in the same memory, and
-    it computes the same bits. State dicts have the weight as the other layer's have it, so that
-    they can be exchanged; that stays so for a quantized, packed or adapted layer made of this one.
+    Its weight (out_features, in_features) is a view of the other layer's memory, and results are
+    bit-identical. State dicts keep the layout of the other layer, also after the layer is
+    quantized, packed or gets an adapter.
     """
 
     stores_transposed: bool
@@ -48,12 +48,12 @@ class TransposedLinear(nn.Linear):
 
 
 def stores_transposed(module: nn.Module) -> bool:
-    """Whether state dicts have a layer's weight as (in, out) where the layer has (out, in)."""
+    """Returns whether state dicts store a layer's weight (out, in) as (in, out)."""
     return bool(vars(module).get(FLAG, False))
 
 
 def transpose_in_state_dicts(module: nn.Module) -> None:
-    """Makes state dicts of a layer have its weight the other way round."""
+    """Makes state dicts of a layer store its weight transposed."""
     vars(module)[FLAG] = True
     # A layer that takes over another's `__dict__` has its hooks: they may not know the layer.
     copy_state_dict_hooks(module)

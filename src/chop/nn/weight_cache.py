@@ -1,4 +1,4 @@
-"""Quantized parameters that are kept from one forward to the next, in evaluation."""
+"""Cache of quantized parameters between forwards, in evaluation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from chop.private.torch_api import is_fake, write_count
 
-KEPT_BYTES = 2**28
-"""Of parameters whose rounded values are kept beside them."""
+MAX_CACHED_BYTES = 2**28
+"""Maximum size of parameters whose rounded values are cached, in bytes."""
 
 
 class _Source(NamedTuple):
-    """A tensor, and what tells that it was written or given other memory since.
+    """A tensor with markers of writes and of changes of its memory.
 
     Attributes:
-        tensor: it lives on, so that no other can come to have its identity.
-        alias: holds its memory, so that no other tensor can come to lie at its address.
+        tensor: kept alive, so that no other tensor gets its identity.
+        alias: keeps its memory alive, so that no other tensor gets its address.
     """
 
     tensor: Tensor
@@ -38,7 +38,7 @@ class _Source(NamedTuple):
         return cls(x, x.detach(), write_count(x), x.data_ptr(), x.shape, x.stride(), x.dtype)
 
     def is_still(self, x: Tensor) -> bool:
-        """Whether it is the same tensor with the same values."""
+        """Returns whether a tensor is the same one with the same values."""
         return (
             x is self.tensor
             and not x.is_inference()
@@ -51,14 +51,14 @@ class _Source(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A result, and what it was made from.
+class _Entry:
+    """A result and its sources.
 
     Attributes:
-        sources: the tensors that it was made of.
-        result: without a gradient, or what was prepared from them.
-        versions: of the tensors in the result, when it was made: an operator may write into its
-            operands.
+        sources: tensors that it was computed from.
+        result: result without a gradient, or objects prepared from the sources.
+        versions: versions of the tensors in the result at its creation, since an operator may write
+            into its operands.
     """
 
     sources: tuple[_Source, ...]
@@ -66,11 +66,11 @@ class _Kept:
     versions: tuple[int, ...]
 
     @classmethod
-    def of(cls, sources: Sequence[Tensor], result: Any) -> _Kept:
+    def of(cls, sources: Sequence[Tensor], result: Any) -> _Entry:
         return cls(tuple(map(_Source.of, sources)), result, _versions(result))
 
     def holds(self, sources: Sequence[Tensor]) -> bool:
-        """Whether the result would be the same again."""
+        """Returns whether the result is still valid."""
         if _versions(self.result) != self.versions:
             return False
         if len(sources) != len(self.sources):
@@ -88,20 +88,20 @@ def _versions(result: Any) -> tuple[int, ...]:
 
 @dataclass
 class _Shelf:
-    """What is kept of one operator: of each operand the latest results, one per rule.
+    """Cached results of one operator: the latest of each operand, one per rule.
 
     Attributes:
-        formats: how many of each operand.
+        formats: number of results per operand.
         results: by operand and rule, the latest last.
     """
 
     formats: int
-    results: dict[str, dict[object, _Kept]] = field(default_factory=dict)
+    results: dict[str, dict[object, _Entry]] = field(default_factory=dict)
 
-    def find(self, operand: str, rule: object) -> _Kept | None:
+    def find(self, operand: str, rule: object) -> _Entry | None:
         return self.results.get(operand, {}).get(rule)
 
-    def put(self, operand: str, rule: object, entry: _Kept) -> None:
+    def put(self, operand: str, rule: object, entry: _Entry) -> None:
         latest = self.results.setdefault(operand, {})
         latest.pop(rule, None)
         latest[rule] = entry
@@ -109,32 +109,31 @@ class _Shelf:
             latest.pop(old, None)
 
 
-# By module. Kept outside the modules: copies, pickles and checkpoints know nothing.
-_kept: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
+# By module, outside of the modules, so that copies, pickles and checkpoints do not contain it.
+_shelves: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
 _decoded: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
 
 
 @contextmanager
 def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
-    """Within it, quantized operators of `model` round each parameter once, not at every forward.
+    """Makes quantized operators of `model` round each parameter once inside the block.
 
-    A rounded parameter, masked if the operator is pruned, is used again while gradients are off
-    and parameter, mask, learned scale and format are what they were: the same object, version,
-    memory, dtype and device. Outputs are equal bit for bit. Leaving frees the memory, as much as
-    the parameters take. Nested use is fine; so are several threads. A compiled model does not
-    use it, and of a model whose parameters take more than `KEPT_BYTES` nothing is kept: twice the
-    memory would buy little time, as large layers multiply for longer than they round.
+    A rounded parameter, masked if the operator is pruned, is reused while gradients are off and
+    parameter, mask, learned scale and format are unchanged: the same object, version, memory, dtype
+    and device. Outputs are bit-identical. Leaving the block frees the memory, which equals that of
+    the parameters. Nested use and several threads are supported. Compiled models do not use the
+    cache. Models with more than `MAX_CACHED_BYTES` of parameters are not cached, since
+    large layers spend little time on rounding.
 
-    It has to be asked for, because one change cannot be seen: a write past autograd, as in
-    `weight.data.mul_(2)` or through a NumPy array, leaves version and memory as they were, and the
-    old values would be used on. Assigning `weight.data = other`, optimizers, `load_state_dict` and
-    in-place changes under `torch.no_grad()` are all noticed.
+    Caching is opt-in, because one change cannot be detected: a write that bypasses autograd, such
+    as `weight.data.mul_(2)` or through a NumPy array, leaves version and memory unchanged.
+    Assignments of `weight.data = other`, optimizers, `load_state_dict` and in-place changes under
+    `torch.no_grad()` are detected.
 
     Args:
-        model: any module; operators that are put into it later are not concerned.
-        formats: of so many formats of each parameter, the latest used, the rounded values are
-            kept: who goes back and forth between formats rounds once in each of them, and holds
-            as many copies of the parameters.
+        model: any module; operators that are added later are not cached.
+        formats: number of formats per parameter whose rounded values are cached. Use more than one
+            to alternate between formats; each takes a copy of the parameters.
 
     Example:
         >>> from chop.nn.quantized import QuantLinear
@@ -144,38 +143,38 @@ def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
         >>> torch.equal(first, again)
         True
     """
-    is_small = sum(parameter.nbytes for parameter in model.parameters()) <= KEPT_BYTES
-    added = [module for module in model.modules() if is_small and module not in _kept]
-    _kept.update({module: _Shelf(formats) for module in added})
+    is_small = sum(parameter.nbytes for parameter in model.parameters()) <= MAX_CACHED_BYTES
+    added = [module for module in model.modules() if is_small and module not in _shelves]
+    _shelves.update({module: _Shelf(formats) for module in added})
     try:
         yield
     finally:
         for module in added:
-            _kept.pop(module, None)
+            _shelves.pop(module, None)
 
 
-def keeps(owner: nn.Module) -> bool:
-    """Whether the parameters of an operator may be kept now."""
-    return not torch.compiler.is_compiling() and owner in _kept and not torch.is_grad_enabled()
+def can_cache(owner: nn.Module) -> bool:
+    """Returns whether the parameters of an operator may be cached now."""
+    return not torch.compiler.is_compiling() and owner in _shelves and not torch.is_grad_enabled()
 
 
-def kept(
+def cached_result(
     owner: nn.Module,
     operand: str,
     sources: Sequence[Tensor],
     rule: object,
     make: Callable[[], Tensor],
 ) -> Tensor:
-    """The result of `make`, or the one that was kept if it would be the same.
+    """Returns the result of `make`, from the cache if it is still valid.
 
     Args:
-        owner: the operator; it keeps parameters.
-        operand: which of its operands.
+        owner: the operator; it caches parameters.
+        operand: one of its operands.
         sources: all tensors that `make` reads.
-        rule: what else it depends on; hashable.
-        make: makes the result; it must not draw at random.
+        rule: further dependencies; hashable.
+        make: computes the result; it must be deterministic.
     """
-    shelf = _kept.get(owner)
+    shelf = _shelves.get(owner)
     return make() if shelf is None else _from(shelf, operand, sources, rule, make)
 
 
@@ -186,10 +185,9 @@ def decoded_once(
     rule: object,
     make: Callable[[], Tensor],
 ) -> Tensor:
-    """As `kept`, for operators whose parameters are codes. Nobody has to ask for it.
+    """Returns the result of `make`, cached without opt-in for operators that store codes.
 
-    What cannot be seen, a write past autograd, happens to parameters that are trained, and codes
-    are not.
+    Writes that bypass autograd occur in trained parameters, and codes are not trained.
     """
     return _from(_get_shelf(owner), operand, sources, rule, make)
 
@@ -201,27 +199,26 @@ def prepared_once(
     rule: object,
     make: Callable[[], Any],
 ) -> Any:
-    """What `make` prepares of an operator's codes, once as long as they are the same.
+    """Returns the result of `make` on an operator's codes, cached while they are unchanged.
 
-    None where that cannot be told: of sources
-    without numbers, or made in inference mode.
+    Returns: None if changes cannot be detected: for sources without values, or of inference mode.
 
     Args:
         owner: the operator.
-        name: of what is prepared.
-        sources: all tensors that it reads.
-        rule: what else it depends on; hashable.
-        make: prepares it, without a gradient; what it gives is kept, None too.
+        name: name of the result.
+        sources: all tensors that `make` reads.
+        rule: further dependencies; hashable.
+        make: computes the result, without a gradient; None is cached too.
     """
     shelf = _get_shelf(owner)
-    found = shelf.find(name, rule)
-    if found is not None and found.holds(sources):
-        return found.result
+    entry = shelf.find(name, rule)
+    if entry is not None and entry.holds(sources):
+        return entry.result
     if any(is_fake(x) or x.is_inference() for x in sources):
         return None
     with torch.inference_mode(False), torch.no_grad():
         result = make()
-    shelf.put(name, rule, _Kept.of(sources, result))
+    shelf.put(name, rule, _Entry.of(sources, result))
     return result
 
 
@@ -233,29 +230,31 @@ def _get_shelf(owner: nn.Module) -> _Shelf:
 
 
 def forget(model: nn.Module) -> None:
-    """Drops what is kept of a model's operators, after a call with other tensors than its own.
+    """Clears the cached results of a model's operators, after a call with substituted tensors.
 
     >>> forget(nn.Linear(2, 2))
     """
     for module in model.modules():
-        for shelves in (_kept, _decoded):
+        for shelves in (_shelves, _decoded):
             if module in shelves:
                 shelves[module].results.clear()
 
 
-def kept_bytes(model: nn.Module) -> int:
-    """What the tensors take that are kept of a model's operators, beside its own.
+def cached_bytes(model: nn.Module) -> int:
+    """Returns the memory of tensors cached for a model's operators, in bytes.
 
-    >>> kept_bytes(nn.Linear(2, 2))
+    >>> cached_bytes(nn.Linear(2, 2))
     0
     """
-    shelves = [found for m in model.modules() for by in (_kept, _decoded) if (found := by.get(m))]
+    shelves = [x for m in model.modules() for by in (_shelves, _decoded) if (x := by.get(m))]
     entries = [each for s in shelves for results in s.results.values() for each in results.values()]
     return sum(_count_bytes(entry.result) for entry in entries)
 
 
 def _count_bytes(result: Any) -> int:
-    """What a result takes beside the tensors that it was made of or that are kept themselves."""
+    """Returns the memory of a result, without tensors shared with its sources or with other
+    results.
+    """
     return result.nbytes if isinstance(result, Tensor) else getattr(result, "kept_bytes", 0)
 
 
@@ -266,17 +265,17 @@ def _from(
     rule: object,
     make: Callable[[], Tensor],
 ) -> Tensor:
-    found = shelf.find(operand, rule)
-    if found is not None and found.holds(sources):
+    entry = shelf.find(operand, rule)
+    if entry is not None and entry.holds(sources):
         if shelf.formats > 1:
-            shelf.put(operand, rule, found)
-        kept_tensor: Tensor = found.result
-        return kept_tensor
-    # Those without numbers have no address to be known by, those of inference no version.
+            shelf.put(operand, rule, entry)
+        cached: Tensor = entry.result
+        return cached
+    # Tensors without values have no address to compare, inference tensors have no version.
     if any(is_fake(x) or x.is_inference() for x in sources):
         return make()
     with torch.inference_mode(False), torch.no_grad():
         result = make()
     if type(result) is Tensor:
-        shelf.put(operand, rule, _Kept.of(sources, result))
+        shelf.put(operand, rule, _Entry.of(sources, result))
     return result

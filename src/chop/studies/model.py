@@ -16,7 +16,7 @@ from chop.bench.record import Comparison, Measured, format_bytes, format_ratio, 
 from chop.bench.statistics import Interval
 from chop.bench.timing import Variant, compare
 from chop.errors import ConfigError
-from chop.nn.weight_cache import kept_bytes
+from chop.nn.weight_cache import cached_bytes
 
 BATCH_SIZES = (1, 16)
 FAST = "times as fast"
@@ -233,7 +233,7 @@ def _row(contender: Contender, batch: int, comparison: Comparison) -> _ModelRow:
         measured.seconds,
         batch / measured.seconds,
         weight_bytes(contender.model) or None,
-        kept_bytes(contender.model),
+        cached_bytes(contender.model),
         contender.file_bytes,
         measured,
         peer,

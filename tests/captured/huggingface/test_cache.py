@@ -246,11 +246,11 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "reason": ({"why_no_cache": ["a"]}, "expected why_no_cache as str"),
     "both": ({"why_no_cache": "x"}, "expected why_no_cache or optional_inputs"),
     "settings": ({"generation_config": [1]}, "expected generation_config as dict"),
-    "value": ({"generation_config": {"max_new_tokens": "a"}}, "is not one of transformers: Type"),
-    "function": ({"generation_config": {"validate": 1}}, "'validate' is no setting"),
-    "slots": ({"generation_config": {"__class__": 1}}, "'__class__' is no setting"),
+    "value": ({"generation_config": {"max_new_tokens": "a"}}, "rejects .*config: Type"),
+    "function": ({"generation_config": {"validate": 1}}, "'validate' is not a setting"),
+    "slots": ({"generation_config": {"__class__": 1}}, "'__class__' is not a setting"),
     "config": ({"config": None}, "needs a configuration of transformers, got NoneType"),
-    "foreign": ({"class_name": "pipeline"}, "pipeline is no class of transformers"),
+    "foreign": ({"class_name": "pipeline"}, "no generating class pipeline"),
 }
 
 
@@ -307,7 +307,7 @@ def test_a_class_of_ones_own_generates_where_it_was_captured(tmp_path: Path) -> 
     graph = MaseGraph(model)
     assert tokens(graph.model, use_cache=False) == tokens(model, use_cache=False)
     graph.export(tmp_path / "own")
-    with pytest.raises(CaptureError, match="Shifts is no class of transformers .* hold no code"):
+    with pytest.raises(CaptureError, match="no generating class Shifts; .* hold no code"):
         MaseGraph.from_checkpoint(tmp_path / "own").model.generate(**prompts())
 
 
@@ -350,7 +350,7 @@ class OneTokenDiffers(transformers.LlamaForCausalLM):
     [
         (NoSwitch, "it fails with one .TypeError: .*'use_cache'"),
         (GivesTuples, "expected an output with logits, got tuple"),
-        (OneTokenDiffers, r"it is for input_ids.shape\[1\] != 1 alone, which .* tests"),
+        (OneTokenDiffers, r"it requires input_ids.shape\[1\] != 1, which .* tests"),
     ],
 )
 @pytest.mark.sampled(1)
@@ -422,7 +422,7 @@ def test_a_checkpoint_with_the_other_name_generates(tmp_path: Path) -> None:
 def test_a_cache_under_two_names_is_refused() -> None:
     graph, config = MaseGraph(decoder("GPT2")).model, decoder("GPT2").config
     caches = {name: transformers.DynamicCache(config=config) for name in CACHE_NAMES}
-    with pytest.raises(GuardError, match=f"got {CACHE} and {OTHER}; leave {OTHER} out"):
+    with pytest.raises(GuardError, match=f"got {CACHE} and {OTHER}; omit {OTHER}"):
         graph(**prompts(), **caches)
     made = graph(**prompts(), **{CACHE: caches[CACHE], OTHER: None})[CACHE]
     assert made is caches[CACHE]

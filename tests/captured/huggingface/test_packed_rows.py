@@ -1,4 +1,4 @@
-"""Positions that begin again within a row: a graph joins the texts of a row as its model does."""
+"""Positions that restart within a row: a graph joins the texts of a row as its model does."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_default(name: str) -> None:
         assert_close(graph(**given), model(**given))
     plain = {"input_ids": _IDS, "position_ids": _PLAIN, "use_cache": False}
     assert_close(graph(**plain), model(**plain))
-    with pytest.raises(GuardError, match="begin again within a row.*use_cache"):
+    with pytest.raises(GuardError, match="restart within a row.*use_cache"):
         graph(input_ids=_IDS, position_ids=_PACKED, use_cache=False)
-    with pytest.raises(GuardError, match="begin again within a row"):
+    with pytest.raises(GuardError, match="restart within a row"):
         graph(_IDS, None, position_ids=_PACKED, use_cache=False)
 
 
@@ -108,7 +108,7 @@ def test_batches() -> None:
     mg = MaseGraph(_model("llama"), hf_input_names=_NAMES)
     batch = {"input_ids": _IDS, "position_ids": _PACKED}
     assert [*select_inputs(mg, [batch], "batches")]
-    with pytest.raises(GuardError, match="batch 0: got position_ids that begin again"):
+    with pytest.raises(GuardError, match="batch 0: got position_ids that restart"):
         [*select_inputs(mg, [batch | {"use_cache": False}], "batches")]
 
 

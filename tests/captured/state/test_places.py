@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from chop.captured.state import places
-from chop.captured.state.finder import CONTENT, FIELDS, FUNCTION, ITEMS, KEYS, Found, Origin
+from chop.captured.state.finder import CONTENT, FIELDS, FUNCTION, ITEMS, KEYS, Origin, Owners
 from chop.captured.state.places import Places
 
 CODE = (lambda: None).__code__
@@ -29,10 +29,10 @@ class Thing:
 
 
 def of(owner: Any, part: str, *keys: Any) -> Places:
-    found: Found = {
+    owners: Owners = {
         (id(owner), part): (owner, {key: Origin("", f"it.{key}", CODE) for key in keys})
     }
-    return Places(found, {"inner", "scale"}, lambda: None)
+    return Places(owners, {"inner", "scale"}, lambda: None)
 
 
 Change = Callable[[Any], Any]
@@ -160,14 +160,16 @@ def test_a_quiet_call_looks_into_no_place(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(places._Place, "changes", counted)
     one, two = Thing(scale=2.0), Thing(scale=[1.0])
-    found: Found = {(id(x), FIELDS): (x, {"scale": Origin("", "scale", CODE)}) for x in (one, two)}
-    compared = Places(found, (), lambda: None)
+    owners: Owners = {
+        (id(x), FIELDS): (x, {"scale": Origin("", "scale", CODE)}) for x in (one, two)
+    }
+    compared = Places(owners, (), lambda: None)
     assert compared.changes() == [] and not looked
     one.scale = float("2")
     assert compared.changes() == [] and len(looked) == 2
     assert compared.changes() == [] and len(looked) == 2
     ended = weakref.ref(two)
-    found.clear()
+    owners.clear()
     del two
     gc.collect()
     assert ended() is None

@@ -48,7 +48,7 @@ def test_a_table_of_a_function_that_writes_in_place():
 
 
 def test_wide_inputs_are_refused():
-    with pytest.raises(ConfigError, match="at most 2\\^16 entries"):
+    with pytest.raises(ConfigError, match="exceed the 2\\^16 entries"):
         Table.of(torch.tanh, Edge.of(1.0, -1, 2**16 - 1), Grid(1.0, -1, 1))
 
 
@@ -92,5 +92,5 @@ def test_a_constant_has_the_codes_of_what_reads_it(reader, seed):
 
 def test_functions_with_parameters_as_arguments_are_refused():
     module = q.QuantCall(F.embedding, {"input": None, "weight": "weight"}, QuantSpec(weight=EIGHT))
-    with pytest.raises(ConfigError, match="is an argument of a call"):
+    with pytest.raises(ConfigError, match="is an argument of a function call"):
         IntegerEmbedding.from_quantized(module, [], o.SMALL)

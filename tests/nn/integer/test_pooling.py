@@ -126,5 +126,5 @@ def test_channels_stay_where_they_are_and_are_not_summed():
     mean = i.IntegerMean.from_quantized(None, [edge], o.SMALL, Call([codes.shape], {"dim": [2, 3]}))
     assert mean.out.axis == -1
     assert torch.equal(mean.out.decode(mean(codes)), edge.decode(codes).mean((2, 3)))
-    with pytest.raises(ConfigError, match="a step of its own"):
+    with pytest.raises(ConfigError, match="different steps"):
         i.IntegerSum.from_quantized(None, [edge], o.SMALL, Call([codes.shape], {"dim": 1}))

@@ -54,7 +54,7 @@ def test_products_beyond_float64_are_exact():
 def test_products_beyond_int64_are_refused():
     with pytest.raises(ConfigError, match="IntegerMatmul: integers from .* need 65 bits"):
         IntegerMatmul(signed(30), signed(30), 32)
-    with pytest.raises(ConfigError, match="of at most 62"):
+    with pytest.raises(ConfigError, match="more than 62"):
         IntegerMul(signed(32), signed(32))
 
 
@@ -86,5 +86,5 @@ def test_a_constant_is_a_significand_and_an_exponent(factor, is_negative, code):
 def test_a_power_of_two_changes_no_code_and_zero_is_refused():
     assert IntegerScale(signed(8), 2.0**-7).factor == 1
     assert IntegerScale(signed(8), 12**-0.5).factor.bit_length() <= 24
-    with pytest.raises(ConfigError, match="but 0, got 0.0"):
+    with pytest.raises(ConfigError, match="nonzero factor, got 0.0"):
         IntegerScale(signed(8), 0.0)

@@ -97,9 +97,9 @@ def test_bounds_are_those_of_the_input_rounded():
 
 
 def test_too_wide_products_are_refused():
-    with pytest.raises(ConfigError, match="bits, of at most 62"):
+    with pytest.raises(ConfigError, match="bits, more than 62"):
         Requantize(Edge.of(0.3, -(2**60), 2**60), Grid(0.001, -128, 127))
-    with pytest.raises(ConfigError, match="bits, of at most 62"):
+    with pytest.raises(ConfigError, match="bits, more than 62"):
         Requantize(Edge.of(1.0, -(2**60), 2**60, 3), Grid(1.0, -128, 127))
 
 

@@ -198,7 +198,7 @@ def test_copies_and_state_have_everything():
         (QuantSpec(EIGHT, Integer(8, "auto"), EIGHT), "is not fitted: calibrate first"),
         (QuantSpec(EIGHT, Binary(stochastic=True), EIGHT), "no integer form"),
         (QuantSpec(EIGHT, ScaleInteger(8, granularity="group", group_size=2), EIGHT), "differ"),
-        (QuantSpec(Integer(32, 30), Integer(32, 30), EIGHT), "bits, of at most 62"),
+        (QuantSpec(Integer(32, 30), Integer(32, 30), EIGHT), "bits, more than 62"),
     ],
     ids=["float weight", "float bias", "waits", "random", "groups", "wide"],
 )
@@ -232,5 +232,5 @@ def test_other_padding_is_refused():
         padding=1,
         padding_mode="reflect",
     )
-    with pytest.raises(ConfigError, match="expected padding of zeros, got 'reflect'"):
+    with pytest.raises(ConfigError, match="expected zero padding, got 'reflect'"):
         IntegerConv2d.from_quantized(module, [o.read(EIGHT)], o.SMALL)

@@ -104,10 +104,10 @@ def test_a_weight_is_rounded_once_in_each_format(monkeypatch):
         assert first.setdefault(workload.space.key(config), found) == found
     assert made.count("weight") == 3 * 3 and made.count("bias") == 3
     layer = workload.layers.mg.model.first
-    assert layer in weight_cache._kept
+    assert layer in weight_cache._shelves
     del workload
     gc.collect()
-    assert layer not in weight_cache._kept
+    assert layer not in weight_cache._shelves
 
 
 def test_the_caller_s_graph_stays_as_it_was():

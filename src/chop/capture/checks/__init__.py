@@ -1,3 +1,3 @@
-"""Checks of a recording against eager runs of the model."""
+"""Comparison of recordings and captures with eager runs of the model."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""Dry run: eager calls of a model before it is traced show its outputs, state and writes.
+"""Dry run: eager calls that reveal a model's outputs, state and writes before it is traced.
 
-A first run also fills the caches of a model's own (functions under `lru_cache`, tables in globals)
-with real tensors, before a recording could fill them with fake ones.
+The first run also fills the model's own caches (functions under `lru_cache`, global tables) with
+real tensors. The recording would otherwise fill them with fake ones.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from chop.base.nested import tree_map
 from chop.capture.checks.gradients import Differentiation, Gradients
-from chop.capture.recording.leaf_attributes import watched_attributes
+from chop.capture.recording.leaf_attributes import watch_attributes
 from chop.capture.recording.random_state import seed_unusually
 from chop.capture.recording.source import current_line, definition_line
 from chop.captured.difference import distance
-from chop.captured.guards.input_guards import backwards, has_several_keys
+from chop.captured.guards.input_guards import has_several_keys, reverse_keys
 from chop.captured.huggingface.cache import copied
 from chop.captured.leaves import tensors_in
 from chop.captured.state.preserve_state import Snapshot, patched_calls, preserve_state
@@ -31,21 +31,20 @@ from chop.captured.state.python_state import Key, PythonState
 from chop.private.modules import MODULES, PARAMETERS
 
 MAX_PARAMETERS = 1_000_000_000
-"""Larger models are not run: a forward pass would cost more than the capture."""
+"""Maximum number of parameters of a model for a dry run; beyond, a forward pass costs too much."""
 
 _SAME = 1e-5
 
 _CALLS_AHEAD = (10, 1_000, 1_007_998, 1_007_999, 1_008_000)
-"""How far ahead a counter is set: past usual thresholds; the last is a multiple of 1-10, 128 and
-1000, so that `counter % n` meets its ends, whether forward counts before it reads or after."""
+"""Offsets that simulate later values of a counter. The last two are a multiple of 1 to 10, 128
+and 1000 and its predecessor, so that `counter % n` wraps whether the forward pass counts before or
+after it reads.
+"""
 
 
 @dataclass
 class Call:
-    """One call of a real run: its arguments, its outputs, and the state that it has written.
-
-    Gradients are there where the call was to be differentiated.
-    """
+    """Arguments, outputs, written state and (if differentiated) gradients of one eager call."""
 
     arguments: Mapping[str, Any]
     outputs: list[Tensor]
@@ -55,15 +54,15 @@ class Call:
 
 @dataclass
 class DryRun:
-    """What real runs of a model show.
+    """Results of the eager runs of a model.
 
     Args:
-        calls: calls one after the other, on the example and, where the model keeps state, on
-            other inputs.
+        calls: consecutive calls, on the example and, if the model keeps state, on other inputs.
         changed: attributes that the first call changed.
-        stateful: per module the reason why no graph can hold it: it keeps state in attributes.
-        unread: attributes that every call changes and that altered no result of the calls that were
-            tried: path and a name with its line.
+        stateful: reason by module path for modules that keep state in attributes, which no graph
+            can hold.
+        unread: attributes that every call changes and that altered no result of the calls tried:
+            path, and name with its line.
     """
 
     calls: list[Call]
@@ -79,15 +78,15 @@ def run_eagerly(
     training: bool = False,
     probe: bool = True,
 ) -> DryRun | None:
-    """Runs a model on its example inputs, and leaves it as it was.
+    """Runs a model on its example inputs and restores it.
 
     Args:
         model: the model.
         example: its example inputs.
-        fixed: further arguments, the same in every call.
+        fixed: further arguments, constant across calls.
         training: the mode.
-        probe: whether to find out what later calls make of the attributes that it changes.
-    Returns: None if the model cannot run here.
+        probe: whether to test if later calls read the attributes that the first call changes.
+    Returns: None if the model fails on the example.
     """
     parameters = list(model.parameters())
     too_large = sum(parameter.numel() for parameter in parameters) > MAX_PARAMETERS
@@ -105,7 +104,7 @@ def run_eagerly(
         eager_run = DryRun([run_once(model, {**example, **fixed}, run)])
         eager_run.changed = before.changed()
         if eager_run.changed and probe:
-            _StateProbe(model, before).find_state(eager_run, {**_other(example), **fixed})
+            _StateProbe(model, before).find_state(eager_run, {**_altered_inputs(example), **fixed})
         return eager_run
     return None
 
@@ -116,13 +115,13 @@ def run_once(
     run: Snapshot,
     differentiation: Differentiation | None = None,
 ) -> Call:
-    """Calls a model from a fixed seed, on copies of its inputs.
+    """Calls a model from a fixed seed on copies of its inputs.
 
     Args:
         model: the model.
         arguments: arguments of the call by name.
         run: state of the model before the call.
-        differentiation: gradients to compute. None: the call is made without gradients.
+        differentiation: gradients to compute. Default: none, the call runs without gradients.
     """
     # The model may write into its inputs, and they are for several runs.
     own = {name: tree_map(copied, value) for name, value in arguments.items()}
@@ -138,38 +137,41 @@ def run_once(
     written = {
         name: x.detach().clone()
         for name, x in named
-        if id(x) in changed or _is_other(before.get(name, x), x)
+        if id(x) in changed or _is_replaced(before.get(name, x), x)
     }
     return Call(arguments, outputs, written, gradients)
 
 
-def _is_other(before: Tensor, now: Tensor) -> bool:
-    """Tells whether a buffer was replaced by one of other numbers."""
+def _is_replaced(before: Tensor, now: Tensor) -> bool:
+    """Returns whether a buffer was replaced by one with other values."""
     return before is not now and not (before.shape == now.shape and torch.equal(before, now))
 
 
-def goes_by_order(
+def is_order_dependent(
     model: nn.Module, example: Mapping[str, Any], fixed: Mapping[str, Any], eager_run: DryRun | None
 ) -> bool:
-    """Whether a model returns something else where keys of its inputs come in another order.
+    """Returns whether the order of the keys of its inputs changes a model's result.
 
     Args:
-        model: the model; it is left as it was.
+        model: the model; it is restored.
         example: its example inputs.
-        fixed: further arguments, the same in every call.
-        eager_run: a run on these; None where it cannot run here, and anything has to be expected.
+        fixed: further arguments, constant across calls.
+        eager_run: a run on these. None: the model cannot run here; the result is then true.
     """
     if not has_several_keys(list(example.values())):
         return False
-    turned = {name: backwards(value) for name, value in example.items()}
-    found = run_eagerly(model, turned, fixed, probe=False) if eager_run is not None else None
-    return found is None or eager_run is None or _differ(eager_run.calls[0], found.calls[0])
+    turned = {name: reverse_keys(value) for name, value in example.items()}
+    reordered = run_eagerly(model, turned, fixed, probe=False) if eager_run is not None else None
+    if reordered is None or eager_run is None:
+        return True
+    return _differ(eager_run.calls[0], reordered.calls[0])
 
 
-def _other(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs of the same shapes and other data: each tensor back to front, and real ones smaller.
+def _altered_inputs(example: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns inputs of the same shapes with other values.
 
-    A mean or a largest value that the model keeps is then another one too.
+    Tensors are reversed and floating-point ones scaled down, so that a running mean or maximum
+    changes too.
     """
 
     def flipped(value: Any) -> Any:
@@ -182,7 +184,7 @@ def _other(example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _StateProbe:
-    """Asks which of the attributes that a first call has changed alter the result of a second.
+    """Search for the attributes changed by a first call that alter the result of a second call.
 
     Args:
         model: the model after a first call.
@@ -197,11 +199,12 @@ class _StateProbe:
         self._last = self._after
 
     def find_state(self, eager_run: DryRun, other: Mapping[str, Any]) -> None:
-        """Runs second calls with and without what the first one has left in attributes.
+        """Repeats the second call with and without the attributes that the first call changed.
 
         Args:
-            eager_run: the first call; what is found goes there.
-            other: arguments for the second call; those of the first where the model fails on them.
+            eager_run: the first call; receives the result.
+            other: arguments of the second call; those of the first are used if the model fails on
+                them.
         """
         fresh = self._second_call(other, ())
         if fresh is None:
@@ -228,13 +231,13 @@ class _StateProbe:
             eager_run.calls.append(later)
 
     def _read_later(self, unread: set[Key], other: Mapping[str, Any], later: Call) -> set[Key]:
-        """The counters among these that alter the result of a call after the second."""
+        """Returns the counters that alter the result of a call after the second."""
         steps = {key: step for key in unread if (step := self._step(key))}
 
         def alters(calls: int, keys: Collection[Key]) -> bool:
             ahead = {key: self._before.value(key) + calls * steps[key] for key in keys}
             far = self._second_call(other, None, ahead)
-            # A call that fails tells nothing: the counter may never come that far.
+            # A failed call proves nothing: the counter may never reach that value.
             return far is not None and _differ(later, far)
 
         for calls in _CALLS_AHEAD if steps else ():
@@ -243,7 +246,7 @@ class _StateProbe:
         return set()
 
     def _step(self, key: Key) -> float:
-        """By how much each call moves a number; 0 where it is none or moves otherwise."""
+        """Returns the increment of a number per call; 0 if it is no number or changes otherwise."""
         first, second, third = (
             attributes.value(key) for attributes in (self._before, self._after, self._last)
         )
@@ -255,30 +258,30 @@ class _StateProbe:
     def _second_call(
         self,
         arguments: Mapping[str, Any],
-        kept: Collection[Key] | None,
+        retained: Collection[Key] | None,
         ahead: Mapping[Key, float] | None = None,
     ) -> Any:
-        """A call after the first; None: it fails.
+        """Runs a second call; returns None if it fails.
 
         Args:
             arguments: its arguments.
-            kept: the attributes that are as the first call left them; None: all.
-            ahead: attributes with the values of a call that comes later.
+            retained: attributes that keep the values of the first call. None: all.
+            ahead: attributes set to the values that a later call would see.
         """
         with contextlib.suppress(Exception), preserve_state(self._model, thorough=True) as run:
             self._before.restore()
-            self._after.restore(kept)
+            self._after.restore(retained)
             for key, value in (ahead or {}).items():
                 self._before.assign(key, value)
             call = run_once(self._model, arguments, run)
-            if kept is None and ahead is None:
+            if retained is None and ahead is None:
                 self._changing = self._after.changed()
                 self._last = PythonState(self._model)
             return call
         return None
 
     def _affecting(self, keys: Iterable[Key], alters: Callable[[set[Key]], bool]) -> set[Key]:
-        """Those of the attributes that alter a result; all, where only several together do."""
+        """Returns the attributes that alter a result on their own; all if only combinations do."""
         groups = self._groups(keys)
         alone = [group for group in groups if alters(group)]
         return set().union(*(alone or groups))
@@ -297,7 +300,7 @@ class _StateProbe:
     def _writers(self, arguments: Mapping[str, Any]) -> _Writers:
         with contextlib.suppress(Exception), preserve_state(self._model, thorough=True) as run:
             self._before.restore()
-            with _Writers.watched(self._model, self._before) as writers:
+            with _Writers.watch_forwards(self._model, self._before) as writers:
                 run_once(self._model, arguments, run)
         return writers
 
@@ -309,21 +312,21 @@ class _StateProbe:
             inside = self._before.where(key) is None
             name = ".".join(filter(None, key)) if inside else key[1]
             reasons.setdefault(home, []).append(f"{name} ({line})")
-        for path, found in reasons.items():
+        for path, attributes in reasons.items():
             eager_run.stateful[path] = (
-                f"the model keeps state between calls in {', '.join(found)}; a graph keeps it "
-                "in buffers alone (self.register_buffer, and self.name.copy_(...) in forward)"
+                f"the model keeps state between calls in {', '.join(attributes)}; a graph can keep "
+                "it in buffers only (self.register_buffer, and self.name.copy_(...) in forward)"
             )
 
 
 def _innermost(one: str, other: str) -> str:
-    """The path of the innermost module around two."""
+    """Returns the path of the innermost module that contains both."""
     pairs = zip(one.split("."), other.split("."), strict=False)
     return ".".join(name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class _Writers(dict[Key, tuple[str, str]]):
-    """Which module's forward sets an attribute, and on which line."""
+    """Modules whose forward sets an attribute, with the line."""
 
     def __init__(self, model: nn.Module, before: PythonState) -> None:
         super().__init__()
@@ -337,7 +340,7 @@ class _Writers(dict[Key, tuple[str, str]]):
 
     @classmethod
     @contextlib.contextmanager
-    def watched(cls, model: nn.Module, before: PythonState) -> Iterator[_Writers]:
+    def watch_forwards(cls, model: nn.Module, before: PythonState) -> Iterator[_Writers]:
         """Watches the modules of a model inside the block."""
         writers, running = cls(model, before), [""]
         paths = {id(module): path for path, module in model.named_modules()}
@@ -356,7 +359,7 @@ class _Writers(dict[Key, tuple[str, str]]):
             if id(module) in paths:
                 writers[paths[id(module)], name] = (running[-1], current_line())
 
-        with watched_attributes(note), patched_calls(call, apply):
+        with watch_attributes(note), patched_calls(call, apply):
             yield writers
 
 

@@ -1,4 +1,4 @@
-"""Estimated cost of a forward pass, which limits how often a new capture is checked."""
+"""Cost estimate of a forward pass, which limits how often a new capture is checked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def multiply_adds_per_node(captured: fx.GraphModule, values: Mapping[fx.Node, Any]) -> float:
-    """Returns the average number of multiply-adds of a graph's nodes, estimated.
+    """Returns the estimated mean number of multiply-adds per node of a graph.
 
     Args:
         captured: the graph.
-        values: the fake value of each node, at the sizes of the example.
+        values: fake value of each node at the sizes of the example.
     """
     nodes = captured.graph.nodes
     total = sum(_multiply_adds(node, captured, values) for node in nodes)
@@ -55,6 +55,6 @@ def _channels(weight: Tensor, result: Tensor) -> int:
 
 
 def _example_size(size: Any) -> int:
-    if isinstance(size, torch.SymInt):  # which has no hint where data tells it
+    if isinstance(size, torch.SymInt):  # data-dependent sizes have no hint
         return int(size.node.hint or 1)
     return int(size)

@@ -1,4 +1,4 @@
-"""Comparison of gradients of a model and its capture in one call."""
+"""Comparison of the gradients of a model and its capture in one call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from chop.base.nested import tree_map
 from chop.private.torch_api import gradient_hooks
 
 _WHOLE = 1 << 16
-"""Larger gradients are compared by their products with a fixed vector, which take less memory."""
+"""Number of elements above which gradients are compared by projections, to save memory."""
 
 _SEED = 1
 
 _FAINT = 1e-3
-"""Below this share of the largest gradient, the error of a float is as large as a gradient."""
+"""Share of the largest gradient below which rounding errors exceed the gradient itself."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Gradients:
 
     Args:
         required: true for each output that requires a gradient.
-        by_name: gradients of parameters and inputs, or products of large ones with a vector; None
-            for those that have none.
+        by_name: gradients of parameters and inputs, or projections of large ones; None for tensors
+            without a gradient.
         fails: autograd cannot differentiate the call.
     """
 
@@ -41,21 +41,21 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Differentiation:
-    """Parameters and inputs that calls are differentiated by.
+    """Parameters and inputs with respect to which calls are differentiated.
 
     Args:
-        parameters: by name; those that require no gradient count as such without one.
-        inputs: the names of arguments whose floating-point tensors count too.
+        parameters: by name; those that require no gradient are listed without one.
+        inputs: names of arguments whose floating-point tensors are included.
     """
 
     parameters: Mapping[str, Tensor]
     inputs: Collection[str] = ()
 
     def prepare(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Arguments that need a gradient, and the tensors, by name, that get it.
+        """Returns the arguments with gradients enabled, and the differentiated tensors by name.
 
         Args:
-            arguments: copies that nobody else reads.
+            arguments: copies that nothing else reads.
         """
         leaves: dict[str, Tensor] = {}
 
@@ -73,7 +73,7 @@ class Differentiation:
         return given, leaves
 
     def gradients(self, outputs: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> Gradients:
-        """The gradients of all outputs together, each times a fixed random tensor.
+        """Returns the gradients of the sum of all outputs, each weighted by a fixed random tensor.
 
         Args:
             outputs: outputs of a call.
@@ -97,7 +97,7 @@ class Differentiation:
 
 
 def difference(captured: Gradients, expected: Gradients, tolerance: float) -> tuple[str, set[str]]:
-    """Describes a difference of gradients and names them; "" if there is none.
+    """Describes the difference of two sets of gradients; "" if there is none.
 
     Args:
         captured: gradients of the capture.
@@ -105,16 +105,16 @@ def difference(captured: Gradients, expected: Gradients, tolerance: float) -> tu
         tolerance: relative to the largest entry of each gradient.
     """
     if captured.required != expected.required:
-        what = "an output requires a gradient and that of the model does not"
+        what = "an output requires a gradient, unlike the model's"
         if sum(captured.required) < sum(expected.required):
-            what = "an output of the model requires a gradient and that of the capture does not"
+            what = "an output requires no gradient, unlike the model's"
         return what, set()
     if expected.fails:
         return "", set()
     if captured.fails:
-        return "the model can be differentiated and its capture cannot", set()
+        return "autograd can differentiate the model but not its capture", set()
     for one, other, text in (
-        (captured, expected, "has a gradient that it does not have in the model"),
+        (captured, expected, "has a gradient, unlike in the model"),
         (expected, captured, "has no gradient, unlike in the model"),
     ):
         only = [n for n, x in one.by_name.items() if x is not None and other.by_name[n] is None]
@@ -151,10 +151,7 @@ def _is_equal(captured: Tensor | None, expected: Tensor) -> bool:
 def _are_close(
     captured: Gradients, expected: Gradients, names: Iterable[str], tolerance: float
 ) -> bool:
-    """Returns whether all differences are below a share of the largest entry of all gradients.
-
-    One norm of all together takes a tenth of the time of one for each.
-    """
+    """Returns whether all differences are below a share of the largest entry of all gradients."""
     pairs = [(captured.by_name[name], expected.by_name[name]) for name in names]
     if any(x is None or y is None or x.shape != y.shape for x, y in pairs):
         return False
@@ -182,7 +179,7 @@ def _norm(values: Tensor) -> float:
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest absolute value that is finite."""
+    """Returns the largest finite absolute value."""
     values = _real(tensor)
     largest = _norm(values)
     if math.isfinite(largest):
@@ -226,7 +223,7 @@ def _sketch(gradient: Tensor | None) -> Tensor | None:
 
 @contextlib.contextmanager
 def _without_hooks(tensors: Collection[Tensor]) -> Iterator[None]:
-    """Keeps hooks on gradients, which belong to the caller, from being called in the block."""
+    """Disables the caller's gradient hooks inside the block."""
     hooks = [hook for tensor in tensors if (hook := gradient_hooks(tensor))]
     held = [dict(hook) for hook in hooks]
     for hook in hooks:

@@ -1,4 +1,4 @@
-"""Location of a difference: the first node of a capture that gives what its model does not."""
+"""Locator of a mismatch: the first node of a capture whose result differs from the model's."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _SAME = 1e-4
 
 _OUTPUT = "output"
 
-_Print = tuple[tuple[int, ...], float, float]
-"""Of a tensor: its shape, and the mean and the largest of its absolute values."""
+_Fingerprint = tuple[tuple[int, ...], float, float]
+"""Fingerprint of a tensor: its shape, and the mean and maximum of its absolute values."""
 
 
 def locate(
     model: nn.Module, captured: CapturedModule, arguments: Mapping[str, Any], mismatch: Mismatch
 ) -> GraphBreak:
-    """The module and the line of the first node that gives what no call on that line has given.
+    """Returns the module and line of the first node whose result no eager call on that line had.
 
-    Where gradients alone differ, of the last node that reads a parameter whose gradient does.
+    If only gradients differ, it is the last node that reads a parameter with another gradient.
 
     Args:
-        model: the model; it is left as it was.
+        model: the model; it is restored.
         captured: its capture.
-        arguments: of a call on which they differ, fixed ones included.
+        arguments: arguments of a call on which they differ, including fixed ones.
         mismatch: difference to locate.
     """
     place = _last_reader(captured, mismatch.parameters)
@@ -51,7 +51,7 @@ def locate(
 
 
 def _last_reader(captured: CapturedModule, parameters: Collection[str]) -> tuple[str, str] | None:
-    """The place of the last node that reads one of the parameters: what comes before follows."""
+    """Returns the place of the last node that reads one of the parameters."""
     for node in reversed(captured.graph.nodes) if parameters else ():
         read = {str(x.target) for x in node.all_input_nodes if x.op == "get_attr"}
         if node.op == "call_module":
@@ -63,7 +63,7 @@ def _last_reader(captured: CapturedModule, parameters: Collection[str]) -> tuple
 
 
 def _place(node: fx.Node) -> tuple[str, str]:
-    """The module whose Python has made a node, and the line."""
+    """Returns the module whose Python created a node, and the line."""
     return next(reversed(node.meta.get("nn_module_stack", {"": None})), ""), node.meta["source"]
 
 
@@ -75,68 +75,68 @@ def _first_difference(
     with tried, preserve_state(model, thorough=True) as run, torch.no_grad():
         model.train(training)
         with patched_calls(seen.call_module, seen.call_autograd_function), seen:
-            seen.given[_OUTPUT] += map(_print, run_once(model, arguments, run).outputs)
+            seen.given[_OUTPUT] += map(_fingerprint, run_once(model, arguments, run).outputs)
     reader = _FirstDifference(captured, seen)
     with tried, preserve_state(captured, thorough=True), torch.no_grad():
         captured.train(training)
         seed_unusually()
         reader.run(*(arguments.get(node.target) for node in reader.placeholders))
-    return reader.found
+    return reader.difference
 
 
 class _EagerResults(TorchFunctionMode):
-    """What the calls of torch and of leaves give in a real run, by the line of the model."""
+    """Results of torch calls and leaves in an eager run, by the line of the model."""
 
     def __init__(self, captured: CapturedModule) -> None:
         super().__init__()
-        self.given: dict[str, list[_Print]] = defaultdict(list)
-        self.prints: dict[str, list[_Print]] = defaultdict(list)
+        self.given: dict[str, list[_Fingerprint]] = defaultdict(list)
+        self.prints: dict[str, list[_Fingerprint]] = defaultdict(list)
         self._leaves = {
             id(module) for module in captured.modules() if not isinstance(module, Scope)
         }
         self._inside = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._noted(func, *args, **(kwargs or {}))
+        return self._record_call(func, *args, **(kwargs or {}))
 
     def call_module(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Replaces `nn.Module.__call__` while the run lasts."""
+        """Replaces `nn.Module.__call__` during the run."""
         if id(module) in self._leaves:
-            return self._noted(original, module, *args, **kwargs)
+            return self._record_call(original, module, *args, **kwargs)
         return original(module, *args, **kwargs)
 
     def call_autograd_function(self, original: Any, function: type, args: Any, kwargs: Any) -> Any:
-        """Replaces `autograd.Function.apply` while the run lasts."""
-        return self._noted(original, function, *args, **kwargs)
+        """Replaces `autograd.Function.apply` during the run."""
+        return self._record_call(original, function, *args, **kwargs)
 
-    def _noted(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def _record_call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         if self._inside:
             return function(*args, **kwargs)
         self._inside = True
         try:
             where = current_line()
-            self.given[where] += map(_print, tensors_in([args, kwargs]))
+            self.given[where] += map(_fingerprint, tensors_in([args, kwargs]))
             result = function(*args, **kwargs)
-            self.prints[where] += map(_print, tensors_in(result))
+            self.prints[where] += map(_fingerprint, tensors_in(result))
         finally:
             self._inside = False
         return result
 
 
 class _FirstDifference(fx.Interpreter):
-    """Runs a graph up to a node that fails, or takes or gives what no call on its line does."""
+    """Interpreter that stops at the first node that fails or whose values no eager call had."""
 
     def __init__(self, captured: CapturedModule, seen: _EagerResults) -> None:
         super().__init__(captured)
-        self.found: tuple[str, str] | None = None
+        self.difference: tuple[str, str] | None = None
         self.placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
         self._seen = seen
 
     def run_node(self, n: fx.Node) -> Any:
-        """The result of a node.
+        """Returns the result of a node.
 
         Raises:
-            CaptureError: it is what was looked for.
+            CaptureError: the node is the first that differs.
         """
         where = _OUTPUT if n.op == "output" else n.meta.get("source")
         if where is None:
@@ -154,15 +154,15 @@ class _FirstDifference(fx.Interpreter):
         return result
 
     def _stop(self, node: fx.Node) -> None:
-        self.found = _place(node)
+        self.difference = _place(node)
         raise CaptureError("a difference")
 
 
-def _are_in(value: Any, known: list[_Print]) -> bool:
-    return all(any(_same(_print(x), other) for other in known) for x in tensors_in(value))
+def _are_in(value: Any, known: list[_Fingerprint]) -> bool:
+    return all(any(_same(_fingerprint(x), other) for other in known) for x in tensors_in(value))
 
 
-def _print(tensor: Tensor) -> _Print:
+def _fingerprint(tensor: Tensor) -> _Fingerprint:
     values = tensor.detach()
     values = values if values.layout is torch.strided else values.to_dense()
     values = (values.abs() if values.is_complex() else values).double().abs().nan_to_num()
@@ -171,7 +171,7 @@ def _print(tensor: Tensor) -> _Print:
     return tuple(tensor.shape), float(values.mean()), float(values.max())
 
 
-def _same(one: _Print, other: _Print) -> bool:
+def _same(one: _Fingerprint, other: _Fingerprint) -> bool:
     (shape, *values), (other_shape, *others) = one, other
     close = (abs(a - b) <= _SAME * max(1.0, abs(b)) for a, b in zip(values, others, strict=True))
     return shape == other_shape and all(close)

@@ -32,7 +32,7 @@ _GRADIENT_TOLERANCE = 1e-2
 
 _MOST_IN_TRAINING = 1.5e6
 _MOST_IN_EVAL = 4e5
-"""Multiply-adds per node up to which calls with gradients take less than a quarter of a capture."""
+"""Multiply-adds per node up to which checks with gradients take under a quarter of the capture."""
 
 # Between two roundings to bfloat16 at other places of one formula.
 _LOWERED = 5e-2
@@ -40,11 +40,11 @@ _LOWERED = 5e-2
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A difference of a capture from its model.
+    """Difference between a capture and its model.
 
     Args:
         reason: description of the difference.
-        training: true if it was seen in `train()`.
+        training: true if it occurred in `train()`.
         parameters: those whose gradients differ.
     """
 
@@ -61,12 +61,12 @@ def find_mismatch(
 ) -> Mismatch | None:
     """Describes how a capture differs from its model in `eval()` without gradients, or None.
 
-    A model can notice that it is being recorded (transformers skips an attention mask of ones
-    only when it is not), and no reading of its graph would show it. A graph with autocast regions
-    is compared under bfloat16 autocast too.
+    A model can behave differently while it is recorded: transformers skips an attention mask of
+    ones only outside of a recording. The graph alone does not show that. A graph with autocast
+    regions is compared under bfloat16 autocast too.
 
     Args:
-        model: the model; it is left as it was.
+        model: the model; it is restored.
         captured: its capture.
         example: the example inputs.
         eager_run: what the model itself has returned and written.
@@ -95,7 +95,7 @@ class GradientCheck:
     The model itself is called once in each mode, whatever the number of captures.
 
     Args:
-        model: the model; it is left as it was.
+        model: the model; it is restored.
         example: the example inputs.
         fixed: further arguments of `forward`.
     """
@@ -113,7 +113,7 @@ class GradientCheck:
     def find_mismatch(self, captured: CapturedModule, recorder: Recorder) -> Mismatch | None:
         """Describes how a capture differs from the model; None if it agrees or refuses the call."""
         effort = multiply_adds_per_node(captured, recorder.values)
-        # What a model makes of an input that needs a gradient is not in its graph.
+        # The graph does not record branches on `requires_grad` of an input.
         with_inputs = not recorder.requires_grad_reads
         modes = [True] if captured.record.eval_only is None else []
         if effort <= _MOST_IN_EVAL or not modes:
@@ -133,7 +133,9 @@ class GradientCheck:
         own = self._differentiation(with_inputs)
         try:
             with preserve_state(self._model):
-                call = _differentiated(captured, _taken(expected, self._example), own, training)
+                call = _differentiated(
+                    captured, _call_inputs(expected, self._example), own, training
+                )
         except GuardError:
             return None
         except Exception as error:
@@ -148,7 +150,7 @@ class GradientCheck:
             return Mismatch(reason, training)
         extra = (call.written.keys() & self._state_names) - expected.written.keys()
         if extra:
-            return Mismatch(f"it writes to {min(extra)} and the model does not", training)
+            return Mismatch(f"it writes to {min(extra)}, unlike the model", training)
         assert call.gradients is not None and expected.gradients is not None
         reason, names = difference(call.gradients, expected.gradients, _GRADIENT_TOLERANCE)
         return Mismatch(reason, training, names & self._parameters.keys()) if reason else None
@@ -183,15 +185,16 @@ def find_difference(
     example: Mapping[str, Any],
     fixed: Mapping[str, Any],
 ) -> str | None:
-    """How a capture differs from a model of which another form was recorded; None if it does not.
+    """Describes how a capture differs from a model that was recorded in another form.
 
-    The two add in another order, which is seen in narrow dtypes.
+    The two sum in a different order, which shows in narrow dtypes.
 
     Args:
-        model: the model; it is left as it was.
+        model: the model; it is restored.
         captured: its capture.
         example: the example inputs.
         fixed: further arguments of `forward`.
+    Returns: None if they agree.
     """
     eager_run = run_eagerly(model, example, fixed, probe=False)
     if eager_run is None:
@@ -204,7 +207,7 @@ def find_difference(
 
 
 def _autocast_device(captured: CapturedModule, example: Mapping[str, Any]) -> str | None:
-    """The kind of device on which autocast matters to a graph; None where it has no regions."""
+    """Returns the device type on which autocast affects a graph; None without autocast regions."""
     if not any(node.target is enter_autocast for node in captured.graph.nodes):
         return None
     kind = next((tensor.device.type for tensor in tensors_in(example)), "cpu")
@@ -218,23 +221,23 @@ def _compare(
     with preserve_state(captured, thorough=True) as run, torch.no_grad():
         captured.eval()
         try:
-            found = run_once(captured, _taken(first, example), run)
+            actual = run_once(captured, _call_inputs(first, example), run)
         except GuardError:
             raise
         except Exception as error:
             return f"on the example inputs it fails ({GraphBreak('', '', error).reason()})"
-        mismatch = _first_difference(found, first, tolerance)
+        mismatch = _first_difference(actual, first, tolerance)
         if mismatch is not None:
             return mismatch
         for call in later:
             try:
-                found = run_once(captured, _taken(call, example), run)
+                actual = run_once(captured, _call_inputs(call, example), run)
             except GuardError:
-                # It refuses, and is not mismatch.
+                # The guards reject this call, which is no mismatch.
                 return None
-            if _first_difference(found, call, tolerance) is not None:
+            if _first_difference(actual, call, tolerance) is not None:
                 raise CaptureError(
-                    "in a second call the capture does not return what the model returns: "
+                    "the capture and the model return different results in a second call: "
                     + "; ".join(eager_run.stateful.values())
                 )
     return None
@@ -246,7 +249,7 @@ def check_without_cache(
     """Compares a capture that takes a cache with its model on a call without one.
 
     Args:
-        model: the model; it is left as it was.
+        model: the model; it is restored.
         captured: its capture.
         plain: inputs of such a call.
 
@@ -265,17 +268,17 @@ def check_without_cache(
         raise CacheError(f"without a cache {mismatch}")
 
 
-def _taken(call: Call, example: Mapping[str, Any]) -> dict[str, Any]:
+def _call_inputs(call: Call, example: Mapping[str, Any]) -> dict[str, Any]:
     return {name: call.arguments[name] for name in example}
 
 
-def _first_difference(found: Call, expected: Call, tolerance: float) -> str | None:
-    if len(found.outputs) != len(expected.outputs):
-        return f"it returns {len(found.outputs)} tensors and the model {len(expected.outputs)}"
-    worst = max(map(distance, found.outputs, expected.outputs), default=0.0)
+def _first_difference(actual: Call, expected: Call, tolerance: float) -> str | None:
+    if len(actual.outputs) != len(expected.outputs):
+        return f"it returns {len(actual.outputs)} tensors, the model {len(expected.outputs)}"
+    worst = max(map(distance, actual.outputs, expected.outputs), default=0.0)
     if worst > tolerance:
         return f"on the example inputs its outputs differ from the model's by up to {worst:.2g}"
     for name, value in expected.written.items():
-        if name not in found.written or distance(found.written[name], value) > tolerance:
-            return f"the model writes to {name}, and its capture writes something else or nothing"
+        if name not in actual.written or distance(actual.written[name], value) > tolerance:
+            return f"the model writes to {name}, but its capture does not write the same values"
     return None

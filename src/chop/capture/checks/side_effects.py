@@ -1,4 +1,4 @@
-"""Side effects of a model: traced into the graph, left to a leaf, or reported in a warning."""
+"""Side effects of a model: traced into the graph, kept in a leaf, or reported in a warning."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MAX_NAMES = 4
 
 
 def record(fallback: Fallback) -> tuple[Recording, list[DryRun]]:
-    """Records a model whose real runs say which of its modules keep state.
+    """Records a model, with the modules that keep state (according to eager runs) as leaves.
 
-    Returns: the recording, and what the runs in `eval()` and, where they were needed, in `train()`
-    have shown; none where the model cannot run here.
+    Returns: the recording, and the eager runs in `eval()` and, if needed, in `train()`; the list
+        is empty if the model cannot run here.
     """
     first = run_eagerly(fallback.model, fallback.example, fallback.fixed)
     dry_runs = [] if first is None else [first]
@@ -44,27 +44,27 @@ def record(fallback: Fallback) -> tuple[Recording, list[DryRun]]:
 def side_effect_notes(
     fallback: Fallback, recording: Recording, dry_runs: Iterable[DryRun], leaves: Iterable[str]
 ) -> list[str]:
-    """A sentence each on what the graph does not do, or does otherwise than a reader expects.
+    """Returns a sentence for each side effect that the graph omits or performs unexpectedly.
 
     Args:
         fallback: the capture.
-        recording: what it has recorded.
+        recording: its recording.
         dry_runs: the eager runs.
-        leaves: the paths of the modules that the graph calls; these do as they always did.
+        leaves: paths of the modules that the graph calls; their behavior is unchanged.
     """
     notes = []
     parameters = dict(fallback.model.named_parameters())
-    written = {name for found in dry_runs for name in found.calls[0].written}
+    written = {name for dry_run in dry_runs for name in dry_run.calls[0].written}
     written = {name for name in [*written, *mutated_names(recording.graphs)] if name in parameters}
     if written:
         notes.append(
-            f"forward writes to its parameters {_listed(written)}; the graph does so too, and the "
-            "capture has put their values back"
+            f"forward writes to its parameters {_listed(written)}, and so does the graph; the "
+            "capture has restored their values"
         )
     if recording.recorder.requires_grad_reads:
         notes.append(
-            "the model asks whether a tensor requires a gradient, and the graph keeps the answer, "
-            f"at {_listed(set(recording.recorder.requires_grad_reads))}"
+            "the model reads requires_grad of a tensor, and the graph keeps the answer: "
+            f"{_listed(set(recording.recorder.requires_grad_reads))}"
         )
     replaced = {
         path
@@ -73,22 +73,21 @@ def side_effect_notes(
     }
     if replaced:
         notes.append(
-            f"the forward of {_listed(replaced)} was replaced on the instance; what it computes is "
-            "in the graph as functions, and passes that work on layers (packing, GPTQ, pruning, "
-            "LoRA) leave it out"
+            f"the forward of {_listed(replaced)} was replaced on the instance; the graph contains "
+            "its functions, and passes on layers (packing, GPTQ, pruning, LoRA) skip it"
         )
     inside = tuple(leaves)
     unread = {
         text
-        for found in dry_runs
-        for path, text in found.unread
+        for dry_run in dry_runs
+        for path, text in dry_run.unread
         if not any(path == leaf or path.startswith(f"{leaf}.") for leaf in inside)
     }
     if unread:
         notes.append(
-            f"forward also sets {_listed(unread)}; further calls gave the same results, and the "
-            "graph does not set it; where a later call reads it, make it a buffer or keep its "
-            "module whole with leaves=[...] (custom_ops in MaseGraph)"
+            f"forward also sets {_listed(unread)}; the graph does not, and further calls gave the "
+            "same results. If a later call reads it, make it a buffer or keep its module whole "
+            "with leaves=[...] (custom_ops in MaseGraph)"
         )
     return notes
 
@@ -98,7 +97,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _read_by_python(graphs: Iterable[fx.Graph]) -> set[str]:
-    """The buffers whose values the model's Python has decided on."""
+    """Returns the buffers whose values decided the model's control flow."""
     return {
         str(node.args[0].target)
         for graph in graphs

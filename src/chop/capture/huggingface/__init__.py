@@ -1,3 +1,3 @@
-"""Example inputs and patches for captures of transformers' models."""
+"""Example inputs and patches for captures of `transformers` models."""
 
 __all__: list[str] = []

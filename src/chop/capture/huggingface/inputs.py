@@ -1,4 +1,4 @@
-"""Example inputs of Hugging Face models, made from the configuration."""
+"""Example inputs of Hugging Face models, derived from the configuration."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class InputSizes:
-    """What the makers need to know.
+    """Settings of the input factories.
 
     Args:
         model: the model.
         config: its configuration.
-        batch: the batch size.
-        length: the sequence length asked for.
+        batch: batch size.
+        length: requested sequence length.
     """
 
     model: nn.Module
@@ -28,7 +28,7 @@ class InputSizes:
     length: int
 
     def find(self, *names: str, default: Any = None) -> Any:
-        """The first setting of these names, in the configuration or the nested ones."""
+        """Returns the first of these settings in the configuration or its nested configurations."""
         for config in _nested(self.config):
             for name in names:
                 value = getattr(config, name, None)
@@ -38,7 +38,7 @@ class InputSizes:
 
     @property
     def task(self) -> str:
-        """The part of the class name that tells the labels: `SequenceClassification`."""
+        """Suffix of the class name that determines the labels, such as `SequenceClassification`."""
         return type(self.model).__name__.partition("For")[2]
 
 
@@ -48,7 +48,7 @@ def _nested(config: Any) -> list[Any]:
 
 
 def default_names(model: nn.Module) -> list[str]:
-    """The inputs that a Hugging Face model needs for a forward pass, in signature order."""
+    """Returns the inputs that a Hugging Face model needs for a forward pass, in signature order."""
     parameters = inspect.signature(model.forward).parameters
     config: Any = model.config
     wanted = {getattr(model, "main_input_name", "input_ids")}
@@ -67,7 +67,10 @@ def default_names(model: nn.Module) -> list[str]:
 
 
 def _is_dual_encoder(config: Any) -> bool:
-    """CLIP and its kind embed both sides of a pair; other multimodal models can read text alone."""
+    """Returns whether a model like CLIP embeds both sides of a pair.
+
+    Other multimodal models accept text without the other side.
+    """
     two_sides = hasattr(config, "text_config") and (
         hasattr(config, "vision_config") or hasattr(config, "audio_config")
     )
@@ -79,9 +82,9 @@ def _is_dual_encoder(config: Any) -> bool:
 
 def _vocabulary(sizes: InputSizes) -> int:
     embeddings: Any = getattr(sizes.model, "get_input_embeddings", None)
-    found = sizes.find("vocab_size", default=None)
-    if isinstance(found, int):
-        return found
+    size = sizes.find("vocab_size", default=None)
+    if isinstance(size, int):
+        return size
     try:
         return int(embeddings().num_embeddings)
     except (AttributeError, NotImplementedError):
@@ -159,8 +162,7 @@ def _span_positions(sizes: InputSizes) -> Tensor:
 
 
 IMAGE_SIZE = 224
-"""Side of pictures where the configuration of a model says nothing, as those of ResNets: what
-image processors scale to by default."""
+"""Default image size of the image processors, for configurations without one (ResNet)."""
 
 
 def _pixels(sizes: InputSizes) -> Tensor:

@@ -1,4 +1,4 @@
-"""Patches of transformers for the duration of a capture."""
+"""Temporary patches of `transformers` during a capture."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _LAYER_DROPS = ("layerdrop", "layer_drop", "encoder_layerdrop", "decoder_layerdr
 def hf_capture_patches(
     model: nn.Module, with_cache: bool = False, joins_packed_rows: bool = False
 ) -> Iterator[list[str]]:
-    """Turns off caches, data-dependent expert loops and whole-layer dropping.
+    """Disables caches, data-dependent expert loops and layer dropping.
 
     Args:
         model: the model.
-        with_cache: leaves caches on.
-        joins_packed_rows: does not look for packed rows, as the model does not with its cache.
+        with_cache: keeps caches enabled.
+        joins_packed_rows: skips the detection of packed rows, as the model does with its cache.
 
-    Yields: a sentence for each change that alters what the model computes.
+    Yields: a sentence for each change that alters the results of the model.
     """
     with contextlib.ExitStack() as changes:
         notes: list[str] = []
@@ -67,10 +67,10 @@ def hf_capture_patches(
 
 @contextlib.contextmanager
 def broadcast_masks() -> Iterator[None]:
-    """Makes transformers build attention masks by broadcasting where it would use `torch.vmap`.
+    """Makes transformers build attention masks by broadcasting instead of `torch.vmap`.
 
-    Operators inside `vmap` cannot be written down. Both ways give the same mask for every mask
-    function made of index arithmetic; the self-check sees one that is not.
+    Operators inside `vmap` cannot be traced. Both methods give the same mask if the mask function
+    uses index arithmetic only; the self-check detects the others.
     """
     masks: Any = sys.modules.get(MASKING)
     with contextlib.ExitStack() as changes:
@@ -89,16 +89,16 @@ def broadcast_masks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def masks_of_any_size(sizes: Sizes, with_cache: Recording | None) -> Iterator[None]:
-    """Makes transformers build one kind of mask, and attend with it, for any number of tokens.
+def patch_mask_sizes(sizes: Sizes, with_cache: Recording | None) -> Iterator[None]:
+    """Makes transformers build the same kind of mask, and attend with it, for any number of tokens.
 
-    By tests of sizes, which would be guards, it would skip a mask for one new token, pad one for a
-    static cache, and repeat one row of positions for several rows of tokens. With a mask,
-    attention gives the same on the way that it takes for more tokens.
+    Its own size tests would become guards: they skip the mask for one new token, pad it for a
+    static cache, and repeat one row of positions for several rows of tokens. With a mask, its code
+    for one token gives the same result as that for several.
 
     Args:
-        sizes: of the recording.
-        with_cache: the recording of a graph that takes a cache; it pads masks.
+        sizes: sizes of the recording.
+        with_cache: recording of a graph that takes a cache, which pads masks.
     """
     masks: Any = sys.modules.get(MASKING)
     attention: Any = sys.modules.get(MODELING)
@@ -106,7 +106,7 @@ def masks_of_any_size(sizes: Sizes, with_cache: Recording | None) -> Iterator[No
         if masks is not None:
             skips, name = getattr(masks, IGNORE_CAUSAL_MASK), IGNORE_CAUSAL_MASK
             _set(changes, masks, name, lambda mask, *x, **y: mask is None and skips(mask, *x, **y))
-            _set(changes, masks, PREPROCESS, _with_a_row_each(getattr(masks, PREPROCESS)))
+            _set(changes, masks, PREPROCESS, _repeat_positions(getattr(masks, PREPROCESS)))
             if with_cache is not None:
                 _set(changes, masks, PREPARE_PADDING_MASK, functools.partial(_padded, with_cache))
         if attention is not None:
@@ -116,8 +116,8 @@ def masks_of_any_size(sizes: Sizes, with_cache: Recording | None) -> Iterator[No
         yield
 
 
-def _with_a_row_each(preprocess: Callable[..., Any]) -> Callable[..., Any]:
-    """Repeats one row of positions for every row of tokens, also where there is only one."""
+def _repeat_positions(preprocess: Callable[..., Any]) -> Callable[..., Any]:
+    """Repeats a single row of positions for every row of tokens, even for a single row."""
 
     def with_rows(
         config: Any, embeds: Any, mask: Any, cache: Any, positions: Any, *rest: Any
@@ -151,18 +151,18 @@ def _attend(
 
 @functools.lru_cache(maxsize=1)
 def _users_of_autocast(count: int, newest: str) -> tuple[str, ...]:
-    """Names of modules with a `maybe_autocast`; looked for again where a module was imported."""
-    found = list(sys.modules.items())
+    """Returns the modules with a `maybe_autocast`. `count` and `newest` invalidate the cache."""
+    modules = list(sys.modules.items())
     return tuple(
-        name for name, module in found if MAYBE_AUTOCAST in getattr(module, "__dict__", {})
+        name for name, module in modules if MAYBE_AUTOCAST in getattr(module, "__dict__", {})
     )
 
 
 @contextlib.contextmanager
-def autocast_regions() -> Iterator[None]:
-    """Makes transformers enter autocast regions that have no effect where autocast is off.
+def keep_autocast_regions() -> Iterator[None]:
+    """Makes transformers enter autocast regions that have no effect while autocast is off.
 
-    It leaves them out then, and a graph captured without autocast may be trained under it.
+    By default they are omitted then, but the graph may be trained under autocast later.
     """
     generic: Any = sys.modules.get(GENERIC)
     with contextlib.ExitStack() as changes:
@@ -185,15 +185,15 @@ def _set(changes: contextlib.ExitStack, owner: Any, name: str, value: Any) -> No
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    """Every distinct configuration object of the submodules, nested ones included."""
-    found: dict[int, Any] = {}
+    """Returns every distinct configuration object of the submodules, including nested ones."""
+    configs: dict[int, Any] = {}
 
     def visit(config: Any) -> None:
-        if hasattr(config, "to_dict") and id(config) not in found:
-            found[id(config)] = config
+        if hasattr(config, "to_dict") and id(config) not in configs:
+            configs[id(config)] = config
             for value in list(vars(config).values()):
                 visit(value)
 
     for module in model.modules():
         visit(vars(module).get("config"))
-    return list(found.values())
+    return list(configs.values())

@@ -1,3 +1,3 @@
-"""Recorder: writes every torch call of a model into a graph."""
+"""Recorder: traces every torch call of a model into a graph."""
 
 __all__: list[str] = []

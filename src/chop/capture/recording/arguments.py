@@ -38,12 +38,12 @@ _PYTHON_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
 
 
 class ArgumentWriter:
-    """Turns what a model passes to a torch call into what a node of the graph may hold.
+    """Conversion of the arguments of torch calls into arguments of graph nodes.
 
     Args:
-        graph: where helper nodes (a named tuple, a device) go.
+        graph: receives helper nodes (a named tuple, a device).
         sizes: writes symbolic numbers.
-        find_node: the node of a tensor.
+        find_node: returns the node of a tensor.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class ArgumentWriter:
     ) -> None:
         self._graph = graph
         self._sizes = sizes
-        self._node_of = find_node
+        self._find_node = find_node
         self._device: torch.device | None = None
         self._device_source: fx.Node | None = None
         self._device_node: fx.Node | None = None
 
     def follow_device(self, device: torch.device, source: fx.Node) -> None:
-        """Makes the first input's device, wherever it is used, that of the input at run time."""
+        """Replaces later uses of the first input's device by its device at run time."""
         if self._device_source is None:
             self._device, self._device_source = device, source
 
     def write(self, value: Any) -> Any:
-        """A value with nodes in place of its tensors and symbolic numbers.
+        """Returns a value with nodes in place of its tensors and symbolic numbers.
 
         Raises:
             CaptureError: a graph cannot hold such a value.
@@ -70,7 +70,7 @@ class ArgumentWriter:
         if isinstance(value, fx.Node):
             return value
         if isinstance(value, Tensor):
-            return self._node_of(value)
+            return self._find_node(value)
         if is_symbolic(value):
             return self._sizes.write(value)
         if isinstance(value, enum.Enum):
@@ -100,9 +100,9 @@ class ArgumentWriter:
         raise CaptureError(f"a value of type {type(value).__qualname__} cannot be a graph argument")
 
     def _check_text(self, text: str) -> None:
-        found = set(_SYMBOL.findall(text))
-        if found and found & set(map(str, self._sizes.names())):
-            raise CaptureError("text that the model makes of a size cannot be a graph argument")
+        symbols = set(_SYMBOL.findall(text))
+        if symbols and symbols & set(map(str, self._sizes.names())):
+            raise CaptureError("a string computed from a size cannot be a graph argument")
 
     def _write_device(self, device: torch.device) -> Any:
         # A device that the model took from its input follows the input, so that a captured graph

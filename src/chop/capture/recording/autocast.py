@@ -1,4 +1,4 @@
-"""Autocast regions and queries of a model, traced as nodes."""
+"""Autocast regions and autocast queries of a model, traced as nodes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PARAMETERS = ("device_type", "dtype", "enabled", "cache_enabled")
 
 
 class AutocastRegions:
-    """Writes what a model does with autocast into a graph.
+    """Traces a model's use of autocast into a graph.
 
     Args:
-        emit: makes a node.
-        is_recording: whether the model's own Python is running.
+        emit: creates a node.
+        is_recording: returns whether the model's own Python is running.
     """
 
     def __init__(self, emit: Callable[..., fx.Node], is_recording: Callable[[], bool]) -> None:
@@ -32,14 +32,14 @@ class AutocastRegions:
         self._entered: list[tuple[object, fx.Node]] = []
 
     def enter(self, region: object, kind: str, dtype: Any, enabled: bool, cache: Any) -> None:
-        """One node, so that what is computed inside keeps its precision under any autocast.
+        """Adds a node that begins a region, so that its precision holds under any autocast.
 
         Args:
-            region: the `torch.autocast` that is entered; the rest is what it was made with.
-            kind: the type of device.
-            dtype: what it casts to; None: not given.
-            enabled: False: nothing is cast inside.
-            cache: whether casts of weights are kept; None: not given.
+            region: the `torch.autocast` context; the other arguments are those of its constructor.
+            kind: device type.
+            dtype: target dtype of the casts. Default: the device's.
+            enabled: False disables casts inside.
+            cache: whether casts of weights are cached. Default: torch's setting.
         """
         if self._is_recording():
             options = (torch.device(kind), dtype, enabled, cache)
@@ -47,33 +47,33 @@ class AutocastRegions:
             self._entered.append((region, node))
 
     def leave(self, region: object) -> None:
-        """The end of a recorded region."""
+        """Adds a node that ends a region."""
         if self._is_recording() and self._entered and self._entered[-1][0] is region:
             _, node = self._entered.pop()
             leave = self._emit("call_function", leave_autocast, (), {}, None)
             leave.args = (node,)
 
     def ask(self, kind: str, dtype: torch.dtype | None) -> None:
-        """The model asks about autocast: a decision that the graph checks at run time."""
+        """Records a query of the autocast state as a decision that the graph checks at run time."""
         if self._is_recording():
             options = (torch.device(kind), dtype, current_line())
             self._emit("call_function", guard_autocast, options, {}, None)
 
 
 @contextlib.contextmanager
-def watched_autocast(regions: AutocastRegions) -> Iterator[None]:
-    """Writes down what the model does with `torch.autocast` inside the block."""
+def trace_autocast(regions: AutocastRegions) -> Iterator[None]:
+    """Traces the uses of `torch.autocast` inside the block."""
     region_class: Any = torch.autocast
     init, enter, leave = region_class.__init__, region_class.__enter__, region_class.__exit__
     is_enabled: Any = torch.is_autocast_enabled
-    # What was not given follows the surrounding region, and is resolved in `__init__`.
+    # Arguments that were not given follow the outer region, and are resolved in `__init__`.
     given: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
-    def watched_init(region: Any, *args: Any, **kwargs: Any) -> None:
+    def traced_init(region: Any, *args: Any, **kwargs: Any) -> None:
         init(region, *args, **kwargs)
         given[region] = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
 
-    def watched_enter(region: Any) -> Any:
+    def traced_enter(region: Any) -> Any:
         fast_dtype, cache_enabled, enabled = autocast_options(region)
         resolved = {"dtype": fast_dtype, "cache_enabled": cache_enabled}
         options = given.get(region, resolved)
@@ -81,20 +81,20 @@ def watched_autocast(regions: AutocastRegions) -> Iterator[None]:
         regions.enter(region, region.device, dtype, enabled, cache)
         return enter(region)
 
-    def watched_leave(region: Any, *error: Any) -> Any:
+    def traced_leave(region: Any, *error: Any) -> Any:
         regions.leave(region)
         return leave(region, *error)
 
-    def watched_question(kind: str = "cuda") -> bool:
+    def traced_query(kind: str = "cuda") -> bool:
         answer: bool = is_enabled(kind)
         if is_model_code(sys._getframe(1).f_code.co_filename):
             dtype = torch.get_autocast_dtype(kind) if answer else None
             regions.ask(kind, dtype)
         return answer
 
-    region_class.__init__, region_class.__enter__ = watched_init, watched_enter
-    region_class.__exit__ = watched_leave
-    torch.is_autocast_enabled = watched_question  # type: ignore[assignment]
+    region_class.__init__, region_class.__enter__ = traced_init, traced_enter
+    region_class.__exit__ = traced_leave
+    torch.is_autocast_enabled = traced_query  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Fake outputs of leaf modules, whose shapes follow those of eager runs."""
+"""Fake outputs of leaf modules, with shapes that follow those of eager runs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from chop.errors import CaptureError
 
 
 def check_has_fake_kernel(module: nn.Module) -> None:
-    """Raises CaptureError for a leaf whose shapes only a real run can show."""
+    """Raises CaptureError for a leaf whose output shapes require an eager run."""
     if isinstance(module, torch.jit.ScriptModule):
-        raise CaptureError("compiled code runs on real tensors only")
+        raise CaptureError("TorchScript modules run on real tensors only")
 
 
 @dataclasses.dataclass(frozen=True)
 class EagerOutput:
-    """One call of a leaf in a real run.
+    """Result of one call of a leaf in an eager run.
 
     Args:
-        example: its result at the example sizes.
-        grown: its result at larger ones; None where that failed.
-        operators: how many torch calls it made.
+        example: result at the example sizes.
+        grown: result at larger sizes; None if that run failed.
+        operators: number of torch calls.
     """
 
     example: Any
@@ -35,11 +35,11 @@ class EagerOutput:
     operators: int = 0
 
     def as_fake(self, sizes: Sizes, sources: Sequence[Tensor]) -> Any:
-        """The result with fake tensors, whose sizes follow the inputs as they did in the runs.
+        """Returns the result with fake tensors, whose sizes follow the inputs as in the eager runs.
 
         Args:
-            sizes: the sizes of the recording.
-            sources: what it was computed from: arguments and parameters.
+            sizes: sizes of the recording.
+            sources: tensors it was computed from: arguments and parameters.
         """
         known = [size for tensor in sources for size in tensor.shape]
         trained = any(tensor.requires_grad for tensor in sources)
@@ -59,7 +59,7 @@ class EagerOutput:
 
 
 def with_grad_history(fake: Tensor, trained: bool) -> Tensor:
-    """A fake tensor as the result of an operation, which may be changed in place.
+    """Returns a fake tensor as the result of an operation, which in-place operations may change.
 
     Args:
         fake: a tensor without history.

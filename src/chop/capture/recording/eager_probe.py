@@ -1,4 +1,4 @@
-"""Eager probes: outputs of leaves and data-dependent reads that fake tensors cannot show."""
+"""Eager probes: leaf outputs and data-dependent reads that fake tensors cannot provide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALAR_READS = frozenset({"__bool__", "__int__", "__float__", "__index__", "toli
 
 
 class EagerReads(TorchFunctionMode):
-    """The values that a model's Python read from tensors in a real run, per line and in order."""
+    """Values that a model's Python read from tensors in an eager run, per line and in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class EagerReads(TorchFunctionMode):
         return value
 
     def answer(self, where: str) -> Any:
-        """The next value read on a line; None if the real run read no more there."""
+        """Returns the next value read on a line; None if the eager run read no more."""
         answers = self._answers.get(where)
         return answers.popleft() if answers else None
 
@@ -42,9 +42,11 @@ class EagerReads(TorchFunctionMode):
 def probe_reads(
     model: nn.Module, example: Mapping[str, Any], fixed: Mapping[str, Any], training: bool
 ) -> EagerReads:
-    """Runs the model on its example inputs and notes what its Python reads from tensors.
+    """Runs the model on its example inputs and records the values that its Python reads from
+    tensors.
 
-    A model that fails half-way (some need labels in training) has its decisions up to there.
+    For a model that fails half-way (some need labels in training), the result has the reads up to
+    that point.
     """
     decisions = EagerReads()
     with preserve_state(model, thorough=True), torch.no_grad(), contextlib.suppress(Exception):
@@ -55,7 +57,7 @@ def probe_reads(
 
 
 class _OperatorCount(TorchFunctionMode):
-    """Counts torch calls while it is on."""
+    """Counter of torch calls while it is active."""
 
     count = 0
 
@@ -65,7 +67,7 @@ class _OperatorCount(TorchFunctionMode):
 
 
 class _ResultsOf(TorchFunctionMode):
-    """Notes what an operator returns."""
+    """Recorder of the results of one operator."""
 
     def __init__(self, operator: Any, results: list[Any]) -> None:
         super().__init__()
@@ -86,14 +88,14 @@ def probe_outputs(
     sizes: Sizes,
     training: bool = False,
 ) -> list[EagerOutput]:
-    """Runs the model on its example inputs and on larger ones, and returns what a part returned.
+    """Runs the model on its example inputs and on larger ones, and returns the results of one part.
 
     Args:
-        model: the model; it is left as it was.
+        model: the model; it is restored.
         example: its example inputs.
         fixed: further arguments.
-        subject: the path of a leaf, or an operator.
-        sizes: the sizes of the recording that stopped there; it says which may grow.
+        subject: path of a leaf, or an operator.
+        sizes: sizes of the interrupted recording, which determine the dimensions that may grow.
         training: the mode.
     Returns: one entry per call, in order.
 
@@ -105,7 +107,8 @@ def probe_outputs(
     except Exception as error:
         raise CaptureError(
             f"the forward of {type(model).__name__} itself fails on the example inputs "
-            f"({type(error).__name__}: {error}); pass valid ones (dummy_in; data of chop.quantize)"
+            f"({type(error).__name__}: {error}); pass valid inputs (dummy_in; data of "
+            "chop.quantize)"
         ) from error
     grown: list[Any] = []
     with contextlib.suppress(Exception):
@@ -152,7 +155,7 @@ def _grown(example: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
 
 
 def _resized(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A larger tensor made of repetitions, so that its values stay valid."""
+    """Returns a larger tensor made of repetitions, so that its values stay valid."""
     for dim, size in enumerate(shape):
         index = torch.arange(size, device=tensor.device) % tensor.shape[dim]
         tensor = tensor.index_select(dim, index)

@@ -1,8 +1,7 @@
-"""Cache of fake results: a call like an earlier one returns new tensors of the same shapes.
+"""Cache of fake results: a repeated call returns new tensors of the cached shapes.
 
-Layers repeat, and most of the time of a recording is torch's arithmetic on symbolic shapes. A call
-whose function, arguments and modes are those of an earlier one returns new tensors with the shapes
-that it returned.
+Layers repeat, and torch's arithmetic on symbolic shapes takes most of the time of a recording. The
+cache key has the function, the arguments and the modes.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _PLAIN = (
 
 
 class _NotComparableError(Exception):
-    """A call has an argument that may mean something else the next time."""
+    """Raised for an argument that may have another meaning in the next call."""
 
 
 class _Template:
-    """A tensor to make more of, as it was when the call returned it.
+    """Factory of tensors like one result, as it was when the call returned it.
 
-    The model may write into the first one, which gives it a history, or another shape.
+    The model may write into the original, which gives it a history or another shape.
     """
 
     def __init__(self, first: FakeTensor) -> None:
@@ -44,14 +43,14 @@ class _Template:
         self._elements: Tensor | None = None
 
     def instantiate(self) -> FakeTensor:
-        """A tensor like the first, without history."""
+        """Returns a tensor like the original, without history."""
         if self._elements is None:
             self._elements = get_meta(self._first, self._shape, self._stride)
         return new_fake(self._first, self._elements)
 
 
 class _Computed(torch.autograd.Function):
-    """Gives new tensors the history of a result, so that they may be changed in place."""
+    """Gives new tensors the autograd history of a result, so that they may be changed in place."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, make: Callable[[], Any]) -> Any:
@@ -59,19 +58,19 @@ class _Computed(torch.autograd.Function):
 
 
 class FakeCache:
-    """The calls of one recording, by what tells their results."""
+    """Fake results of one recording by cache key."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, tuple[tuple[_Template, ...], bool]] = {}
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any, run: Any) -> Any:
-        """The result of `run()`, which calls a function of torch on fake tensors."""
+        """Returns the result of `run()`, which calls a torch function on fake tensors."""
         if mutates_input(function):
             return run()
         return self._cached(function, (args, kwargs), (), run)
 
     def call_module(self, module: nn.Module, args: Any, kwargs: Any, run: Any) -> Any:
-        """The result of `run()`, which calls a layer of torch on fake tensors."""
+        """Returns the result of `run()`, which calls a torch layer on fake tensors."""
         if not is_torch_leaf(module) or why_not_its_class(module) is not None:
             return run()
         return self._cached(module, (args, kwargs), module.parameters(), run)
@@ -111,7 +110,7 @@ def _replay(templates: tuple[_Template, ...], several: bool, sources: list[Tenso
 
 
 def _templates(result: Any, arguments: Any) -> tuple[_Template, ...]:
-    """What to make the next results of; nothing where a result is more than its shape."""
+    """Returns templates of a result; empty if its shapes do not determine it."""
     tensors = result if type(result) is tuple else (result,)
     given = tensors_in(arguments)
     if given and not any(isinstance(tensor, FakeTensor) for tensor in given):
@@ -120,7 +119,7 @@ def _templates(result: Any, arguments: Any) -> tuple[_Template, ...]:
         plain = isinstance(tensor, FakeTensor) and tensor.constant is None and not tensor.is_nested
         if not plain or any(tensor is other for other in given) or not _has_backed_sizes(tensor):
             return ()
-        # What is written into a view may give its base a gradient, unless it has one.
+        # Writes into a view may give its base a gradient, unless it has one.
         if not tensor.requires_grad and _is_view_of(tensor, given):
             return ()
     wanted = {tensor.requires_grad for tensor in tensors if tensor.is_floating_point()}
@@ -132,13 +131,13 @@ def _is_view_of(tensor: Tensor, given: list[Tensor]) -> bool:
 
 
 def _has_backed_sizes(tensor: Tensor) -> bool:
-    """Whether the sizes of the inputs tell a shape; what data tells is new at each call."""
+    """Returns whether the shape depends on input sizes only, and not on data."""
     sizes = (*tensor.shape, *tensor.stride())
     return all(not isinstance(size, torch.SymInt) or size.node.has_hint() for size in sizes)
 
 
 def _key(call: Any) -> Hashable:
-    """Equal for calls that nothing but data tells apart."""
+    """Returns a key that is equal for calls that differ only in data."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise _NotComparableError
     modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype())

@@ -1,4 +1,4 @@
-"""Gradient modes of a model, `torch.no_grad` and its like, traced as nodes."""
+"""Gradient modes of a model (`torch.no_grad` and similar), traced as nodes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ENDS = ("__exit__", "__call__")
 
 
 class GradModes:
-    """Writes the switches of the gradient mode into a graph.
+    """Traces the switches of the gradient mode into a graph.
 
-    The end of a region gives back what its beginning found, which is the caller's mode: a model
-    that is called without gradients goes on without them.
+    The end of a region restores the mode at its beginning, which is the caller's: a model called
+    without gradients continues without them.
 
     Args:
-        graph: where the nodes go.
+        graph: receives the nodes.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -37,7 +37,7 @@ class GradModes:
         self._ends = False
 
     def switch(self, args: tuple[Any, ...]) -> None:
-        """A call of `torch._C._set_grad_enabled`."""
+        """Records a call of `torch._C._set_grad_enabled`."""
         begun = self._begun.get(id(self._region))
         if self._ends and begun is not None:
             self._graph.call_function(SET_GRAD_ENABLED, (begun[1],))
@@ -48,7 +48,7 @@ class GradModes:
 
     @contextlib.contextmanager
     def inside(self, region: object, ends: bool) -> Iterator[None]:
-        """Inside the block switches are those of a region, which begins or ends there."""
+        """Assigns the switches inside the block to a region that begins or ends there."""
         if self._region is not None:  # `no_grad` uses `set_grad_enabled`
             yield
             return
@@ -62,15 +62,15 @@ class GradModes:
 
 
 @contextlib.contextmanager
-def watched_grad_modes(modes: GradModes) -> Iterator[None]:
-    """Tells `modes` which region a switch belongs to, for the time of the block."""
+def trace_grad_modes(modes: GradModes) -> Iterator[None]:
+    """Reports to `modes` the region of each switch inside the block."""
 
     def watch(original: Callable[..., Any], ends: bool) -> Callable[..., Any]:
-        def watched(region: object, *args: Any, **kwargs: Any) -> Any:
+        def checked(region: object, *args: Any, **kwargs: Any) -> Any:
             with modes.inside(region, ends):
                 return original(region, *args, **kwargs)
 
-        return watched
+        return checked
 
     replaced = [
         (cls, name, vars(cls)[name])

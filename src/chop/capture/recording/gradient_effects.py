@@ -16,17 +16,17 @@ from chop.errors import CaptureError
 from chop.private.symbolic_shapes import outside_fake_mode
 
 GRADIENT_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
-"""Methods of tensors that hook a gradient."""
+"""Tensor methods that hook a gradient."""
 _NODE_HOOKS = frozenset({"register_hook", "register_prehook"})
 
 
 class FrozenTensors:
-    """Parameters and buffers whose `requires_grad` a forward has changed.
+    """Parameters and buffers whose `requires_grad` the forward pass has changed.
 
-    A graph uses them as they are outside, so that a part that is frozen for a while is trained.
+    A graph uses them with their outer setting, so a temporarily frozen part would be trained.
 
     Args:
-        running: the paths of the modules whose Python runs at this moment, outermost first.
+        running: paths of the modules whose Python is running, outermost first.
     """
 
     def __init__(self, running: Callable[[], tuple[str, ...]]) -> None:
@@ -36,7 +36,7 @@ class FrozenTensors:
 
     @contextlib.contextmanager
     def changing(self, tensor: Tensor, name: str) -> Iterator[None]:
-        """Notes what the block does to the flag of a tensor that the model holds.
+        """Records a change of the flag of a tensor inside the block.
 
         Args:
             tensor: the parameter or buffer.
@@ -50,10 +50,10 @@ class FrozenTensors:
             self._changed[id(tensor)] = (name, Place(self._running(), current_line()))
 
     def check(self, tensors: Iterable[Tensor]) -> None:
-        """Checks what a node is about to use.
+        """Checks the tensors that a node is about to read.
 
         Raises:
-            EffectError: its gradient would be another one in a graph.
+            EffectError: the gradient would differ in a graph.
         """
         if self._changed and torch.is_grad_enabled():
             for tensor in tensors:
@@ -61,24 +61,24 @@ class FrozenTensors:
                     raise self._error(*self._changed[id(tensor)], self._running())
 
     def check_restored(self) -> None:
-        """Checks that nothing is left changed at the end of the run.
+        """Checks that all flags are restored at the end of the run.
 
         Raises:
-            EffectError: the model has changed itself.
+            EffectError: the model has changed a flag permanently.
         """
         for name, place in self._changed.values():
             raise self._error(name, place, place.running)
 
     def _error(self, name: str, place: Place, seen: tuple[str, ...]) -> EffectError:
         return EffectError(
-            f"the model changes requires_grad of {name} while it runs, and its graph would not",
+            f"the model changes requires_grad of {name} while it runs, which a graph cannot",
             place,
             seen,
         )
 
 
 class _WatchedNode:
-    """A node of autograd's graph that a model may look at and not hook.
+    """Proxy of an autograd node that a model may inspect but not hook.
 
     Args:
         node: the node.
@@ -91,8 +91,8 @@ class _WatchedNode:
 
     def __getattr__(self, name: str) -> Any:
         if name in _NODE_HOOKS and self._is_recording():
-            raise CaptureError(f"the model hooks a node of autograd's graph (grad_fn.{name})")
-        return watched_node(getattr(self._node, name), self._is_recording)
+            raise CaptureError(f"the model registers a hook on an autograd node (grad_fn.{name})")
+        return watch_node(getattr(self._node, name), self._is_recording)
 
     def __eq__(self, other: object) -> bool:
         return self._node is (other._node if isinstance(other, _WatchedNode) else other)
@@ -101,49 +101,49 @@ class _WatchedNode:
         return hash(self._node)
 
 
-def watched_node(value: Any, is_recording: Callable[[], bool]) -> Any:
-    """A value, with the nodes of autograd's graph that it is or holds watched."""
+def watch_node(value: Any, is_recording: Callable[[], bool]) -> Any:
+    """Returns a value with its autograd nodes replaced by proxies."""
     if isinstance(value, tuple):
-        return tuple(watched_node(item, is_recording) for item in value)
+        return tuple(watch_node(item, is_recording) for item in value)
     return _WatchedNode(value, is_recording) if isinstance(value, Node) else value
 
 
 @contextlib.contextmanager
-def watched_saved_tensors(
+def refuse_saved_tensor_hooks(
     is_recording: Callable[[], bool],
     untraced: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Iterator[None]:
-    """Refuses a model's own hooks on saved tensors, unless they give back what they are given.
+    """Refuses a model's own hooks on saved tensors, unless they return their argument unchanged.
 
-    Those of torch (checkpoints, `save_on_cpu`) save memory and change no gradient.
+    Hooks of torch (checkpointing, `save_on_cpu`) save memory without changing gradients.
 
     Args:
         is_recording: returns true while the model's own Python runs.
-        untraced: a context in which nothing is written down.
+        untraced: context that disables tracing.
     """
     enter: Any = saved_tensors_hooks.__enter__
 
-    def watched(hooks: Any) -> Any:
+    def checked(hooks: Any) -> Any:
         kind = type(hooks)
         is_from_torch = kind is not saved_tensors_hooks and kind.__module__.startswith("torch.")
         if is_recording() and not is_from_torch:
             with untraced():
-                changes = not _gives_back(hooks)
+                changes = not _is_identity(hooks)
             if changes:
                 raise CaptureError(
-                    "the model changes what autograd saves for its backward pass "
+                    "the model changes the tensors that autograd saves for the backward pass "
                     "(saved_tensors_hooks)"
                 )
         return enter(hooks)
 
-    saved_tensors_hooks.__enter__ = watched  # type: ignore[method-assign]
+    saved_tensors_hooks.__enter__ = checked  # type: ignore[method-assign]
     try:
         yield
     finally:
         saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
 
 
-def _gives_back(hooks: Any) -> bool:
+def _is_identity(hooks: Any) -> bool:
     with outside_fake_mode(), torch.no_grad(), contextlib.suppress(Exception):
         probe = torch.tensor([-1e4, -0.7, 0.0, 1e-6, 1 / 3, 2.9])
         given = hooks.unpack_hook(hooks.pack_hook(probe.clone()))

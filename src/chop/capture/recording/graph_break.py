@@ -1,4 +1,4 @@
-"""Graph breaks: where and why a recording stopped."""
+"""Graph breaks: place and reason of an interrupted recording."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from chop.errors import CaptureError
 
 _TORCH_ERRORS = {
-    "GuardOnDataDependentSymNode": "the model's Python decides on a size or number that depends on "
-    "data",
-    "DataDependentOutputException": "the model's Python needs a value that depends on data",
-    "DynamicOutputShapeException": "an operator returns a size that depends on data",
-    "UnsupportedOperatorException": "an operator has no rule for the shapes that it returns",
+    "GuardOnDataDependentSymNode": "the model's control flow depends on a data-dependent size or "
+    "number",
+    "DataDependentOutputException": "the model's Python reads a data-dependent value",
+    "DynamicOutputShapeException": "an operator returns a data-dependent size",
+    "UnsupportedOperatorException": "an operator has no rule for its output shapes",
     "InternalTorchDynamoError": "the model compiles code while it runs (torch.cond, "
     "torch.while_loop, torch.compile)",
 }
-"""What errors of torch's tracing mean, in the words of a user."""
+"""Explanations of the errors of torch's tracing."""
 
 _TORCH_TYPES = {
     "SymInt": "size",
@@ -34,11 +34,11 @@ _SYMBOL = re.compile(r"\b(?:s|u|z[uf]|zuf)\d+\b")
 
 
 class MissingFakeKernelError(Exception):
-    """An operator has no rule for the shapes that it returns; a real run has to show them."""
+    """Raised for an operator without a fake kernel; an eager run has to provide its shapes."""
 
     def __init__(self, operator: Any) -> None:
         super().__init__(
-            f"the operator {operator} has no rule for the shapes that it returns "
+            f"the operator {operator} has no rule for its output shapes "
             "(torch.library.register_fake)"
         )
         self.operator = operator
@@ -49,7 +49,7 @@ class Place:
     """A line of the model's Python.
 
     Args:
-        running: the paths of the modules whose forward was running, outermost first.
+        running: paths of the modules whose forward was running, outermost first.
         where: `file:line`.
     """
 
@@ -63,10 +63,10 @@ class EffectError(CaptureError):
     Args:
         message: description of the effect.
         cause: place in the code.
-        seen: the paths of the modules that are running where it matters, outermost first.
+        seen: paths of the modules that run at the place where the effect matters, outermost first.
 
     Attributes:
-        path: the innermost module whose forward holds all of it; `""` is the model itself.
+        path: innermost module whose forward contains both places; `""` is the model itself.
         where: `file:line` of the cause.
     """
 
@@ -80,14 +80,14 @@ class EffectError(CaptureError):
 
 @dataclasses.dataclass
 class GraphBreak:
-    """Where a recording stopped.
+    """Place and reason of an interrupted recording.
 
     Args:
         path: the innermost module that was running; `""` is the model itself.
         where: `file:line` in that module.
-        error: what was raised there.
-        needs_shapes: `path` is a leaf whose output shapes have to be seen in a real run.
-        names: what to call the symbols of the recording.
+        error: the error raised there.
+        needs_shapes: `path` is a leaf whose output shapes require an eager run.
+        names: readable names of the symbols of the recording.
     """
 
     path: str
@@ -98,7 +98,7 @@ class GraphBreak:
 
     @classmethod
     def at(cls, path: str, where: str, error: Exception) -> GraphBreak:
-        """The break that an error makes, which may know its place better than who caught it."""
+        """Returns the break of an error; the place stored in the error takes precedence."""
         if isinstance(error, EffectError):
             return cls(error.path, error.where, error)
         return cls(path, where, error)
@@ -107,7 +107,7 @@ class GraphBreak:
         return f"{self.reason()}, at {self.where}"
 
     def reason(self) -> str:
-        """What was raised, in the words of a user."""
+        """Describes the error in the terms of a user."""
         kind = type(self.error).__name__
         if kind in _TORCH_ERRORS:
             return _TORCH_ERRORS[kind]

@@ -1,4 +1,4 @@
-"""Writer of a graph: fake tensors and sizes as nodes, constants and members by name."""
+"""Graph writer: turns fake tensors and sizes into nodes, constants and members into names."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from chop.private.modules import own_buffers, own_children, own_parameters
 
 
 class GraphWriter:
-    """Writes a run on fake tensors into `graph`.
+    """Writer of a run on fake tensors into `graph`.
 
-    A tensor is known by its identity, and every tensor that was seen is kept alive, so that no
-    identity is reused.
+    Tensors are identified by `id`. Every tensor is kept alive so that no `id` is reused.
 
     Args:
         model: its parameters and buffers are read by name.
-        symbolic: whether sizes of inputs are free.
+        symbolic: whether input sizes are dynamic.
         before: sizes of an earlier recording of the same inputs in the same mode.
 
     Attributes:
-        values: what each node gives, fake.
-        constants: tensors that the model made outside of what was recorded, by name.
-        module_stack: the modules that are running, by path, with their classes.
-        before_bind: called before the result of a node is noted.
+        values: fake value of each node.
+        constants: tensors that the model created outside of the recording, by name.
+        module_stack: running modules by path, with their classes.
+        before_bind: called before the result of a node is registered.
         before_read: called with a parameter, buffer or constant that a node is about to read.
     """
 
@@ -46,7 +45,7 @@ class GraphWriter:
         self.before_bind: Callable[[], None] | None = None
         self.before_read: Callable[[Iterable[Tensor]], None] | None = None
         self._nodes: dict[int, fx.Node] = {}
-        self._kept_alive: list[Any] = []
+        self._alive: list[Any] = []
         self._attributes: dict[str, fx.Node] = {}
         self._arguments = ArgumentWriter(self.graph, self.sizes, self.find_node)
         self._state_names: dict[int, str] = {}
@@ -55,15 +54,15 @@ class GraphWriter:
         self._taken_names = {*own_parameters(model), *own_buffers(model), *own_children(model)}
 
     def is_node(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the result of a node."""
+        """Returns whether a tensor is the result of a node."""
         return id(tensor) in self._nodes
 
     def state_name(self, tensor: Tensor) -> str | None:
-        """The name of a parameter or buffer of the model; None for other tensors."""
+        """Returns the name of a parameter or buffer of the model; None for other tensors."""
         return self._state_names.get(id(tensor))
 
     def add_input(self, name: str, value: Any, is_dynamic: Callable[[Tensor, int], bool]) -> Any:
-        """Makes a placeholder and returns its fake value (tensors nested in lists or dicts too)."""
+        """Adds a placeholder and returns its fake value (tensors or nested lists and dicts)."""
         node = self.graph.placeholder(name)
         self.values[node] = fake = self._fake_input(name, value, node, is_dynamic)
         return fake
@@ -87,7 +86,7 @@ class GraphWriter:
         return tree_rebuild(value, fakes)
 
     def fake_member(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """A fake of another dtype that is known by the name of a parameter or buffer."""
+        """Returns a fake of another dtype that represents a parameter or buffer."""
         with self.sizes.fake_mode():
             fake = torch.empty_strided(
                 tensor.size(), tensor.stride(), dtype=dtype, device=tensor.device
@@ -95,14 +94,14 @@ class GraphWriter:
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake, tensor.requires_grad)
         self._state_names[id(fake)] = self._state_names[id(tensor)]
-        self._kept_alive.append(fake)
+        self._alive.append(fake)
         return fake
 
     def find_node(self, tensor: Tensor) -> fx.Node:
-        """The node of a tensor: a result, a parameter or buffer, or a constant.
+        """Returns the node of a tensor: a result, a parameter or buffer, or a constant.
 
         Raises:
-            CaptureError: nothing says what it is.
+            CaptureError: the origin of the tensor is unknown.
         """
         node = self._nodes.get(id(tensor))
         if node is not None:
@@ -127,7 +126,7 @@ class GraphWriter:
         if constant.grad_fn is not None:
             raise CaptureError(
                 f"a tensor of shape {tuple(tensor.shape)} was computed from parameters in an "
-                "earlier call; as a constant it would not follow them"
+                "earlier call; as a constant of the graph it would not follow them"
             )
         number = len(self.constants)
         while (name := f"_tensor_constant{number}") in self._taken_names:
@@ -135,28 +134,28 @@ class GraphWriter:
         self._taken_names.add(name)
         self.constants[name] = constant
         self._state_names[id(tensor)] = name
-        self._kept_alive.append(tensor)
+        self._alive.append(tensor)
         return name
 
     def emit(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
-        """A node with the model's line, and its result.
+        """Adds a node with the model's line, and returns the result.
 
         Args:
             op: kind of the node.
-            target: what it calls.
-            args: as the model gave them.
-            kwargs: the same by name.
-            result: of the call.
+            target: its target.
+            args: as the model passed them.
+            kwargs: keyword arguments, as the model passed them.
+            result: result of the call.
         """
         return self.call(op, target, *self.written(args, kwargs), result)
 
     def written(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments as a node holds them."""
+        """Returns the arguments in the form that a node holds."""
         named = {name: self._arguments.write(value) for name, value in kwargs.items()}
         return tuple(map(self._arguments.write, args)), named
 
     def call(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
-        """`emit` of arguments that are written already."""
+        """Adds a node with arguments that are already converted, and returns the result."""
         node = self.graph.create_node(op, target, args, kwargs)
         node.meta["nn_module_stack"] = dict(self.module_stack)
         node.meta["source"] = current_line()
@@ -173,7 +172,7 @@ class GraphWriter:
         self.values.setdefault(node, value)
         if isinstance(value, Tensor):
             self._nodes[id(value)] = node
-            self._kept_alive.append(value)
+            self._alive.append(value)
             self.sizes.bind(value, node)
         elif is_symbolic(value):
             self.sizes.bind_number(value, node)

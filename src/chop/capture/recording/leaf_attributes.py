@@ -1,4 +1,4 @@
-"""Attributes of leaf modules that a model's Python changes, which no node records."""
+"""Changes of leaf attributes by a model's Python, which no node records."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from chop.captured.leaves import LeafRule
 from chop.captured.overrides import has_hooks, why_not_its_class
 from chop.captured.state.code_search import code_names, list_functions, texts_in
 from chop.captured.state.kinds import differing
-from chop.captured.state.weak_cache import weakly_cached
+from chop.captured.state.weak_cache import weak_cache
 from chop.private.modules import HOOKS, MEMBERS
 
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (*MEMBERS, *HOOKS)
 _Fields = tuple[dict[str, Any], dict[str, dict[Any, Any]]]
-"""The attributes of a module, and what its dicts of members and of hooks hold."""
+"""Attributes of a module, and the contents of its dicts of members and hooks."""
 
 
 @contextlib.contextmanager
-def watched_attributes(
+def watch_attributes(
     on_write: Callable[[nn.Module, str], None],
 ) -> Iterator[None]:
-    """Calls `on_write(module, name)` before each attribute of a module is set inside the block."""
+    """Calls `on_write(module, name)` before each module attribute is set inside the block."""
     usual = nn.Module.__setattr__
 
     def set_attribute(module: nn.Module, name: str, value: Any) -> None:
@@ -44,16 +44,16 @@ def watched_attributes(
 
 
 class LeafAttributes:
-    """Finds leaves that are called, or left, with other attributes than at the start of a run.
+    """Detector of leaves that are called, or remain, with other attributes than before the run.
 
-    A graph calls a leaf as it is then. The mode, a probability, a momentum, a parameter or a hook
-    that a forward sets before the call, and perhaps puts back after it, is in no node. The writes
-    of a leaf itself are its own affair.
+    A graph calls a leaf with its attributes at that time. No node records a mode, probability,
+    momentum, parameter or hook that a forward sets before the call and possibly restores after it.
+    A leaf may write its own attributes.
 
     Args:
         model: the model that is recorded.
-        leaves: rule that selects modules whose inside is not recorded.
-        running: the paths of the modules whose Python runs at this moment, outermost first.
+        leaves: rule that selects modules to keep whole.
+        running: paths of the modules whose Python is running, outermost first.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class LeafAttributes:
         self._called: dict[int, nn.Module] = {}
         self._writers: dict[tuple[int, str], Place] = {}
 
-    def watched(self) -> contextlib.AbstractContextManager[None]:
-        """Notes who sets an attribute of a leaf, and on which line, inside the block."""
-        return watched_attributes(self._note)
+    def watch(self) -> contextlib.AbstractContextManager[None]:
+        """Records the line of each assignment to an attribute of a leaf inside the block."""
+        return watch_attributes(self._note)
 
     def _note(self, module: nn.Module, name: str) -> None:
         if id(module) in self._before:
@@ -77,7 +77,7 @@ class LeafAttributes:
         """Checks a leaf that is about to be called.
 
         Raises:
-            EffectError: it would do something else in a graph.
+            EffectError: its attributes would differ in a graph.
         """
         self._called[id(leaf)] = leaf
         self._check(leaf)
@@ -89,15 +89,15 @@ class LeafAttributes:
                 raise self._error(path, part, at_end, *change)
 
     def accept(self, leaf: nn.Module) -> None:
-        """Takes what a call of a leaf has made of its attributes for granted."""
+        """Accepts the changes that a call of a leaf made to its own attributes."""
         for _, part in self._parts.get(id(leaf), ()):
             self._before[id(part)] = _fields(part)
 
     def check_called(self) -> None:
-        """Checks the leaves that were called, at the end of the run.
+        """Checks the called leaves at the end of the run.
 
         Raises:
-            EffectError: the next call would find one of them with another attribute.
+            EffectError: the next call would start with other attributes.
         """
         for leaf in self._called.values():
             self._check(leaf, at_end=True)
@@ -114,14 +114,14 @@ class LeafAttributes:
             known = isinstance(before, _PLAIN) and isinstance(after, _PLAIN)
             what = f"changes {path}.{name}{values if known else ''}"
         return EffectError(
-            f"the model {what} while it runs, and its graph would not",
+            f"the model {what} while it runs, which a graph cannot",
             place,
             place.running if at_end else here.running,
         )
 
 
 def _leaves(model: nn.Module, leaves: LeafRule) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that are called as one node each."""
+    """Returns the modules that are called as one node each."""
     for path, module in leaves.traced_modules(model):
         for name, child in module.named_children():
             inner = f"{path}.{name}" if path else name
@@ -141,7 +141,9 @@ def _fields(module: nn.Module) -> _Fields:
 
 
 def _changed_attribute(module: nn.Module, before: _Fields) -> tuple[str, Any, Any] | None:
-    """The name of a changed attribute, or member, that a module's code reads, and both values."""
+    """Returns the name of a changed attribute or member that a module's code reads, and both
+    values.
+    """
     fields, contents = before
     now = vars(module)
     for name in _CONTAINERS:
@@ -155,13 +157,13 @@ def _changed_attribute(module: nn.Module, before: _Fields) -> tuple[str, Any, An
 
 
 def _reads(module: nn.Module, name: str) -> bool:
-    """Returns whether a module's code reads an attribute, as far as its classes tell."""
+    """Returns whether a module's code reads an attribute, according to its classes."""
     if has_hooks(module) or why_not_its_class(module) is not None:
         return True
     return name in _names_in(type(module))
 
 
-@weakly_cached
+@weak_cache
 def _names_in(cls: type) -> frozenset[str]:
     """Returns the names in the methods of a class and of its bases, up to `nn.Module`."""
     homes = [base for base in inspect.getmro(cls) if base not in (nn.Module, object)]

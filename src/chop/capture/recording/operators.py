@@ -30,7 +30,7 @@ def call_on_fakes(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls an operator on fake tensors.
 
     Raises:
-        NoShapesError: an operator of another library has no rule for fake tensors.
+        NoShapesError: an operator of another library has no fake kernel.
     """
     try:
         return function(*args, **kwargs)
@@ -45,13 +45,13 @@ def _is_custom(function: Any) -> bool:
     return isinstance(function, OVERLOADS) and library not in _OWN_LIBRARIES
 
 
-def from_numpy_arrays(
+def replace_numpy_arrays(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A call that makes a tensor of a numpy array, as one that makes it of a constant tensor.
+    """Replaces a numpy array in the arguments of a tensor factory by a constant tensor.
 
-    `torch.as_tensor` shares its memory with the array and the others copy it, as they do outside of
-    a recording.
+    As outside of a recording, `torch.as_tensor` shares its memory with the array and other
+    factories copy it.
     """
     if function not in _CONSTRUCTORS:
         return function, args, kwargs
@@ -72,17 +72,17 @@ def from_numpy_arrays(
 
 
 def contains_tensor(value: Any) -> bool:
-    """Whether a result is a tensor, or tuples or lists that hold one."""
+    """Returns whether a result is a tensor, or a tuple or list that contains one."""
     if isinstance(value, tuple | list):
         return any(map(contains_tensor, value))
     return isinstance(value, Tensor)
 
 
 def alias_if_input(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Any:
-    """A new identity for a result that is an argument unchanged.
+    """Returns an alias of a result that is one of the arguments unchanged.
 
-    `x.float()` returns `x` itself while `x` is float32. Were the two one in the graph, then after
-    `model.half()` every later reader of `x` would read the float32 copy.
+    `x.float()` returns `x` itself while `x` is float32. If both were one node, every later reader
+    of `x` would read the float32 copy after `model.half()`.
     """
     unchanged = isinstance(result, Tensor) and any(result is value for value in args)
     if unchanged and not mutates_input(func) and "out" not in kwargs:

@@ -1,4 +1,4 @@
-"""Random state that no graph repeats: other generators than torch's, and seeds a model sets."""
+"""Random state that no graph reproduces: Python's and numpy's generators, a model's own seeds."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 from chop.errors import CaptureError
 
 UNUSUAL_SEED = 0x5EED_C0DE_1DE5
-"""A seed that no model sets itself; at a common one its own seeding would change nothing."""
+"""Seed that no model sets; a model that sets a common seed would go unnoticed at that seed."""
 
 _SETS_STATE = frozenset({"manual_seed", "seed", "set_state"})
 
 
 class NumpyRandomError(CaptureError):
-    """A model draws from numpy's global generator."""
+    """Raised when a model draws from numpy's global generator."""
 
 
 class HostRandomState:
-    """The states of Python's and numpy's global generators at one moment.
+    """States of Python's and numpy's global generators at one moment.
 
     Args:
-        numpy: numpy's too; reading that one takes 30 microseconds.
+        numpy: include numpy's, which takes 30 microseconds.
     """
 
     def __init__(self, numpy: bool) -> None:
@@ -34,7 +34,7 @@ class HostRandomState:
         self._numpy = np.random.get_state() if numpy else None
 
     def check_unmoved(self) -> None:
-        """Raises CaptureError where somebody has drawn since."""
+        """Raises CaptureError if the generators were used since."""
         if random.getstate() != self._python:
             raise CaptureError("the model draws from Python's `random` while it runs")
         if self._numpy is not None:
@@ -43,58 +43,58 @@ class HostRandomState:
                 raise NumpyRandomError("the model draws from `np.random` while it runs")
 
     def restore(self) -> None:
-        """Puts the states back."""
+        """Restores the states."""
         random.setstate(self._python)
         if self._numpy is not None:
             np.random.set_state(self._numpy)
 
 
 class TorchSeedWatch:
-    """Finds a model that seeds torch's generators, or puts a state of theirs back.
+    """Detector of models that seed torch's generators or restore their state.
 
-    A graph draws what the generators give, and has no node that seeds one.
+    A graph draws from the generators, and has no node that seeds one.
 
     Args:
-        watching: whether the model's own Python runs at this moment.
+        is_recording: returns whether the model's own Python is running.
     """
 
-    def __init__(self, watching: Callable[[], bool]) -> None:
-        self._watching = watching
+    def __init__(self, is_recording: Callable[[], bool]) -> None:
+        self._is_recording = is_recording
         self._seeds: list[int] = []
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Refuses `torch.manual_seed` and the like inside the block, which starts at a seed."""
         seed_unusually()
         self.accept()
         generator = vars(torch.random)["default_generator"]
         # Every function of torch.random sets the generator of the CPU too, and by this name.
-        vars(torch.random)["default_generator"] = _Watched(generator, self._watching)
+        vars(torch.random)["default_generator"] = _ReadOnlyGenerator(generator, self._is_recording)
         try:
             yield
         finally:
             vars(torch.random)["default_generator"] = generator
 
     def accept(self) -> None:
-        """Takes the seeds of now for granted: a leaf may seed as it likes."""
+        """Accepts the current seeds; leaves may set seeds."""
         self._seeds = _seeds()
 
     def check_unset(self) -> None:
-        """Raises CaptureError where a method of a default generator has seeded it."""
+        """Raises CaptureError if a method of a default generator has seeded it."""
         # A device that was first used meanwhile has a generator more.
         if any(now != then for now, then in zip(_seeds(), self._seeds, strict=False)):
             raise _seeded()
 
 
-class _Watched:
-    """A default generator whose state a model may read and not set."""
+class _ReadOnlyGenerator:
+    """Proxy of a default generator whose state a model may read but not set."""
 
-    def __init__(self, generator: torch.Generator, watching: Callable[[], bool]) -> None:
+    def __init__(self, generator: torch.Generator, is_recording: Callable[[], bool]) -> None:
         self._generator = generator
-        self._watching = watching
+        self._is_recording = is_recording
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SETS_STATE and self._watching():
+        if name in _SETS_STATE and self._is_recording():
             raise _seeded()
         return getattr(self._generator, name)
 

@@ -18,8 +18,8 @@ from chop.capture.recording.grad_modes import GradModes
 from chop.capture.recording.gradient_effects import (
     GRADIENT_HOOKS,
     FrozenTensors,
-    watched_node,
-    watched_saved_tensors,
+    refuse_saved_tensor_hooks,
+    watch_node,
 )
 from chop.capture.recording.graph_break import GraphBreak
 from chop.capture.recording.graph_writer import GraphWriter
@@ -29,7 +29,7 @@ from chop.capture.recording.operators import (
     alias_if_input,
     call_on_fakes,
     contains_tensor,
-    from_numpy_arrays,
+    replace_numpy_arrays,
 )
 from chop.capture.recording.random_state import HostRandomState, TorchSeedWatch
 from chop.capture.recording.recurrent import RecurrentKernels
@@ -60,25 +60,25 @@ _NOT_RECORDED = frozenset({"requires_grad_", "__deepcopy__", "__reduce_ex__"})
 class Recorder(TorchFunctionMode):
     """Records one run of a model into `graph`.
 
-    Inside the handler of a torch call the mode is off, so that a function's own implementation is
-    not descended into: one call of `torch`, `F` or a tensor method becomes one node.
+    The mode is off inside the handler of a torch call, so that a function's own implementation is
+    not traced: one call of `torch`, `F` or a tensor method becomes one node.
 
     Args:
         model: the model to record.
-        leaves: which submodules become one node.
-        symbolic: whether sizes of inputs are free.
+        leaves: rule that selects the submodules that become one node.
+        symbolic: whether input sizes are dynamic.
         eager_outputs: outputs, in eager runs, of leaves and operators without a fake kernel.
-        eager_reads: data-dependent reads of an eager run. With them a read returns the same value,
-            and the graph checks at run time that it still holds.
+        eager_reads: data-dependent reads of an eager run. A read then returns the same value, and
+            the graph checks it at run time.
         before: an earlier recording of the same inputs in the same mode; its answers hold here too.
 
     Attributes:
-        writer: writes the nodes; `graph`, `sizes`, `values` and `constants` are its own.
-        asked: the first line that asks for the dtype, the kind or the memory layout of a tensor.
-        stateful: modules that keep state in attributes, with the reason: none may be recorded.
-        asked_for_gradients: lines that read `requires_grad` of a computed tensor as False.
+        writer: writes the nodes; owns `graph`, `sizes`, `values` and `constants`.
+        query_lines: first line that queries the dtype, kind or memory layout of a tensor.
+        stateful: modules that keep state in attributes, with the reason; they must not be recorded.
+        requires_grad_reads: lines that read `requires_grad` of a computed tensor as False.
         before_write: called with each tensor that is about to be written.
-        check_numpy_draws: whether to find the module that draws from `np.random`.
+        check_numpy_draws: whether to locate the module that draws from `np.random`.
         training: true in the run in `train()`.
     """
 
@@ -98,7 +98,7 @@ class Recorder(TorchFunctionMode):
         self.leaf_operators: dict[str, int] = {}
         self.graph_break: GraphBreak | None = None
         self.requires_grad_reads: list[str] = []
-        self.asked: dict[str, str] = {}
+        self.query_lines: dict[str, str] = {}
         self.stateful: Mapping[str, str] = {}
         self.before_write: Callable[[Tensor], None] | None = None
         self.check_numpy_draws = False
@@ -126,19 +126,19 @@ class Recorder(TorchFunctionMode):
     # --- inputs
 
     def add_optional(self, name: str) -> fx.Node:
-        """The placeholder of an input that may be left out, which is None."""
+        """Adds the placeholder of an optional input, whose value is None."""
         return self.graph.create_node("placeholder", name, (None,))
 
     def emit(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
-        """A node that no torch call makes, see `GraphWriter.emit`."""
+        """Adds a node without a torch call, see `GraphWriter.emit`."""
         return self.writer.emit(op, target, args, kwargs, result)
 
     def free_number(self, name: str, example: int) -> Any:
-        """A symbolic size that a node computes, see `Sizes.free_number`."""
+        """Returns a symbolic size that a node computes, see `Sizes.free_number`."""
         return self.sizes.free_number(name, example)
 
     def untraced(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, torch calls are not written down, and their size tests are no guards."""
+        """Disables the tracing of torch calls and size tests inside the block."""
         return self._inside_operator() if self._recording else contextlib.nullcontext()
 
     # --- the run
@@ -147,14 +147,14 @@ class Recorder(TorchFunctionMode):
         """Runs the model on fake arguments and closes the graph with its result.
 
         Raises:
-            Exception: whatever stopped the run; `graph_break` then says where.
+            Exception: any error that stopped the run; `graph_break` then has its place.
         """
         # Not before: a probe of another dtype has put fake members in the place of the model's.
         self._leaf_attributes = LeafAttributes(model, self._leaves, self._running)
         with (
-            self._seeds.watched(),
-            watched_saved_tensors(lambda: self._recording, self.untraced),
-            self._leaf_attributes.watched(),
+            self._seeds.watch(),
+            refuse_saved_tensor_hooks(lambda: self._recording, self.untraced),
+            self._leaf_attributes.watch(),
             self.sizes.fake_mode(),
             self,
             self.sizes.evaluated_by(model=True),
@@ -187,8 +187,8 @@ class Recorder(TorchFunctionMode):
                 self._recording = False
 
     def _check_computed_sizes(self) -> None:
-        for name, where in self.sizes.tests_of_computed():
-            raise CacheError(f"the model decides on the size of {name} at {where}")
+        for name, where in self.sizes.computed_size_tests():
+            raise CacheError(f"the model's control flow depends on the size of {name} at {where}")
 
     @contextlib.contextmanager
     def _inside_operator(self) -> Iterator[None]:
@@ -206,7 +206,7 @@ class Recorder(TorchFunctionMode):
             with self._inside_operator():
                 yield
         finally:
-            # Draws inside a leaf are its own affair; the modules around it have not drawn.
+            # Draws inside a leaf are allowed, and do not count for the modules around it.
             draws.restore()
             self._seeds.accept()
 
@@ -233,7 +233,7 @@ class Recorder(TorchFunctionMode):
         if name in DATA_DEPENDENT_METHODS or (name == "item" and self._eager_reads is not None):
             return self.reads.read(func, name, args, kwargs)
         getter = getattr(getattr(func, "__self__", None), "__name__", "")
-        self._ranks.ask(getter if name == "__get__" else name, args)
+        self._ranks.guard_shape_read(getter if name == "__get__" else name, args)
         if name == "__get__":
             return self._get_attribute(func, args)
         if name == "__set__":
@@ -243,17 +243,17 @@ class Recorder(TorchFunctionMode):
         if name in LAYOUT_METHODS:
             self._guard_on(LAYOUT, args[0])
         if name in GRADIENT_HOOKS:
-            raise CaptureError(f"the model hooks the gradient of a tensor ({name})")
+            raise CaptureError(f"the model registers a hook on the gradient of a tensor ({name})")
         if name == "__getitem__":
             guard_slice_bounds(*args)
         elif name in ("split", "chunk"):
             guard_split_count(name, args, kwargs)
-        func, args, kwargs = from_numpy_arrays(func, args, kwargs)
+        func, args, kwargs = replace_numpy_arrays(func, args, kwargs)
         with self._inside_operator():
             returned = self._run_operator(func, args, kwargs)
             check_dense(returned)
             result = alias_if_input(func, args, kwargs, returned)
-            self._ranks.note(func, args, kwargs, result)
+            self._ranks.record(func, args, kwargs, result)
         if result is not returned:
             self._alias_sources[id(result)] = self._alias_sources.get(id(returned), returned)
         if func is SET_GRAD_ENABLED:
@@ -273,8 +273,8 @@ class Recorder(TorchFunctionMode):
         seen = next(self._eager_outputs[subject], None)
         if seen is None:
             raise CaptureError(
-                f"{subject} is called more often than in a real run, which had to show the shapes "
-                "that it returns"
+                f"{subject} is called more often than in the eager run that provides its output "
+                "shapes"
             )
         return seen
 
@@ -288,7 +288,7 @@ class Recorder(TorchFunctionMode):
         value = getter(*args)
         name = getattr(getattr(getter, "__self__", None), "__name__", "")
         if name == "grad_fn":
-            return watched_node(value, lambda: self._recording)
+            return watch_node(value, lambda: self._recording)
         if isinstance(value, Tensor) and value is not args[0] and name != "grad":
             self.writer.emit("call_function", getattr, (args[0], name), {}, value)
         if name == DTYPE:
@@ -300,8 +300,8 @@ class Recorder(TorchFunctionMode):
 
     def _guard_on(self, what: str, tensor: Tensor) -> None:
         # Models ask often, and finding the line takes a walk up the stack.
-        if what not in self.asked and self.writer.is_node(tensor):
-            self.asked[what] = current_line()
+        if what not in self.query_lines and self.writer.is_node(tensor):
+            self.query_lines[what] = current_line()
 
     def _set_attribute(self, setter: Any, args: Any) -> Any:
         name = getattr(getattr(setter, "__self__", None), "__name__", "")
@@ -321,11 +321,11 @@ class Recorder(TorchFunctionMode):
     # --- module and autograd-function calls
 
     def _running(self) -> tuple[str, ...]:
-        """The paths of the modules whose Python is running, outermost first."""
+        """Paths of the modules whose Python is running, outermost first."""
         return tuple(self.writer.module_stack)
 
     def call_module(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Replaces `nn.Module.__call__` while the recording lasts."""
+        """Replaces `nn.Module.__call__` during the recording."""
         path = self._paths.get(id(module))
         original = plain_call(module, original)
         if not self._recording or path is None:
@@ -383,7 +383,7 @@ class Recorder(TorchFunctionMode):
         self._leaf_attributes.accept(module)
         check_dense(result)
         self.writer.call("call_module", path, *written, result)
-        self._ranks.note(None, args, kwargs, result)
+        self._ranks.record(None, args, kwargs, result)
         hidden = self._operator_count - before
         self.leaf_operators[path] = max(self.leaf_operators.get(path, 0), hidden)
         return result
@@ -409,11 +409,11 @@ class Recorder(TorchFunctionMode):
             raise
 
     def call_autograd_function(self, original: Any, function: type, args: Any, kwargs: Any) -> Any:
-        """Replaces `autograd.Function.apply`: one node, so that the backward stays as written."""
+        """Replaces `autograd.Function.apply`; one node preserves the custom backward pass."""
         if not self._recording:
             return original(function, *args, **kwargs)
         with self._paused():
             result = original(function, *args, **kwargs)
         self.writer.emit("call_function", AutogradCall(function), args, kwargs, result)
-        self._ranks.note(None, args, kwargs, result)
+        self._ranks.record(None, args, kwargs, result)
         return result

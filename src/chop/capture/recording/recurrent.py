@@ -1,7 +1,7 @@
 """Fake kernels of recurrent layers and packed sequences.
 
-The fake kernels of recurrent layers unroll the loop over time, which would fix the length; those of
-packed sequences have shapes that are not those of the real ones.
+torch's fake kernels of recurrent layers unroll the loop over time, which would fix the length.
+Those of packed sequences return other shapes than the real ones.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from chop.private.torch_api import PACK_PADDED_SEQUENCE, PAD_PACKED_SEQUENCE
 
 
 class RecurrentKernels:
-    """The shape rules of one recording.
+    """Shape rules of one recording.
 
     Args:
-        sizes: makes the sizes that only the data tells: the longest length, the sum of lengths.
+        sizes: creates data-dependent sizes: the longest length, the sum of lengths.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -30,7 +30,9 @@ class RecurrentKernels:
         self._batch: dict[int, Any] = {}
 
     def rule(self, function: Any) -> Any:
-        """The function that stands in for one of torch's on fake tensors; itself for most."""
+        """Returns the replacement of a torch function on fake tensors; most functions replace
+        themselves.
+        """
         if function is PACK_PADDED_SEQUENCE:
             return self._pack
         return self._pad if function is PAD_PACKED_SEQUENCE else function
@@ -59,13 +61,13 @@ class RecurrentKernels:
         return known[1] if known is not None else self._sizes.unbacked_size(1, None)
 
     def outputs(self, module: nn.RNNBase, x: Any, hx: Any = None) -> Any:
-        """The outputs of LSTM, GRU and RNN.
+        """Returns the outputs of LSTM, GRU and RNN.
 
         Args:
             module: the layer.
             x: `[time, batch, features]`, `[batch, time, features]`, `[time, features]` or a packed
                 sequence.
-            hx: the initial state; it does not change the shapes.
+            hx: initial state; it does not affect the shapes.
         """
         packed = isinstance(x, PackedSequence)
         data = x.data if packed else x

@@ -1,7 +1,7 @@
-"""Buffers replaced in training: the graph writes the new value into the old tensor.
+"""Buffers replaced in training: the graph copies the new value into the old tensor.
 
-`self.mean = ...` and `weight.data = ...` are the same as a copy, as long as nobody holds on to the
-old tensor, or writes into the new one later.
+`self.mean = ...` and `weight.data = ...` equal a copy if nothing else reads the old tensor or
+writes into the new one later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chop.errors import CaptureError
 
 
 class ReplacedBuffers:
-    """Writes of one recording.
+    """Buffer replacements of one recording.
 
     Args:
         writer: writer of the recording.
@@ -26,10 +26,12 @@ class ReplacedBuffers:
         self._writer = writer
         self._first: dict[int, Tensor] = {}
         self._copies: list[tuple[fx.Node, fx.Node, fx.Node, bool]] = []
-        self._kept_alive: list[Any] = []
+        self._alive: list[Any] = []
 
     def write(self, old: Any, new: Any) -> bool:
-        """Writes a new buffer into the memory of the old one; False where that is another model."""
+        """Copies a new buffer into the memory of the old one; returns False if that is not
+        equivalent.
+        """
         if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
             return False
         if id(new) in self._first:
@@ -42,7 +44,7 @@ class ReplacedBuffers:
         return True
 
     def set_data(self, tensor: Tensor, value: Any) -> bool:
-        """Writes what `tensor.data = value` replaces; False where that is another model.
+        """Copies the value of `tensor.data = value`; returns False if that is not equivalent.
 
         Args:
             tensor: a parameter or buffer.
@@ -56,7 +58,7 @@ class ReplacedBuffers:
         return True
 
     def _fits(self, old: Tensor, new: Tensor) -> bool:
-        """Returns whether a copy does as well: same kind, no history, memory of its own."""
+        """Returns whether a copy is equivalent: same kind, no history, own memory."""
         kinds = [(x.shape, x.dtype, x.device, x.layout) for x in (old, new)]
         is_own = get_memory(self._writer.find_node(new)).op != "get_attr"
         is_member = self._writer.find_node(old).op == "get_attr"
@@ -66,13 +68,13 @@ class ReplacedBuffers:
         copy = self._writer.emit("call_method", "copy_", (target, new), {}, None)
         nodes = self._writer.find_node(first), self._writer.find_node(new)
         self._copies.append((copy, *nodes, first is target))
-        self._kept_alive += (first, target, new)
+        self._alive += (first, target, new)
 
     def check(self) -> None:
-        """Checks that nobody reads an old buffer, or writes into a new one, after its copy.
+        """Checks that nothing reads an old buffer, or writes into a new one, after its copy.
 
         Raises:
-            CaptureError: somebody does.
+            CaptureError: a node does.
         """
         copies = {copy for copy, *_ in self._copies}
         for copy, target, value, is_replaced in self._copies:
@@ -82,7 +84,7 @@ class ReplacedBuffers:
                 writes = any(get_memory(x) is get_memory(value) for x in written_by(node))
                 if node not in copies and (reads or writes):
                     raise CaptureError(
-                        f"the model replaces {target.target} while it runs, and goes on with the "
-                        f"old tensor; write into it (self.{target.target}.copy_(...))"
+                        f"the model replaces {target.target} while it runs and still uses the old "
+                        f"tensor; write into it instead (self.{target.target}.copy_(...))"
                     )
                 node = node.next

@@ -1,4 +1,4 @@
-"""TorchScript functions: a recording runs their Python source instead."""
+"""TorchScript functions in a recording, run from their Python source."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SCRIPT = torch.jit.ScriptFunction
 
 
 @contextlib.contextmanager
-def scripts_as_python() -> Iterator[None]:
-    """Makes `torch.jit.script` functions run as the Python that they were compiled from.
+def run_scripts_as_python() -> Iterator[None]:
+    """Makes `torch.jit.script` functions run the Python source that they were compiled from.
 
-    TorchScript reports none of its operators to a recording, and its profiler would keep the shapes
-    of fake tensors for later calls with real ones.
+    TorchScript hides its operators from a recording, and its profiler would reuse the shapes of
+    fake tensors in later calls with real ones.
     """
     compiled = _SCRIPT.__call__
 
@@ -27,7 +27,7 @@ def scripts_as_python() -> Iterator[None]:
         source = python_of_script(function)
         if source is None:
             raise CaptureError(
-                f"TorchScript has compiled {function.name}, so that there is no Python to record"
+                f"{function.name} is compiled by TorchScript and has no Python source to record"
             )
         return source(*args, **kwargs)
 

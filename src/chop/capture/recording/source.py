@@ -1,4 +1,4 @@
-"""Source lines: which line of the model's own Python is running."""
+"""Source lines of the model's own Python."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MACHINERY = (str(_TORCH), str(_TORCH.parent / "sympy"), *_OURS, "<")
 
 @functools.lru_cache(maxsize=4096)
 def is_model_code(filename: str) -> bool:
-    """Whether code of that file belongs to a model: it is neither torch's, sympy's nor ours."""
+    """Returns whether a file belongs to a model, not to torch, sympy or `chop`."""
     library = filename.endswith(("/contextlib.py", "/functools.py"))
     return not library and not filename.startswith(_MACHINERY)
 
 
 def current_line() -> str:
-    """`file:line` of the innermost running frame that is neither torch's, sympy's nor ours."""
+    """Returns `file:line` of the innermost running frame of the model."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_model_code(frame.f_code.co_filename):
@@ -34,7 +34,7 @@ def current_line() -> str:
 
 
 def definition_line(module: type) -> str:
-    """`file:line` of the `forward` of a module class; the class's name where it is compiled."""
+    """Returns `file:line` of a module class's `forward`; the class name if it is compiled."""
     forward = inspect.getattr_static(module, "forward")
     code = getattr(inspect.unwrap(forward), "__code__", None)
     if code is None:
@@ -43,7 +43,7 @@ def definition_line(module: type) -> str:
 
 
 def failing_line(error: BaseException) -> str | None:
-    """`file:line` of the innermost frame of the model that an exception went through, if any."""
+    """Returns `file:line` of the model's innermost frame in a traceback; None if there is none."""
     where = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:

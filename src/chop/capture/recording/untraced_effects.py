@@ -14,16 +14,16 @@ from chop.private.modules import own_buffers
 
 
 def check_initialized(model: nn.Module) -> None:
-    """Checks that all parameters have their shapes.
+    """Checks that all parameters are initialized.
 
     Raises:
-        CaptureError: some wait for a first call.
+        CaptureError: lazy modules have not been called yet.
     """
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise CaptureError(
-            f"expected parameters with shapes, got {', '.join(lazy)} of lazy modules, which the "
-            "first call makes; call the model once on an example before"
+            f"expected initialized parameters, got {', '.join(lazy)} of lazy modules; call the "
+            "model once on an example first"
         )
 
 
@@ -34,20 +34,20 @@ def check_buffers(
     get_source: Callable[[Any], Any],
     write: Callable[[Any, Any], bool] | None,
 ) -> None:
-    """Checks that the buffers of a module are those of before its forward.
+    """Checks that the forward pass of a module has not replaced its buffers.
 
-    A graph has no node that binds a name of a module; its state would never move.
+    A graph has no node that assigns an attribute of a module; its state would never change.
 
     Args:
         path: path of the module.
         module: the module.
-        before: its buffers before.
-        get_source: the tensor that another one is an alias of, itself for most.
-        write: records that the new buffer is written into the old one, where it can; None where
-            nothing may be written.
+        before: its buffers before the forward pass.
+        get_source: returns the tensor behind an alias; most tensors are their own source.
+        write: records a copy of the new buffer into the old one and returns whether it can. None:
+            no writes allowed.
 
     Raises:
-        CaptureError: one was replaced.
+        CaptureError: a buffer was replaced.
     """
     for name, buffer in own_buffers(module).items():
         old = before.get(name)
@@ -62,38 +62,40 @@ def check_buffers(
 
 
 class UntracedEffects:
-    """Modes that `forward` sets, and entries that it adds to an input or takes from it.
+    """Modes set by `forward`, and entries that it adds to or removes from an input.
 
     Args:
-        modules: the modules whose Python is recorded, by path.
-        arguments: the inputs by name.
+        modules: modules whose Python is recorded, by path.
+        arguments: inputs by name.
     """
 
     def __init__(
         self, modules: Iterable[tuple[str, nn.Module]], arguments: Mapping[str, Any]
     ) -> None:
-        children = {id(m): (path, m) for path, module in modules for m, path in _near(path, module)}
+        children = {
+            id(m): (path, m) for path, module in modules for m, path in _with_children(path, module)
+        }
         self._modes = [(path, module, module.training) for path, module in children.values()]
         self._contents = list(_contents(arguments))
         self._inference = torch.is_inference_mode_enabled()
 
     def check_mode(self) -> None:
-        """Checks that no inference mode was entered.
+        """Checks that the model has not entered inference mode.
 
         Raises:
-            CaptureError: it was.
+            CaptureError: it has.
         """
         if torch.is_inference_mode_enabled() and not self._inference:
             raise CaptureError(
-                "the model enters torch.inference_mode(), which a graph cannot; torch.no_grad() "
-                "gives the same numbers"
+                "the model enters torch.inference_mode(), which a graph cannot; use "
+                "torch.no_grad(), which gives the same results"
             )
 
     def check(self) -> None:
-        """Checks that everything is as it was before `forward`.
+        """Checks that modes and inputs are as before `forward`.
 
         Raises:
-            CaptureError: it is not.
+            CaptureError: one has changed.
         """
         for path, module, training in self._modes:
             if module.training != training:
@@ -106,12 +108,15 @@ class UntracedEffects:
             if not _is_same(before, _items(container)):
                 raise CaptureError(
                     f"the model adds, replaces or removes entries of its input {name}, which a "
-                    "graph does not; copy it first"
+                    "graph cannot; change a copy instead"
                 )
 
 
-def _near(path: str, module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """A module and its children: leaves are children whose inside is their own affair."""
+def _with_children(path: str, module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yields a module and its children.
+
+    Leaves are children too; modules inside of them may change freely.
+    """
     yield module, path
     for name, child in module.named_children():
         yield child, f"{path}.{name}" if path else name

@@ -1,3 +1,3 @@
-"""Symbolic sizes: symbols, their conditions, and sizes that depend on data."""
+"""Symbolic sizes: symbols, guards and data-dependent sizes."""
 
 __all__: list[str] = []

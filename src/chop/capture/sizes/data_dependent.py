@@ -19,16 +19,16 @@ _MAX_READ_ELEMENTS = 1024
 
 
 class DataDependentReads:
-    """Returns the values of data-dependent reads during one recording, and guards them by nodes.
+    """Values of data-dependent reads during one recording, guarded by nodes.
 
     Args:
-        emit: makes a node.
-        find_node: the node of a tensor.
-        eager_reads: what the model's Python read from tensors in a real run.
+        emit: creates a node.
+        find_node: returns the node of a tensor.
+        eager_reads: values that the model's Python read from tensors in an eager run.
 
     Attributes:
-        moving: buffers that the model's Python reads and its forward writes.
-        model_tensors: the tensors that the model holds, by identity.
+        mutated_buffers: buffers that the model's Python reads and its forward writes.
+        model_tensors: tensors of the model, by identity.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class DataDependentReads:
         self.mutated_buffers: Collection[str] = ()
         self.model_tensors: Mapping[int, Tensor] = {}
         self._emit = emit
-        self._node_of = find_node
+        self._find_node = find_node
         self._eager_reads = eager_reads
 
     def read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """What `func(*args, **kwargs)` tells the model's Python.
+        """Returns the result of `func(*args, **kwargs)` for the model's Python.
 
         Raises:
-            CaptureError: it depends on the inputs, and there is no decision to take it from.
+            CaptureError: it depends on the inputs, and no eager run provides it.
         """
         constant = get_constant(args[0])
         if constant is None:
@@ -59,17 +59,17 @@ class DataDependentReads:
         return value
 
     def _read_state(self, tensor: Tensor, reading: str, value: Any) -> None:
-        """A value of a buffer, which may be another one at run time."""
-        node = self._node_of(tensor)
+        """Adds a guard on a value of a buffer, which may change at run time."""
+        node = self._find_node(tensor)
         if str(node.target) in self.mutated_buffers and self._eager_reads is None:
             raise CaptureError(
-                f"the model's Python needs the value of its buffer {node.target}, which its "
-                "forward writes"
+                f"the model's Python reads its buffer {node.target}, which its forward writes"
             )
         if reading not in SCALAR_READS:
             if tensor.numel() > _MAX_READ_ELEMENTS:
                 raise CaptureError(
-                    f"the model's Python reads the {tensor.numel()} values of {node.target}"
+                    f"the model's Python reads all {tensor.numel()} values of {node.target}; a "
+                    f"graph can check at most {_MAX_READ_ELEMENTS}"
                 )
             with outside_fake_mode():
                 reading, value = "tolist", tensor.tolist()
@@ -77,13 +77,13 @@ class DataDependentReads:
         self._emit("call_function", guard_value, arguments, {}, None)
 
     def _read_from_eager_run(self, tensor: Tensor, reading: str) -> Any:
-        """The value that the model's Python read here in a real run, checked at run time."""
+        """Returns the value of the eager run, guarded at run time."""
         where = current_line()
         answer = self._eager_reads.answer(where) if self._eager_reads is not None else None
         if answer is None or reading not in SCALAR_READS:
             raise CaptureError(
-                "the model's Python needs the value of a tensor computed from its inputs: "
-                f"{reading.strip('_')}() of {self._node_of(tensor)}"
+                "the model's Python reads the value of a tensor computed from its inputs: "
+                f"{reading.strip('_')}() of {self._find_node(tensor)}"
             )
         self._emit("call_function", guard_value, (tensor, reading, answer, where), {}, None)
         return answer

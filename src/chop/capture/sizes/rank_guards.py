@@ -1,8 +1,8 @@
-"""Rank guards: what a model's Python learns of a tensor that `squeeze` has taken dimensions from.
+"""Rank guards: conditions on the number of dimensions after `squeeze`.
 
-`squeeze` drops the dimensions of size one, and none of a free size while a model is recorded. The
-graph runs `squeeze` anew and has the same tensor at any size; only what the model's Python makes of
-its shape is that of the recording.
+`squeeze` drops the dimensions of size one. During a recording it keeps all dynamic dimensions. The
+graph runs `squeeze` again and gets the right tensor at any size, but the model's Python has read
+the shape of the recording.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _READS = frozenset(
         *("unbind", "split", "chunk", "tensor_split"),
     }
 )
-_OF_ANY_RANK = frozenset({"view", "reshape"})
+_RANK_INDEPENDENT = frozenset({"view", "reshape"})
 
 
 class SqueezedRanks:
-    """The sizes that may not be one where the rank of a tensor is that of the recording."""
+    """Sizes that must not be one for the rank of a tensor to be that of the recording."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[Any, ...]] = {}
 
-    def note(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Notes what the rank of a result depends on.
+    def record(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Records the sizes that determine the rank of a result.
 
         Args:
-            function: of torch; None: a module or another function.
+            function: torch function; None: a module or another function.
             args: its arguments.
-            kwargs: the same by name.
+            kwargs: its keyword arguments.
             result: kept alive by the recorder.
         """
         name = getattr(function, "__name__", "")
@@ -43,20 +43,20 @@ class SqueezedRanks:
             x for tensor in tensors_in([args, kwargs]) for x in self._sizes.get(id(tensor), ())
         ]
         if name.startswith("squeeze"):
-            sizes += _dropped_where_one(*args, **kwargs)
-        if sizes and name not in _OF_ANY_RANK:
+            sizes += _squeezable_sizes(*args, **kwargs)
+        if sizes and name not in _RANK_INDEPENDENT:
             for tensor in tensors_in(result):
                 self._sizes[id(tensor)] = tuple(sizes)
 
-    def ask(self, name: str, args: Any) -> None:
-        """Asks whether the sizes are one, where the model's Python is about to read a shape."""
+    def guard_shape_read(self, name: str, args: Any) -> None:
+        """Adds guards on these sizes when the model's Python is about to read a shape."""
         if name in _READS and args and isinstance(args[0], Tensor):
             for size in self._sizes.get(id(args[0]), ()):
                 bool(size != 1)
 
 
-def _dropped_where_one(input: Tensor, dim: int | tuple[int, ...] | None = None) -> list[Any]:
-    """The free sizes among those that `squeeze` looks at."""
+def _squeezable_sizes(input: Tensor, dim: int | tuple[int, ...] | None = None) -> list[Any]:
+    """Returns the dynamic sizes among the dimensions that `squeeze` drops if they are one."""
     dims = range(input.dim()) if dim is None else dim if isinstance(dim, tuple | list) else (dim,)
     sizes = [input.shape[each] for each in dims]
     return [size for size in sizes if isinstance(size, torch.SymInt)]

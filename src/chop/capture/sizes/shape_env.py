@@ -1,4 +1,4 @@
-"""Shape environment that keeps each size test which decided the recording, with its line."""
+"""Shape environment that stores each size test which decided the recording, with its line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from chop.private.symbolic_shapes import ShapeEnv, SLoc
 
 
 class GuardedShapeEnv(ShapeEnv):
-    """Notes which size tests decided the recording.
+    """Shape environment that records size tests with their lines.
 
-    A test asked by the model's own Python chose what was recorded, so it is kept with its line.
-    A test asked inside an operator belongs to the operator's fake kernel, and the real kernel will
-    ask again; it matters only when it made two sizes, or a size and a number, the same.
+    A test in the model's own Python determines the control flow, so it is stored with its line. A
+    test inside an operator belongs to the fake kernel, and the real kernel repeats it. It matters
+    only if it made two sizes, or a size and a number, equal.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class GuardedShapeEnv(ShapeEnv):
         self._inside_operators: dict[sympy.Basic, str] = {}
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
-        """What a test comes to, as torch finds it."""
+        """Evaluates a size test as torch does, and records it."""
         outcome = super().evaluate_expr(orig_expr, *args, **kwargs)
         if self.evaluated_by_model and orig_expr.free_symbols:
             self.keep(_as_condition(orig_expr, outcome))
@@ -42,22 +42,24 @@ class GuardedShapeEnv(ShapeEnv):
             self.keep(sympy.Eq(a, tgt, evaluate=False))
 
     def keep(self, condition: sympy.Basic) -> None:
-        """Keeps a condition that decided the recording, with the line of the model."""
+        """Stores a condition that decided the recording, with the line of the model."""
         if condition not in self.tests:
             self.tests[condition] = current_line()
         if not self.evaluated_by_model:
             self._inside_operators[condition] = self.tests[condition]
 
-    def keep_if_assumed(self, condition: sympy.Basic) -> None:
-        """Keeps a test by the model that holds for all sizes but zero, which none is taken for."""
+    def record_if_assumed(self, condition: sympy.Basic) -> None:
+        """Stores a test by the model that holds for all sizes but zero; torch assumes positive
+        sizes.
+        """
         if self.evaluated_by_model and condition.free_symbols:
             self.emptiness_tests.setdefault(condition, current_line())
 
     def reset_guards(self) -> bool:
-        """Forgets the tests of the model for another recording of it; False if it cannot.
+        """Clears the tests of the model before another recording; returns False if it cannot.
 
-        What an operator has found stays, since its answer may be taken over. Where two sizes were
-        found to be the same, or data gave a size, another recording would not start alike.
+        Tests in operators stay, since cached results depend on them. If two sizes were made equal,
+        or data determined a size, another recording would not start from the same state.
         """
         if self.replacements or self.deferred_runtime_asserts:
             return False
@@ -71,7 +73,7 @@ class GuardedShapeEnv(ShapeEnv):
         return SLoc(None, None), ""
 
     def _log_guard(self, prefix: str, g: Any, forcing_spec: bool) -> None:
-        """Structured logging of every test costs time and is read by nobody here."""
+        """Skips the structured log of torch, which takes time for every test."""
 
 
 def _as_condition(expression: sympy.Basic, outcome: Any) -> sympy.Basic:

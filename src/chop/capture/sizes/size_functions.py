@@ -1,4 +1,4 @@
-"""Size arithmetic: how symbolic sizes are computed at run time, printed and traced."""
+"""Size arithmetic: computation, printing and tracing of symbolic sizes."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ _COMPARISONS: Mapping[str, tuple[type, type]] = {
     "_gt": (sympy.Gt, sympy.Le),
     "_le": (sympy.Le, sympy.Gt),
 }
-"""Comparisons of sizes, each with its opposite."""
+"""Comparisons of sizes with their negations."""
 
 
 class SizePrinter(PythonPrinter):
-    """Prints a size expression as Python that needs nothing but `math` and built-in functions."""
+    """Printer of size expressions as Python that uses `math` and built-in functions only."""
 
     def _print_ToFloat(self, expr: sympy.Expr) -> str:
         return f"float({self._print(expr.args[0])})"
@@ -96,15 +96,15 @@ class SizePrinter(PythonPrinter):
 
 @contextlib.contextmanager
 def size_arithmetic() -> Iterator[None]:
-    """Makes arithmetic on sizes go further, and end where a graph could not repeat it exactly.
+    """Extends arithmetic on sizes, and replaces the parts that a graph cannot repeat exactly.
 
-    `math.sqrt`, `math.log` and their like take sizes without making them numbers. Sums and
-    products of floats that sympy would regroup, which rounds differently, become numbers. What
-    sympy finds true of all positive sizes is noted, since a size may be zero.
+    `math.sqrt`, `math.log` and similar functions keep sizes symbolic. Sums and products of floats
+    that sympy would regroup, which rounds differently, become numbers. Tests that sympy decides for
+    all positive sizes are recorded, since a size may be zero.
     """
     replaced: list[tuple[Any, str, Any]] = [(math, name, _on_sizes) for name in _OPAQUE_NAMES]
     replaced += [(SymNode, f"_{name}", _rounded_in_order) for name in _REGROUPED]
-    replaced += [(SymNode, name, _noted) for name in _COMPARISONS]
+    replaced += [(SymNode, name, _record_comparison) for name in _COMPARISONS]
     replaced += [
         (kind, name, _as_python)
         for kind in (torch.SymInt, torch.SymFloat)
@@ -138,15 +138,15 @@ def _on_sizes(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def _rounded_in_order(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compute(left: Any, right: Any) -> Any:
-        of_floats = left.pytype is float or right.pytype is float
-        if of_floats and _would_regroup(name, left.expr, right.expr):
+        has_floats = left.pytype is float or right.pytype is float
+        if has_floats and _would_regroup(name, left.expr, right.expr):
             left, right = _as_number(left), _as_number(right)
         return original(left, right)
 
     return compute
 
 
-def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _record_comparison(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     relation, opposite = _COMPARISONS[name]
 
     @functools.wraps(original)
@@ -155,14 +155,14 @@ def _noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         outcome = getattr(result, "expr", None)
         if isinstance(outcome, BooleanAtom):
             kind = relation if outcome else opposite
-            left.shape_env.keep_if_assumed(kind(left.expr, right.expr, evaluate=False))
+            left.shape_env.record_if_assumed(kind(left.expr, right.expr, evaluate=False))
         return result
 
     return compute
 
 
 def _would_regroup(name: str, *terms: sympy.Expr) -> bool:
-    """Whether sympy would merge an operand of an operation on floats, which Python rounds first."""
+    """Returns whether sympy would regroup a float operation, which Python rounds first."""
     unknown = [term for term in terms if not term.is_number]
     sums = any(isinstance(term, sympy.Add) for term in unknown)
     products = any(isinstance(term, sympy.Mul) for term in unknown)
@@ -172,7 +172,7 @@ def _would_regroup(name: str, *terms: sympy.Expr) -> bool:
 
 
 def _as_number(node: Any) -> Any:
-    """A float that depends on sizes as the number that it is now, which becomes a condition."""
+    """Returns the current value of a float that depends on sizes, and adds a guard on it."""
     if node.expr.is_number or node.pytype is not float:
         return node
     expression, number = node.expr, node.guard_float("", 0)
@@ -181,7 +181,7 @@ def _as_number(node: Any) -> Any:
 
 
 def _as_python(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Python's own operation on floats, where torch has another one on sizes (`a // b`)."""
+    """Returns Python's own operation on floats where torch's differs for sizes (`a // b`)."""
 
     @functools.wraps(original)
     def compute(left: Any, right: Any) -> Any:

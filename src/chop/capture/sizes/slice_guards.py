@@ -1,8 +1,8 @@
 """Slice guards: size tests that torch makes inside slices and splits, made in Python first.
 
-A slice stops at the end of its dimension, and a split makes as many parts as fit. Both decide what
-a model does next, and both happen inside an operator. The same test in Python
-before the call makes it a test of the model, which is kept with its line.
+A slice stops at the end of its dimension, and a split returns as many parts as fit. Both affect the
+control flow of a model, and torch decides both inside an operator. The same test in Python before
+the call makes it a test of the model, which is stored with its line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def guard_slice_bounds(tensor: Tensor, index: Any) -> None:
-    """Asks of every bound of an index such as `x[:, 1:n]` whether it lies inside `tensor`."""
+    """Tests whether each bound of an index such as `x[:, 1:n]` lies inside `tensor`."""
     items = index if isinstance(index, tuple) else (index,)
     taken = sum(_dims_taken(item) for item in items)
     dim = 0
@@ -23,7 +23,7 @@ def guard_slice_bounds(tensor: Tensor, index: Any) -> None:
             dim += tensor.dim() - taken
             continue
         if isinstance(item, slice):
-            _ask_about_bounds(item, tensor.shape[dim])
+            _test_bounds(item, tensor.shape[dim])
         dim += _dims_taken(item)
 
 
@@ -35,9 +35,9 @@ def _dims_taken(item: Any) -> int:
     return 1
 
 
-def _ask_about_bounds(bounds: slice, size: Any) -> None:
+def _test_bounds(bounds: slice, size: Any) -> None:
     for bound in (bounds.start, bounds.stop):
-        # Of one row or none a slice takes as much as there is.
+        # Slices of at most one row accept any size of the dimension.
         if isinstance(bound, Tensor) or bound is None or bound in (-1, 0, 1):
             continue
         inside = -bound <= size if bound < 0 else bound <= size
@@ -45,7 +45,7 @@ def _ask_about_bounds(bounds: slice, size: Any) -> None:
 
 
 def guard_split_count(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Asks into how many parts `split` or `chunk` will cut a tensor."""
+    """Tests the number of parts that `split` or `chunk` returns."""
     named = dict(zip(("tensor", "parts", "dim"), args, strict=False)) | kwargs
     tensor = named.get("tensor", named.get("input"))
     parts = named.get("parts", named.get("chunks", named.get("split_size_or_sections")))

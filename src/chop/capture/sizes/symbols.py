@@ -1,8 +1,8 @@
 """Symbolic sizes: dynamic dimensions of inputs, size nodes of the graph, and shape guards.
 
-While a model runs on fake tensors, every free input dimension is a symbol. Three things are asked
-of this file: fake inputs with such dimensions, the graph nodes that compute a size written as an
-expression of symbols, and the conditions on input sizes under which the recording holds.
+Every dynamic input dimension is a symbol while a model runs on fake tensors. This module creates
+fake inputs with such dimensions, graph nodes that compute size expressions, and the conditions on
+input sizes under which the recording is valid.
 """
 
 from __future__ import annotations
@@ -42,42 +42,42 @@ SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def is_symbolic(value: object) -> bool:
-    """Whether a Python value is a size, number or truth value that depends on input sizes."""
+    """Returns whether a Python value is a size, number or Boolean that depends on input sizes."""
     return isinstance(value, SYMBOLIC_TYPES)
 
 
 def get_constant(tensor: Tensor) -> Tensor | None:
-    """The real tensor behind a fake one when its value does not depend on the inputs."""
+    """Returns the real tensor behind a fake one if its value does not depend on the inputs."""
     if not isinstance(tensor, FakeTensor):
         return tensor
     return tensor.constant
 
 
 def get_meta(fake: FakeTensor, shape: Any, stride: Any) -> Tensor:
-    """Returns the elements of a fake tensor like `fake`, of another shape and stride."""
+    """Returns the elements of a fake tensor like `fake`, with another shape and stride."""
     with in_kernel_invocation_manager(fake.fake_mode):
         return torch.empty_strided(shape, stride, dtype=fake.dtype, device="meta")
 
 
 def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
-    """A tensor like a fake one, without its history.
+    """Returns a tensor like a fake one, without its history.
 
     Args:
         fake: a strided tensor.
-        elements: what `get_meta` it returned, which takes time.
+        elements: result of `get_meta` for it, to save time.
     """
-    made_of = get_meta(fake, fake.shape, fake.stride()) if elements is None else elements
-    return FakeTensor(fake.fake_mode, made_of, fake.device)
+    new_elements = get_meta(fake, fake.shape, fake.stride()) if elements is None else elements
+    return FakeTensor(fake.fake_mode, new_elements, fake.device)
 
 
 class Sizes:
-    """The symbols of one recording: where they come from and how the graph computes with them.
+    """Symbols of one recording: their origins, and the graph nodes that compute with them.
 
     Args:
-        graph: the graph that the size nodes go into.
-        symbolic: without it every size is a plain number, and a recording holds for the example
-            sizes only. It is several times faster and needs none of the private API.
-        before: the sizes of an earlier recording of the same inputs, which may share its symbols.
+        graph: receives the size nodes.
+        symbolic: False makes every size a number, so that a recording is valid for the example
+            sizes only. It is several times faster and needs no private API.
+        before: sizes of an earlier recording of the same inputs, whose symbols may be shared.
     """
 
     def __init__(self, graph: fx.Graph, symbolic: bool = True, before: Sizes | None = None) -> None:
@@ -110,7 +110,7 @@ class Sizes:
 
     @contextlib.contextmanager
     def fake_mode(self) -> Iterator[None]:
-        """Every tensor made inside is fake."""
+        """Makes every tensor created inside the block fake."""
         # An error inside a fake kernel is handled by the capture; torch would also print it.
         quiet = at_level(logging.CRITICAL, *NOISY_LOGGERS)
         with quiet, enable_python_dispatcher(), self._mode:
@@ -118,7 +118,7 @@ class Sizes:
 
     @contextlib.contextmanager
     def evaluated_by(self, model: bool) -> Iterator[None]:
-        """Says who asks about sizes inside the block: the model's Python, or an operator."""
+        """Attributes size tests inside the block to the model's Python or to an operator."""
         if self._env is None:
             yield
             return
@@ -133,12 +133,12 @@ class Sizes:
     def fake_input(
         self, name: str, tensor: Tensor, is_dynamic: Callable[[Tensor, int], bool]
     ) -> Tensor:
-        """A fake copy of an input.
+        """Returns a fake copy of an input.
 
         Args:
-            name: how the run-time conditions refer to the input: `"x"`, `"batch['mask']"`.
+            name: name of the input in guards: `"x"`, `"batch['mask']"`.
             tensor: the example; only its shape, dtype and device matter.
-            is_dynamic: whether a dimension may have another size at run time.
+            is_dynamic: returns whether a dimension is dynamic.
         """
         if self._env is None:
             fake: Tensor = self._mode.from_tensor(tensor, static_shapes=True)
@@ -168,17 +168,20 @@ class Sizes:
             self._fixed.append(ShapeGuard(f"{name}.shape[{dim}] == {tensor.shape[dim]}"))
 
     def free_number(self, name: str, example: int) -> Any:
-        """A size that no shape of an input tells: a node has to compute it, see `bind_number`.
+        """Returns a size that no input shape determines; a node has to compute it, see
+        `bind_number`.
 
         Args:
-            name: of its own.
+            name: unique name.
             example: at least 2.
 
         Raises:
-            CaptureError: sizes are plain numbers here.
+            CaptureError: sizes are plain numbers in this recording.
         """
         if self._env is None:
-            raise CaptureError(f"{name} is not known before a call, and no size is free")
+            raise CaptureError(
+                f"{name} is not known before a call, and this recording has no dynamic sizes"
+            )
         if name not in self._inputs:
             dims = [DimDynamic.DYNAMIC]
             self._inputs[name] = fake_with_symbols(self._mode, name, torch.empty(example), dims)
@@ -186,8 +189,8 @@ class Sizes:
         self._computed[size.node.expr] = name
         return size
 
-    def tests_of_computed(self) -> Iterator[tuple[str, str]]:
-        """Names of sizes that no input tells and that the model's Python tests, and the lines."""
+    def computed_size_tests(self) -> Iterator[tuple[str, str]]:
+        """Returns computed sizes that the model's Python tests, by name, with the lines."""
         tests = {} if self._env is None else self._env.tests
         for condition, where in tests.items():
             computed = condition.free_symbols & self._computed.keys()
@@ -197,7 +200,7 @@ class Sizes:
     # --- sizes as nodes
 
     def bind(self, tensor: Tensor, node: fx.Node) -> None:
-        """Remembers that `node` can tell the symbols that first appear in `tensor`'s shape."""
+        """Registers `node` as the source of the symbols that first appear in `tensor`'s shape."""
         if self._env is None:
             return
         for dim, size in enumerate(tensor.shape):
@@ -207,13 +210,13 @@ class Sizes:
                     self._origins[expression] = (node, dim)
 
     def bind_number(self, number: Any, node: fx.Node) -> None:
-        """Remembers that `node` computes a number such as the result of `item()`."""
+        """Registers `node` as the source of a number such as the result of `item()`."""
         expression = get_expression(number)
         if expression.is_Symbol:
             self._origins.setdefault(expression, (node, None))
 
     def write(self, value: Any) -> Any:
-        """A symbolic number as a node of the graph, or as a plain number when it has become one.
+        """Returns a symbolic number as a node of the graph, or as a plain number if it is constant.
 
         Raises:
             CaptureError: the number depends on data that no recorded operator produced.
@@ -240,7 +243,7 @@ class Sizes:
 
     def _write_symbol(self, symbol: sympy.Symbol) -> fx.Node:
         if symbol not in self._origins:
-            raise CaptureError(f"the number {symbol} has no recorded origin")
+            raise CaptureError(f"no recorded operator computes the number {symbol}")
         node, dim = self._origins[symbol]
         return node if dim is None else self._graph.call_method("size", (node, dim))
 
@@ -278,7 +281,7 @@ class Sizes:
     # --- descriptions
 
     def describe(self, size: Any) -> int | str:
-        """A size as an int, or as an expression of input sizes such as `"x.shape[0]"`."""
+        """Returns a size as an int, or as an expression of input sizes such as `"x.shape[0]"`."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         expression = size.node.expr
@@ -292,7 +295,7 @@ class Sizes:
         return str(SizePrinter().doprint(expression.xreplace(self.names())))
 
     def names(self) -> dict[sympy.Symbol, sympy.Symbol]:
-        """What to call each symbol: `x.shape[0]`, or its node (`nonzero.shape[0]`)."""
+        """Returns the name of each symbol: `x.shape[0]`, or its node (`nonzero.shape[0]`)."""
         made = {
             symbol: sympy.Symbol(node.name if dim is None else f"{node.name}.shape[{dim}]")
             for symbol, (node, dim) in self._origins.items()
@@ -300,38 +303,38 @@ class Sizes:
         return {**made, **self._names}
 
     def guards(self) -> list[ShapeGuard]:
-        """The conditions on input sizes under which the recording holds."""
+        """Returns the conditions on input sizes under which the recording is valid."""
         if self._env is None:
             return list(self._fixed)
-        found = list(self._fixed)
+        guards = list(self._fixed)
         for condition, where in self._env.tests.items():
             if condition.free_symbols <= self._names.keys() and not _always_true(condition):
-                found.append(ShapeGuard(self._print(condition), where))
+                guards.append(ShapeGuard(self._print(condition), where))
         for condition, where in self._env.emptiness_tests.items():
             known = condition.free_symbols <= self._names.keys()
             if known and not _always_true(condition, least=0):
-                found.append(ShapeGuard(self._print(condition), where))
-        return found
+                guards.append(ShapeGuard(self._print(condition), where))
+        return guards
 
-    def get_add_guards(self, other: Sizes) -> None:
-        """Also keeps the conditions of a second recording of the same inputs."""
+    def add_guards(self, other: Sizes) -> None:
+        """Adds the conditions of a second recording of the same inputs."""
         if self._env is not None and other._env is not None:
             ours, theirs = self._env, other._env
             ours.tests = {**theirs.tests, **ours.tests}
             ours.emptiness_tests = {**theirs.emptiness_tests, **ours.emptiness_tests}
 
     def unbacked_size(self, least: int, most: Any) -> Any:
-        """A new size that only the data tells, which some operator's result has to show.
+        """Returns a new data-dependent size, which the result of an operator has to determine.
 
         Args:
-            least: the smallest value that it can have.
-            most: the largest, or None.
+            least: smallest possible value.
+            most: largest possible value. None: unbounded.
 
         Raises:
             CaptureError: sizes are plain numbers here, and no number would hold for other data.
         """
         if self._env is None:
-            raise CaptureError("a size depends on data, and no size is free")
+            raise CaptureError("a size depends on data, and this recording has no dynamic sizes")
         size = self._env.create_unbacked_symint()
         check_sizes(size >= least)
         if most is not None:
@@ -341,7 +344,7 @@ class Sizes:
     # --- other sizes of the same inputs
 
     def grown_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Per input a second example shape: every independent size larger by its own amount."""
+        """Returns a second example shape per input: each independent size grows differently."""
         if self._env is None:
             return {}
         grown = self._grown_symbols()
@@ -358,18 +361,20 @@ class Sizes:
         for symbol in self._names:
             roots.update(dict.fromkeys(self._env.simplify(symbol).free_symbols))
         values = self._env.backed_var_to_val
+        # Distinct increments show which size a result follows when several are equal.
         return {root: values[root] + step for step, root in enumerate(roots, start=1)}
 
     def infer_size(self, example: int, grown: int | None, known: Iterable[Any]) -> Any:
-        """The size that was `example` at the example sizes and `grown` at the grown ones.
+        """Returns the size that was `example` at the example sizes and `grown` at the grown ones.
 
         Args:
-            example: the size in a real run on the example inputs.
-            grown: the same in a run on inputs of `grown_shapes`; None where that failed.
-            known: symbolic sizes near by, which are tried first.
-        Returns: a number if the size did not move, a known size that moved alike, or a size of
-            its own, known at run time only.
+            example: the size in an eager run on the example inputs.
+            grown: the size in a run on inputs of `grown_shapes`; None if that failed.
+            known: nearby symbolic sizes, which are tried first.
+        Returns: a number if the size is constant, a known size that grew alike, or a new
+            data-dependent size.
         """
+        # Two eager runs identify a size: equal in both it is constant, else it follows a known one.
         if self._env is None or example == grown:
             return example
         moved = self._grown_symbols()
@@ -392,7 +397,7 @@ class Sizes:
 def _always_true(condition: sympy.Basic, least: int = 1) -> bool:
     ranges = {symbol: ValueRanges(least, int_oo) for symbol in condition.free_symbols}
     try:
-        # torch leaves it open whether a size equals itself, and takes each for positive.
+        # torch does not decide whether a size equals itself, and assumes positive sizes.
         if isinstance(condition, sympy.Eq) and sympy.expand(condition.lhs - condition.rhs) == 0:
             return True
         bounds = bound_sympy(condition, ranges)

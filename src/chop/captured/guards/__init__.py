@@ -1,3 +1,3 @@
-"""Guards: what has to hold of inputs for a captured graph to be right."""
+"""Guards: conditions on inputs under which a captured graph is valid."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Ignored arguments: what a captured graph may drop because it carries nothing."""
+"""Ignored arguments: arguments of the model that a captured graph may drop."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from chop.captured.state.values import same_content
 _PLAIN = (bool, int, float, str, type(None))
 
 
-# What models of transformers take from their configuration where the argument is left out.
+# Arguments whose default models of transformers read from their configuration.
 _FLAGS = ("return_dict", "output_attentions", "output_hidden_states", "use_cache")
 
 
 def plain_defaults(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
-    """What arguments of a model's `forward` are where they are left out, if plain values.
+    """Returns the plain default values of arguments of a model's `forward`.
 
-    That is the default of the signature, or the flag of that name in the configuration.
+    A default comes from the signature, or from the setting of that name in the configuration.
     """
     parameters = inspect.signature(model.forward).parameters
     given = {name: parameters[name].default for name in names}
@@ -35,7 +35,7 @@ def plain_defaults(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
 
 
 def takes_any_keyword(model: nn.Module) -> bool:
-    """Whether `forward` has a `**kwargs`."""
+    """Returns whether `forward` has a `**kwargs`."""
     kinds = [p.kind for p in inspect.signature(model.forward).parameters.values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
 
@@ -43,17 +43,17 @@ def takes_any_keyword(model: nn.Module) -> bool:
 def why_not_ignorable(
     name: str, value: Any, defaults: Mapping[str, Any], captured: Sequence[str]
 ) -> str | None:
-    """Why a graph that does not take an argument must not be called with it; None if it may be.
+    """Explains why a graph without an argument must not be called with it; None if it may be.
 
-    None, what the argument is where it is left out, and `token_type_ids` of zeros, which tokenizers
-    add for models that have one type only, change nothing. While torch compiles a call the values
-    of tensors are not known, and `token_type_ids` are taken to be zeros.
+    Ignorable values are None, the default, and `token_type_ids` of zeros, which tokenizers add for
+    models with a single type. While torch compiles a call, tensors have no values, and
+    `token_type_ids` are assumed to be zeros.
 
     Args:
-        name: the argument.
-        value: what came.
-        defaults: what the arguments of the model's `forward` are by default, see `plain_defaults`.
-        captured: the arguments that the graph takes.
+        name: name of the argument.
+        value: its value in the call.
+        defaults: default values of the arguments of `forward`, see `plain_defaults`.
+        captured: arguments that the graph takes.
     """
     if value is None:
         return None
@@ -73,6 +73,6 @@ def why_not_ignorable(
         else f"fix it at capture with cf_args={{'{name}': {value!r}}}"
     )
     return (
-        f"captured without {name}, got {name}={came}: the model would use it, and the graph does "
-        f"not have it; {way_out} in MaseGraph, or leave it out"
+        f"captured without {name}, got {name}={came}: the model would use it, but the graph has no "
+        f"such input; {way_out} in MaseGraph, or omit it"
     )

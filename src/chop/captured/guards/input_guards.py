@@ -1,8 +1,8 @@
-"""Input guards on dtype, memory layout and order of keys, none of which is a node of the graph.
+"""Input guards on dtype, memory layout and key order, which are not nodes of the graph.
 
-A branch on dtype or layout is that of the example, and a call warns where it may go another way. A
-loop over a mapping is in the order of the example, and a call with another order is refused; so is
-one with whole numbers for real ones where the model branches on that.
+A branch on dtype or layout is fixed as in the example, and a call warns if it may take another
+branch. A loop over a mapping has the order of the example, and calls with another order are
+refused. Integers in place of floating-point numbers are refused if the model branches on that.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from chop.errors import GuardError
 DTYPE, LAYOUT, ORDER = "dtype", "memory layout", "order of keys"
 KIND = "kind of numbers"
 KIND_FUNCTIONS = frozenset({"is_floating_point", "is_complex"})
-"""Functions and methods that tell whether the numbers of a tensor are real or complex."""
+"""Functions and methods that return whether the numbers of a tensor are real or complex."""
 LAYOUT_METHODS = frozenset({"is_contiguous", "stride"})
-"""Methods of tensors that tell their layout."""
+"""Tensor methods that return the memory layout."""
 
 
 class InputGuardWarning(UserWarning):
-    """An input differs from the example in a dtype or memory layout that the model branches on."""
+    """Warns that an input differs in a dtype or layout that the model branches on."""
 
 
 def contiguous(inputs: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the inputs that are contiguous tensors."""
+    """Returns the names of the contiguous inputs."""
     return tuple(name for name, x in inputs.items() if _is_strided(x) and x.is_contiguous())
 
 
@@ -42,17 +42,16 @@ def check_input_guards(
     contiguous: tuple[str, ...],
     given: Mapping[str, Any],
 ) -> None:
-    """Warns where an input differs in a dtype or memory layout that the model branches on.
+    """Warns if an input differs in a dtype or memory layout that the model branches on.
 
     Args:
-        asked: the line (`file:line`) of the model that asked, by what it asked for.
+        asked: line (`file:line`) of the model by queried property.
         examples: a `TensorSpec` per input of the graph.
-        contiguous: the inputs that were contiguous at capture.
-        given: the inputs of the call by name.
+        contiguous: inputs that were contiguous at capture.
+        given: inputs of the call by name.
 
     Raises:
-        GuardError: the keys of one come in another order, or one is of another kind of numbers,
-            and the model goes by it.
+        GuardError: the model depends on key order or on the kind of numbers, and these differ.
     """
     for name, x in given.items():
         spec = examples.get(name)
@@ -64,39 +63,40 @@ def check_input_guards(
             _check_kind(name, spec.dtype, x.dtype, asked[KIND])
         if DTYPE in asked and x.dtype != spec.dtype:
             _warn(name, DTYPE, f"{spec.dtype}", f"{x.dtype}", asked[DTYPE])
-        # Of a tensor without a second row every layout is contiguous.
+        # A tensor with a single row is contiguous in any layout.
         if LAYOUT in asked and x.is_contiguous() != (name in contiguous) and x.numel() > 1:
             states = ("not contiguous", "contiguous")
             came = x.is_contiguous()
             _warn(name, LAYOUT, states[not came], states[came], asked[LAYOUT])
 
 
-def backwards(value: Any) -> Any:
-    """The same value with the keys of its mappings in the opposite order."""
+def reverse_keys(value: Any) -> Any:
+    """Returns the value with the keys of its mappings in reverse order."""
     parts = tree_children(value)
     if parts is None:
         return value
-    turned = {key: backwards(part) for key, part in parts.items()}
+    turned = {key: reverse_keys(part) for key, part in parts.items()}
     if isinstance(value, Mapping) and not dataclasses.is_dataclass(value):
         turned = dict(reversed(turned.items()))
     return tree_rebuild(value, turned)
 
 
 def has_several_keys(value: Any) -> bool:
-    """Whether a value is, or holds, a mapping of two entries or more."""
+    """Returns whether a value is or contains a mapping of two entries or more."""
     if isinstance(value, Mapping) and not dataclasses.is_dataclass(value) and len(value) > 1:
         return True
     return any(map(has_several_keys, (tree_children(value) or {}).values()))
 
 
 def check_order(name: str, spec: Any, value: Any) -> None:
-    """Raises GuardError where the keys of a mapping come in another order than in the example."""
+    """Raises GuardError if the keys of a mapping come in another order than in the example."""
     if isinstance(spec, Mapping):
         expected, came = list(spec), list(value)
         if expected != came:
             raise GuardError(
-                f"captured for {name} with its keys in the order {', '.join(map(str, expected))}, "
-                f"which the model goes by, got {', '.join(map(str, came))}; give them in that order"
+                f"captured for {name} with keys in the order {', '.join(map(str, expected))}, "
+                f"which the model depends on, got {', '.join(map(str, came))}; pass them in that "
+                "order"
             )
         parts = [(f"{name}[{key!r}]", spec[key], value[key]) for key in expected]
     elif isinstance(spec, tuple | list):
@@ -113,8 +113,8 @@ def _check_kind(name: str, expected: torch.dtype, came: torch.dtype, where: str)
     kinds = [(x.is_floating_point, x.is_complex) for x in (expected, came)]
     if kinds[0] != kinds[1]:
         raise GuardError(
-            f"captured for {name} of {expected}, got {came}: the model goes by whether it has real "
-            f"numbers, at {where}; capture the model again with such an example"
+            f"captured for {name} of {expected}, got {came}: the model tests the kind of numbers "
+            f"at {where}; capture the model again with such an example"
         )
 
 
@@ -124,8 +124,8 @@ def _is_strided(x: Any) -> bool:
 
 def _warn(name: str, what: str, expected: str, came: str, where: str) -> None:
     warnings.warn(
-        f"captured for {name} of {what} {expected}, got {came}: the model asks for the {what} of "
-        f"a tensor at {where}, and the graph keeps what it did on the example; capture the model "
+        f"captured for {name} of {what} {expected}, got {came}: the model reads the {what} of a "
+        f"tensor at {where}, and the graph keeps the branch of the example; capture the model "
         "again with such an example",
         InputGuardWarning,
         stacklevel=4,

@@ -1,4 +1,4 @@
-"""Shape guards: conditions on input sizes under which a captured graph holds."""
+"""Shape guards: conditions on input sizes under which a captured graph is valid."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from chop.errors import CaptureError
 
 @dataclass(frozen=True)
 class ShapeGuard:
-    """A condition on input sizes that a captured graph was recorded under.
+    """A condition on input sizes under which a graph was recorded.
 
     Args:
         expression: Python over input names, such as `"x.shape[1] <= 14"`.
         where: `file:line` of the model that tested it; the name of the pass that fixed a size; ""
-            where the capture did.
+            for the capture itself.
     """
 
     expression: str
@@ -31,11 +31,11 @@ class ShapeGuard:
 
 MAX_LENGTH = 100_000
 MAX_BITS = 4096
-"""Of products and powers of integers; sizes have 63."""
+"""Maximum number of bits of products and powers of integers; sizes have 63."""
 
 
 def product(a: Any, b: Any) -> Any:
-    """`a * b`.
+    """Returns `a * b`.
 
     Raises:
         OverflowError: an integer of more than `MAX_BITS` bits.
@@ -46,7 +46,7 @@ def product(a: Any, b: Any) -> Any:
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """`base**exponent`.
+    """Returns `base**exponent`.
 
     Raises:
         OverflowError: an integer of more than `MAX_BITS` bits.
@@ -58,7 +58,10 @@ def power(base: Any, exponent: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """An input that is used as it is; text, tensors and sequences would give it other meanings."""
+    """Returns an input that is a number.
+
+    Text, tensors and sequences are refused, since operators have other meanings for them.
+    """
     if not isinstance(value, int | float | torch.SymInt | torch.SymFloat):
         raise TypeError(f"expected a number, got {type(value).__name__}")
     return value
@@ -103,10 +106,11 @@ _SYNTAX = (
 
 
 class _Arithmetic(ast.NodeTransformer):
-    """Lets sizes and arithmetic through, with operands that are checked where numbers grow.
+    """Syntax-tree filter that accepts sizes and arithmetic, with overflow checks of growing
+    numbers.
 
     Raises:
-        SyntaxError: something else.
+        SyntaxError: any other syntax.
     """
 
     def visit(self, node: ast.AST) -> Any:
@@ -123,7 +127,7 @@ class _Arithmetic(ast.NodeTransformer):
         return _call("checked _number", node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """`x.shape[0]`, `batch['mask'].shape[1]`."""
+        """Accepts sizes: `x.shape[0]`, `batch['mask'].shape[1]`."""
         of = node.value
         if not isinstance(of, ast.Attribute) or of.attr != "shape" or not _is_input(of.value):
             raise SyntaxError(ast.unparse(node))
@@ -159,7 +163,7 @@ def _single_name(known: Mapping[str, Any], node: ast.AST) -> str:
 
 
 def _is_input(node: ast.AST) -> bool:
-    """An input, or a part of one: `x`, `batch['mask']`, `pair[1]`, `point.x`."""
+    """Returns whether an expression is an input or a part of one, such as `batch['mask']`."""
     while not isinstance(node, ast.Name):
         entry = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
         field = isinstance(node, ast.Attribute) and not node.attr.startswith("_")
@@ -170,12 +174,12 @@ def _is_input(node: ast.AST) -> bool:
 
 
 def compile_guard(guard: ShapeGuard) -> CodeType:
-    """The condition as code, after a check that it is arithmetic on shapes and nothing else.
+    """Compiles a condition after a check that it is arithmetic on shapes only.
 
-    What runs has bounded operands: no condition can take long or much memory.
+    Operands are bounded, so that no condition takes long or much memory.
 
     Raises:
-        CaptureError: the expression does anything else (it may come from a file).
+        CaptureError: the expression has other syntax (it may come from a file).
     """
     text = guard.expression
     try:
@@ -184,12 +188,12 @@ def compile_guard(guard: ShapeGuard) -> CodeType:
         tree = _Arithmetic().visit(ast.parse(text, mode="eval"))
         return compile(ast.fix_missing_locations(tree), "<shape guard>", "eval")
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        shown = text if len(text) <= 200 else f"{text[:200]}..."
-        raise CaptureError(f"expected arithmetic on shapes, got {shown!r} ({error})") from None
+        excerpt = text if len(text) <= 200 else f"{text[:200]}..."
+        raise CaptureError(f"expected arithmetic on shapes, got {excerpt!r} ({error})") from None
 
 
 def guard_holds(code: CodeType, given: Mapping[str, Any]) -> bool:
-    """Whether the inputs, by name, meet a compiled condition."""
+    """Returns whether the inputs, by name, meet a compiled condition."""
     try:
         return bool(eval(code, _NAMESPACE, given))
     except (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError):
@@ -197,7 +201,7 @@ def guard_holds(code: CodeType, given: Mapping[str, Any]) -> bool:
 
 
 def violation_message(guard: ShapeGuard, given: Mapping[str, Any]) -> str:
-    """What to tell a user whose inputs do not meet a condition."""
+    """Returns the error message for inputs that violate a condition."""
     shapes = ", ".join(
         f"{name}: {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}"
         for name, value in given.items()

@@ -1,3 +1,3 @@
-"""Caches and batches of transformers' models in a captured graph."""
+"""Key-value caches and batches of `transformers` models in a captured graph."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""KV caches (key-value caches) of transformers: optional inputs of a graph.
+"""Key-value caches (KV caches) of `transformers` as optional inputs of a graph.
 
-A graph holds a cache as one value, which its nodes read and write. They ask it for lengths and give
-it keys and values, so that one graph serves prefill and single tokens, and dynamic, sliding and
-static caches alike. Without a cache (None) the same nodes pass keys and values on.
+A graph holds a cache as one value, which its nodes read and write: they query lengths, and append
+keys and values. One graph therefore serves prefill and single tokens, with dynamic, sliding and
+static caches. Without a cache (None) the same nodes pass keys and values on.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ PAST = 5
 _EXAMPLE_QUERIES = 14
 _FEW = 4
 _OFFSET = 2
-"""How many tokens a sliding window has left behind; torch would take 0 and 1 for constants."""
+"""Tokens that have left a sliding window in the example. 0 and 1 would be constants for torch."""
 
 
 class CacheError(CaptureError):
-    """A model uses its cache in a way that a graph does not follow."""
+    """Raised when a graph cannot represent a model's use of its cache."""
 
 
 @dataclass(frozen=True)
 class Caching:
-    """What a capture with a cache needs to know.
+    """Settings of a capture with a cache.
 
     Attributes:
-        by_mask: whether positions that are not given count the tokens that are not padding.
-        plain: the example inputs of a call without a cache.
-        cache: what the model calls its cache.
+        by_mask: whether default positions count unmasked tokens only.
+        plain: example inputs of a call without a cache.
+        cache: the model's name for its cache.
         positions: whether positions are an input.
     """
 
@@ -55,7 +55,7 @@ class Caching:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Inputs that may be left out."""
+        """The optional inputs."""
         return (POSITIONS, self.cache) if self.positions else (self.cache,)
 
 
@@ -63,7 +63,7 @@ class Caching:
 
 
 def cached_length(cache: Any, layer: int) -> int:
-    """Tokens that a cache has seen; 0 without a cache.
+    """Returns the number of tokens that a cache has seen; 0 without a cache.
 
     >>> cached_length(None, 0)
     0
@@ -72,7 +72,7 @@ def cached_length(cache: Any, layer: int) -> int:
 
 
 def key_sizes(cache: Any, queries: int, layer: int) -> tuple[int, int]:
-    """Number of keys that `queries` new tokens attend to, and the position of the first.
+    """Returns the number of keys that `queries` new tokens attend to, and the first key's position.
 
     >>> key_sizes(None, 7, 0)
     (7, 0)
@@ -84,7 +84,7 @@ def key_sizes(cache: Any, queries: int, layer: int) -> tuple[int, int]:
 
 
 def update_cache(cache: Any, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-    """Adds keys and values (batch, heads, new tokens, size) and returns all to attend to."""
+    """Appends keys and values (batch, heads, new tokens, size) and returns all to attend to."""
     if cache is None:
         return keys, values
     every_key, every_value = _checked(cache).update(keys, values, layer)
@@ -92,20 +92,20 @@ def update_cache(cache: Any, keys: Tensor, values: Tensor, layer: int) -> tuple[
 
 
 def pad_attention_mask(mask: Tensor, length: int) -> Tensor:
-    """A mask (batch, tokens), with zeros up to `length`: the free places of a static cache."""
+    """Pads a mask (batch, tokens) with zeros to `length`, for the free places of a static cache."""
     missing = length - mask.shape[-1]
     return F.pad(mask, (0, missing)) if missing > 0 else mask
 
 
 def positions_or_default(positions: Any, ids: Tensor, mask: Any, start: int, by_mask: bool) -> Any:
-    """Positions as given, or those that the model takes where none are given.
+    """Returns the given positions, or the model's default positions.
 
     Args:
         positions: (batch, tokens) or None.
         ids: (batch, tokens).
         mask: (batch, cached and new tokens), 0 for padding.
         start: number of cached tokens.
-        by_mask: count the tokens that are not padding, which is at -1; else count all.
+        by_mask: count unmasked tokens, with padding at -1; else count all tokens.
 
     >>> positions_or_default(None, torch.zeros(1, 3, dtype=torch.long), None, 2, False)
     tensor([[2, 3, 4]])
@@ -120,11 +120,11 @@ def positions_or_default(positions: Any, ids: Tensor, mask: Any, start: int, by_
 
 SIZE_FUNCTIONS = (cached_length, key_sizes)
 NODE_FUNCTIONS = (*SIZE_FUNCTIONS, update_cache, pad_attention_mask, positions_or_default)
-"""What nodes of a graph with a cache call."""
+"""Functions that nodes of a graph with a cache may call."""
 
 
 def _checked(cache: Any) -> Any:
-    """The cache: a graph from a file may hand over anything."""
+    """Returns the cache after a type check, since a graph may come from a file."""
     check_optional(CACHE_NAMES[0], cache)
     return cache
 
@@ -133,20 +133,20 @@ def _checked(cache: Any) -> Any:
 
 
 def is_cache(value: Any) -> bool:
-    """Whether a value is a cache of transformers, which is not imported for that."""
+    """Returns whether a value is a cache of `transformers`, without importing it."""
     module = sys.modules.get("transformers.cache_utils")
     return module is not None and isinstance(value, module.Cache)
 
 
 def copied(value: Any) -> Any:
-    """A copy of a tensor or a cache that is an input: models write into both."""
+    """Returns a copy of an input tensor or cache, since models write into both."""
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     return copy.deepcopy(value) if is_cache(value) else value
 
 
 def cache_tensors(cache: Any) -> list[Tensor]:
-    """What the layers of a cache hold; of one that is traced, nothing."""
+    """Returns the tensors in the layers of a cache; none for a traced one."""
     held = vars(cache)
     inner = [x for part in held.values() if is_cache(part) for x in cache_tensors(part)]
     layers = held.get("layers", ())
@@ -154,14 +154,14 @@ def cache_tensors(cache: Any) -> list[Tensor]:
 
 
 def new_cache(config: Any) -> Any:
-    """An empty cache that grows, as a model of that configuration makes it."""
+    """Returns the empty growing cache that a model of that configuration creates."""
     from transformers import DynamicCache
 
     return DynamicCache(config=config)
 
 
 def check_optional(name: str, value: Any) -> None:
-    """Raises GuardError where positions are no table of numbers, or a cache is none."""
+    """Raises GuardError if positions are no table of numbers, or a cache has the wrong type."""
     positions = isinstance(value, Tensor) and value.dim() == 2
     if value is None or (is_cache(value) if name in CACHE_NAMES else positions):
         return
@@ -173,17 +173,17 @@ def check_optional(name: str, value: Any) -> None:
 
 
 def why_no_cache(model: nn.Module, inputs: Mapping[str, Any], fixed: Mapping[str, Any]) -> str:
-    """Why a capture does not look for a cache where nobody says; empty if it does.
+    """Explains why a capture does not try a cache by default; empty if it does.
 
     Args:
         model: the model.
         inputs: example inputs.
-        fixed: arguments of its `forward` that are fixed.
+        fixed: fixed arguments of its `forward`.
     """
     config: Any = getattr(model, "config", None)
     generates = getattr(model, "can_generate", lambda: False)()
     if not generates or getattr(config, "is_encoder_decoder", True):
-        return "it is not a decoder that generates"
+        return "it is not a generating decoder"
     if fixed or {*inputs} != {*_BESIDE}:
         return f"its inputs are {', '.join((*inputs, *fixed))}"
     setting = getattr(config, "use_cache", None)
@@ -193,31 +193,28 @@ def why_no_cache(model: nn.Module, inputs: Mapping[str, Any], fixed: Mapping[str
 
 
 def cached_example(model: nn.Module, plain: Mapping[str, Any]) -> tuple[dict[str, Any], Caching]:
-    """The inputs of a call that continues a text: a longer mask, positions and a filled cache.
+    """Returns the inputs of a call that continues a text: a longer mask, positions, a filled cache.
 
     Args:
-        model: generates.
-        plain: the inputs of a call without a cache: `input_ids` (batch, tokens) and
-            `attention_mask`.
+        model: a model that generates.
+        plain: inputs of a call without a cache: `input_ids` (batch, tokens) and `attention_mask`.
 
     Raises:
-        CacheError: its cache is not one of keys and values, or its inputs are others.
+        CacheError: its cache does not hold keys and values, or it has other inputs.
     """
     names = inspect.signature(model.forward).parameters
     name = cache_name(model)
     if {*plain} != {*_BESIDE} or name not in names:
         expected = ", ".join((*_BESIDE, POSITIONS, name))
         taken = plain if name in names else names
-        raise CacheError(
-            f"a graph with a cache takes {expected} and nothing else, got {', '.join(taken)}"
-        )
+        raise CacheError(f"a graph with a cache takes only {expected}, got {', '.join(taken)}")
     ids = plain["input_ids"]
     batch, tokens = ids.shape
     mask = torch.ones(batch, PAST + tokens, dtype=torch.long, device=ids.device)
     cache = new_cache(getattr(model, "config", None))
     _check_layers(cache)
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise CacheError("its parameters have no data, and a run has to show its positions")
+        raise CacheError("its parameters have no data, and a run has to determine its positions")
     with preserve_state(model, thorough=True), torch.no_grad():
         model.eval()
         by_mask = POSITIONS in names and _follows_mask(model, ids[:1, :_FEW])
@@ -241,20 +238,20 @@ def _check_layers(cache: Any) -> None:
 
 
 def _follows_mask(model: Any, ids: Tensor) -> bool:
-    """Whether positions that are not given are those of the tokens that are not padding.
+    """Returns whether default positions count unmasked tokens only.
 
     Raises:
-        CacheError: they are neither these nor those of all tokens.
+        CacheError: they count neither these nor all tokens.
     """
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     expected = _logits(model(input_ids=ids, attention_mask=mask, use_cache=False))
     for by_mask in (False, True):
         positions = positions_or_default(None, ids, mask, 0, by_mask)
-        found = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-        if torch.equal(_logits(found)[mask.bool()], expected[mask.bool()]):
+        output = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        if torch.equal(_logits(output)[mask.bool()], expected[mask.bool()]):
             return by_mask
-    raise CacheError("expected positions that count tokens, got others where none are given")
+    raise CacheError("expected default positions that count tokens, got others")
 
 
 def _logits(output: Any) -> Tensor:
@@ -268,25 +265,25 @@ def _logits(output: Any) -> Tensor:
 
 
 class Recording(Protocol):
-    """What a traced cache needs of the recorder."""
+    """Interface of the recorder for a traced cache."""
 
     def emit(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
-        """Writes a node."""
+        """Adds a node."""
 
     def free_number(self, name: str, example: int) -> Any:
-        """A symbolic size of its own."""
+        """Returns a new symbolic size."""
 
     def untraced(self) -> AbstractContextManager[None]:
-        """Inside, torch calls are not written down."""
+        """Disables tracing inside the block."""
 
 
 def traced_cache(example: Any, node: fx.Node, recording: Recording) -> Any:
-    """A cache that writes nodes where a model asks it for sizes or gives it keys.
+    """Returns a cache that adds nodes when a model queries sizes or appends keys.
 
     Args:
-        example: a cache, whose layers tell which of them have sliding windows.
+        example: a cache; its layers show which of them have sliding windows.
         node: the placeholder.
-        recording: writes the nodes.
+        recording: adds the nodes.
     """
     return _traced_class()(example, node, recording)
 
@@ -294,13 +291,13 @@ def traced_cache(example: Any, node: fx.Node, recording: Recording) -> Any:
 def trace_positions(
     placeholder: fx.Node, fakes: Mapping[str, Any], caching: Caching, recording: Recording
 ) -> Tensor:
-    """Positions, which are those of the model where none are given.
+    """Returns traced positions, with the model's default if a call has none.
 
     Args:
-        placeholder: of the positions.
+        placeholder: placeholder of the positions.
         fakes: the other inputs by name; the cache is a traced one.
-        caching: how the model counts, and what it calls its cache.
-        recording: writes the nodes.
+        caching: position counting of the model, and its name for the cache.
+        recording: adds the nodes.
     """
     ids, mask, cache = (fakes[name] for name in (*_BESIDE, caching.cache))
     positions = torch.empty_like(ids)
@@ -310,13 +307,13 @@ def trace_positions(
 
 
 def traced_node(cache: Any) -> fx.Node:
-    """The placeholder of a traced cache.
+    """Returns the placeholder of a traced cache.
 
     Raises:
-        CacheError: the model made the cache itself.
+        CacheError: the model created the cache itself.
     """
     if not isinstance(cache, _traced_class()):
-        raise CacheError(f"the model makes a {type(cache).__name__}, which a graph cannot follow")
+        raise CacheError(f"the model creates a {type(cache).__name__}, unsupported in a graph")
     node: fx.Node = cache.node
     return node
 
@@ -326,7 +323,7 @@ def _traced_class() -> Any:
     from transformers import DynamicCache
 
     class TracedCache(DynamicCache):  # type: ignore[misc]
-        """Asks no layer: what is not followed fails at `layers`."""
+        """Cache without layers: unsupported operations fail at the access of `layers`."""
 
         def __init__(self, example: Any, node: fx.Node, recording: Recording) -> None:
             self.node, self._recording = node, recording
@@ -349,12 +346,12 @@ def _traced_class() -> Any:
             return len(self._windows)
 
         def get_seq_length(self, layer_idx: int = 0) -> Any:
-            """Number of cached tokens."""
+            """Returns the number of cached tokens."""
             self._emit(None, cached_length, (self, layer_idx), self._length)
             return self._length
 
         def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[Any, Any]:
-            """Number of keys, and the position of the first."""
+            """Returns the number of keys, and the position of the first."""
             window = self._windows[layer_idx]
             sizes = self._sizes[window]
             self._emit((window,), key_sizes, (self, query_length, layer_idx), sizes)
@@ -368,19 +365,19 @@ def _traced_class() -> Any:
         def update(
             self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
         ) -> tuple[Tensor, Tensor]:
-            """All keys and values."""
+            """Appends keys and values, and returns all of them."""
             keys, _ = self.get_mask_sizes(key_states.shape[-2], layer_idx)
             with self._recording.untraced():
-                found = _longer(key_states, keys), _longer(value_states, keys)
+                states = _longer(key_states, keys), _longer(value_states, keys)
             call = (self, key_states, value_states, layer_idx)
-            self._recording.emit("call_function", update_cache, call, {}, found)
-            return found
+            self._recording.emit("call_function", update_cache, call, {}, states)
+            return states
 
     return TracedCache
 
 
 def _refuse_layers(cache: Any) -> Any:
-    raise CacheError("the model reads the layers of its cache, which a graph cannot follow")
+    raise CacheError("the model reads the layers of its cache, which a graph cannot represent")
 
 
 def _free_sizes(cache: str, window: int | None, recording: Recording) -> tuple[Any, Any]:
@@ -391,6 +388,6 @@ def _free_sizes(cache: str, window: int | None, recording: Recording) -> tuple[A
 
 
 def _longer(states: Tensor, length: Any) -> Tensor:
-    """States (batch, heads, tokens, size) of another number of tokens, of the same history."""
+    """Returns fake states (batch, heads, tokens, size) with `length` tokens, same history."""
     batch, heads, _, size = states.shape
     return states[:, :, :1].expand(batch, heads, length, size).clone()

@@ -1,4 +1,4 @@
-"""Generation of text: `generate` of transformers on a graph that takes a cache."""
+"""Text generation: `generate` of `transformers` on a graph that takes a cache."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 def generation_settings(model: nn.Module) -> dict[str, Any] | None:
-    """What a model's `generation_config` sets; None where it has none."""
+    """Returns the settings of a model's `generation_config`; None if it has none."""
     config: Any = getattr(model, "generation_config", None)
     return None if config is None else dict(json.loads(config.to_json_string()))
 
 
 def generator(captured: nn.Module, record: CaptureRecord, cls: type[Any] | None) -> Any:
-    """A model of the original class that has no parameters, and whose `forward` is a graph.
+    """Returns a model of the original class without parameters, whose `forward` is a graph.
 
     Args:
         captured: the graph.
-        record: of the graph.
-        cls: the class; None: the one of transformers by the name that the graph knows.
+        record: record of the capture.
+        cls: the class. Default: the class of `transformers` with the recorded name.
 
     Raises:
-        CaptureError: the graph takes no cache, or no class is known.
+        CaptureError: the graph takes no cache, or the class is unknown.
     """
     if record.why_no_cache:
         raise CaptureError(
@@ -47,8 +47,9 @@ def generator(captured: nn.Module, record: CaptureRecord, cls: type[Any] | None)
     known: Any = getattr(transformers, record.class_name, None) if cls is None else cls
     if not (isinstance(known, type) and issubclass(known, transformers.GenerationMixin)):
         raise CaptureError(
-            f"generate: {record.class_name} is no class of transformers that has it; a model of a "
-            "class of your own generates where it was captured, as checkpoints hold no code"
+            f"generate: transformers has no generating class {record.class_name}; a model of a "
+            "custom class generates only in the process that captured it, since checkpoints hold "
+            "no code"
         )
     if not isinstance(record.config, transformers.PreTrainedConfig):
         kind = type(record.config).__name__
@@ -66,10 +67,10 @@ def generator(captured: nn.Module, record: CaptureRecord, cls: type[Any] | None)
 
 
 def build_generation_config(record: CaptureRecord) -> Any:
-    """The settings of a record as transformers takes them.
+    """Returns the recorded settings as a `GenerationConfig`.
 
     Raises:
-        CaptureError: they are none, as a file may have them.
+        CaptureError: the settings are invalid, as those of a file may be.
     """
     from transformers import GenerationConfig
 
@@ -79,22 +80,20 @@ def build_generation_config(record: CaptureRecord) -> Any:
     for name in settings:
         # Settings become attributes; these would take the place of functions.
         if name.startswith("__") or callable(getattr(GenerationConfig, name, None)):
-            raise CaptureError(f"generation_config: '{name}' is no setting of generate")
+            raise CaptureError(f"generation_config: '{name}' is not a setting of generate")
     try:
         return GenerationConfig.from_dict(settings)
     except Exception as error:  # transformers checks types by using the values
         kind = type(error).__name__
-        raise CaptureError(
-            f"generation_config is not one of transformers: {kind}: {error}"
-        ) from None
+        raise CaptureError(f"transformers rejects the generation_config: {kind}: {error}") from None
 
 
 _graph_classes: MutableMapping[Any, Any] = weakref.WeakValueDictionary()
-"""Class that generates -> its subclass, as long as that has an instance."""
+"""Subclass by generating class, while the subclass has an instance."""
 
 
 def _graph_class(cls: Any) -> Any:
-    """A subclass that runs the graph which an instance has as `captured`."""
+    """Returns a subclass whose instances run the graph in their attribute `captured`."""
     known = _graph_classes.get(cls)
     if known is None:
         known = _graph_classes[cls] = _new_graph_class(cls)
@@ -103,11 +102,11 @@ def _graph_class(cls: Any) -> Any:
 
 def _new_graph_class(cls: Any) -> Any:
 
-    class OfGraph(cls):  # type: ignore[misc]
-        """Has no modules: only what prepares the inputs of `forward` is of the class."""
+    class RunsGraph(cls):  # type: ignore[misc]
+        """Subclass without modules: only the input preparation comes from the base class."""
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            """Runs the graph, with the mask that `generate` drops where it has no zeros."""
+            """Runs the graph, with the mask that `generate` omits if it has no zeros."""
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             ids = given.get("input_ids")
             if ids is not None and given.get("attention_mask") is None:
@@ -116,12 +115,12 @@ def _new_graph_class(cls: Any) -> Any:
             return self.captured(**given)
 
         def __getattr__(self, name: str) -> Any:
-            """A parameter, buffer or module, which what prepares inputs may read."""
+            """Returns a parameter, buffer or module that the input preparation reads."""
             return getattr(vars(self)["captured"], name)
 
         @staticmethod
         def create_masks_for_generate(*, attention_mask: Any, **_: Any) -> Any:
-            """Leaves the mask to the graph, also where a cache is static."""
+            """Leaves the creation of masks to the graph, even for static caches."""
             return attention_mask
 
         device = property(lambda self: _tensor(self.captured).device)
@@ -130,14 +129,14 @@ def _new_graph_class(cls: Any) -> Any:
     signature = inspect.signature(cls.forward)
     names = [*signature.parameters][1:]
     # The graph gives the logits of every position.
-    kept = [p for name, p in signature.parameters.items() if name != "logits_to_keep"]
-    OfGraph.forward.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    OfGraph.__name__ = OfGraph.__qualname__ = cls.__name__
-    return OfGraph
+    parameters = [p for name, p in signature.parameters.items() if name != "logits_to_keep"]
+    RunsGraph.forward.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    RunsGraph.__name__ = RunsGraph.__qualname__ = cls.__name__
+    return RunsGraph
 
 
 def _tensor(module: nn.Module) -> torch.Tensor:
-    """A tensor that tells the device and dtype of a module, a floating one if there is one."""
+    """Returns a tensor with the device and dtype of a module, preferably a floating one."""
     tensors = [*module.parameters(), *module.buffers()]
     floating = (x for x in tensors if x.is_floating_point() and x.dtype.itemsize > 1)
     return next(floating, tensors[0] if tensors else torch.empty(0))

@@ -1,8 +1,8 @@
-"""Packed rows: several texts in one row, separated by positions that begin again.
+"""Packed rows: several texts in one row, separated by positions that restart.
 
-transformers looks for them (`masking_utils.find_packed_sequence_indices`) where a model is given
-positions, no attention mask and no cache. Many models make a cache unless a setting forbids it,
-and then every text attends to those before it, in the graph as in the model.
+`transformers` detects them (`masking_utils.find_packed_sequence_indices`) if a model gets
+positions, no attention mask and no cache. Many models create a cache by default, and then every
+text attends to the previous ones, in the graph as in the model.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FLAG = "use_cache"
 def joins_packed_rows(
     model: nn.Module, example: Mapping[str, Any], fixed: Mapping[str, Any]
 ) -> bool:
-    """Whether a model, called as by default, lets the texts of a packed row attend to each other.
+    """Returns whether the texts of a packed row attend to each other in a default call of a model.
 
     Args:
-        model: the model; it runs twice and is left as it was.
+        model: the model; it runs twice and is restored.
         example: its example inputs by name.
         fixed: further arguments of its `forward`.
     """
@@ -50,26 +50,25 @@ def joins_packed_rows(
 
 
 def check_packed_rows(positions: Any) -> None:
-    """Refuses packed rows that are to be kept apart, for a graph that joins them.
+    """Refuses packed rows for a graph that joins their texts.
 
     Args:
-        positions: (batch, tokens), or what came instead.
+        positions: (batch, tokens), or any other value.
 
     Raises:
-        GuardError: a row begins again.
+        GuardError: the positions of a row restart.
     """
     if isinstance(positions, Tensor) and bool((positions.diff(dim=-1) != 1).any()):
         raise GuardError(
-            f"got {POSITIONS} that begin again within a row, and {_FLAG}=False, with which the "
-            "model keeps the texts of a row apart; the graph was captured with the model's "
-            f"default, which lets them attend to each other: capture it with cf_args={{'{_FLAG}': "
-            "False}, or pass an attention mask"
+            f"got {POSITIONS} that restart within a row and {_FLAG}=False, which separates the "
+            "texts of a row; the graph was captured with the model's default, which joins them: "
+            f"capture it with cf_args={{'{_FLAG}': False}}, or pass an attention mask"
         )
 
 
 def _first_output(model: nn.Module, given: Mapping[str, Any], **flag: bool) -> Tensor:
     # A model may write into its inputs.
     result = model(**{name: tree_map(copied, value) for name, value in given.items()}, **flag)
-    found = next(iter(result.values())) if isinstance(result, Mapping) else result[0]
-    assert isinstance(found, Tensor)
-    return found
+    output = next(iter(result.values())) if isinstance(result, Mapping) else result[0]
+    assert isinstance(output, Tensor)
+    return output

@@ -1,3 +1,3 @@
-"""Layers that captures make of attention and of fused experts."""
+"""Layers that replace attention and fused experts in a capture."""
 
 __all__: list[str] = []

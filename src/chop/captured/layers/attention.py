@@ -1,7 +1,7 @@
-"""torch's multi-head attention as its projections and `scaled_dot_product_attention`.
+"""Multi-head attention of torch as projection layers and `scaled_dot_product_attention`.
 
-`nn.MultiheadAttention` hands its parameters to one function, in which no operator can be seen.
-Here the projections are layers, and the rest are calls of torch.
+`nn.MultiheadAttention` passes its parameters to one opaque function. Here the projections are
+layers, and the rest are torch calls.
 B batch, H heads, L queries, S keys, D head size.
 """
 
@@ -30,25 +30,25 @@ from chop.private.modules import (
 )
 
 PRODUCTS = "products"
-"""The child of a `ProjectedAttention` that computes its products in the place of `attend`."""
+"""Name of the child of a `ProjectedAttention` that computes its products instead of `attend`."""
 
 Slices = MutableMapping[int, tuple[nn.Parameter, ...]]
-"""Rows of parameters, by the id of the parameter: what is shared stays shared."""
+"""Row slices of parameters by the parameter's `id`, which preserve sharing."""
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-"""The layers of a `ProjectedAttention` that torch's layer has no modules for."""
+"""Layers of a `ProjectedAttention` that torch's layer has no modules for."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """How an attention layer treats its projected inputs.
+    """Settings of the projected inputs of an attention layer.
 
     Attributes:
-        count: of heads.
+        count: number of heads.
         batch_first: inputs are (batch, time, features), not (time, batch, features).
-        bias_k: (1, 1, features), a key behind the others, or None.
+        bias_k: (1, 1, features), a key appended to the others, or None.
         bias_v: its value.
-        add_zero: a key and a value of zeros behind the others.
+        add_zero: append a key and a value of zeros.
     """
 
     count: int
@@ -58,32 +58,32 @@ class Heads:
     add_zero: bool = False
 
     def split(self, x: Tensor) -> Tensor:
-        """Projected inputs as (B, H, time, D)."""
+        """Returns projected inputs as (B, H, time, D)."""
         parts = x.view(*x.shape[:-1], self.count, x.shape[-1] // self.count)
         return parts.transpose(1, 2) if self.batch_first else parts.permute(1, 2, 0, 3)
 
     def merge(self, x: Tensor) -> Tensor:
-        """The heads side by side, as (L, B, features) in any case.
+        """Concatenates the heads to (L, B, features).
 
-        torch has its results in memory like this, and so draws the same dropout.
+        This is torch's memory layout, so that dropout draws the same numbers.
         """
         parts = x.permute(2, 0, 1, 3)
         return parts.reshape(*parts.shape[:2], -1)
 
     def extended(self, x: Tensor, row: Tensor | None) -> Tensor:
-        """Keys or values with the rows that the layer adds."""
+        """Appends the rows that the layer adds to keys or values."""
         if row is not None:
             row = row.view(1, self.count, 1, -1).expand(x.shape[0], -1, -1, -1)
             x = torch.cat([x, row], 2)
         return F.pad(x, (0, 0, 0, 1)) if self.add_zero else x
 
     def mask(self, attn_mask: Tensor | None, padding: Tensor | None, scores: Any) -> Tensor | None:
-        """One mask for all scores: True hides, or numbers are added.
+        """Combines the masks into one for all scores: True hides, or numbers are added.
 
         Args:
             attn_mask: (L, S) or (B * H, L, S).
             padding: (B, S).
-            scores: the sizes (B, L, S), without the keys that the layer adds.
+            scores: the sizes (B, L, S), without the keys that the layer appends.
         """
         batch, queries, keys = scores
         if attn_mask is not None:
@@ -126,18 +126,17 @@ def attend(
     is_causal: bool,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The context of each query, and the attention weights where they are needed.
+    """Returns the context of each query, and the attention weights if requested.
 
-    Without dropout the weights are computed beside the context, so that a graph that does not read
-    them does not compute them.
+    Without dropout the weights are a separate computation, which a graph drops if they are unused.
 
     Args:
         query: (B, H, L, D).
         key: (B, H, S, D).
         value: (B, H, S, D).
         mask: True hides, or numbers are added to the scores.
-        dropout: the probability that a weight is dropped in training.
-        training: whether it is.
+        dropout: probability that a weight is dropped in training.
+        training: whether the layer is in training.
         is_causal: hides the keys after each query.
         need_weights: whether to return the weights.
     """
@@ -160,7 +159,7 @@ def attend(
 
 
 def _hidden_as_nan(context: Tensor, mask: Tensor) -> Tensor:
-    """NaN as the context of a query from which every key is hidden, as in torch with its weights.
+    """Sets the context of queries without visible keys to NaN, as torch's layer with weights does.
 
     Args:
         context: (B, H, L, D).
@@ -183,16 +182,16 @@ def _run(
     average: bool,
     options: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of inputs with or without a batch axis."""
+    """Computes the attention of inputs with or without a batch axis."""
     batched = inputs[0].dim() == 3
     axis = 0 if heads.batch_first else 1
     if not batched:
         inputs = tuple(x.unsqueeze(axis) for x in inputs)  # type: ignore[assignment]
         padding = None if padding is None else padding.unsqueeze(0)
     if options["is_causal"] and attn_mask is None:
-        raise RuntimeError("expected an attn_mask beside the hint is_causal, got none")
+        raise RuntimeError("expected an attn_mask together with the hint is_causal, got none")
     for mask in (attn_mask, padding):
-        # To read `mask.dtype` in a recording would warn of inputs of other dtypes later.
+        # Reading `mask.dtype` in a recording would add a guard on the dtypes of inputs.
         kind = torch.bool if mask is None else torch.result_type(mask, mask)
         if kind != torch.bool and not kind.is_floating_point:
             raise RuntimeError(f"expected masks of bool or floating numbers, got {kind}")
@@ -215,19 +214,19 @@ def _run(
 
 
 class ProjectedAttention(nn.MultiheadAttention):
-    """`nn.MultiheadAttention` whose projections are layers: q_proj, k_proj, v_proj and out_proj.
+    """`nn.MultiheadAttention` with layers as projections: q_proj, k_proj, v_proj and out_proj.
 
-    It has the same memory and computes the same. State dicts have the weights as torch's layer has
-    them, `in_proj_weight` for example.
+    It shares the memory of torch's layer and computes the same. State dicts have the same weights,
+    such as `in_proj_weight`.
     """
 
     @classmethod
     def around(cls, module: nn.MultiheadAttention, shared: Slices) -> Self:
-        """Takes over a layer of torch: its memory, hooks, attributes and mode.
+        """Takes over the memory, hooks, attributes and mode of a torch layer.
 
         Args:
             module: see `why_not_projected`.
-            shared: slices of parameters; takes and gives.
+            shared: slices of parameters; read and extended.
         """
         made = _twin_class(cls, type(module))
         twin: Any = made.__new__(made)
@@ -247,18 +246,18 @@ class ProjectedAttention(nn.MultiheadAttention):
             for name, weight, bias in zip(PROJECTIONS, weights, biases, strict=True)
         }
         rows = {name: own_parameters(module).get(name) for name in ("bias_k", "bias_v")}
-        kept = {name: x for name, x in rows.items() if x is not None}
-        set_members(twin, kept, children={**layers, **own_children(module)})
+        parameters = {name: x for name, x in rows.items() if x is not None}
+        set_members(twin, parameters, children={**layers, **own_children(module)})
         leave_attention_fast_path(twin)
         join_in_state_dicts(twin, _joined_names(packed, bias is not None))
         return twin  # type: ignore[no-any-return]
 
     def _reset_parameters(self) -> None:
-        """Does nothing: what was taken over has its values already."""
+        """Keeps the values that were taken over."""
 
     @property
     def in_proj_weight(self) -> Tensor | None:  # type: ignore[override]
-        """The weights of the three projections, where they have the same width."""
+        """The weights of the three projections, if they have the same width."""
         weights = [self._modules[name].weight for name in PROJECTIONS]  # type: ignore[union-attr]
         same = self.kdim == self.embed_dim == self.vdim
         return torch.cat(weights) if same else None  # type: ignore[arg-type]
@@ -280,7 +279,7 @@ class ProjectedAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Same arguments and results as `nn.MultiheadAttention`.
+        """Has the arguments and results of `nn.MultiheadAttention`.
 
         Args:
             query: (B, L, features), (L, B, features) or (L, features).
@@ -289,8 +288,8 @@ class ProjectedAttention(nn.MultiheadAttention):
             key_padding_mask: (B, S) or (S): True hides, or numbers are added.
             need_weights: whether to return the attention weights.
             attn_mask: (L, S) or (B * H, L, S): True hides, or numbers are added.
-            average_attn_weights: over the heads.
-            is_causal: says that `attn_mask` is causal.
+            average_attn_weights: average over the heads.
+            is_causal: declares `attn_mask` as causal.
         """
         layers = (*(self._modules[name] for name in PROJECTIONS), self.out_proj)
         heads = Heads(
@@ -316,7 +315,7 @@ class ProjectedAttention(nn.MultiheadAttention):
 
 
 def why_not_projected(module: nn.Module) -> str | None:
-    """Why a layer of torch cannot be taken over by `ProjectedAttention`; None if it can."""
+    """Explains why `ProjectedAttention` cannot replace a torch layer; None if it can."""
     if "forward" in vars(module) or not _forward_is_torch(type(module)):
         return "has a forward of its own"
     out = module.out_proj
@@ -334,7 +333,7 @@ def why_not_projected(module: nn.Module) -> str | None:
 
 
 def _forward_is_torch(cls: type) -> bool:
-    """Whether the forward of a class is torch's, or hands on to torch's by `super().forward`."""
+    """Returns whether the forward of a class is torch's or calls it by `super().forward`."""
     for ancestor in cls.__mro__:
         if ancestor is nn.MultiheadAttention:
             return True
@@ -345,7 +344,7 @@ def _forward_is_torch(cls: type) -> bool:
 
 
 def _twin_class(base: type[Any], cls: type[Any]) -> Any:
-    """A class with the forward of `cls` where that hands on to torch's, in whose place is ours."""
+    """Returns a class with the forward of `cls`, whose `super().forward` is ours."""
     if cls.forward is nn.MultiheadAttention.forward:
         return base
     return type(cls.__name__, (cls, base), {"__module__": cls.__module__})
@@ -382,7 +381,7 @@ _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 
 
 def bound_call(args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of `F.multi_head_attention_forward`; None: keys or values come projected."""
+    """Returns the arguments of `F.multi_head_attention_forward`; None for static keys or values."""
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
@@ -390,7 +389,7 @@ def bound_call(args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def multi_head_attention(given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """`F.multi_head_attention_forward` in torch calls.
+    """Computes `F.multi_head_attention_forward` by torch calls.
 
     Args:
         given: see `bound_call`.

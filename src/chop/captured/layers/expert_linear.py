@@ -1,4 +1,4 @@
-"""Linear layers of several experts in one: each row goes through the layer of its expert.
+"""Expert linear layer: a linear layer per expert, selected for each row.
 
 E experts, S rows (a token for each of its experts), I inputs, O outputs.
 """
@@ -17,11 +17,11 @@ from chop.private.modules import before_load_state_dict, copy_state_dict_hooks, 
 from chop.private.torch_api import detect_fake_mode, is_transformed
 
 IS_TRANSPOSED = "stacks_transposed"
-"""Where an `ExpertLinear` keeps whether state dicts have its matrices as (inputs, outputs)."""
+"""Attribute that is true if state dicts store the matrices of an `ExpertLinear` as (I, O)."""
 
 
 class ExpertLinear(nn.Module):
-    """Linear layers of several experts: each row of the input goes through that of its expert.
+    """Linear layers of several experts, each applied to the rows assigned to it.
 
     Args:
         num_experts: E.
@@ -30,7 +30,7 @@ class ExpertLinear(nn.Module):
         bias: whether each expert has one.
 
     Attributes:
-        weight: (E * O, I), the matrices of the experts one below the other.
+        weight: (E * O, I), the stacked matrices of the experts.
         bias: (E, O) or None.
 
     Example:
@@ -56,7 +56,7 @@ class ExpertLinear(nn.Module):
 
     @classmethod
     def of(cls, weight: nn.Parameter, bias: nn.Parameter | None, num_experts: int) -> Self:
-        """The layer with these parameters.
+        """Returns a layer with these parameters.
 
         Args:
             weight: (E * O, I).
@@ -71,7 +71,7 @@ class ExpertLinear(nn.Module):
         return layer
 
     def forward(self, input: Tensor, expert: Tensor) -> Tensor:
-        """`F.linear` of each row with the matrix and the bias of its expert.
+        """Computes `F.linear` of each row with the matrix and the bias of its expert.
 
         Args:
             input: (S, I).
@@ -81,7 +81,7 @@ class ExpertLinear(nn.Module):
         return expert_linear(input, expert, self.weight, self.bias, self.num_experts)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Returns the sizes."""
         sizes = f"num_experts={self.num_experts}, in_features={self.in_features}"
         return f"{sizes}, out_features={self.out_features}, bias={self.bias is not None}"
 
@@ -89,11 +89,11 @@ class ExpertLinear(nn.Module):
 def expert_linear(
     input: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None, num_experts: int
 ) -> Tensor:
-    """The result of an `ExpertLinear`.
+    """Computes the result of an `ExpertLinear`.
 
-    Where values are not known, as in a recording or a compiler, or are spread over processes, each
-    row gets a copy of its expert's matrix. Elsewhere the rows of an expert are multiplied at once,
-    and an expert without rows is not touched.
+    In a recording, a compiler or on distributed tensors each row gets a copy of its expert's
+    matrix, since values are unknown. Otherwise the rows of an expert are multiplied at once, and
+    experts without rows are skipped.
 
     Args:
         input: (S, I).
@@ -111,33 +111,33 @@ def expert_linear(
     def multiply(rows: Tensor, number: int) -> Tensor:
         return F.linear(rows, weight_EOI[number], None if bias is None else bias[number])
 
-    return by_expert(input, expert, weight_EOI.shape[:2], multiply)
+    return apply_by_expert(input, expert, weight_EOI.shape[:2], multiply)
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether a tensor has no values that a branch could depend on, or another's as a DTensor."""
+    """Returns whether a tensor has no local values to branch on: it is traced or a DTensor."""
     is_plain = type(x) is Tensor and not x.is_meta and not is_transformed()
     return torch.compiler.is_compiling() or not is_plain or detect_fake_mode(x) is not None
 
 
-def by_expert(
+def apply_by_expert(
     input: Tensor,
     expert: Tensor,
     sizes: tuple[int, ...],
     multiply: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
-    """What a function gives for the rows of each expert, in the order of the input.
+    """Applies a function to the rows of each expert and returns the results in input order.
 
     Args:
         input: (S, I).
         expert: (S,), int64.
         sizes: E and O.
-        multiply: takes the rows of an expert, (n, I), and its number; gives (n, O). It is called
-            for experts that have rows.
+        multiply: maps the rows of an expert, (n, I), and its number to (n, O). It is called for
+            experts with rows only.
     Returns: (S, O).
 
     Raises:
-        IndexError: there is no such expert.
+        IndexError: an expert number is out of range.
     """
     num_experts, outputs = sizes
     order = expert.argsort(stable=True)
@@ -145,23 +145,23 @@ def by_expert(
     if len(counts) > num_experts:
         raise IndexError(f"expected experts 0 to {num_experts - 1}, got {len(counts) - 1}")
     parts = input[order].split(counts)
-    found = [multiply(rows, number) for number, rows in enumerate(parts) if len(rows)]
-    if not found:
+    results = [multiply(rows, number) for number, rows in enumerate(parts) if len(rows)]
+    if not results:
         return input.new_empty(0, outputs)
-    return torch.cat(found)[order.argsort()]
+    return torch.cat(results)[order.argsort()]
 
 
 def stacks_transposed(module: nn.Module) -> bool | None:
-    """Whether state dicts have the matrices of an `ExpertLinear` as (inputs, outputs).
+    """Returns whether state dicts store the matrices of an `ExpertLinear` as (inputs, outputs).
 
-    None where they have one matrix for all experts, and of other modules.
+    None if they store one matrix for all experts, and for other modules.
     """
-    found: bool | None = vars(module).get(IS_TRANSPOSED)
-    return found
+    is_transposed: bool | None = vars(module).get(IS_TRANSPOSED)
+    return is_transposed
 
 
 def stacked_shape(module: nn.Module) -> tuple[int, ...] | None:
-    """The shape that state dicts have the weight of an `ExpertLinear` in, see there."""
+    """Returns the shape of an `ExpertLinear` weight in state dicts."""
     is_transposed = stacks_transposed(module)
     if is_transposed is None or not isinstance(module, ExpertLinear):
         return None
@@ -170,7 +170,7 @@ def stacked_shape(module: nn.Module) -> tuple[int, ...] | None:
 
 
 def stack_in_state_dicts(module: nn.Module, transposed: bool) -> None:
-    """Makes state dicts have the weight of an `ExpertLinear` as a matrix for each expert.
+    """Makes state dicts store the weight of an `ExpertLinear` as one matrix per expert.
 
     Args:
         module: it is changed.

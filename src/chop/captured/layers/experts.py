@@ -1,8 +1,8 @@
-"""Fused experts of transformers as two layers.
+"""Fused experts of `transformers` as two layers.
 
-A module of fused experts holds the matrices of all experts as two parameters, and calls a function
-with them in which no operator can be seen. Here each of the two is an `ExpertLinear`, and the rest
-are calls of torch. E experts, I inputs, O outputs.
+A module of fused experts stores the matrices of all experts in two parameters and passes them to an
+opaque function. Here each parameter is an `ExpertLinear`, and the rest are torch calls.
+E experts, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from chop.private.modules import PARAMETERS, own_children, own_parameters, set_m
 from chop.private.transformers_api import ExpertTraits, apply_gate, expert_traits
 
 LAYERS = ("gate_up", "up", "down")
-"""The layers of a `FusedExperts`; it has the first or the second, and the last."""
+"""Layers of a `FusedExperts`: the first or the second, and the last."""
 
 Matrices = MutableMapping[int, nn.Parameter]
-"""Weights of layers, by the id of the parameter that they are of: what is shared stays shared."""
+"""Layer weights by the `id` of the original parameter, which preserve sharing."""
 
 
 class _Names(NamedTuple):
-    """A layer of fused experts, and the parameters of the module that it is of."""
+    """Parameter names of a layer of fused experts."""
 
     layer: str
     weight: str
@@ -39,9 +39,9 @@ def _names(traits: ExpertTraits) -> tuple[_Names, _Names]:
 
 
 def matrices_by_parameter(module: nn.Module) -> dict[str, str]:
-    """By name of a parameter of fused experts, the layer that it is the weight of.
+    """Returns the layer for each weight parameter of fused experts.
 
-    Empty of all other modules, and of experts whose parameters are not two matrices for each.
+    Empty for other modules, and for experts with other parameters than two matrices per expert.
     """
     traits = expert_traits(module)
     if traits is None:
@@ -58,14 +58,14 @@ def matrices_by_parameter(module: nn.Module) -> dict[str, str]:
 
 
 def expert_layer(module: nn.Module, name: str, weight: Tensor, shared: Matrices) -> ExpertLinear:
-    """The layer of fused experts that one of their parameters is the weight of.
+    """Returns the layer for one weight parameter of fused experts.
 
     Args:
         module: see `matrices_by_parameter`.
-        name: of the parameter.
-        weight: its values, (E, O, I), or (E, I, O) where the module has it so. The first are
-            shared with the layer; the others are no matrix of rows, and are copied.
-        shared: weights that other layers have; takes and gives.
+        name: name of the parameter.
+        weight: its values, (E, O, I), or (E, I, O) if the module stores it so. The first layout is
+            shared with the layer; the second is copied, since its rows are not contiguous.
+        shared: weights of other layers; read and extended.
     """
     traits = expert_traits(module)
     assert traits is not None
@@ -81,10 +81,10 @@ def expert_layer(module: nn.Module, name: str, weight: Tensor, shared: Matrices)
 
 
 class FusedExperts(nn.Module):
-    """A module of fused experts of transformers whose two matrices are layers, see `LAYERS`.
+    """Fused experts of `transformers` whose two matrices are layers, see `LAYERS`.
 
-    It computes what the module does, whatever implementation the configuration names. State dicts
-    have the parameters as the module has them, `gate_up_proj` for example.
+    It computes the result of the module for any configured implementation. State dicts have the
+    original parameters, such as `gate_up_proj`.
     """
 
     @classmethod
@@ -94,21 +94,21 @@ class FusedExperts(nn.Module):
         shared: Matrices,
         made: Mapping[str, nn.Module] | None = None,
     ) -> Self:
-        """Takes over a module of transformers: its hooks, attributes, activation and mode.
+        """Takes over the hooks, attributes, activation and mode of a module of `transformers`.
 
         Args:
-            module: one of which `matrices_by_parameter` knows the parameters.
-            shared: weights of layers; takes and gives.
-            made: layers that are made already, by name; others share the module's memory.
+            module: a module that `matrices_by_parameter` supports.
+            shared: weights of layers; read and extended.
+            made: existing layers by name; the others share the module's memory.
         """
         traits = expert_traits(module)
         assert traits is not None
         layers: dict[str, nn.Module | None] = dict(own_children(module))
         for name, layer in matrices_by_parameter(module).items():
-            found = (made or {}).get(layer)
+            existing = (made or {}).get(layer)
             weight = own_parameters(module)[name]
             assert weight is not None
-            layers[layer] = found or expert_layer(module, name, weight, shared)
+            layers[layer] = existing or expert_layer(module, name, weight, shared)
         twin = cls.__new__(cls)
         nn.Module.__init__(twin)
         twin.__dict__.update({n: x for n, x in vars(module).items() if n != PARAMETERS})
@@ -123,12 +123,12 @@ class FusedExperts(nn.Module):
         return twin
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Same arguments and result as the experts of transformers.
+        """Has the arguments and the result of the experts of `transformers`.
 
         Args:
             hidden_states: (tokens, I).
             top_k_index: (tokens, k), int64: the experts of each token.
-            top_k_weights: (tokens, k): what their results count.
+            top_k_weights: (tokens, k): weights of their results.
         Returns: (tokens, I).
         """
         layers, count = self._modules, top_k_index.shape[-1]

@@ -1,9 +1,9 @@
-"""Modules that stand in for a recording: for torch's own transformer, and for fused experts.
+"""Substitutes for modules during a recording: torch's own transformer and fused experts.
 
-In evaluation torch's layers hand all their parameters to one fused kernel, and on padded batches
-the encoder computes on nested tensors. For a recording they make way for subclasses that compute
-the same in single operators, on the same tensors. Fused experts of transformers make way for
-layers, see `chop.captured.layers.experts`.
+In evaluation torch's layers pass all parameters to one fused kernel, and the encoder computes
+padded batches on nested tensors. Subclasses replace them during a recording and compute the same
+with single operators on the same tensors. Fused experts of `transformers` are replaced by layers,
+see `chop.captured.layers.experts`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chop.captured.runtime import FastPathPadding
 from chop.private.modules import own_children, set_members
 
 PADDING = "padding"
-"""The child of a `PlainEncoder` that writes zeros where torch's nested tensors have nothing."""
+"""Child of a `PlainEncoder` that writes zeros at padding, which torch's nested tensors omit."""
 
 
 class PlainEncoderLayer(nn.TransformerEncoderLayer):
@@ -35,7 +35,7 @@ class PlainEncoderLayer(nn.TransformerEncoderLayer):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Same arguments and result as torch's layer; see there."""
+        """Has the arguments and the result of torch's layer."""
         x, masks = src, (src_mask, src_key_padding_mask)
         if self.norm_first:
             x = x + self._sa_block(self.norm1(x), *masks, is_causal=is_causal)
@@ -55,9 +55,9 @@ class PlainEncoder(nn.TransformerEncoder):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool | None = None,
     ) -> Tensor:
-        """Same arguments and result as torch's encoder; see there.
+        """Has the arguments and the result of torch's encoder.
 
-        The hint `is_causal` changes no result, so that a mask is not searched for one.
+        The hint `is_causal` does not change the result, so the search for a causal mask is skipped.
         """
         x, padding = src, src_key_padding_mask
         for layer in self.layers:
@@ -68,7 +68,7 @@ class PlainEncoder(nn.TransformerEncoder):
 
 
 class PlainDecoder(nn.TransformerDecoder):
-    """`nn.TransformerDecoder` that does not search its mask for a causal one."""
+    """`nn.TransformerDecoder` without the search for a causal mask."""
 
     def forward(
         self,
@@ -81,7 +81,7 @@ class PlainDecoder(nn.TransformerDecoder):
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """Same arguments and result as torch's decoder; see there."""
+        """Has the arguments and the result of torch's decoder."""
         x = tgt
         for layer in self.layers:
             x = layer(
@@ -105,14 +105,14 @@ _PLAIN: dict[type[nn.Module], type[nn.Module]] = {
 
 
 Chosen = Callable[[nn.Module, str], bool]
-"""Says by module and path which modules stay, with all that is in them."""
+"""Predicate on module and path that selects the modules to keep, with their submodules."""
 
 
 @contextlib.contextmanager
 def single_operators(model: nn.Module, stays: Chosen) -> Iterator[nn.Module]:
-    """Puts modules that can be recorded in the places of those that cannot, inside the block.
+    """Replaces modules that cannot be recorded by equivalent ones inside the block.
 
-    Yields: the model, or what stands in for it where it is itself such a module.
+    Yields: the model, or its substitute if the model itself is such a module.
     """
     swaps: list[tuple[nn.Module, str, nn.Module]] = []
     try:
@@ -123,11 +123,11 @@ def single_operators(model: nn.Module, stays: Chosen) -> Iterator[nn.Module]:
 
 
 class _Swap:
-    """What stands in for the modules of one model; shared modules and parameters stay shared.
+    """Substitutes for the modules of one model, which preserve sharing.
 
     Args:
-        stays: which modules are left.
-        swaps: takes parent, name and the child that was there.
+        stays: selects modules to keep.
+        swaps: receives parent, name and original child of each substitution.
     """
 
     def __init__(self, stays: Chosen, swaps: list[tuple[nn.Module, str, nn.Module]]) -> None:
@@ -139,7 +139,7 @@ class _Swap:
         self._matrices: Matrices = {}
 
     def get_twin(self, module: nn.Module, path: str) -> nn.Module:
-        """What stands in for a module, itself for most, with its children changed."""
+        """Returns the substitute of a module (itself for most), with substituted children."""
         if id(module) in self._twins:
             return self._twins[id(module)]
         self._originals.append(module)
@@ -156,12 +156,12 @@ class _Swap:
 
 
 def has_single_operators(model: nn.Module) -> bool:
-    """Whether something in a model stands in for a module of another class."""
+    """Returns whether a model contains substitutes."""
     return any(STANDS_FOR in vars(module) for module in model.modules())
 
 
 def _twin(module: nn.Module, shared: Slices, matrices: Matrices) -> nn.Module:
-    """What stands in for a module; itself for most."""
+    """Returns the substitute of a module; itself for most."""
     if has_gradient_hooks(module) or isinstance(module, torch.jit.ScriptModule):
         return module
     if isinstance(module, nn.MultiheadAttention):
@@ -175,12 +175,12 @@ def _twin(module: nn.Module, shared: Slices, matrices: Matrices) -> nn.Module:
 
 
 def _runs(module: nn.Module, cls: type[nn.Module]) -> bool:
-    """Whether the forward of a module is that of a class."""
+    """Returns whether a module runs the forward of a class."""
     return type(module).forward is cls.forward and "forward" not in vars(module)
 
 
 def _knows_layers(module: nn.Module) -> bool:
-    """Whether the layers of a stack are torch's: others may read the hint `is_causal`."""
+    """Returns whether the layers of a stack are torch's; others may read the hint `is_causal`."""
     layers = own_children(module).get("layers")
     return all(
         isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
@@ -201,8 +201,8 @@ def _as_plain(module: nn.Module, plain: type[nn.Module]) -> nn.Module:
 
 
 @contextlib.contextmanager
-def without_fast_path() -> Iterator[None]:
-    """Inside, torch's attention and transformers take the way of single operators."""
+def disable_fast_path() -> Iterator[None]:
+    """Disables the fast path of torch's attention and transformers inside the block."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

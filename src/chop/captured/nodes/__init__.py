@@ -1,3 +1,3 @@
-"""Nodes of captured graphs: targets, writes, modes, regions, and the code that runs them."""
+"""Nodes of captured graphs: targets, writes, modes, regions, and generated code."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""Generated code: the Python that torch.fx writes of a graph, for members and inputs of any name.
+"""Code generation for graphs whose members and inputs may have any names.
 
 torch.fx writes the path of a module as `self.layer` and an input as a parameter of `forward`. A
-layer called `class` would be no Python that way, one called `self` would hide the module, and an
-input called `getattr` would hide what the code calls.
+layer called `class` would be a syntax error, one called `self` would hide the module, and an input
+called `getattr` would hide a built-in function that the code calls.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from chop.private.torch_api import PathCodeGen, set_target, writes_plain_code
 _MEMBERS = ("call_module", "get_attr")
 
 
-def write_any_names(graph: fx.Graph) -> None:
-    """Makes a graph write its code so that it holds for members and inputs of any name."""
+def set_code_generator(graph: fx.Graph) -> None:
+    """Sets a code generator that supports any names of members and inputs."""
     if writes_plain_code(graph):
         graph.set_codegen(AnyNames())
 
@@ -35,7 +35,7 @@ class AnyNames(PathCodeGen):
 
     @contextlib.contextmanager
     def retargeted(self, nodes: Iterable[fx.Node]) -> Iterator[None]:
-        """Inside, every path and every input of the nodes is one that can be written as code."""
+        """Replaces the paths and inputs of nodes by valid Python names inside the block."""
         targets = {node: text for node in nodes if (text := _written(node)) != node.target}
         before = {node: node.target for node in targets}
         try:
@@ -48,7 +48,7 @@ class AnyNames(PathCodeGen):
 
 
 def _written(node: fx.Node) -> Any:
-    """The target of a node as the code has it."""
+    """Returns the target of a node in generated code."""
     if node.op in _MEMBERS:
         return ".".join(map(_escaped, str(node.target).split(".")))
     if node.op != "placeholder":
@@ -60,27 +60,26 @@ def _written(node: fx.Node) -> Any:
 
 
 def input_name(node: fx.Node) -> str:
-    """The name of an input, without the stars of one that takes all that is left."""
+    """Returns the name of an input, without the stars of variadic parameters."""
     return str(node.target).lstrip("*")
 
 
 def check_input_names(names: Iterable[str]) -> None:
-    """Refuses inputs whose names no parameter of a function can have.
+    """Refuses input names that no function parameter can have.
 
     Raises:
-        CaptureError: there is one; the message names it.
+        CaptureError: a name is invalid.
     """
     for name in names:
         if not _is_python_name(name):
             raise CaptureError(
-                f"expected inputs whose names are Python names, got {name!r}; pass it in a dict "
-                f"that is an input, dummy_in={{'inputs': {{{name!r}: ...}}}}, or give it another "
-                "name"
+                f"expected a Python identifier as the name of an input, got {name!r}; rename it, "
+                f"or pass it in a dict, dummy_in={{'inputs': {{{name!r}: ...}}}}"
             )
 
 
 def _is_python_name(name: str) -> bool:
-    """Whether Python's parser reads the text as the name that it is.
+    """Returns whether Python's parser reads the text as one unchanged name.
 
     >>> [_is_python_name(name) for name in ("fc", "class", "0", "a b")]
     [True, False, False, False]
@@ -90,7 +89,7 @@ def _is_python_name(name: str) -> bool:
 
 
 def _escaped(name: str) -> str:
-    """A step of a path for torch.fx, which writes `.step`, or `getattr(..., "step")` of no name."""
+    """Escapes one step of a path, which torch.fx writes as `.step` or `getattr(..., "step")`."""
     if _is_python_name(name):
         return name
     if keyword.iskeyword(name):
@@ -103,14 +102,14 @@ def _escape(letter: str) -> str:
     return f"\\U{ord(letter):08x}"
 
 
-def by_any_names(
+def wrap_forward(
     generated: Callable[..., Any], inputs: Iterable[str], is_shadowed: bool = False
 ) -> Callable[..., Any]:
-    """The generated `forward`, which takes inputs by their own names, and has the model's members.
+    """Wraps the generated `forward` to take inputs by their own names and read the model's members.
 
     Args:
-        generated: what torch.fx has compiled.
-        inputs: the names that callers know, in the order of its parameters.
+        generated: function compiled by torch.fx.
+        inputs: public input names, in the order of its parameters.
         is_shadowed: whether a member of the model has the name of an attribute of its class.
     """
     own, *parameters = inspect.signature(generated).parameters.values()
@@ -132,7 +131,7 @@ def by_any_names(
 
 
 class _MemberView:
-    """The parameters, buffers and children of a module as attributes, and nothing else."""
+    """View of a module with its parameters, buffers and children as the only attributes."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -1,9 +1,9 @@
 """Nodes that a graph runs only in `train()` or only in `eval()`.
 
-A model that keeps averages, counters or a codebook while it trains has other operators in `train()`
-than in `eval()`. Its graph has those of both. `node.meta[MODE]` names the mode that a node is of,
-and `by_mode` nodes choose between a value of one and a value of the other. Both name the module
-whose mode counts, so that a part that is frozen with `part.eval()` does as it does in the model.
+A model that updates averages, counters or a codebook in training has other operators in `train()`
+than in `eval()`. Its graph has those of both. `node.meta[MODE]` is the mode of a single-mode node,
+and `by_mode` nodes select between values of the two modes. Both name the module whose mode
+counts, so that a part that is frozen with `part.eval()` behaves as in the model.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from chop.captured.runtime import by_mode
 from chop.errors import GuardError
 
 MODE = "mode"
-"""Key of `node.meta`: `(training, path)`, the mode that the node is of and the module of it."""
+"""Key of `node.meta`: `(training, path)`, the mode of the node, and the module that decides."""
 
 IsTraining = Callable[[str], bool]
-"""Tells of a path whether its module is in training."""
+"""Function that returns whether the module at a path is in training."""
 
 
 def mode_paths(graph: fx.Graph) -> list[str]:
-    """The paths of the modules whose modes a graph follows, without a repetition."""
+    """Returns the distinct paths of the modules whose modes a graph follows."""
     return sorted({path for node in graph.nodes if (path := _module_path(node)) is not None})
 
 
@@ -41,8 +41,8 @@ def is_of_training(node: fx.Node) -> bool:
     return bool(node.meta.get(MODE, (False, ""))[0])
 
 
-def modes_in(model: nn.Module) -> IsTraining:
-    """The present modes of a model."""
+def current_modes(model: nn.Module) -> IsTraining:
+    """Returns the current modes of a model."""
 
     def is_training(path: str) -> bool:
         module = member_at(model, path) if path else model
@@ -52,13 +52,15 @@ def modes_in(model: nn.Module) -> IsTraining:
 
 
 def chosen(node: fx.Node, is_training: IsTraining) -> Any:
-    """The argument that a `by_mode` node gives."""
+    """Returns the selected argument of a `by_mode` node."""
     in_training, in_eval, path = node.args
     return in_training if is_training(str(path)) else in_eval
 
 
 def absent_nodes(graph: fx.Graph, is_training: IsTraining) -> set[fx.Node]:
-    """The nodes that do not run in some modes, with what passes have put behind them."""
+    """Returns the nodes that do not run in these modes, including those that passes added after
+    them.
+    """
     absent: set[fx.Node] = set()
     for node in graph.nodes:
         read = set(node.all_input_nodes)
@@ -73,10 +75,10 @@ def absent_nodes(graph: fx.Graph, is_training: IsTraining) -> set[fx.Node]:
 
 
 def settle(graph: fx.Graph, is_training: IsTraining) -> None:
-    """Erases what does not run in some modes, and puts chosen values in the places of choices.
+    """Erases the nodes that do not run in these modes, and replaces choices by the selected values.
 
     Raises:
-        GuardError: the result is among it.
+        GuardError: the output is among them.
     """
     absent = absent_nodes(graph, is_training)
     for node in list(graph.nodes):
@@ -90,7 +92,7 @@ def settle(graph: fx.Graph, is_training: IsTraining) -> None:
     for node in reversed(graph.nodes):
         if node in absent and node.op == "output":
             raise GuardError(
-                "the graph has no result where a part of it is in another mode than the rest; "
+                "the graph has no result if a part of it is in another mode than the rest; "
                 "switch the whole model with train() or eval()"
             )
         if node in absent:
@@ -101,8 +103,8 @@ def _put(arguments: Any, node: fx.Node, value: Any) -> Any:
     return fx.node.map_arg(arguments, lambda x: value if x is node else x)
 
 
-def in_mode(graph: fx.Graph, is_training: IsTraining) -> fx.Graph:
-    """A copy of a graph with the nodes that run in some modes."""
+def copy_in_mode(graph: fx.Graph, is_training: IsTraining) -> fx.Graph:
+    """Returns a copy of a graph with the nodes that run in these modes."""
     settled = fx.Graph()
     settled.output(settled.graph_copy(graph, {}))
     settle(settled, is_training)
@@ -110,11 +112,11 @@ def in_mode(graph: fx.Graph, is_training: IsTraining) -> fx.Graph:
 
 
 class Forwards:
-    """The `forward` of a graph in each combination of modes that it was called in.
+    """Compiled `forward` functions of a graph for each combination of modes in use.
 
     Args:
-        paths: the modules whose modes count.
-        make: compiles the graph in some modes.
+        paths: modules whose modes count.
+        make: compiles the graph for given modes.
     """
 
     def __init__(self, paths: list[str], make: Callable[[IsTraining], Callable[..., Any]]) -> None:
@@ -127,8 +129,8 @@ class Forwards:
         return self._make(dict(zip(self._paths, flags, strict=True)).__getitem__)
 
     def of(self, model: nn.Module) -> Callable[..., Any]:
-        """The one for the present modes of a model."""
-        is_training = modes_in(model)
+        """Returns the function for the current modes of a model."""
+        is_training = current_modes(model)
         flags = tuple(map(is_training, self._paths))
         if flags not in self._known:
             self._known[flags] = torch.compiler.disable(self._made)(flags)

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import fx
 
-from chop.captured.huggingface.cache_names import as_fields
+from chop.captured.huggingface.cache_names import rename_cache_field
 from chop.captured.nodes.targets import function_reference, resolve_reference
 
 
 @dataclass(frozen=True)
 class NodeRef:
-    """Stands for a node inside the arguments of a `NodeRecord`."""
+    """Reference to a node inside the arguments of a `NodeRecord`."""
 
     name: str
 
@@ -28,7 +28,7 @@ class NodeRecord:
         name: its unique name.
         target: a dotted path, a method name, or a function as `"module:qualname"`.
         args: plain values and `NodeRef`s in tuples, lists, dicts and slices.
-        kwargs: the same by keyword.
+        kwargs: keyword arguments of the same kinds.
     """
 
     op: str
@@ -39,7 +39,7 @@ class NodeRecord:
 
 
 def graph_to_nodes(graph: fx.Graph) -> list[NodeRecord]:
-    """The nodes of a graph as plain data, in order.
+    """Returns the nodes of a graph as plain data, in order.
 
     Raises:
         ValueError: a function target cannot be imported by name.
@@ -59,12 +59,12 @@ def graph_to_nodes(graph: fx.Graph) -> list[NodeRecord]:
 def nodes_to_graph(
     records: Iterable[NodeRecord], resolve: Callable[[str], Any] = resolve_reference
 ) -> fx.Graph:
-    """The graph described by a node list.
+    """Returns the graph described by a node list.
 
     Args:
-        records: in an order in which every node comes after those that it reads.
-        resolve: finds a function by `"module:qualname"`; pass an own one to restrict what a file
-            may name.
+        records: in topological order.
+        resolve: returns a function by `"module:qualname"`. Replace it to restrict the functions
+            that a file may name.
     """
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
@@ -78,14 +78,14 @@ def nodes_to_graph(
             record.op,
             target,
             _map_arguments(record.args, NodeRef, find_node),
-            _map_arguments(as_fields(target, record.kwargs), NodeRef, find_node),
+            _map_arguments(rename_cache_field(target, record.kwargs), NodeRef, find_node),
             name=record.name,
         )
     return graph
 
 
 def _map_arguments(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any:
-    """Replaces every value of one kind in nested tuples, lists, dicts and slices."""
+    """Replaces every value of one type in nested tuples, lists, dicts and slices."""
     if isinstance(value, kind):
         return replace(value)
     if isinstance(value, slice):

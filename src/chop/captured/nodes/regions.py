@@ -20,13 +20,13 @@ def remove_regions(graph: fx.Graph) -> None:
 def eliminate_regions(
     graph: fx.Graph, end: Any, matters: Callable[[fx.Node], bool], modules: bool = True
 ) -> None:
-    """Erases regions that end with `end(what their beginning returned)` and hold nothing.
+    """Erases empty regions, which end with `end(result of their first node)`.
 
     Args:
         graph: the graph.
-        end: the function at the end of a region.
-        matters: whether a region has to stay around a node.
-        modules: whether it has to stay around the call of a module.
+        end: function at the end of a region.
+        matters: returns whether a node requires its region.
+        modules: whether module calls require their region.
     """
     begun: set[fx.Node] = set()
     busy: set[fx.Node] = set()

@@ -1,4 +1,4 @@
-"""Node targets: one normal form per torch call, side effects of calls, functions by name."""
+"""Node targets: a normal form per torch call, side effects of calls, functions by name."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _RANDOM_NAMES = frozenset(
 
 
 class NormalizedCall(NamedTuple):
-    """What `fx.Graph.create_node` needs, with the arguments not yet turned into nodes."""
+    """Arguments of `fx.Graph.create_node`, before values are converted to nodes."""
 
     op: str
     target: Any
@@ -96,7 +96,7 @@ def _is_method(function: Callable[..., Any], name: str, args: tuple[Any, ...]) -
 def normalize_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> NormalizedCall:
-    """Normal form of all the ways in which Python can ask for the same operator."""
+    """Returns the normal form of all Python spellings of the same operator."""
     function = single_overload(function)
     name = _PYTHON_WRITTEN_DUNDERS.get(id(function), getattr(function, "__name__", ""))
     if name.startswith("__") and name.endswith("__"):
@@ -124,7 +124,7 @@ def _normalize_dunder(
 
 
 def mutates_input(function: Callable[..., Any]) -> bool:
-    """Whether torch's naming says that a call works in place (`relu_`, `__iadd__`, `x[i] = v`)."""
+    """Returns whether torch's naming marks a call as in-place (`relu_`, `__iadd__`, `x[i] = v`)."""
     if isinstance(function, OVERLOADS):
         return any(schema.is_mutable for schema in get_schemas(function))
     name = getattr(function, "__name__", "")
@@ -138,7 +138,7 @@ def mutates_input(function: Callable[..., Any]) -> bool:
 
 
 def is_impure(node: fx.Node) -> bool:
-    """Whether a node must stay although nobody reads its result."""
+    """Returns whether a node has side effects, so that it stays even if unused."""
     if node.op in ("placeholder", "output", "call_module"):
         return node.op != "call_module"
     if "out" in node.kwargs or node.kwargs.get("inplace") is True:
@@ -183,10 +183,10 @@ def _names_by_identity() -> dict[int, str]:
 
 
 def function_reference(function: Callable[..., Any]) -> str:
-    """The importable name `"module:qualname"` of a graph's function.
+    """Returns the importable name `"module:qualname"` of a graph's function.
 
     Raises:
-        ValueError: the function was defined inside another one, so that no import can find it.
+        ValueError: the function is local to another one and cannot be imported.
 
     >>> import torch.nn.functional as F
     >>> function_reference(torch.add), function_reference(F.max_pool2d)
@@ -205,19 +205,19 @@ def _own_reference(function: Any) -> str:
         return f"torch:Tensor.{function.__name__}"
     reference = f"{function.__module__}:{function.__qualname__}"
     try:
-        found = resolve_reference(reference)
+        imported = resolve_reference(reference)
     except (ImportError, AttributeError):
-        found = None
-    if found is not function:
+        imported = None
+    if imported is not function:
         raise ValueError(
-            f"expected a function that an import can find, got {reference}; "
+            f"expected an importable function, got {reference}; "
             "define it at the top level of a module"
         )
     return reference
 
 
 def resolve_reference(reference: str) -> Any:
-    """The function named by `function_reference`.
+    """Returns the function named by `function_reference`.
 
     >>> resolve_reference("operator:add")(1, 2)
     3

@@ -1,4 +1,4 @@
-"""Memory writes of graph nodes: inputs that a node mutates, and views of them."""
+"""Memory writes of graph nodes: mutated inputs and their views."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _VIEWS = frozenset(
     }
 )
 _APART = frozenset({"topk", "sort", "kthvalue", "mode"})
-"""Calls with several results, each in memory of its own."""
+"""Calls with several results in separate memory."""
 
 
 def mutated_names(graphs: Iterable[fx.Graph]) -> Iterator[str]:
-    """The parameters and buffers that nodes of a graph write into."""
+    """Returns the parameters and buffers that nodes of a graph write into."""
     for graph in graphs:
         for node in graph.nodes:
             for written in written_by(node):
@@ -31,16 +31,16 @@ def mutated_names(graphs: Iterable[fx.Graph]) -> Iterator[str]:
 
 
 def shared_writes(node: fx.Node) -> dict[fx.Node, fx.Node]:
-    """The inputs that a node writes into, each with the node whose memory it is a view of.
+    """Returns the inputs that a node writes into, each with the node that owns the memory.
 
-    Left out are those that nobody reads afterwards but by the node's own result.
+    Inputs that only the node's own result reads afterwards are omitted.
     """
     memory = {written: get_memory(written) for written in written_by(node)}
     return {x: source for x, source in memory.items() if _is_read_later(node, source)}
 
 
 def _is_read_later(node: fx.Node, source: fx.Node) -> bool:
-    """Whether what a node writes into some memory is read there, and not from its result."""
+    """Returns whether later nodes read the written memory other than through the node's result."""
     if source.op in ("placeholder", "get_attr"):
         return True
     later = node.next
@@ -54,7 +54,7 @@ def _is_read_later(node: fx.Node, source: fx.Node) -> bool:
 
 
 def get_views(node: fx.Node) -> list[fx.Node]:
-    """A node, the node whose memory it is a view of, and the views in between."""
+    """Returns a node, the node whose memory it is a view of, and the views in between."""
     chain = [node]
     while node.args and isinstance(node.args[0], fx.Node) and _is_view(node):
         node = node.args[0]
@@ -63,11 +63,11 @@ def get_views(node: fx.Node) -> list[fx.Node]:
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
-    """The inputs that a node writes into, as those of `add_` or of `out=`."""
-    found = node.kwargs.get("out")
-    if found is None and _is_in_place(node):
-        found = node.args[0] if node.args else node.kwargs.get("input")
-    targets = found if isinstance(found, tuple | list) else [found]
+    """Returns the inputs that a node writes into, such as those of `add_` or of `out=`."""
+    written = node.kwargs.get("out")
+    if written is None and _is_in_place(node):
+        written = node.args[0] if node.args else node.kwargs.get("input")
+    targets = written if isinstance(written, tuple | list) else [written]
     return [target for target in targets if isinstance(target, fx.Node)]
 
 
@@ -83,7 +83,7 @@ def _is_in_place(node: fx.Node) -> bool:
 
 
 def get_memory(node: fx.Node) -> fx.Node:
-    """The node whose memory a node's result is a view of."""
+    """Returns the node whose memory a node's result is a view of."""
     return get_views(node)[-1]
 
 

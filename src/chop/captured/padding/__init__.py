@@ -1,3 +1,3 @@
-"""Padding in captured models: attention masks, and the values that come from padding only."""
+"""Padding in captured models: attention masks, and values that derive from padding only."""
 
 __all__: list[str] = []

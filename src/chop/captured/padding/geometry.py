@@ -1,4 +1,4 @@
-"""Places of a tensor's elements in memory."""
+"""Memory geometry of tensors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def tensor_geometry(x: Tensor) -> tuple[Any, ...]:
-    """Size, strides, offset and bytes of an element."""
+    """Returns size, strides, offset and bytes of an element."""
     return x.size(), x.stride(), x.storage_offset(), x.itemsize
 
 
-def fills_as_much(geometry: tuple[Any, ...], x: Tensor) -> bool:
-    """Returns whether a tensor of some geometry and another one fill the same part of a memory."""
+def fills_same_memory(geometry: tuple[Any, ...], x: Tensor) -> bool:
+    """Returns whether two tensors fill the same part of memory."""
     size, stride, offset, itemsize = geometry
     if (offset, itemsize, math.prod(size)) != (x.storage_offset(), x.itemsize, x.numel()):
         return False
@@ -38,13 +38,14 @@ def _memory_order(stride: Sequence[int]) -> list[int]:
     return sorted(range(len(stride)), key=stride.__getitem__, reverse=True)
 
 
-def laid_out(hidden: Tensor, stride: Sequence[int], x: Tensor) -> Tensor:
-    """The hidden elements of a memory as they lie in a tensor, whole rows without a copy of each.
+def rearrange_hidden(hidden: Tensor, stride: Sequence[int], x: Tensor) -> Tensor:
+    """Returns the hidden elements of a memory in the layout of a tensor, without copying whole
+    rows.
 
     Args:
-        hidden: of the shape of a tensor that fills the memory.
-        stride: its strides.
-        x: tensor that fills the same.
+        hidden: mask in the shape of a tensor that fills the memory.
+        stride: strides of that tensor.
+        x: tensor that fills the same memory.
     """
     given, order = hidden.permute(_memory_order(stride)), _memory_order(x.stride())
     shape, alike = [x.size(dim) for dim in order], 1

@@ -1,11 +1,11 @@
-"""Padding mask propagation: finds the values inside a model that come from padding only.
+"""Padding mask propagation: finds the values inside a model that derive from padding only.
 
-An attention mask hides tokens. What a layer computes for them reaches no answer, and what
-calibration and statistics learn of a model must not depend on it. Values have many layouts (heads
-apart, tokens flattened, tokens first, scores of queries and keys), so that no shape tells which
-elements are hidden: each operator says which elements of its result hidden ones have made.
+An attention mask hides tokens. Their activations affect no result, and calibration and statistics
+must exclude them. Shapes do not show which elements are hidden, since layouts vary (separate heads,
+flattened tokens, tokens first, scores of queries and keys). Each operator therefore has a rule that
+maps hidden elements of its inputs to hidden elements of its result.
 
-Without a mask, or where it hides nothing, nothing is followed, and a run costs what it does.
+Without a mask, or if it hides nothing, there is no propagation and no cost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.padding.geometry import fills_as_much, laid_out, tensor_geometry
+from chop.captured.padding.geometry import fills_same_memory, rearrange_hidden, tensor_geometry
 from chop.captured.padding.hidden_rules import Executed, get_rule
 from chop.captured.padding.masks import MASK_ENDINGS, hidden_inputs
 from chop.private.torch_api import (
@@ -37,19 +37,19 @@ from chop.private.torch_api import (
 
 _followed: ContextVar[HiddenElements | None] = ContextVar("followed", default=None)
 SWEEP = 512
-"""Records of storages after which those of freed ones are looked for."""
+"""Number of storage records between sweeps for freed storages."""
 SWEPT_BYTES = 2**22
-"""Bytes of their masks, beyond twice those in use, after which the same is done."""
+"""Bytes of masks, beyond twice those in use, that trigger a sweep."""
 
 
 @contextlib.contextmanager
 def following(
     model: Any, batch: Mapping[str, Any], copies: bool = True
 ) -> Iterator[Mapping[str, Any]]:
-    """Follows hidden elements while the model runs on the batch that is yielded.
+    """Propagates hidden elements while the model runs on the batch that is yielded.
 
     Args:
-        model: a captured one; of another, the inputs tell less of their order.
+        model: a captured model; for others, less is known about the layout of inputs.
         batch: its inputs by name, not changed.
         copies: see `HiddenElements.seeded`.
     """
@@ -60,8 +60,8 @@ def following(
 
 
 @contextlib.contextmanager
-def following_nothing() -> Iterator[None]:
-    """Keeps calls inside the block from following, as those of a capture do."""
+def disable_propagation() -> Iterator[None]:
+    """Disables propagation in calls inside the block, such as those of a capture."""
     token = _followed.set(HiddenElements())
     try:
         yield
@@ -70,11 +70,11 @@ def following_nothing() -> Iterator[None]:
 
 
 def is_followed_call(model: nn.Module, names: Iterable[str]) -> bool:
-    """Returns whether a call of a model has to follow hidden elements.
+    """Returns whether a call of a model has to propagate hidden elements.
 
-    It has, where a mask is among the inputs and a part of the model learns of its own inputs, as
-    quantized operators do in training; they say so by an attribute `learns_of_inputs`. What
-    gradient checkpointing computes again, compilers and transforms learn nothing.
+    That holds if a mask is among the inputs and a part of the model learns from its inputs, like
+    quantized operators in training, which have an attribute `learns_from_inputs`. Recomputation in
+    gradient checkpointing, compilers and transforms are excluded.
     """
     if not any(name.endswith(MASK_ENDINGS) for name in names):
         return False
@@ -82,13 +82,13 @@ def is_followed_call(model: nn.Module, names: Iterable[str]) -> bool:
         return False
     if torch.compiler.is_compiling() or is_transformed() or is_in_backward():
         return False
-    return any(getattr(part, "learns_of_inputs", False) for part in model.modules())
+    return any(getattr(part, "learns_from_inputs", False) for part in model.modules())
 
 
 def hidden_elements(x: Tensor) -> Tensor | None:
-    """Returns a boolean mask, True where a value comes from padding tokens only.
+    """Returns a boolean mask, True for values that derive from padding tokens only.
 
-    Returns: None where no element is hidden, and outside of `following`.
+    Returns: None if no element is hidden, and outside of `following`.
     """
     followed = _followed.get()
     return None if followed is None else followed.hidden(x)
@@ -97,22 +97,22 @@ def hidden_elements(x: Tensor) -> Tensor | None:
 def visible(x: Tensor) -> Tensor:
     """Returns the visible elements: the tensor itself, or (n,) if some are hidden."""
     hidden = hidden_elements(x)
-    return x if hidden is None else _shown(x, hidden)
+    return x if hidden is None else _select_visible(x, hidden)
 
 
-def _shown(x: Tensor, hidden: Tensor) -> Tensor:
+def _select_visible(x: Tensor, hidden: Tensor) -> Tensor:
     if not x.is_contiguous():  # in the order of the memory, so that rows are whole there
         order = sorted(range(x.dim()), key=x.stride, reverse=True)
         x, hidden = x.permute(order), hidden.permute(order)
-    while hidden.dim() > 1 and hidden.stride(-1) == 0:  # rows are quicker to choose
+    while hidden.dim() > 1 and hidden.stride(-1) == 0:  # selecting rows is faster
         hidden = hidden.select(-1, 0)
     chosen = (~hidden).flatten().nonzero().squeeze(1)
     return x.reshape(-1, *x.shape[hidden.dim() :]).index_select(0, chosen).flatten()
 
 
 @contextlib.contextmanager
-def visible_alone(x: Tensor) -> Iterator[Tensor]:
-    """Yields the elements that count, to be measured: what is called inside is not followed.
+def visible_elements(x: Tensor) -> Iterator[Tensor]:
+    """Yields the visible elements for a measurement; calls inside the block are not propagated.
 
     Args:
         x: see `visible`.
@@ -122,7 +122,7 @@ def visible_alone(x: Tensor) -> Iterator[Tensor]:
         yield x
         return
     with without_dispatch_modes():
-        yield _shown(x.detach(), hidden)
+        yield _select_visible(x.detach(), hidden)
 
 
 def visible_rows(x: Tensor) -> Tensor:
@@ -138,22 +138,22 @@ def zeroed(x: Tensor) -> Tensor:
 
 
 def is_followed(x: Tensor) -> bool:
-    """Returns whether `hidden_elements` knows which elements of a tensor are hidden."""
+    """Returns whether the hidden elements of a tensor are known."""
     followed = _followed.get()
     return followed is not None and followed.is_followed(x)
 
 
 @dataclass
 class _Record:
-    """Hidden elements of the memory of a storage: of a tensor on it, or of all its elements.
+    """Hidden elements in the memory of a storage: of one tensor on it, or of all its elements.
 
     Attributes:
         storage: storage with these elements.
         itemsize: bytes of an element of `flat`.
         geometry: size, stride and offset of the tensor.
         hidden: boolean of its shape.
-        flat: boolean, one for each element in memory; None as long as only that tensor was asked
-            for.
+        flat: boolean, one per element in memory; None until another tensor of the memory is
+            queried.
     """
 
     storage: Any
@@ -164,9 +164,9 @@ class _Record:
 
 
 class HiddenElements(TorchDispatchMode):
-    """Follows hidden elements while it is entered, by the storages of tensors.
+    """Propagation of hidden elements by tensor storage, active while entered.
 
-    Views share a storage, and so does what is written into it.
+    Views and in-place results share a storage.
     """
 
     supports_higher_order_operators = True
@@ -185,9 +185,9 @@ class HiddenElements(TorchDispatchMode):
         Args:
             model: see `following`.
             batch: inputs by name.
-            copies: False copies inputs that share memory only, so that a model may write into
-                its inputs.
-        Returns: the batch with copies of the inputs that are recorded.
+            copies: False copies only inputs that share memory, so that a model may write into its
+                inputs.
+        Returns: the batch with copies of the recorded inputs.
         """
         hidden = hidden_inputs(model, batch)
         self._is_needed |= bool(hidden)
@@ -202,7 +202,7 @@ class HiddenElements(TorchDispatchMode):
 
     @contextlib.contextmanager
     def activated(self) -> Iterator[None]:
-        """Lets `hidden_elements` ask this one inside the block."""
+        """Makes `hidden_elements` use this propagation inside the block."""
         token = _followed.set(self if self._is_needed else None)
         try:
             yield
@@ -210,7 +210,7 @@ class HiddenElements(TorchDispatchMode):
             _followed.reset(token)
 
     def running(self) -> contextlib.AbstractContextManager[Any]:
-        """Follows the operators inside the block, if anything is hidden."""
+        """Propagates through the operators inside the block if anything is hidden."""
         return self if self._is_needed else contextlib.nullcontext()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -254,7 +254,7 @@ class HiddenElements(TorchDispatchMode):
         return record
 
     def _sweep(self) -> None:
-        """Drops the records of storages that were freed, and with them their masks."""
+        """Drops the records and masks of freed storages."""
         self._records = {k: n for k, n in self._records.items() if not n.storage.expired()}
         self._limit = len(self._records) + SWEEP
         self._mask_bytes = sum(_mask_bytes(record) for record in self._records.values())
@@ -275,14 +275,16 @@ class HiddenElements(TorchDispatchMode):
 
     def _write(self, x: Tensor, hidden: Tensor | None) -> None:
         record = self._find_record(x)
-        if record.flat is None and (not record.geometry or fills_as_much(record.geometry, x)):
+        if record.flat is None and (not record.geometry or fills_same_memory(record.geometry, x)):
             self._set_hidden(x, hidden)
         elif self._hides(x) or hidden is not None:
             place = _on(self._flattened(x, record), x, record)
             place.fill_(False) if hidden is None else place.copy_(hidden)
 
     def _flattened(self, x: Tensor, record: _Record) -> Tensor:
-        """Hidden elements of the memory, one for each element of a tensor or for smaller ones."""
+        """Returns the hidden elements of the memory per element of a tensor, or per smaller
+        element.
+        """
         if record.flat is None:
             size, stride, offset, record.itemsize = record.geometry or (
                 *tensor_geometry(x)[:3],
@@ -300,22 +302,22 @@ class HiddenElements(TorchDispatchMode):
         return record.flat
 
     def is_followed(self, x: Tensor) -> bool:
-        """Returns whether an operator that was followed has made the tensor's memory."""
+        """Returns whether a propagated operator wrote the tensor's memory."""
         return _has_storage(x) and storage_id(x) in self._records
 
     def hidden(self, x: Tensor) -> Tensor | None:
-        """See `hidden_elements`."""
+        """Returns the hidden elements, see `hidden_elements`."""
         record = self._records.get(storage_id(x)) if _has_storage(x) else None
         if record is None or (record.flat is None and record.hidden is None):
             return None
         if record.flat is None and record.geometry == tensor_geometry(x):
             return record.hidden
-        if record.hidden is not None and fills_as_much(record.geometry, x):
-            return laid_out(record.hidden, record.geometry[1], x)
+        if record.hidden is not None and fills_same_memory(record.geometry, x):
+            return rearrange_hidden(record.hidden, record.geometry[1], x)
         return _on(self._flattened(x, record), x, record)
 
     def _compact(self, x: Tensor) -> Tensor | None:
-        """The same, of length 1 along dimensions whose elements are all one."""
+        """Returns the mask with length 1 along dimensions of equal elements."""
         mask = self.hidden(x)
         if mask is None:
             return None
@@ -328,7 +330,7 @@ def _has_storage(x: Any) -> bool:
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors with memory among arguments or results of an operator, lists included."""
+    """Yields the tensors with memory among arguments or results of an operator."""
     for value in values:
         if isinstance(value, Tensor):
             if _has_storage(value):
@@ -343,7 +345,7 @@ def _mask_bytes(record: _Record) -> int:
 
 
 def _on(flat: Tensor, x: Tensor, record: _Record) -> Tensor:
-    """The part of a memory's elements that is a tensor's; of larger elements, their first part."""
+    """Returns a tensor's part of a memory's elements; for larger elements, their first part."""
     times = x.itemsize // record.itemsize
     return flat.as_strided(
         x.size(), [step * times for step in x.stride()], x.storage_offset() * times
@@ -351,7 +353,7 @@ def _on(flat: Tensor, x: Tensor, record: _Record) -> Tensor:
 
 
 def _fitting(hidden: Tensor | None, x: Tensor) -> Tensor | None:
-    """Returns a rule's answer, if its shape expands to that of the result."""
+    """Returns a rule's result if its shape expands to that of the operator's result."""
     if hidden is None or hidden.dim() > x.dim():
         return None
     sizes = zip(reversed(hidden.shape), reversed(x.shape), strict=False)

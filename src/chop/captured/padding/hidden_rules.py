@@ -1,8 +1,8 @@
 """Rules of padding mask propagation for each operator.
 
-Padding is followed through a model by elements. A sum is hidden where all that it sums up is: a
-token that attends others is not hidden by those that its mask hides. An element-wise result is
-hidden where any of its inputs is.
+Padding is propagated by element. A sum is hidden if all its terms are: a token that attends to
+others is not hidden by those that its mask hides. An element-wise result is hidden if any of its
+inputs is.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from chop.private.torch_api import get_schema
 aten = torch.ops.aten
 
 MOVED = ("self", "tensors", "src", "source", "values", "weight")
-"""Arguments of operators that move elements, which say what is moved and not where to."""
+"""Arguments of operators that move elements: the moved tensors, not the positions."""
 
 
 @dataclass(frozen=True)
 class Executed:
-    """An operator that has run.
+    """An executed operator.
 
     Attributes:
         func: the overload.
-        given: its arguments by the names of its schema, defaults included.
+        given: its arguments by the names of its schema, including defaults.
         results: its tensors.
         hidden: returns a boolean mask of the hidden elements of a tensor, which expands to its
             shape. None if no element is hidden.
@@ -42,16 +42,16 @@ class Executed:
     hidden: Callable[[Tensor], Tensor | None]
 
     def tensors(self) -> list[Tensor]:
-        """The arguments that are tensors, or lists of some."""
+        """The arguments that are tensors, or lists of tensors."""
         listed = [x if isinstance(x, list | tuple) else [x] for x in self.given.values()]
         return [x for item in listed for x in item if isinstance(x, Tensor)]
 
     def hidden_inputs(self) -> list[tuple[Tensor, Tensor]]:
-        """Arguments with their hidden elements, of those that have some."""
+        """Returns the arguments with hidden elements, and their masks."""
         return [(x, mask) for x in self.tensors() if (mask := self.hidden(x)) is not None]
 
     def number(self, x: Tensor) -> Tensor:
-        """1 where an element is hidden, 0 elsewhere; float32, of memory of its own."""
+        """Returns float32 ones for hidden elements and zeros for others, in new memory."""
         mask = self.hidden(x)
         numbers = torch.zeros(x.shape, device=x.device)
         return numbers if mask is None else numbers.copy_(mask)
@@ -75,11 +75,11 @@ class Executed:
 
 
 Rule = Callable[[Executed, Tensor], Tensor | None]
-"""(what has run, one of its results) -> the hidden elements of that result, to be expanded."""
+"""Maps (executed operator, one of its results) to a mask that expands to that result."""
 
 
 def nothing(run: Executed, result: Tensor) -> None:
-    """New elements, which no hidden one has made."""
+    """Hides nothing, for new elements."""
 
 
 def elementwise(run: Executed, result: Tensor) -> Tensor | None:
@@ -89,12 +89,12 @@ def elementwise(run: Executed, result: Tensor) -> Tensor | None:
 
 
 def moved(run: Executed, result: Tensor) -> Tensor:
-    """Elements that were hidden before, wherever they are now."""
+    """Hides elements that were hidden before they moved."""
     return run.rerun(run.number) > 0
 
 
 def summed(run: Executed, result: Tensor) -> Tensor:
-    """Elements to which hidden terms were added, and no visible one."""
+    """Hides elements whose terms are all hidden."""
     into = run.given["self"]
 
     def visible(x: Tensor) -> Tensor:
@@ -105,10 +105,10 @@ def summed(run: Executed, result: Tensor) -> Tensor:
 
 
 def looked_up(run: Executed, result: Tensor) -> Tensor:
-    """The same, and what hidden indices have chosen."""
+    """Hides elements that were hidden before, or that hidden indices selected."""
     source = run.given.get("self", run.given.get("weight"))
     is_moved = source is None or run.hidden(source) is not None
-    # Of a large table of embeddings a copy would cost more than the model.
+    # A copy of a large embedding table would take longer than the model.
     one = torch.zeros([1] * result.dim(), dtype=torch.bool, device=result.device)
     mask = moved(run, result) if is_moved else one
     chosen = run.given.get("index", run.given.get("indices"))
@@ -125,7 +125,7 @@ def looked_up(run: Executed, result: Tensor) -> Tensor:
 
 
 def _by_indices(run: Executed, indices: Any, mask: Tensor) -> Tensor:
-    """Hidden elements among the indices of `x[i, :, j]`, as they lie in its result."""
+    """Returns the hidden indices of `x[i, :, j]` in the layout of its result."""
     places = [n for n, index in enumerate(indices) if index is not None]
     given = [indices[n] for n in places]
     masks = [hidden for index in given if (hidden := run.hidden(index)) is not None]
@@ -138,19 +138,19 @@ def _by_indices(run: Executed, indices: Any, mask: Tensor) -> Tensor:
 
 
 def reordered(run: Executed, result: Tensor) -> Tensor | None:
-    """Elements of `topk` and `sort`, and their places."""
+    """Hides hidden elements of `topk` and `sort`, and their indices."""
     x, places = run.given["self"], run.results[1]
     mask = run.hidden(x)
     return None if mask is None else mask.expand(x.shape).gather(run.given["dim"], places)
 
 
 def pooled(run: Executed, result: Tensor) -> Tensor:
-    """Hides an element if all that it is pooled or interpolated from are hidden."""
+    """Hides an element if all elements it is pooled or interpolated from are hidden."""
     return run.rerun(lambda x: 1 - run.number(x)) <= 0
 
 
 def product(run: Executed, result: Tensor) -> Tensor | None:
-    """Rows of the first matrix, and columns of the second one, that are hidden altogether."""
+    """Hides rows of the first matrix, and columns of the second one, that are entirely hidden."""
     second = "batch2" if "batch2" in run.given else "mat2"
     first = next(name for name in ("batch1", "mat1", "self") if name in run.given)
     rows, columns = run.hidden(run.given[first]), run.hidden(run.given[second])
@@ -160,25 +160,25 @@ def product(run: Executed, result: Tensor) -> Tensor | None:
 
 
 def _convolved(run: Executed, result: Tensor) -> Tensor | None:
-    """Places whose window has hidden elements only; all channels of a place are alike."""
+    """Hides places whose window is entirely hidden, for all channels."""
     x, weight = run.given["input"], run.given["weight"]
     if run.hidden(x) is None:
         return None
-    shown = (1 - run.number(x)).amax(1, keepdim=True)
+    visible = (1 - run.number(x)).amax(1, keepdim=True)
     ones = torch.ones(1, 1, *weight.shape[2:], device=x.device)
     names = ("stride", "padding", "dilation", "transposed", "output_padding")
-    touched: Tensor = aten.convolution(shown, ones, None, *(run.given[name] for name in names), 1)
+    touched: Tensor = aten.convolution(visible, ones, None, *(run.given[name] for name in names), 1)
     return touched <= 0
 
 
 def attended(run: Executed, result: Tensor) -> Tensor | None:
-    """The answers to hidden queries."""
+    """Hides the results of hidden queries."""
     mask = run.hidden(run.given["query"])
     return None if mask is None else mask.all(-1, keepdim=True)
 
 
 def reduced(run: Executed, result: Tensor) -> Tensor | None:
-    """Hides an element if all that is reduced to it is hidden."""
+    """Hides an element if all elements reduced to it are hidden."""
     mask, dims = run.hidden(run.given["self"]), run.given.get("dim")
     if mask is None or dims is None or dims == []:
         return None if mask is None else mask.all()
@@ -186,9 +186,9 @@ def reduced(run: Executed, result: Tensor) -> Tensor | None:
 
 
 def by_shape(run: Executed, result: Tensor) -> Tensor | None:
-    """Without a rule: element by element from inputs of the same shape, or row by row.
+    """Default rule: element-wise for inputs of the same shape, or row-wise.
 
-    Operators that have `keepdim` reduce. What mixes elements otherwise hides none.
+    Operators with `keepdim` reduce. Operators that mix elements in other ways hide none.
     """
     if "keepdim" in run.given or run.func.overloadpacket in REDUCING:
         return reduced(run, result)
@@ -209,7 +209,7 @@ MOVING = (
     *(aten.masked_scatter, aten.masked_scatter_, aten.reflection_pad1d, aten.replication_pad1d),
 )
 POOLING = ("avg_pool", "_adaptive_avg_pool", "max_pool2d", "upsample_nearest", "upsample_linear")
-"""First parts of the names of operators that take each element from some neighbors."""
+"""Name prefixes of operators whose results derive from neighboring elements."""
 RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(MOVING, moved),
     **dict.fromkeys((aten.scatter_add, aten.scatter_add_), summed),
@@ -222,11 +222,11 @@ RULES: Mapping[Any, Rule] = {
     **dict.fromkeys((aten.new_empty, aten.new_full), nothing),
     aten.convolution: _convolved,
 }
-"""By overload packet; of others see `get_rule`."""
+"""Rules by overload packet; see `get_rule` for others."""
 
 
 def get_rule(func: Any) -> Rule:
-    """The rule of an overload."""
+    """Returns the rule of an overload."""
     rule = RULES.get(func.overloadpacket)
     if rule is not None:
         return rule

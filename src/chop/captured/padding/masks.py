@@ -12,27 +12,26 @@ from torch import Tensor, fx
 from chop.base.reach import reached
 
 MASK = "attention_mask"
-"""The end of the names of the inputs of Hugging Face's models that are 0 where a token is padding.
-"""
+"""Suffix of Hugging Face inputs that are 0 for padding tokens."""
 KEY_PADDING = "key_padding_mask"
-"""The end of torch's names of inputs that are True, or -inf, where a token is padding."""
+"""Suffix of torch inputs that are True, or -inf, for padding tokens."""
 MASK_ENDINGS = (MASK, KEY_PADDING)
 TARGET_SIDE = ("decoder_", "tgt")
-"""First parts of the names of a decoder's inputs, where an encoder has inputs of its own."""
+"""Name prefixes of a decoder's inputs in models whose encoder has its own inputs."""
 MASKS_AHEAD = "masks_ahead"
-"""The argument by which a graph gives a call the masks that later operators apply to its result.
+"""Argument of a graph's calls with the masks that later operators apply to the result.
 
-A tuple of (kind, mask, steps): kind is "added" for numbers, "hidden" for a boolean that is True
-where it hides, and "shown" for one that is False there. `steps` are the (method, arguments) that
-lay out the result otherwise before it meets the mask. A kind "every" has several such tuples in the
-place of a mask, and hides what each of them hides.
+A tuple of (kind, mask, steps). The kind "added" has numbers, "hidden" a boolean that is True for
+hidden elements, and "shown" one that is False for them. `steps` are the (method, arguments) that
+rearrange the result before it meets the mask. The kind "every" has several such tuples in place of
+a mask, and hides elements that all of them hide.
 """
 
 
 def visible_tokens(batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Returns boolean (batch, tokens) for each mask by name, False where it hides a token.
+    """Returns boolean (batch, tokens) for each mask by name, False for hidden tokens.
 
-    Masks that hide every token are left out, and what bears such a name and is no mask.
+    Masks that hide every token are omitted, and so are other values with the name of a mask.
 
     Args:
         batch: inputs by name.
@@ -59,30 +58,31 @@ def _visible(name: str, mask: Any) -> Tensor | None:
 
 
 def _visible_keys(mask: Tensor) -> Tensor | None:
-    """Keys that some query sees, of a mask (batch, queries, keys) or (batch, heads, ...).
+    """Returns the keys visible to some query in a mask (batch, queries, keys) or (batch, heads,
+    ...).
 
-    True and 1 show a key; a mask of numbers of which some are negative is added to the scores.
+    True and 1 show a key; a numeric mask with negative entries is added to the scores.
     """
     if mask.shape[-2] not in (1, mask.shape[-1]):
-        return None  # more than a mask of tokens, as of pixels
+        return None  # not a mask of tokens, but of pixels, for example
     if mask.is_floating_point() and not bool((mask > 0).any()):
-        shown = mask > torch.finfo(mask.dtype).min / 2
+        is_visible = mask > torch.finfo(mask.dtype).min / 2
     else:
-        shown = mask == 1
-        if not bool((shown | (mask == 0)).all()):
+        is_visible = mask == 1
+        if not bool((is_visible | (mask == 0)).all()):
             return None
-    visible = shown.flatten(1, -2).any(1)
+    visible = is_visible.flatten(1, -2).any(1)
     return visible if bool(visible.any()) else None
 
 
 def hidden_inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the hidden tokens of each input: boolean, in a shape that expands to the input.
 
-    An input is masked by the mask of its shape, the encoder's or the decoder's as its name says;
-    masks are inputs too.
+    An input uses the mask of its shape, from the encoder or the decoder according to its name.
+    Masks are inputs too.
 
     Args:
-        model: its graph and modules tell whether tokens come first, where shapes do not.
+        model: its graph and modules show whether tokens come first, if shapes do not.
         batch: inputs by name.
     """
     masks = {name: ~visible for name, visible in visible_tokens(batch).items()}
@@ -104,13 +104,13 @@ def hidden_inputs(model: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _common_start(name: str, mask: str) -> int:
-    """Counts the characters that two names start with in common."""
+    """Returns the length of the common prefix of two names."""
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(name, mask, strict=False))
     return sum(1 for _ in pairs)
 
 
 def _placed(model: Any, name: str, x: Any, mask: str, hidden: Tensor) -> Tensor | None:
-    """The hidden tokens of a mask as they lie in an input; None where it has other sizes."""
+    """Returns the hidden tokens of a mask in the layout of an input; None if the sizes differ."""
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.dim() < 2:
         return None
     if name == mask:
@@ -125,7 +125,7 @@ def _placed(model: Any, name: str, x: Any, mask: str, hidden: Tensor) -> Tensor 
     if head == hidden.shape:
         return hidden.reshape(*head, *tail)
     if x.dim() == 3 and (len(x), x.shape[2]) == hidden.shape:
-        return hidden[:, None]  # features ahead of time, as of sound
+        return hidden[:, None]  # features before time, as in audio
     return hidden.reshape(-1, 1, *tail) if len(x) == hidden.numel() else None
 
 
@@ -137,10 +137,10 @@ def _is_turned(model: Any, name: str, mask: str) -> bool:
 
 
 def is_tokens_first(node: fx.Node, name: str) -> bool:
-    """Returns whether a value is (tokens, batch, ...) of a mask (batch, tokens).
+    """Returns whether a value is (tokens, batch, ...) for a mask (batch, tokens).
 
-    The sizes that the capture found to be one tell it; else the shapes of the example inputs, and
-    where they are square too, `batch_first` of the modules that have it.
+    It uses the sizes that the capture proved to be one, else the shapes of the example inputs. If
+    they are square too, it uses `batch_first` of the modules that have it.
     """
     mask = next((x for x in node.graph.find_nodes(op="placeholder") if x.target == name), None)
     mask_sizes, node_sizes = _named_sizes(mask), _named_sizes(node)
@@ -157,19 +157,19 @@ def is_tokens_first(node: fx.Node, name: str) -> bool:
 
 
 def _named_sizes(node: fx.Node | None) -> tuple[str, str]:
-    """The first two sizes of a value where they are those of inputs, as "x.shape[0]"; else ""."""
+    """Returns the first two sizes of a value if they are input sizes ("x.shape[0]"); else ""."""
     shape = getattr(node.meta.get("spec"), "shape", ()) if node is not None else ()
     first, second = (*(size if isinstance(size, str) else "" for size in shape), "", "")[:2]
     return first, second
 
 
 def _example_shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of a value for the example inputs; empty where it is not known."""
+    """Returns the shape of a value for the example inputs; empty if it is unknown."""
     metadata = node.meta["mase"].common.results.get("data_out_0") if "mase" in node.meta else None
     return tuple(getattr(metadata, "shape", None) or ())
 
 
 def list_inputs(node: fx.Node) -> Iterator[fx.Node]:
-    """The inputs of the graph that reach a node."""
+    """Returns the inputs of the graph that reach a node."""
     steps = reached([node], lambda step: step.all_input_nodes)
     return (step for step in steps if step.op == "placeholder")

@@ -1,3 +1,3 @@
-"""State of a model and its surroundings: read, kept and put back."""
+"""State of a model and its environment: snapshots, comparison and restoration."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Search of a model's code: functions it consists of, names that it reads, attributes it sets."""
+"""Code analysis: functions of a value, names that code reads, attributes that it sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chop.captured.state.weak_cache import weakly_cached
+from chop.captured.state.weak_cache import weak_cache
 
 _LIBRARIES = tuple(
     {str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib")}
@@ -23,7 +23,7 @@ VARIABLES = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF")
 """Instructions that set attributes, and variables outside of a function."""
 _LOADED = ("LOAD_GLOBAL", "LOAD_NAME")
 _SETTERS = {"setattr", "register_buffer", "__setattr__"}
-"""Names in code whose texts name attributes that it sets."""
+"""Functions whose string arguments name attributes that they set."""
 _WRAPPERS = (
     *(property, classmethod, staticmethod, functools.partial, types.MethodType),
     *(functools.cached_property, type(functools.cache(len))),
@@ -31,19 +31,19 @@ _WRAPPERS = (
 
 
 def is_opaque(cls: type) -> bool:
-    """Returns whether a class is of Python, torch or NumPy, which keep no values of a model."""
+    """Returns whether a class belongs to Python, torch or NumPy."""
     home = cls.__module__.partition(".")[0]
     return home in ("torch", "numpy", "sympy", "chop") or home in sys.stdlib_module_names
 
 
 def is_own_class(cls: type) -> bool:
-    """Returns whether a class is the user's: of the file of no library."""
+    """Returns whether a class is the user's, outside of any library."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return not is_opaque(cls) if file is None else is_own_file(file)
 
 
 def list_functions(value: Any) -> Iterator[types.FunctionType]:
-    """The Python functions that a function, a method, a property or a wrapper consists of."""
+    """Returns the Python functions of a function, a method, a property or a wrapper."""
     if isinstance(value, types.FunctionType):
         yield value
     elif isinstance(value, _WRAPPERS):
@@ -53,15 +53,15 @@ def list_functions(value: Any) -> Iterator[types.FunctionType]:
 
 @functools.lru_cache(maxsize=4096)
 def is_own_file(filename: str) -> bool:
-    """Returns whether a file of Python is the user's."""
+    """Returns whether a Python file is the user's."""
     # A virtual environment may be reached by a link.
     frozen = filename.startswith("<frozen")
     return not frozen and not os.path.realpath(filename).startswith(_LIBRARIES)
 
 
-@weakly_cached
+@weak_cache
 def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> Mapping[str, str]:
-    """The names in code, of these instructions or of all, each with the line of the first."""
+    """Returns the names in code, of these instructions or of all, each with its first line."""
     numbers = {dis.opmap[each] for each in by}
     sources: dict[str, str] = {}
     for part in _parts(code):
@@ -76,38 +76,38 @@ def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> Mapping[str, str
     return sources
 
 
-@weakly_cached
+@weak_cache
 def code_names(code: types.CodeType) -> frozenset[str]:
-    """The names of variables of files, and of attributes, in code."""
+    """Returns the names of global variables and attributes in code."""
     return frozenset(name for part in _parts(code) for name in part.co_names)
 
 
-@weakly_cached
+@weak_cache
 def texts_in(code: types.CodeType) -> frozenset[str]:
-    """The identifiers among the texts in code."""
+    """Returns the identifiers among the string constants in code."""
     constants = [x for part in _parts(code) for x in part.co_consts]
     constants += [x for nested in constants if isinstance(nested, tuple) for x in nested]
     return frozenset(x for x in constants if isinstance(x, str) and x.isidentifier())
 
 
 def stored_names(code: types.CodeType) -> set[str]:
-    """The names of attributes that code sets."""
+    """Returns the names of attributes that code sets."""
     return {*names_in(code, ATTRIBUTES), *(texts_in(code) if code_names(code) & _SETTERS else ())}
 
 
 def variable_names(code: types.CodeType) -> set[str]:
-    """The names of variables of files that code reads."""
+    """Returns the names of global variables that code reads."""
     # Attributes are among the names of code, and may be called as a variable of the file.
     return {*names_in(code, _LOADED), *(texts_in(code) if "globals" in code_names(code) else ())}
 
 
 def first_line(code: types.CodeType, name: str) -> str:
-    """`file:line` of the first instruction that has a name or a text."""
+    """Returns `file:line` of the first instruction with a name or string."""
     return names_in(code).get(name, f"{code.co_filename}:{code.co_firstlineno}")
 
 
 def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Code and the functions, comprehensions and classes that are written in it."""
+    """Yields code and the functions, comprehensions and classes nested in it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):

@@ -1,4 +1,4 @@
-"""Search of what the code of modules can read: attributes, classes, closures, files, containers."""
+"""Search for values that the code of modules reads: attributes, closures, globals, containers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from chop.captured.state.values import (
 from chop.private import modules
 
 DEFAULTS = ("__defaults__", "__kwdefaults__")
-OF_FUNCTIONS = ("__code__", *DEFAULTS)
-"""The attributes of a function that count."""
+FUNCTION_ATTRIBUTES = ("__code__", *DEFAULTS)
+"""Attributes of a function that are compared."""
 
 # The parts of an owner are mappings, written in Python.
 FIELDS, KEYS, COPY = "{}.__dict__", "{}", "{{**{}}}"
@@ -52,7 +52,7 @@ CONTENT, CONTEXT = "{{0: content({})}}", "{{0: variable({})}}"
 
 
 _BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "attrgetter", "environ", "getenv"}
-"""Names in code beside which texts are names of attributes or of environment variables."""
+"""Names in code that take names of attributes or environment variables as strings."""
 _MODES = ("train", "eval")
 """Methods that set the mode of modules."""
 _CALLED = {"forward", *_MODES}
@@ -62,7 +62,7 @@ _PICKLING = {
 }
 """Special methods that no forward runs."""
 ALL = (...,)
-"""The key that stands for all values of a part."""
+"""Key for all values of a part."""
 _BUILTINS = (dict, OrderedDict, list, tuple, set, frozenset, deque)
 
 
@@ -83,14 +83,14 @@ class Origin(NamedTuple):
 _Values = Mapping[Any, Any]
 Keys = dict[Any, Origin]
 """Names of values; `...` is all."""
-Found = dict[tuple[int, str], tuple[Any, Keys]]
-"""Owners of values and what is read there, by identity and part."""
+Owners = dict[tuple[int, str], tuple[Any, Keys]]
+"""Owners of values and their relevant keys, by identity and part."""
 
 
 def _function(function: types.FunctionType) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     variables = {name: cell_content(cell) for name, cell in cells}
-    return variables | {name: getattr(function, name) for name in OF_FUNCTIONS}
+    return variables | {name: getattr(function, name) for name in FUNCTION_ATTRIBUTES}
 
 
 def _variable(variable: ContextVar[Any]) -> Any:
@@ -106,7 +106,7 @@ def _numbered(values: Iterable[Any]) -> dict[int, Any]:
 
 SCOPE: dict[str, Any] = {"get_fields": get_fields, "list_items": list_items, "content": content}
 SCOPE |= {"function": _function, "numbered": _numbered, "variable": _variable}
-"""The functions in the text of parts."""
+"""Functions in the expressions of parts."""
 
 
 @functools.cache
@@ -117,23 +117,25 @@ def reader(part: str) -> Callable[[Any], Mapping[Any, Any]]:
 
 
 class Finder(ABC):
-    """Walk from modules of one class to all that their code can read. Subclasses say what counts.
+    """Walk from modules of one class to all values that their code can read.
+
+    Subclasses select the relevant values.
 
     Args:
         modules: the modules by path.
-        found: takes the owners of values.
-        known: identities of values that are not walked into.
+        owners: receives the owners of values.
+        known: identities of values to skip.
 
     Attributes:
-        functions: those of the user's that the code runs.
-        names: the names in all of the code, each with the first code that has it.
-        texts: the identifiers among its texts.
-        tensors: those that were reached, by identity.
-        stored: the attributes that code sets, by the class that it belongs to.
+        functions: the user's functions that the code runs.
+        names: names in all of the code, each with the first code that has it.
+        texts: identifiers among its strings.
+        tensors: reached tensors by identity.
+        stored: attributes that code sets, by the class that it belongs to.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], found: Found, known: set[int]) -> None:
-        self.modules, self.found, self.known = modules, found, known
+    def __init__(self, modules: Mapping[str, nn.Module], owners: Owners, known: set[int]) -> None:
+        self.modules, self.owners, self.known = modules, owners, known
         self.functions: dict[types.FunctionType, None] = {}
         self.names: dict[str, types.CodeType] = {}
         self.texts: set[str] = set()
@@ -144,22 +146,24 @@ class Finder(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Begins a walk, perhaps with more code than the one before it."""
+        """Begins a walk, possibly with more code than the previous one."""
 
     @abstractmethod
     def visit_module(self, path: str, module: nn.Module) -> None:
-        """Visits what counts of one of the modules."""
+        """Visits the relevant values of one module."""
 
     @abstractmethod
     def keys(self, owner: Any, part: str, now: _Values, origin: Origin) -> Collection[Any]:
-        """The keys that count in a part of an owner, which has these values now."""
+        """Returns the relevant keys in a part of an owner with these values."""
 
     @abstractmethod
     def variables(self, function: types.FunctionType) -> Collection[str]:
-        """The variables of its file that count in a function."""
+        """Returns the relevant global variables of a function."""
 
     def find(self) -> None:
-        """Finds what the code reads of the modules, and all that it reaches from there."""
+        """Finds the values that the code reads from the modules, and all that are reachable from
+        them.
+        """
         path, first = next(iter(self.modules.items()))
         self._classes[type(first)] = None
         size = -1
@@ -174,7 +178,7 @@ class Finder(ABC):
                 self.visit(function, Origin(path, function.__name__, function.__code__))
 
     def stored_on(self, cls: type) -> set[str]:
-        """The attributes that functions and the methods of a class set; any method, on modules."""
+        """Returns the attributes that code sets on a class; on modules, that of any method."""
         homes = self.stored if issubclass(cls, nn.Module) else cls.__mro__
         return set().union(*(self.stored.get(home, ()) for home in homes))
 
@@ -190,7 +194,7 @@ class Finder(ABC):
         """Searches the code of a function or a wrapper, which belongs to a class."""
         for function in {*list_functions(value)} - self._searched:
             self._searched.add(function)
-            # What decorates a function has it in its closure.
+            # A decorator holds the decorated function in its closure.
             for each in map(cell_content, function.__closure__ or ()):
                 self._search(each, home)
             code, name = function.__code__, function.__name__
@@ -208,7 +212,7 @@ class Finder(ABC):
                     self.names.setdefault(each, code)
 
     def visit(self, value: Any, origin: Origin) -> None:
-        """Adds what counts of a value, and of all that it leads to."""
+        """Adds the relevant parts of a value, recursively."""
         if isinstance(value, Tensor):
             self.tensors[id(value)] = value
         elif not isinstance(value, PLAIN) and value is not MISSING and id(value) not in self.known:
@@ -271,11 +275,11 @@ class Finder(ABC):
 
         Args:
             owner: the object, container, function, class or file.
-            part: what is read of it.
-            origin: its own.
-            keys: the keys of the values there; None: those that count.
+            part: the part that is read.
+            origin: its own origin.
+            keys: keys of the values in that part. Default: the relevant ones.
         """
-        _, known = self.found.setdefault((id(owner), part), (owner, {}))
+        _, known = self.owners.setdefault((id(owner), part), (owner, {}))
         now = {} if part in (ITEMS, CONTENT) else reader(part)(owner)
         for key in self.keys(owner, part, now, origin) if keys is None else keys:
             if key not in known:
@@ -290,12 +294,12 @@ class Finder(ABC):
         if owner is os.environ:
             return Origin(path, f"{label}['{key}']", code)
         if part == FUNCTION:
-            label = owner.__name__ if key in OF_FUNCTIONS else ""
+            label = owner.__name__ if key in FUNCTION_ATTRIBUTES else ""
         return Origin(path, f"{label}.{key}" if label else key, self.names.get(key, code))
 
 
 def _get_part(value: Any) -> str:
-    """The part of a container; all at once where it makes its items when it is asked."""
+    """Returns the part of a container; as a whole if it creates its items on access."""
     if isinstance(value, ContextVar):
         return CONTEXT
     if isinstance(value, (np.ndarray, *BUFFERS)) or len(value) > MAX_ITEMS:

@@ -1,4 +1,4 @@
-"""Kinds of Python state, each with functions that read, restore and compare an object's content."""
+"""Kinds of Python state, with functions that read, restore and compare an object's content."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def same(before: Any, after: Any) -> bool:
 
 
 def differing(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[Any]:
-    """The names whose values are not the same in two states."""
+    """Returns the names whose values differ between two states."""
     missing = object()
     return [
         name
@@ -81,7 +81,7 @@ def _write_mapping(target: dict[Any, Any], content: Mapping[Any, Any]) -> None:
 
 
 def write_fields(target: Any, content: Mapping[str, Any]) -> None:
-    """Gives an object exactly these attributes."""
+    """Sets the attributes of an object to exactly these."""
     fields = vars(target)
     for name in fields.keys() - content.keys():
         del fields[name]
@@ -90,7 +90,7 @@ def write_fields(target: Any, content: Mapping[str, Any]) -> None:
 
 def _write_attributes(target: Any, content: Mapping[str, Any]) -> None:
     now = get_fields(target) or {}
-    # The class may refuse it, as that of a frozen dataclass does.
+    # The class may refuse assignments, like a frozen dataclass.
     for name in now.keys() - content.keys():
         object.__delattr__(target, name)
     for name, value in content.items():
@@ -103,7 +103,7 @@ def _write_set(target: set[Any], content: set[Any]) -> None:
     target.update(content)
 
 
-def _of_generator(read: str, write: str) -> StateKind:
+def _generator_kind(read: str, write: str) -> StateKind:
     def put_back(draws: Any, state: Any) -> None:
         operator.methodcaller(write, state)(draws)
 
@@ -142,9 +142,9 @@ _BY_PART = {
     CONTEXT: StateKind(reader(CONTEXT), _write_context, _same_mappings),
 }
 _GENERATORS: Mapping[type, StateKind] = {
-    random.Random: _of_generator("getstate", "setstate"),
-    np.random.RandomState: _of_generator("get_state", "set_state"),
-    torch.Generator: _of_generator("get_state", "set_state"),
+    random.Random: _generator_kind("getstate", "setstate"),
+    np.random.RandomState: _generator_kind("get_state", "set_state"),
+    torch.Generator: _generator_kind("get_state", "set_state"),
     np.random.Generator: StateKind(
         lambda draws: draws.bit_generator.state, _write_draws, _same_draws
     ),
@@ -158,11 +158,11 @@ _CONTAINERS: Mapping[Any, StateKind] = {
 _PLAIN_MAPPING = StateKind(dict, _write_mapping, _same_mappings)
 _BY_TYPE = {**_GENERATORS, dict: _PLAIN_MAPPING, OrderedDict: _PLAIN_MAPPING, tuple: None}
 GENERATORS = tuple(_GENERATORS)
-"""Types of objects that draw random numbers."""
+"""Types of random number generators."""
 
 
 def get_kind(thing: Any, part: str) -> StateKind | None:
-    """Returns the kind of a part of an object; None where it cannot change."""
+    """Returns the kind of a part of an object; None if it is immutable."""
     if type(thing) in _BY_TYPE:
         return _BY_TYPE[type(thing)]
     if part in _BY_PART:

@@ -1,6 +1,6 @@
 """Values that a model's code reads from attributes, modules, closures, objects and environment.
 
-A graph holds them as constants. A call warns where one of them is no longer what it was.
+A graph holds them as constants. A call warns if one of them has changed.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from chop.captured.state.finder import (
     ITEMS,
     MEMBERS,
     Finder,
-    Found,
     Origin,
+    Owners,
 )
 from chop.captured.state.places import Places
 from chop.captured.state.values import MISSING, PLAIN, content
 from chop.errors import enumerate_names
 
 KEY = "_outer_values"
-"""Where a captured module keeps them."""
+"""Attribute of a captured module that holds them."""
 
 _OWN_FIELDS = frozenset(vars(nn.Module()))
 _ARGUMENTS = {"use_cache"}
 """Settings that a graph follows by its arguments."""
 _SAVED = {"dtype", "torch_dtype", "architectures", "quantization_config"}
-"""Settings of a configuration of transformers that saving its model writes."""
+"""Settings of a `transformers` configuration that saving its model writes."""
 _MAX_NAMES = 4
 
 _Modules = Mapping[str, nn.Module]
@@ -55,16 +55,16 @@ _Attributes = Collection[tuple[str, str]]
 
 
 class OuterValueWarning(UserWarning):
-    """A value that a model's code reads has changed since the model was captured."""
+    """Warns that a value read by a model's code has changed since the capture."""
 
 
 class OuterValues:
-    """The values that the code of a model reads, as they were at capture.
+    """Values that the code of a model reads, as they were at capture.
 
-    Copies of a graph share them; a pickle has none, since another process starts with others.
+    Copies of a graph share them. A pickle has none, since another process starts with other values.
 
     Args:
-        modules: the modules by path whose Python was recorded.
+        modules: recorded modules by path.
         changed: attributes, by path and name, that a forward changes itself.
     """
 
@@ -73,7 +73,7 @@ class OuterValues:
         self._number, self._changed = len(self._modules), changed
         self._fields: dict[str, dict[str, Any]] = {}
         self._flags: dict[str, bool] = {}
-        found, readers = self._find()
+        owners, readers = self._find()
         for reader in readers:
             for path, module in reader.modules.items():
                 own = reader.list_names(module) - _OWN_FIELDS
@@ -82,32 +82,32 @@ class OuterValues:
                     parameters = module.named_parameters(path)
                     self._flags |= {name: x.requires_grad for name, x in parameters}
         names = set().union(*(reader.names for reader in readers))
-        self._places = Places(found, names, self._find_again)
+        self._places = Places(owners, names, self._find_again)
 
-    def _find(self) -> tuple[Found, list[_Reader]]:
-        found: Found = {}
+    def _find(self) -> tuple[Owners, list[_Reader]]:
+        owners: Owners = {}
         by_class: defaultdict[type[nn.Module], dict[str, nn.Module]] = defaultdict(dict)
         for path, module in self._modules.items():
             if not isinstance(module, torch.jit.ScriptModule):
                 by_class[type(module)][path] = module
-        readers = [_Reader(instances, found, self._changed) for instances in by_class.values()]
+        readers = [_Reader(instances, owners, self._changed) for instances in by_class.values()]
         for reader in readers:
             reader.find()
-        return found, readers
+        return owners, readers
 
-    def _find_again(self) -> Found | None:
-        # What is left of a model does not lead to all that its code read.
+    def _find_again(self) -> Owners | None:
+        # After parts of the model were freed, the search would miss values.
         return self._find()[0] if len(self._modules) == self._number else None
 
     def warn(self, captured: nn.Module, scopes: Iterable[tuple[str, nn.Module]]) -> None:
-        """Warns of what has changed.
+        """Warns of changed values.
 
         Args:
             captured: the module whose graph holds the values.
-            scopes: modules of its, by path, that may have got attributes, which have no effect.
+            scopes: its traced modules by path; attributes set on them have no effect.
         """
         for text in self._changes(captured, scopes):
-            text += ": the graph keeps what it computed then; capture the model again"
+            text += ": the graph keeps the old value; capture the model again"
             warnings.warn(text, OuterValueWarning, stacklevel=4)
 
     def _changes(
@@ -119,7 +119,7 @@ class OuterValues:
             for name in () if before.keys().isdisjoint(fields) else before.keys() & fields.keys():
                 if content(fields[name], False, before) != before[name]:
                     label = f"{path or 'the model'}.{name}"
-                    yield f"{label} was set on the graph, which has its value as a constant"
+                    yield f"{label} was set on the graph, which holds its old value as a constant"
         flags = [n for n, x in self._flags.items() if _requires_grad(captured, n) not in (x, None)]
         if flags:
             names = enumerate_names(flags, _MAX_NAMES)
@@ -137,12 +137,12 @@ class _Reader(Finder):
 
     Args:
         modules: the modules by path.
-        found: takes what is found, by owner and part.
+        owners: receives the values by owner and part.
         changed: attributes, by path and name, that a forward changes itself.
     """
 
-    def __init__(self, modules: _Modules, found: Found, changed: _Attributes) -> None:
-        super().__init__(modules, found, set())
+    def __init__(self, modules: _Modules, owners: Owners, changed: _Attributes) -> None:
+        super().__init__(modules, owners, set())
         self._changed = changed
         self._set_elsewhere = {name.rpartition(".")[2] for _, name in changed}
         self._names: dict[type, set[str]] = {}
@@ -152,7 +152,9 @@ class _Reader(Finder):
         self._names.clear()
 
     def list_names(self, owner: Any) -> set[str]:
-        """The names in the code that it does not set itself on objects of the owner's class."""
+        """Returns the names in the code that it does not set itself on objects of the owner's
+        class.
+        """
         cls = owner if isinstance(owner, type) else type(owner)
         if cls not in self._names:
             self._names[cls] = self.names.keys() - _ARGUMENTS - self.stored_on(cls)
@@ -195,7 +197,7 @@ class _Reader(Finder):
             return names | {"forward"} if issubclass(owner, nn.Module) else names
         if isinstance(owner, types.FunctionType | types.ModuleType | nn.Module):
             return names & now.keys() - _OWN_FIELDS
-        # Where attributes are looked up in a mapping, only those that the code names count.
+        # If attributes are looked up in a mapping, only names in the code count.
         for table in now.values() if hasattr(type(owner), "__getattr__") else ():
             if isinstance(table, dict):
                 self.known.add(id(table))
@@ -205,9 +207,9 @@ class _Reader(Finder):
 
 
 def _present(owner: Any, fields: Collection[str], names: Collection[str]) -> set[str]:
-    """The names that are attributes of an object itself, or that could become so."""
+    """Returns the names that are attributes of an object itself, or could become so."""
     values = {name: _static(owner, name) for name in names}
-    # What a property computes, or keeps in the object from then on, is read by other names.
+    # Properties are read through the attributes that they use.
     code = (types.FunctionType, *PLAIN)
     return {n for n, x in values.items() if n in fields or x is MISSING or isinstance(x, code)}
 
@@ -217,6 +219,6 @@ def _requires_grad(module: nn.Module, name: str) -> bool | None:
 
 
 def _static(owner: Any, name: str) -> Any:
-    """An attribute of an object or of its class, without the results of properties."""
+    """Returns an attribute of an object or of its class, without evaluating properties."""
     homes = (getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__))
     return next((home[name] for home in homes if name in home), MISSING)

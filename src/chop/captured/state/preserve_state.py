@@ -1,4 +1,4 @@
-"""Preserves state: a recording leaves patches, model state and random state as they were."""
+"""State preservation: restores patches, model state and random state after a recording."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def patched_calls(
 
 @dataclass
 class Snapshot:
-    """What a model was before a block of `preserve_state`."""
+    """State of a model before a block of `preserve_state`."""
 
     attributes: PythonState
     tensors: TensorState
@@ -65,15 +65,15 @@ class Snapshot:
 def preserve_state(
     model: nn.Module, thorough: bool = False, on_fakes: bool = False
 ) -> Iterator[Snapshot]:
-    """Puts back what running a model may change: attributes, tensors, modes and random states.
+    """Restores attributes, tensors, modes and random states that running a model may change.
 
     Args:
         model: the model.
-        thorough: also parameters, and what is inside the objects that modules hold. Observers and
-            the like are such objects, and are filled on purpose.
-        on_fakes: a recording, which calls `keep` of the tensors itself: to watch each operator
-            would cost a fifth of it.
-    Yields: what the model was.
+        thorough: include parameters, and the contents of objects that modules hold. The contents of
+            observers, for example, change on purpose.
+        on_fakes: for a recording, which calls `keep` of the tensors itself, since watching each
+            operator takes a fifth of its time.
+    Yields: the state of the model before the block.
     """
     attributes = PythonState(model, deep=thorough)
     snapshot = Snapshot(attributes, TensorState(attributes.tensors.values()))

@@ -1,4 +1,4 @@
-"""Snapshot of the Python state of modules: attributes, containers, closures, variables outside."""
+"""Snapshot of the Python state of modules: attributes, containers, closures, outer variables."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from chop.captured.state.values import MISSING
 from chop.private.modules import MODULES, PARAMETERS
 
 Key = tuple[str, str]
-"""The dotted path of a module and the name of one of its attributes."""
+"""Dotted path of a module and the name of one of its attributes."""
 
-# Hooks, modes and buffers have rules of their own; what is left is what a forward would change.
+# Hooks, modes and buffers have separate checks; the rest are attributes that a forward changes.
 _OWN_FIELDS = vars(nn.Module()).keys() - {PARAMETERS, MODULES}
 
 # Objects of these have no state of a model, or a state that only they know how to copy.
 _OPAQUE_HOMES = ("numpy", "sympy", "torch")
 _BOOKKEEPING = ("chop.capture.", "chop.captured.")
-"""Homes of what a capture carries along; it leads to all that the code of the model reads."""
+"""Modules of capture metadata, which references everything that the code of the model reads."""
 _HOLDERS = (
     *(types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap),
     *(nn.Module, types.FunctionType),
 )
-"""Types of libraries whose objects hold what is the user's."""
+"""Library types whose objects hold values of the user."""
 
 _Modules = Mapping[str, nn.Module]
 _ANY_CODE = nn.Module.train.__code__
@@ -60,7 +60,7 @@ _CODE = (types.FunctionType, property, classmethod, staticmethod, type)
 
 
 class _Saved(NamedTuple):
-    """One object, its kind, its content, and the attribute under which it was found."""
+    """One object, its kind, its content, and the attribute that leads to it."""
 
     thing: Any
     kind: StateKind
@@ -69,13 +69,13 @@ class _Saved(NamedTuple):
 
 
 class _Variable(NamedTuple):
-    """A variable of a class or of a file, as it was.
+    """A variable of a class or of a file in the snapshot.
 
     Args:
-        home: the class, the module of Python, or the globals of the file.
+        home: the class, the Python module, or the globals of the file.
         part: the part of it that has the variable.
         name: its name.
-        value: its value; `MISSING` where it has none.
+        value: its value; `MISSING` if it has none.
         finder: a walk over the code that reads it.
     """
 
@@ -86,11 +86,11 @@ class _Variable(NamedTuple):
     finder: Finder
 
     def read(self) -> Any:
-        """Its value now."""
+        """Returns its current value."""
         return reader(self.part)(self.home).get(self.name, MISSING)
 
     def write(self, value: Any) -> None:
-        """Gives it a value, or takes it away."""
+        """Sets or deletes its value."""
         present, by_key = self.read(), self.part == KEYS
         if value is MISSING and present is not MISSING:
             (operator.delitem if by_key else delattr)(self.home, self.name)
@@ -98,7 +98,7 @@ class _Variable(NamedTuple):
             (operator.setitem if by_key else setattr)(self.home, self.name, value)
 
     def where(self) -> str:
-        """`file:line` that sets it, or else the one that reads it, or its function or class."""
+        """Returns `file:line` that sets it, or else the line, function or class that reads it."""
         codes = [function.__code__ for function in self.finder.functions]
         lines = (names_in(code, (*ATTRIBUTES, *VARIABLES)).get(self.name) for code in codes)
         if (line := next(filter(None, lines), None)) is not None:
@@ -111,12 +111,12 @@ class _Variable(NamedTuple):
 
 
 class _StateFinder(Finder):
-    """Finder of all that code can set or fill, but for objects that have no state of a model.
+    """Finder of all values that code can set or fill, except stateless objects.
 
     Args:
         modules: modules of one class, by path.
-        known: identities of values that are not walked into.
-        saved: takes the objects that can be put back as a whole.
+        known: identities of values to skip.
+        saved: receives the objects that can be restored as a whole.
     """
 
     def __init__(self, modules: _Modules, known: set[int], saved: list[_Saved]) -> None:
@@ -128,7 +128,7 @@ class _StateFinder(Finder):
         super().find()
         # Code that was searched last may add attributes to classes that were visited first.
         path = next(iter(self.modules))
-        for owner in [owner for owner, _ in self.found.values() if isinstance(owner, type)]:
+        for owner in [owner for owner, _ in self.owners.values() if isinstance(owner, type)]:
             self.add(owner, FIELDS, Origin(path, owner.__name__, _ANY_CODE))
 
     def begin(self) -> None:
@@ -192,9 +192,9 @@ def _is_opaque_home(home: str) -> bool:
 
 
 class PythonState:
-    """A snapshot of the Python state of a model.
+    """Snapshot of the Python state of a model.
 
-    It covers the attributes of modules, what is inside the containers, generators, closures and
+    It covers the attributes of modules, the contents of the containers, generators, closures and
     plain objects that they hold, and the variables of classes and files that their code uses.
 
     Args:
@@ -202,7 +202,7 @@ class PythonState:
         deep: False: only attributes of modules, and containers that are attributes.
 
     Attributes:
-        tensors: by identity, the tensors that the model holds; its buffers where not `deep`.
+        tensors: the model's tensors by identity; its buffers if not `deep`.
     """
 
     def __init__(self, model: nn.Module, deep: bool = True) -> None:
@@ -231,7 +231,7 @@ class PythonState:
             finder = _StateFinder(instances, known, self._saved)
             finder.find()
             self.tensors |= finder.tensors
-            for (_, part), (owner, keys) in finder.found.items():
+            for (_, part), (owner, keys) in finder.owners.items():
                 now = reader(part)(owner)
                 for name, origin in keys.items():
                     variable = _Variable(owner, part, name, now.get(name, MISSING), finder)
@@ -239,7 +239,7 @@ class PythonState:
                         self._variables[path, origin.label].append(variable)
 
     def restore(self, keys: Collection[Key] | None = None) -> None:
-        """Puts everything back, or only these attributes and what they hold."""
+        """Restores everything, or only these attributes and their contents."""
         for path, fields in self._fields.items():
             module = self._modules[path]
             if keys is None:
@@ -258,14 +258,14 @@ class PythonState:
                 saved.kind.write(saved.thing, saved.content)
 
     def value(self, key: Key) -> Any:
-        """The value of an attribute or a variable in the snapshot; None where it had none."""
+        """Returns the value of an attribute or a variable in the snapshot; None if it had none."""
         path, name = key
         if key in self._variables:
             return self._variables[key][0].value
         return self._fields.get(path, {}).get(name)
 
     def assign(self, key: Key, value: Any) -> None:
-        """Gives an attribute or a variable a value."""
+        """Sets an attribute or a variable."""
         path, name = key
         if key in self._variables:
             self._variables[key][0].write(value)
@@ -273,24 +273,26 @@ class PythonState:
             self._modules[path].__dict__[name] = value
 
     def where(self, key: Key) -> str | None:
-        """`file:line` of the code that sets a variable outside of the modules; None for others."""
+        """Returns `file:line` of the code that sets a variable outside of the modules; None for
+        others.
+        """
         return self._variables[key][0].where() if key in self._variables else None
 
     def changed(self) -> set[Key]:
-        """The attributes that are not what they were, or hold something else."""
-        found = {
+        """Returns the attributes with other values or contents than in the snapshot."""
+        changed = {
             (path, name)
             for path, fields in self._fields.items()
             for name in differing(fields, vars(self._modules[path]))
         }
-        found |= {
+        changed |= {
             key
             for key, variables in self._variables.items()
             if not all(same(variable.value, variable.read()) for variable in variables)
         }
         for saved in self._saved:
-            if saved.key not in found and not saved.kind.same(
+            if saved.key not in changed and not saved.kind.same(
                 saved.content, saved.kind.read(saved.thing)
             ):
-                found.add(saved.key)
-        return {key for key in found if key[1] not in _OWN_FIELDS}
+                changed.add(saved.key)
+        return {key for key in changed if key[1] not in _OWN_FIELDS}

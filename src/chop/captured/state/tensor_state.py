@@ -1,4 +1,4 @@
-"""Tensor state: values and gradient history of what a model holds, copied on write, restored."""
+"""Tensor state: values and autograd history of a model's tensors, copied on write, restored."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from chop.private.torch_api import (
 
 
 class TensorState:
-    """The values of tensors, and what autograd knows of them, to be put back.
+    """Values and autograd history of tensors, to be restored.
 
-    Parameters may be most of the memory; they are copied when `copy_on_write` sees that an
+    Parameters may take most of the memory; they are copied when `copy_on_write` detects that an
     operator is about to write into them.
 
     Args:
-        tensors: what a model holds. Those without data, on the meta device or not yet
-            initialized, are left alone.
+        tensors: tensors of a model. Those without data, on the meta device or uninitialized, are
+            skipped.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -49,10 +49,11 @@ class TensorState:
         return self._copies
 
     def separate_views(self) -> None:
-        """Lets no view be written through to its base by autograd, which never forgets it.
+        """Prevents autograd from recording writes through a view in its base, which is
+        irreversible.
 
         A write with a gradient gives a view and its base a history, and only that of the base can
-        be taken away again. Memory and identity stay.
+        be removed again. Memory and identity are preserved.
         """
         for tensor, _ in self._leaves:
             if is_view(tensor) and not tensor.requires_grad:
@@ -61,11 +62,11 @@ class TensorState:
                     torch.utils.swap_tensors(tensor, tensor.detach())
 
     def copy_before_write(self, written: Any) -> None:
-        """Copies what shares memory with a tensor that is about to be written."""
+        """Copies tensors that share memory with a tensor that is about to be written."""
         self._copies.copy_before_write(written)
 
     def changed(self) -> list[Tensor]:
-        """The tensors that were written into, or given other memory."""
+        """Returns the tensors that were written into or got other memory."""
         moved = [tensor for tensor, memory in self._same_memory if _moved(tensor, memory)]
         return [*moved, *(tensor for tensor, _ in self._written())]
 
@@ -81,7 +82,7 @@ class TensorState:
         return not torch.equal(tensor, value)
 
     def restore(self) -> None:
-        """Puts values and histories back, without a trace in the version counters of autograd."""
+        """Restores values and histories without changing autograd's version counters."""
         for tensor, requires_grad in self._leaves:
             _drop_history(tensor, requires_grad)
         for tensor, memory in self._same_memory:
@@ -100,7 +101,7 @@ class TensorState:
 
 
 def _drop_history(leaf: Tensor, requires_grad: bool) -> None:
-    """Makes a tensor the leaf again that it was, after what an operator has written into it."""
+    """Makes a tensor a leaf again after an in-place operation."""
     if not leaf.is_leaf:
         if is_view(leaf):
             with contextlib.suppress(RuntimeError):
@@ -117,7 +118,7 @@ def _moved(tensor: Tensor, memory: Tensor) -> bool:
 
 
 class _CopyOnWrite(TorchDispatchMode):
-    """Copies tensors before an operator writes into their memory, through whichever view."""
+    """Mode that copies tensors before an operator writes into their memory through any view."""
 
     supports_higher_order_operators = True
 
@@ -153,7 +154,7 @@ class _CopyOnWrite(TorchDispatchMode):
 
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """Position and name of the arguments that an operator writes into."""
+    """Returns position and name of the arguments that an operator writes into."""
     schema = get_schema(func)
     if schema is None or not schema.is_mutable:
         return ()

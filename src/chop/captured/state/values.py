@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chop.captured.state.weak_cache import weakly_cached
+from chop.captured.state.weak_cache import weak_cache
 
 MISSING = object()
-"""The value of a variable that is not there."""
+"""Value of a missing variable."""
 
 MAX_ITEMS = 4096
-"""Largest number of items that are compared; of larger containers the length is."""
+"""Maximum number of compared items; larger containers are compared by length."""
 MAX_BYTES = 65_536
-"""Largest array that is compared by element; of larger ones the shape is."""
+"""Maximum bytes of arrays that are compared by element; larger ones are compared by shape."""
 
 PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None)),
@@ -36,7 +36,7 @@ MAPPINGS = (
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
 )
 BUFFERS = (array, bytearray, memoryview)
-"""Containers that make their items when they are asked."""
+"""Containers that create their items on access."""
 CONTAINERS = (*MAPPINGS, *BUFFERS, list, tuple, set, frozenset, deque, UserList)
 _WITHOUT_FIELDS = (
     *(type, types.ModuleType, types.BuiltinFunctionType, types.CodeType),
@@ -46,11 +46,11 @@ _Slot = types.MemberDescriptorType
 
 
 class Same:
-    """Stand-in for a value without parts; equals itself and what its type calls equal.
+    """Stand-in for a value without parts; equals itself and values that its type considers equal.
 
     Args:
         value: the value.
-        held: False: the value is not kept alive, and equals itself alone.
+        held: False: the value is not kept alive, and is compared by identity.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -80,16 +80,16 @@ def content(
     names: Container[str] | None = None,
     inside: tuple[int, ...] = (),
 ) -> Any:
-    """Nested tuples, which are equal where two values have the same types and contents.
+    """Returns nested tuples, which are equal for values of the same types and contents.
 
     `1`, `1.0` and `True` differ, and so do `0.0` and `-0.0`; a NaN equals a NaN. The order of a
-    mapping counts. Functions are the same where their code, defaults and closures are.
+    mapping counts. Functions are equal if their code, defaults and closures are.
 
     Args:
-        value: any.
-        held: False: tensors and modules are not kept alive, and the same by identity alone.
-        names: the attributes of objects that count; None: all.
-        inside: the identities of the values that it is a part of.
+        value: any value.
+        held: False: tensors and modules are not kept alive, and are compared by identity.
+        names: relevant attributes of objects. Default: all.
+        inside: identities of the values that contain this one.
 
     >>> content([1, True]) == content([1, 1]), content(float("nan")) == content(float("nan"))
     (False, True)
@@ -118,7 +118,7 @@ def content(
 def same_content(one: Any, other: Any) -> bool:
     """Returns whether two values have the same types and contents, see `content`.
 
-    While torch compiles a call the values of tensors are not known, and all are taken to be equal.
+    While torch compiles a call, tensors have no values and are all assumed to be equal.
     """
     if torch.compiler.is_compiling():
         return type(one) is type(other) and (isinstance(one, Tensor) or bool(one == other))
@@ -126,7 +126,7 @@ def same_content(one: Any, other: Any) -> bool:
 
 
 def own_copy(value: Any) -> Any:
-    """A value that changes of the caller's do not reach; code and modules are shared."""
+    """Returns a copy that the caller's changes do not affect; code and modules are shared."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     memo = {id(x): x for x in _shared(value, set())}
@@ -137,7 +137,7 @@ def own_copy(value: Any) -> Any:
 
 
 def _shared(value: Any, seen: set[int]) -> Iterator[Any]:
-    """The values without parts in a value, such as modules."""
+    """Returns the values without parts inside a value, such as modules."""
     if id(value) in seen or isinstance(value, PLAIN):
         return
     seen.add(id(value))
@@ -149,7 +149,7 @@ def _shared(value: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def get_parts(value: Any, names: Container[str] | None = None) -> list[Any] | None:
-    """The values that a value is made of, with keys and names; None where it has no parts."""
+    """Returns the parts of a value, with keys and names; None if it has no parts."""
     fields = get_fields(value)
     named = fields.items() if fields else ()
     parts = [x for name, part in named if names is None or name in names for x in (name, part)]
@@ -175,7 +175,7 @@ def get_parts(value: Any, names: Container[str] | None = None) -> list[Any] | No
 
 
 def list_items(value: Any) -> list[Any]:
-    """The items of a container; of a mapping, its keys and values in turn."""
+    """Returns the items of a container; for a mapping, its keys and values in turn."""
     if not isinstance(value, MAPPINGS):
         return [*value]
     # A dictionary of the user's may have other `items`.
@@ -184,7 +184,7 @@ def list_items(value: Any) -> list[Any]:
 
 
 def get_fields(value: Any) -> dict[str, Any] | None:
-    """The attributes that an object has of its own, in slots too; None where it can have none."""
+    """Returns the attributes of an object itself, including slots; None if it can have none."""
     cls: Any = type(value)
     slots = [] if isinstance(value, _WITHOUT_FIELDS) else get_slots(cls)
     if isinstance(value, _WITHOUT_FIELDS) or not (slots or hasattr(value, "__dict__")):
@@ -195,15 +195,15 @@ def get_fields(value: Any) -> dict[str, Any] | None:
     return {n: x for n, x in held.items() if x is not MISSING} | getattr(value, "__dict__", {})
 
 
-@weakly_cached
+@weak_cache
 def get_slots(cls: type) -> list[str]:
-    """The names of the slots of a class."""
+    """Returns the names of the slots of a class."""
     homes = [vars(home) for home in cls.__mro__ if "__slots__" in vars(home)]
     return [n for home in homes for n, x in home.items() if isinstance(x, _Slot)]
 
 
 def cell_content(cell: types.CellType) -> Any:
-    """The value of a variable of a closure; `MISSING` before it is assigned."""
+    """Returns the value of a closure variable; `MISSING` before its assignment."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -211,5 +211,5 @@ def cell_content(cell: types.CellType) -> Any:
 
 
 def _get_defaults(function: types.FunctionType) -> list[Any]:
-    """The defaults of a function's parameters."""
+    """Returns the defaults of a function's parameters."""
     return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]

@@ -12,14 +12,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def weakly_cached(function: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P], T]:
-    """Caches a function of a class or of code until that is gone.
+def weak_cache(function: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P], T]:
+    """Caches a function of a class or code object until that is freed.
 
-    A class may be local to a function or to a cell of a notebook, and each graph has a class and
-    code of its own: `functools.cache` would keep all of them, and what their closures hold.
+    A class may be local to a function or to a notebook cell, and each graph has its own class and
+    code. `functools.cache` would keep all of them and their closures alive.
 
     Args:
-        function: its answers refer neither to its first argument nor to what that belongs to; its
+        function: its results refer neither to its first argument nor to anything that holds it; its
             other arguments are hashable.
     """
     answers: MutableMapping[K, dict[Any, T]] = weakref.WeakKeyDictionary()

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from chop.base.nested import tree_children, tree_rebuild
 from chop.base.notices import warn_once
-from chop.captured.nodes.generated_code import by_any_names
+from chop.captured.nodes.generated_code import wrap_forward
 from chop.captured.nodes.regions import remove_regions
 from chop.captured.nodes.writes import written_by
 from chop.errors import GraphError
@@ -69,7 +69,7 @@ class FlatGraph:
             raise GraphError(f"{where}: expected an input tensor, but the graph reads none.")
         whole = fx.GraphModule(mg.model, mg.fx_graph)
         source_lives_with(type(whole).forward)
-        type(whole).forward = by_any_names(type(whole).forward, self._read)
+        type(whole).forward = wrap_forward(type(whole).forward, self._read)
         self.module = _FlatModule(whole, nested).eval()
 
         def call() -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from chop.capture import capture, dummy_inputs
-from chop.captured.huggingface.cache_names import asks_for_cache, plain_names
+from chop.captured.huggingface.cache_names import names_without_cache, requests_cache
 from chop.captured.module import CapturedModule
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import CaptureError, GraphError, GuardError, did_you_mean
@@ -101,9 +101,11 @@ class ProvisionalCapture:
 
     def _explain_failure(self) -> str | None:
         """Explains a failed capture by the guess; None if the model runs on the guessed inputs."""
-        has_cache = asks_for_cache(self.model, self.names or ())
+        has_cache = requests_cache(self.model, self.names or ())
         try:
-            inputs = dummy_inputs(self.model, plain_names(self.names) if has_cache else self.names)
+            inputs = dummy_inputs(
+                self.model, names_without_cache(self.names) if has_cache else self.names
+            )
         except CaptureError as error:
             return str(error)
         try:

@@ -1,4 +1,4 @@
-"""Operators that do the work of two."""
+"""Fused operators, which compute two operators in one pass."""
 
 from chop.nn.fused.linear_activation import ACTIVATIONS, LinearActivation
 

@@ -15,18 +15,18 @@ from chop.nn.adoption import adopt
 from chop.private.torch_api import is_transformed, linear_pointwise
 
 MIN_PRODUCTS = 2**20
-"""Multiplications from which on oneDNN's kernel pays for its call; measured on x86 with AVX-512."""
+"""Minimum number of multiplications for oneDNN's kernel, measured on x86 with AVX-512."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation that oneDNN can apply to a product while it is in registers.
+    """Activation that oneDNN can apply to a product while it is in registers.
 
     Attributes:
-        reference: what it computes.
-        name: as oneDNN calls it; "none" applies it afterwards, in place.
-        algorithm: which of several, as oneDNN calls it.
-        in_place: what it computes, on a tensor that nobody else reads.
+        reference: reference function.
+        name: oneDNN's name; "none" applies it afterwards, in place.
+        algorithm: oneDNN's name of the variant.
+        in_place: in-place function for a tensor that nothing else reads.
     """
 
     reference: Callable[[Tensor], Tensor]
@@ -44,22 +44,22 @@ ACTIVATIONS = {
     "tanh": Activation(torch.tanh, "tanh"),
     "sigmoid": Activation(torch.sigmoid, "sigmoid"),
 }
-"""By name."""
+"""Activations by name."""
 
 
 class LinearActivation(nn.Linear):
     """`activation(F.linear(input, weight, bias))`; input (..., in_features).
 
-    Without gradients, float32 on a CPU and from `MIN_PRODUCTS` on, oneDNN applies the activation
-    to each block of the product before it is stored. Everything else is computed by `reference`.
-    Parameters and `state_dict` keys are those of `nn.Linear`.
+    oneDNN applies the activation to each block of the product before it is stored. It is used
+    without gradients, in float32 on a CPU, from `MIN_PRODUCTS` multiplications; other cases use
+    `reference`. Parameters and `state_dict` keys are those of `nn.Linear`.
     """
 
     activation: str
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, activation: str) -> Self:
-        """Takes over a layer: the same parameters, device and mode; use it no more.
+        """Takes over the parameters, device and mode of a layer, which must not be used afterwards.
 
         Args:
             linear: the layer.
@@ -70,7 +70,7 @@ class LinearActivation(nn.Linear):
         return twin
 
     def reference(self, input: Tensor) -> Tensor:
-        """The readable form."""
+        """Computes the reference: linear layer, then activation."""
         return ACTIVATIONS[self.activation].reference(F.linear(input, self.weight, self.bias))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
@@ -100,5 +100,5 @@ class LinearActivation(nn.Linear):
         )
 
     def extra_repr(self) -> str:
-        """The linear layer's text and the activation."""
+        """Returns the linear layer's text and the activation."""
         return f"{super().extra_repr()}, activation={self.activation}"

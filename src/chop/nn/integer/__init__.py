@@ -1,4 +1,4 @@
-"""Operators on integers: the readable specification of what a circuit computes, bit for bit."""
+"""Integer operators: readable, bit-exact specification of the computations of a circuit."""
 
 from chop.nn.integer.add import IntegerAdd, IntegerSub
 from chop.nn.integer.avg_pool import (

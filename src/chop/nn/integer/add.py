@@ -15,13 +15,13 @@ from chop.nn.integer.edge import Edge, shift_between
 class IntegerAdd(IntegerOperator):
     """Sum: y = a 2^s + b 2^t, where the finer of the two steps has no shift.
 
-    The operator reads both in one format, so that s = t = 0, unless the graph says otherwise.
+    The operator reads both inputs in one format, so that s = t = 0, unless the graph differs.
 
     Width: one bit more than the wider of the shifted inputs.
 
     Args:
-        a: of the first input.
-        b: of the second.
+        a: edge of the first input.
+        b: edge of the second input.
 
     Raises:
         ConfigError: the ratio of the steps is no power of two.
@@ -33,8 +33,8 @@ class IntegerAdd(IntegerOperator):
         ratio = shift_between(a.scalar_step, b.scalar_step)
         if ratio is None:
             raise ConfigError(
-                f"{type(self).__name__}: steps {a.scalar_step} and {b.scalar_step} have no common "
-                "one; give both inputs the same format."
+                f"{type(self).__name__}: the ratio of the steps {a.scalar_step} and "
+                f"{b.scalar_step} is no power of two; use the same format for both inputs."
             )
         shifts = max(ratio, 0), max(-ratio, 0)
         ends_a = [end << shifts[0] for end in (a.low, a.high)]
@@ -60,7 +60,7 @@ class IntegerAdd(IntegerOperator):
         return cls(a, b)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """int64, of the shape that both broadcast to."""
+        """Returns int64 in the broadcast shape of the inputs."""
         return (a << self.shifts[0]) + self.sign * (b << self.shifts[1])
 
 

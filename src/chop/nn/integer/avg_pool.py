@@ -1,4 +1,4 @@
-"""Average pooling of codes: sums of windows, and what they have to be divided by."""
+"""Average pooling of codes: sums of windows with divisors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from chop.nn.integer.edge import Edge
 
 
 class Window(NamedTuple):
-    """A stretch of one axis whose values are averaged.
+    """Range of one axis whose values are averaged.
 
     Attributes:
-        start: of the first value.
-        end: behind the last one.
-        divisor: what the sum is divided by; padding may count.
+        start: index of the first value.
+        end: index after the last value.
+        divisor: divisor of the sum; may include padding.
     """
 
     start: int
@@ -31,15 +31,15 @@ class Window(NamedTuple):
 class _IntegerAveragePool(IntegerOperator):
     """Average pooling: acc[p] = (sum over the window at p) f[p], to be divided by n.
 
-    n is the least common multiple of the windows' counts, f[p] is n over the count at p: 1 where
-    all windows are alike. The division is the reader's, rounded once.
+    n is the least common multiple of the windows' counts, f[p] is n over the count at p: 1 if all
+    windows have the same count. The reader divides, with a single rounding.
 
     Width: the bits of the input, and those of the largest f[p] times the size of its window.
 
     Args:
-        read: of the input.
-        windows: for each axis that is averaged, the last one last, the windows along it.
-        divisor: of all sums, if it is not the windows' counts.
+        read: edge of the input.
+        windows: windows along each averaged axis, in the order of the axes.
+        divisor: divisor of all sums, if it differs from the windows' counts.
     """
 
     dimensions: ClassVar[int]
@@ -79,14 +79,15 @@ class _IntegerAveragePool(IntegerOperator):
     def windows(
         cls, module: nn.Module | None, call: Call, sizes: Sequence[int]
     ) -> list[list[Window]]:
-        """The windows along each axis of these sizes."""
+        """Returns the windows along each axis of these sizes."""
         raise NotImplementedError
 
     def forward(self, codes: Tensor) -> Tensor:
-        """(N, C, positions), int64."""
+        """Maps codes to (N, C, positions), int64."""
         sums = codes
         for axis, stretches in enumerate(self.stretches, -self.axes):
             size = codes.size(axis)
+            # The windows of an axis as a 0/1 matrix, since they may differ in size.
             inside = torch.tensor([[s <= i < e for s, e in stretches] for i in range(size)])
             rows = inside.to(codes)
             sums = matmul(sums.movedim(axis, -1), rows, self.bound).movedim(-1, axis)
@@ -100,7 +101,7 @@ class _Sliding(_IntegerAveragePool):
     def windows(
         cls, module: nn.Module | None, call: Call, sizes: Sequence[int]
     ) -> list[list[Window]]:
-        """As torch lays them."""
+        """Returns torch's windows."""
         kernel = call.setting(module, "kernel_size", None)
         stride = call.setting(module, "stride", None) or kernel
         padding = call.setting(module, "padding", 0)
@@ -114,13 +115,13 @@ class _Sliding(_IntegerAveragePool):
 
 
 class _Adaptive(_IntegerAveragePool):
-    """As many windows as the result has elements."""
+    """Adaptive windows, one per element of the result."""
 
     @classmethod
     def windows(
         cls, module: nn.Module | None, call: Call, sizes: Sequence[int]
     ) -> list[list[Window]]:
-        """As torch lays them: from floor(i n / m) to ceil((i + 1) n / m)."""
+        """Returns torch's windows: from floor(i n / m) to ceil((i + 1) n / m)."""
         wanted = _per_axis(call.setting(module, "output_size", None), len(sizes))
         pairs = [(size, size if m is None else m) for size, m in zip(sizes, wanted, strict=True)]
         ends = [[(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] for n, m in pairs]
@@ -172,8 +173,8 @@ def _slide(
 
 
 def _outer(axes: Sequence[Sequence[int]]) -> Tensor:
-    """int64: the products of one number for each axis."""
-    found = torch.ones((), dtype=torch.int64)
+    """Returns int64: the outer product of the numbers of each axis."""
+    product = torch.ones((), dtype=torch.int64)
     for numbers in axes:
-        found = found.unsqueeze(-1) * torch.tensor(numbers)
-    return found
+        product = product.unsqueeze(-1) * torch.tensor(numbers)
+    return product

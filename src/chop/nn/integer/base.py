@@ -1,4 +1,4 @@
-"""Integer operators: what they share."""
+"""Base class, options and helpers of integer operators."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from chop.errors import ConfigError
 from chop.nn.integer.edge import Edge, bit_width
 
 MAX_BITS = 62
-"""Of any integer that is computed: sums of two fit int64."""
+"""Maximum width of computed integers, in bits: sums of two fit int64."""
 EXACT_FLOAT = 2**53
-"""Whole numbers below are exact in float64."""
+"""Bound below which integers are exact in float64."""
 
 
 @dataclass(frozen=True)
 class IntegerOptions:
-    """How wide integers are inside operators that approximate.
+    """Integer widths inside approximating operators.
 
     Attributes:
-        internal_bits: of softmax, LayerNorm and RMSNorm: "small", what a circuit has; or "exact",
-            as many as int64 allows, close to the operator in float.
+        internal_bits: widths in softmax, LayerNorm and RMSNorm: "small", as in a circuit; or
+            "exact", the maximum of int64, close to the float operator.
     """
 
     internal_bits: Literal["small", "exact"] = "small"
@@ -32,34 +32,36 @@ class IntegerOptions:
 
 @dataclass(frozen=True)
 class Call:
-    """How a graph of fixed shapes calls an operator.
+    """Call of an operator in a graph of fixed shapes.
 
     Attributes:
-        shapes: of the inputs, in the order of their edges.
-        arguments: those of the call that are no inputs, by the function's names; none of a
-            module, which has its settings as attributes.
+        shapes: shapes of the inputs, in the order of their edges.
+        arguments: other arguments of the call, by the function's names; empty for a module, whose
+            settings are attributes.
     """
 
     shapes: Sequence[Sequence[int]] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def setting(self, module: nn.Module | None, name: str, default: Any) -> Any:
-        """A setting of the operator: an argument of the call, or an attribute of the module."""
+        """Returns a setting of the operator: an argument of the call, or an attribute of the
+        module.
+        """
         return self.arguments.get(name, getattr(module, name, default))
 
 
 NO_CALL = Call()
-"""Of operators that need neither shapes nor further arguments."""
+"""Call of operators that need neither shapes nor further arguments."""
 
 
 class IntegerOperator(nn.Module):
-    """Operator on codes: int64 tensors in, an int64 tensor out, nothing is rounded in secret.
+    """Operator on codes: int64 tensors in, an int64 tensor out, without hidden rounding.
 
-    State is int64 buffers and plain numbers, so that copies and exports have it. Each class states
-    its formula and how wide its integers can become; they are refused beyond `MAX_BITS`.
+    State consists of int64 buffers and plain numbers, which copies and exports include. Each class
+    documents its formula and the width of its integers, which must not exceed `MAX_BITS`.
 
     Args:
-        out: what `forward` returns; its bounds are proven from those of the inputs.
+        out: edge of the result; its bounds are derived from those of the inputs.
 
     Raises:
         ConfigError: the codes can become too wide.
@@ -75,7 +77,7 @@ class IntegerOperator(nn.Module):
 
     @property
     def out(self) -> Edge:
-        """What `forward` returns."""
+        """The edge of the result."""
         step = torch.tensor(self.out_step, dtype=torch.float64)
         return Edge(step, self.out_axis, self.out_low, self.out_high, self.out_divisor)
 
@@ -87,49 +89,48 @@ class IntegerOperator(nn.Module):
         options: IntegerOptions,
         call: Call = NO_CALL,
     ) -> Self:
-        """The integer form of a quantized operator.
+        """Returns the integer form of a quantized operator.
 
         Args:
-            module: the operator, unpacked and with frozen scales; None where a graph calls a
-                function that has no quantized form.
-            inputs: the edges as the operator reads them, rounded to its `data_in`.
+            module: the operator, unpacked and with frozen scales; None for a call of a function
+                without a quantized form.
+            inputs: edges as the operator reads them, rounded to its `data_in`.
             options: widths inside.
             call: shapes and further arguments.
         Raises:
             ConfigError: its formats have no integer form, or its integers can become too wide.
         """
-        raise NotImplementedError(f"{cls.__name__} is no form of a quantized operator.")
+        raise NotImplementedError(f"{cls.__name__} is not the form of a quantized operator.")
 
     def extra_repr(self) -> str:
-        """The width and the bounds of the codes."""
+        """Returns the width and the bounds of the codes."""
         return f"{bit_width(self.out_low, self.out_high)} bits, {self.out_low} to {self.out_high}"
 
 
 def check_width(where: str, low: int, high: int) -> None:
-    """Raises ConfigError where integers from `low` to `high` need more than `MAX_BITS`."""
+    """Raises ConfigError if integers from `low` to `high` need more than `MAX_BITS`."""
     if bit_width(low, high) > MAX_BITS:
         raise ConfigError(
-            f"{where}: integers from {low} to {high} need {bit_width(low, high)} bits, of at most "
+            f"{where}: integers from {low} to {high} need {bit_width(low, high)} bits, more than "
             f"{MAX_BITS}; choose narrower formats."
         )
 
 
 def matmul(left: Tensor, right: Tensor, bound: int) -> Tensor:
-    """`left @ right` of int64 tensors, exact.
-
-    float64 is many times as fast, and exact while no sum reaches 2^53.
+    """Computes `left @ right` of int64 tensors exactly.
 
     Args:
         left: (..., n, k).
         right: (..., k, m).
-        bound: no sum of magnitudes is larger.
+        bound: upper bound of the sums of magnitudes.
     """
+    # float64 is many times as fast as int64, and exact while no sum reaches 2^53.
     if bound < EXACT_FLOAT:
         return (left.double() @ right.double()).long()
     return left @ right
 
 
 def extreme_products(a: Edge, b: Edge) -> tuple[int, int]:
-    """The smallest and the largest product of a code of `a` and one of `b`."""
+    """Returns the smallest and the largest product of a code of `a` and one of `b`."""
     products = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
     return min(products), max(products)

@@ -1,4 +1,4 @@
-"""Blocks of codes with a shared exponent: what readers in `mxint` round to."""
+"""Blocks of codes with a shared exponent, as in the format `mxint`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from chop.nn.integer.rounding import round_shift
 
 
 class BlockGrid(NamedTuple):
-    """Blocks of numbers q 2^(E - places), |q| <= limit, in a window of exponents E.
+    """Blocks of numbers q 2^(E - places), |q| <= limit, with exponents E in a window.
 
-    A block has the E of its largest magnitude, clipped to the window: beyond it, values saturate;
-    below, they are rounded as if the block had the lowest E. Within it the numbers are those of the
-    format. All codes have the step of the lowest E: those of other blocks end in zeros.
+    The E of a block is that of its largest magnitude, clipped to the window: larger values
+    saturate, smaller ones are rounded with the lowest E. Within the window the numbers are those of
+    the format. All codes have the step of the lowest E; codes of other blocks end in zeros.
 
     Attributes:
-        sizes: of a block, along its axes.
-        dim: the axis along which blocks run.
+        sizes: sizes of a block, along its axes.
+        dim: axis along which blocks run.
         skip_first_dim: the first axis is not blocked.
-        places: behind the point of an element.
-        limit: the largest q.
-        lowest: the smallest E.
-        highest: the largest E.
+        places: fractional bits of an element.
+        limit: largest q.
+        lowest: smallest E.
+        highest: largest E.
     """
 
     sizes: tuple[int, ...]
@@ -44,12 +44,12 @@ class BlockGrid(NamedTuple):
 
     @classmethod
     def of(cls, number_format: NumberFormat, lowest: int, highest: int) -> BlockGrid | None:
-        """The grid of a format in a window; None if it is no whole numbers with shared exponents.
+        """Returns the grid of a format in a window; None if its elements are not scaled integers.
 
         Args:
             number_format: such as `mxint`.
-            lowest: the smallest E, of the blocks that calibration has seen.
-            highest: the largest one.
+            lowest: smallest E of the blocks in calibration.
+            highest: largest one.
         """
         layout = number_format.layout() if number_format.is_fitted else None
         if layout is None or not isinstance(layout.groups, Blocks):
@@ -65,22 +65,22 @@ class BlockGrid(NamedTuple):
 
     @property
     def groups(self) -> Blocks:
-        """Which elements share an exponent."""
+        """The groups of elements that share an exponent."""
         return Blocks(self.sizes, self.dim, self.skip_first_dim)
 
     @property
     def step(self) -> float:
-        """Of all codes."""
+        """The step of all codes."""
         return 2.0 ** (self.lowest - self.places)
 
     @property
     def edge(self) -> Edge:
-        """Of codes that have been rounded to the grid."""
+        """The edge of codes rounded to the grid."""
         end = self.limit << self.highest - self.lowest
         return Edge.of(self.step, -end, end)
 
     def codes(self, x: Tensor) -> Tensor:
-        """int64: the codes of real numbers; NaN is 0.
+        """Returns the int64 codes of real numbers; NaN is 0.
 
         Args:
             x: any shape and floating dtype.
@@ -94,7 +94,7 @@ class BlockGrid(NamedTuple):
 
 
 def block_exponents(number_format: NumberFormat, x: Tensor) -> tuple[int, int] | None:
-    """The smallest and the largest E of blocks of `x` that are not zero; None if all are.
+    """Returns the smallest and the largest E of the nonzero blocks of `x`; None if all are zero.
 
     Args:
         number_format: such as `mxint`.
@@ -112,10 +112,10 @@ def _follows_largest(scaling: SharedExponent) -> bool:
 
 
 class EncodeBlocks(IntegerOperator):
-    """Codes of real numbers in blocks.
+    """Encoder of real numbers to codes in blocks.
 
     Args:
-        grid: of the result.
+        grid: grid of the result.
     """
 
     def __init__(self, grid: BlockGrid) -> None:
@@ -123,20 +123,21 @@ class EncodeBlocks(IntegerOperator):
         self.grid: tuple[Any, ...] = tuple(grid)
 
     def forward(self, x: Tensor) -> Tensor:
-        """int64, shape of `x`, which is floating."""
+        """Returns int64 in the shape of `x`, which is floating."""
         return BlockGrid(*self.grid).codes(x)
 
 
 class RequantizeBlocks(IntegerOperator):
     """Rounds codes to blocks with shared exponents: y = sat(rhe(v, E - low)) 2^(E - lowest).
 
-    E follows the leading one of the largest |v| in the block: a priority encoder, no logarithm.
+    E is the position of the leading one of the largest |v| in the block: a priority encoder, no
+    logarithm.
 
     Width: the bits of an element, and those of the window of exponents.
 
     Args:
-        edge: of the input; its step is a power of two.
-        grid: of the result.
+        edge: edge of the input; its step is a power of two.
+        grid: grid of the result.
 
     Raises:
         ConfigError: the input has another step, or several.
@@ -149,36 +150,36 @@ class RequantizeBlocks(IntegerOperator):
         shift = None if edge.step.dim() else shift_between(edge.scalar_step / edge.divisor, 1.0)
         if shift is None or edge.divisor & (edge.divisor - 1):
             raise ConfigError(
-                f"RequantizeBlocks: expected one step that is a power of two, got {edge.steps[0]} "
+                f"RequantizeBlocks: expected a single power of two as step, got {edge.steps[0]} "
                 f"over {edge.divisor}; blocks with shared exponents have no multiplier."
             )
         check_width("RequantizeBlocks", edge.low, edge.high)
         self.grid: tuple[Any, ...] = tuple(grid)
         self.exponent = shift
 
-    def forward(self, codes: Tensor, kept: Tensor | None = None) -> Tensor:
-        """int64, shape of `codes`.
+    def forward(self, codes: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Returns int64 in the shape of `codes`.
 
         Args:
             codes: codes of the input.
-            kept: boolean, broadcasts with `codes`: what is False becomes 0, and no exponent
-                follows it. None: all are kept.
+            visible: boolean, broadcasts with `codes`: False sets the result to 0 and excludes the
+                element from the exponent. Default: all True.
         """
         grid = BlockGrid(*self.grid)
-        groups = grid.groups.split(codes if kept is None else codes.masked_fill(~kept, 0))
+        groups = grid.groups.split(codes if visible is None else codes.masked_fill(~visible, 0))
         leading = floor_log2(groups.abs().amax(-1, keepdim=True)) + self.exponent
-        of_block = leading.clamp(grid.lowest, grid.highest)
-        fallen = of_block - grid.places - self.exponent
-        # Zeros are appended to what cannot saturate, or saturates by then.
+        exponents = leading.clamp(grid.lowest, grid.highest)
+        fallen = exponents - grid.places - self.exponent
+        # Clipping before zeros are appended prevents overflow, and does not change the result.
         zeros = (-fallen).clamp(0, 62)
         room = (grid.limit >> zeros) + 1
         q = round_shift(groups, fallen.clamp(0, 62)).clamp(-room, room) << zeros
         q = q.clamp(-grid.limit, grid.limit)
-        return grid.groups.join(q << of_block - grid.lowest, codes.shape)
+        return grid.groups.join(q << exponents - grid.lowest, codes.shape)
 
 
 def floor_log2(v: Tensor) -> Tensor:
-    """Place of the leading one of int64 numbers; 0 of 0.
+    """Returns the position of the leading one of int64 numbers; 0 for 0.
 
     >>> floor_log2(torch.tensor([0, 1, 2, 3, 2**61 - 1]))
     tensor([ 0,  0,  1,  1, 60])

@@ -1,4 +1,4 @@
-"""Ends of an integer graph: what the host does, from real numbers to codes and back."""
+"""Boundary of an integer graph: conversion between real numbers and codes on the host."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from chop.nn.integer.edge import Edge, Grid
 
 
 class Encode(IntegerOperator):
-    """Codes of real numbers, rounded as the grid's format does.
+    """Encoder of real numbers to codes, with the rounding of the grid's format.
 
     Args:
-        grid: of the result.
+        grid: grid of the result.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -21,17 +21,17 @@ class Encode(IntegerOperator):
         self.rounding, self.threshold = grid.rounding, grid.threshold
 
     def forward(self, x: Tensor) -> Tensor:
-        """int64, shape of `x`, which is floating."""
+        """Returns int64 in the shape of `x`, which is floating."""
         step = self.out.scalar_step
         grid = Grid(step, self.out_low, self.out_high, self.rounding, self.threshold)
         return grid.codes(x)
 
 
 class Decode(nn.Module):
-    """Real numbers of codes, float32: the one place that rounds to it.
+    """Decoder of codes to real numbers, with a single rounding to float32.
 
     Args:
-        edge: of the codes.
+        edge: edge of the codes.
     """
 
     def __init__(self, edge: Edge) -> None:
@@ -40,6 +40,6 @@ class Decode(nn.Module):
         self.steps, self.divisor = steps, edge.divisor
 
     def forward(self, codes: Tensor) -> Tensor:
-        """float32, shape of `codes`."""
+        """Returns float32 in the shape of `codes`."""
         step = torch.tensor(self.steps, dtype=torch.float64, device=codes.device)
         return (codes.double() * step / self.divisor).float()

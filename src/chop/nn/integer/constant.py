@@ -1,4 +1,4 @@
-"""Parameters of a graph as codes: constants, and tables that are looked up by index."""
+"""Parameters of a graph as codes: constants and embedding tables."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _get_edge(codes: Tensor, step: float) -> Edge:
 
 
 class Constant(IntegerOperator):
-    """Codes that are always the same.
+    """Constant codes.
 
     Width: that of the codes.
 
     Args:
         codes: int64, any shape.
-        step: of the codes.
+        step: step of the codes.
     """
 
     codes: Tensor
@@ -38,11 +38,11 @@ class Constant(IntegerOperator):
 
     @classmethod
     def of(cls, values: Tensor, grid: Grid | BlockGrid) -> Self:
-        """Real numbers, rounded to the grid of what reads them."""
+        """Rounds real numbers to the grid of their reader."""
         return cls(grid.codes(values.detach()), grid.step)
 
     def forward(self) -> Tensor:
-        """int64."""
+        """Returns the codes, int64."""
         return self.codes
 
 
@@ -53,7 +53,7 @@ class IntegerEmbedding(IntegerOperator):
 
     Args:
         codes: int64, (rows, columns).
-        step: of the codes.
+        step: step of the codes.
     """
 
     codes: Tensor
@@ -84,5 +84,5 @@ class IntegerEmbedding(IntegerOperator):
         return cls(weight.codes, weight.step.item())
 
     def forward(self, indices: Tensor) -> Tensor:
-        """(..., columns), int64, of integer indices of any shape."""
+        """Maps integer indices of any shape to (..., columns), int64."""
         return F.embedding(indices, self.codes)

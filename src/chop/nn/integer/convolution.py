@@ -16,34 +16,33 @@ from chop.nn.integer.weighted import WeightedOperator
 class _IntegerConvolution(WeightedOperator):
     """Convolution: acc[o, p] = (sum of codes under the kernel at p times w[o]) 2^shift + b[o].
 
-    The sums are computed in float64, which is exact below 2^53; torch has no int64 form.
-
     Width: see `WeightedOperator`; K is the number of weights of an output.
     """
 
     convolve: ClassVar[Callable[..., Tensor]]
 
     def take_settings(self, module: nn.Module) -> None:
-        """Stride, padding, dilation and groups.
+        """Takes over stride, padding, dilation and groups.
 
         Raises:
-            ConfigError: sums can reach 2^53, or padding is not of zeros.
+            ConfigError: sums can reach 2^53, or the padding is not zero.
         """
         layer: Any = module
         if self.bound >= EXACT_FLOAT:
             raise ConfigError(
                 f"{type(module).__name__}: sums of products up to {self.bound} are not exact in "
-                "float64, which convolutions are computed in; choose narrower formats."
+                "float64, the dtype of convolutions; choose narrower formats."
             )
         if layer.padding_mode != "zeros":
             raise ConfigError(
-                f"{type(module).__name__}: expected padding of zeros, got '{layer.padding_mode}'."
+                f"{type(module).__name__}: expected zero padding, got '{layer.padding_mode}'."
             )
         self.stride, self.padding = layer.stride, layer.padding
         self.dilation, self.groups = layer.dilation, layer.groups
 
     def forward(self, codes: Tensor) -> Tensor:
-        """(N, channels, positions) to (N, outputs, positions), int64."""
+        """Maps (N, channels, positions) to (N, outputs, positions), int64."""
+        # torch has no int64 convolution; float64 is exact below 2^53.
         x, weight = codes.double(), self.weight.double()
         sums = self.convolve(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
         return (sums.long() << self.shift) + self.bias

@@ -1,4 +1,4 @@
-"""Edges: what integers between two operators mean. Grids: what a reader rounds them to."""
+"""Edges (integers between two operators) and grids (codes that a reader rounds to)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from chop.formats.elements import Element, Fixed, Sign, Trit
 from chop.kernels.integers import Integers, one_scale
 
 GridRounding = Literal["nearest_even", "floor", "sign", "threshold"]
-"""Which code stands for a value: the nearest one, ties to even; the one below; `high` from zero
-on, else `low`; or the sign beyond a threshold, else 0."""
+"""Rounding to codes: to nearest, ties to even; down; `high` for values from zero on, else `low`;
+or the sign beyond a threshold, else 0.
+"""
 
 
 def bit_width(low: int, high: int) -> int:
-    """The two's-complement width that holds `low` to `high`.
+    """Returns the two's-complement width of the range `low` to `high`.
 
     >>> [bit_width(-128, 127), bit_width(0, 255), bit_width(0, 0)]
     [8, 9, 1]
@@ -30,7 +31,7 @@ def bit_width(low: int, high: int) -> int:
 
 
 def shift_between(step: float, other: float) -> int | None:
-    """The s for which `step` is `other` times 2^s, exactly; None if there is none.
+    """Returns s with `step` = `other` times 2^s, exactly; None if there is none.
 
     >>> [shift_between(0.25, 1.0), shift_between(3.0, 1.5), shift_between(1.0, 3.0)]
     [-2, 1, None]
@@ -41,16 +42,16 @@ def shift_between(step: float, other: float) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """Integers between two operators: code k stands for k step / divisor.
+    """Integers between two operators: code k represents k step / divisor.
 
     Attributes:
-        step: float64 (), or (n,): one for each channel, an index of `axis`. A float64 holds powers
-            of two and products of two float32 scales exactly.
-        axis: of the channels, counted from the end: -1 after a linear layer, -3 after a 2-D
-            convolution; of no importance for ().
-        low: proven bound of all codes.
-        high: the other one.
-        divisor: what a mean still has to be divided by.
+        step: float64 (), or (n,), one per channel along `axis`. float64 represents powers of two
+            and products of two float32 scales exactly.
+        axis: axis of the channels, counted from the end: -1 after a linear layer, -3 after a 2-D
+            convolution; unused for ().
+        low: proven lower bound of all codes.
+        high: proven upper bound.
+        divisor: pending divisor of a mean.
     """
 
     step: Tensor
@@ -61,45 +62,45 @@ class Edge:
 
     @classmethod
     def of(cls, step: float, low: int, high: int, divisor: int = 1) -> Self:
-        """An edge whose codes have one step."""
+        """Returns an edge whose codes have one step."""
         return cls(torch.tensor(step, dtype=torch.float64), -1, low, high, divisor)
 
     @property
     def bits(self) -> int:
-        """Width of the codes in two's complement."""
+        """The width of the codes in two's complement."""
         return bit_width(self.low, self.high)
 
     @property
     def steps(self) -> list[float]:
-        """One, or those of the channels."""
-        found: list[float] = self.step.reshape(-1).tolist()
-        return found
+        """The steps: one, or one per channel."""
+        steps: list[float] = self.step.reshape(-1).tolist()
+        return steps
 
     @property
     def scalar_step(self) -> float:
-        """The one step; there must be no others."""
+        """The only step; there must be no others."""
         (step,) = self.steps
         return step
 
     def by_channel(self, values: Tensor) -> Tensor:
-        """`values`, () or (n,), in the shape that broadcasts with codes."""
+        """Reshapes `values`, () or (n,), to broadcast with codes."""
         return values.reshape(-1, *[1] * (-self.axis - 1)) if values.dim() else values
 
     def decode(self, codes: Tensor) -> Tensor:
-        """float64: the values of codes."""
+        """Returns the values of codes, float64."""
         return codes.double() * self.by_channel(self.step) / self.divisor
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Numbers that a reader rounds to: k step for whole numbers `low` <= k <= `high`.
+    """Numbers that a reader rounds to: k step for integers `low` <= k <= `high`.
 
     Attributes:
         step: above zero.
-        low: the smallest k; values below saturate.
-        high: the largest k.
-        rounding: which k stands for a value.
-        threshold: of "threshold": magnitudes up to it become 0.
+        low: smallest k; values below saturate.
+        high: largest k.
+        rounding: maps a value to k.
+        threshold: for the rounding "threshold": magnitudes up to it become 0.
     """
 
     step: float
@@ -110,10 +111,10 @@ class Grid:
 
     @classmethod
     def of(cls, number_format: NumberFormat) -> Grid | None:
-        """The grid of a format: the same numbers whatever the data; None if it has none.
+        """Returns the grid of a format, with data-independent numbers; None if it has none.
 
-        It has one if its elements are whole numbers, signs or ternary digits with a fixed
-        threshold, and it has no scale, or one for the tensor that does not follow the data.
+        Formats with a grid have integer, sign or ternary elements (with a fixed threshold), and no
+        scale or one data-independent scale for the tensor.
         """
         layout = number_format.layout() if number_format.is_fitted else None
         if layout is None or layout.levels is not None:
@@ -130,11 +131,11 @@ class Grid:
 
     @property
     def edge(self) -> Edge:
-        """Of codes that have been rounded to the grid."""
+        """The edge of codes rounded to the grid."""
         return Edge.of(self.step, self.low, self.high)
 
     def codes(self, x: Tensor) -> Tensor:
-        """int64: the codes of real numbers, as the format rounds them; NaN is 0.
+        """Returns the int64 codes of real numbers with the rounding of the format; NaN is 0.
 
         Args:
             x: any shape and floating dtype.
@@ -150,7 +151,7 @@ class Grid:
 
 
 def _parts(element: Element) -> tuple[Integers, GridRounding, float] | None:
-    """Codes and step of an element, how it rounds, and its threshold."""
+    """Returns the codes and step of an element, its rounding, and its threshold."""
     if isinstance(element, Fixed):
         step = 2.0**-element.frac_width
         return Integers(element.lowest_code, element.largest_code, step), element.rounding, 0.0

@@ -15,7 +15,7 @@ from chop.nn.quantized import QuantizedOperator
 
 
 class SharedBlocks(NamedTuple):
-    """Blocks of features whose codes, and whose weights, share a power of two each.
+    """Blocks of features with a shared power of two for the codes, and one for the weights.
 
     Attributes:
         size: features of a block.
@@ -29,7 +29,8 @@ class SharedBlocks(NamedTuple):
 
     @classmethod
     def of(cls, module: QuantizedOperator) -> Self | None:
-        """Those of a layer whose `data_in` and `weight` are of blocks along the features; or None.
+        """Returns the blocks of a layer; None unless `data_in` and `weight` have blocks along
+        features.
 
         Args:
             module: the layer; its formats are fitted.
@@ -55,26 +56,26 @@ class IntegerLinear(WeightedOperator):
 
     Width: see `WeightedOperator`; K is the number of inputs.
 
-    Where inputs and weights are of blocks that share exponents, `blocks` says so: x[i] = q[i] 2^e
-    and w[o, i] = p[o, i] 2^f[o] within a block, so that the sum over its products is
-    (sum of q[i] p[o, i]) 2^(e + f[o]), which is how a circuit computes the same integers. Where
-    codes are -1 and 1 alone `has_signs` says so.
+    `blocks` is set for inputs and weights in blocks with shared exponents: x[i] = q[i] 2^e and
+    w[o, i] = p[o, i] 2^f[o] within a block. The sum over the block's products is then
+    (sum of q[i] p[o, i]) 2^(e + f[o]), and a circuit computes the same integers this way.
+    `has_signs` is true if all codes are -1 and 1.
     """
 
     blocks: tuple[int, int, int] | None = None
     has_signs: bool = False
 
     def take_settings(self, module: nn.Module) -> None:
-        """Takes over which features share exponents, and whether inputs are signs."""
+        """Takes over the blocks of features, and whether inputs are signs."""
         assert isinstance(module, QuantizedOperator)
         data_in: Any = module.operand_format("data_in")
         grid = Grid.of(data_in) if isinstance(data_in, NumberFormat) else None
         self.has_signs = grid is not None and (grid.rounding, grid.low) == ("sign", -1)
-        found = SharedBlocks.of(module)
-        if found is not None:
-            self.blocks = (found.size, found.data_in_width, found.weight_width)
+        blocks = SharedBlocks.of(module)
+        if blocks is not None:
+            self.blocks = (blocks.size, blocks.data_in_width, blocks.weight_width)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs), int64."""
+        """Maps (..., inputs) to (..., outputs), int64."""
         sums = matmul(codes, self.weight.T, self.bound)
         return (sums << self.shift) + self.bias

@@ -1,4 +1,4 @@
-"""Attention masks: which keys each query attends to."""
+"""Attention masks: the keys that each query attends to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class KeptKeys(nn.Module):
     """Boolean mask: True where `attention_mask[b, k]` is not 0 and, if causal, k <= q.
 
     Args:
-        queries: how many there are.
-        keys: how many.
+        queries: number of queries.
+        keys: number of keys.
         is_causal: hides the keys after each query.
     """
 
@@ -20,7 +20,9 @@ class KeptKeys(nn.Module):
         self.queries, self.keys, self.is_causal = queries, keys, is_causal
 
     def forward(self, attention_mask: Tensor | None = None) -> Tensor:
-        """(batch, 1, queries or 1, keys), of a mask (batch, keys); (queries, keys) without one."""
-        kept = torch.ones(self.queries, self.keys, dtype=torch.bool)
-        kept = kept.tril() if self.is_causal else kept[:1]
-        return kept if attention_mask is None else kept & attention_mask.bool()[:, None, None, :]
+        """Maps a mask (batch, keys) to (batch, 1, queries or 1, keys), None to (queries, keys)."""
+        visible = torch.ones(self.queries, self.keys, dtype=torch.bool)
+        visible = visible.tril() if self.is_causal else visible[:1]
+        return (
+            visible if attention_mask is None else visible & attention_mask.bool()[:, None, None, :]
+        )

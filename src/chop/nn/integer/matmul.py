@@ -1,4 +1,4 @@
-"""Products of two activations on codes."""
+"""Matrix products of codes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class IntegerMatmul(IntegerOperator):
     Width: K times the extreme products: the bits of both inputs and ceil(log2 K).
 
     Args:
-        a: of the first input.
-        b: of the second.
-        terms: K, how many products are summed.
+        a: edge of the first input.
+        b: edge of the second input.
+        terms: K, the number of summed products.
     """
 
     def __init__(self, a: Edge, b: Edge, terms: int) -> None:
@@ -41,5 +41,5 @@ class IntegerMatmul(IntegerOperator):
         return cls(a, b, call.shapes[0][-1])
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """(..., N, K) and (..., K, M) to (..., N, M), int64."""
+        """Maps (..., N, K) and (..., K, M) to (..., N, M), int64."""
         return exact_matmul(a, b, self.bound)

@@ -16,8 +16,6 @@ from chop.nn.integer.edge import Edge
 class _IntegerMaxPool(IntegerOperator):
     """Maximum pooling: y[p] = the largest code in the window at p.
 
-    Compared in float64, which is exact below 2^53; torch has no int64 form.
-
     Width: that of the input.
     """
 
@@ -34,14 +32,15 @@ class _IntegerMaxPool(IntegerOperator):
         """See the base class.
 
         Raises:
-            ConfigError: codes reach 2^53, or indices are asked for.
+            ConfigError: codes reach 2^53, or the call returns indices.
         """
         (read,) = inputs
         if max(-read.low, read.high) >= EXACT_FLOAT or call.setting(
             module, "return_indices", False
         ):
             raise ConfigError(
-                f"{cls.__name__}: expected codes below 2^53 and no indices, got {read.bits} bits."
+                f"{cls.__name__}: expected codes below 2^53 without returned indices, got "
+                f"{read.bits} bits."
             )
         operator = cls(read)
         operator.kernel_size = call.setting(module, "kernel_size", None)
@@ -52,8 +51,9 @@ class _IntegerMaxPool(IntegerOperator):
         return operator
 
     def forward(self, codes: Tensor) -> Tensor:
-        """(N, C, positions), int64."""
-        found = self.pool(
+        """Maps codes to (N, C, positions), int64."""
+        # torch has no int64 pooling; float64 is exact below 2^53.
+        maxima = self.pool(
             codes.double(),
             self.kernel_size,
             self.stride,
@@ -61,7 +61,7 @@ class _IntegerMaxPool(IntegerOperator):
             self.dilation,
             ceil_mode=self.ceil_mode,
         )
-        return found.long()
+        return maxima.long()
 
 
 class IntegerMaxPool1d(_IntegerMaxPool):

@@ -1,4 +1,4 @@
-"""Products of codes, element by element, and by a constant."""
+"""Element-wise products of codes, and products with a constant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions,
 from chop.nn.integer.edge import Edge
 
 SIGNIFICAND_BITS = 24
-"""Of a float32."""
+"""Bits of a float32 significand."""
 
 
 class IntegerMul(IntegerOperator):
@@ -24,8 +24,8 @@ class IntegerMul(IntegerOperator):
     Width: the bits of both inputs.
 
     Args:
-        a: of the first input.
-        b: of the second.
+        a: edge of the first input.
+        b: edge of the second input.
     """
 
     def __init__(self, a: Edge, b: Edge) -> None:
@@ -44,27 +44,27 @@ class IntegerMul(IntegerOperator):
         return cls(a, b)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """int64, of the shape that both broadcast to."""
+        """Returns int64 in the broadcast shape of the inputs."""
         return a * b
 
 
 class IntegerScale(IntegerOperator):
-    """Product by a constant: y = x m, where the float32 constant is m 2^e for an odd m.
+    """Product with a constant: y = x m, where the float32 constant is m 2^e for an odd m.
 
-    The exponent goes to the step, so that a power of two costs nothing.
+    The exponent becomes a part of the step, so that powers of two have no cost.
 
     Width: the bits of the input and those of m, at most 24.
 
     Args:
-        read: of the input.
-        factor: the constant; it is rounded to float32, as torch does.
+        read: edge of the input.
+        factor: the constant; it is rounded to float32, as in torch.
     """
 
     def __init__(self, read: Edge, factor: float) -> None:
         fraction, exponent = math.frexp(torch.tensor(factor, dtype=torch.float32).item())
         whole = int(fraction * 2**SIGNIFICAND_BITS)
         if not math.isfinite(factor) or not whole:
-            raise ConfigError(f"IntegerScale: expected a finite factor but 0, got {factor}.")
+            raise ConfigError(f"IntegerScale: expected a finite nonzero factor, got {factor}.")
         zeros = (whole & -whole).bit_length() - 1
         self_factor = whole >> zeros
         ends = sorted((read.low * self_factor, read.high * self_factor))
@@ -73,5 +73,5 @@ class IntegerScale(IntegerOperator):
         self.factor = self_factor
 
     def forward(self, codes: Tensor) -> Tensor:
-        """int64, shape of `codes`."""
+        """Returns int64 in the shape of `codes`."""
         return codes * self.factor

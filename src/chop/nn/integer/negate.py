@@ -15,7 +15,7 @@ from chop.nn.integer.edge import Edge
 class IntegerNegate(IntegerOperator):
     """Negation: y = -x.
 
-    Width: the bounds of the input change places.
+    Width: the bounds of the input are swapped.
     """
 
     @classmethod
@@ -31,5 +31,5 @@ class IntegerNegate(IntegerOperator):
         return cls(replace(read, low=-read.high, high=-read.low))
 
     def forward(self, codes: Tensor) -> Tensor:
-        """int64, shape of `codes`."""
+        """Returns int64 in the shape of `codes`."""
         return -codes

@@ -25,31 +25,32 @@ from chop.nn.integer.weighted import Aligned, align_bias
 from chop.nn.quantized import QuantizedOperator
 
 FRACTION_BITS = {"small": 16, "exact": 30}
-"""F, at most."""
+"""Maximum F."""
 ROOT_BITS = {"small": 16, "exact": 31}
-"""k, at most."""
+"""Maximum k."""
 
 
 def integer_sqrt(v: Tensor) -> Tensor:
-    """floor(sqrt(v)) of int64 numbers from 0 to 2^62: float64's root is at most one away.
+    """Returns floor(sqrt(v)) of int64 numbers from 0 to 2^62.
 
     >>> integer_sqrt(torch.tensor([0, 15, 16, 2**62 - 1]))
     tensor([         0,          3,          4, 2147483647])
     """
+    # The root in float64 is off by at most one.
     root = v.double().sqrt().long()
     root -= (root * root > v).long()
     return root + ((root + 1) * (root + 1) <= v).long()
 
 
 class NormBits(NamedTuple):
-    """Places behind the point inside a normalization; see `IntegerNorm` for the letters.
+    """Fractional bits inside a normalization; see `IntegerNorm` for the letters.
 
     Attributes:
         root: k, of the root.
         reciprocal: K, of the reciprocal.
         fraction: F, of a normalized value.
         eps: EPS.
-        limit: isqrt(C) + 1, which no normalized value reaches.
+        limit: isqrt(C) + 1, a strict upper bound of normalized values.
     """
 
     root: int
@@ -62,19 +63,20 @@ class NormBits(NamedTuple):
     def of(
         cls, read: Edge, count: int, eps: float, is_centered: bool, options: IntegerOptions
     ) -> NormBits:
-        """As many as int64 allows, or the mode.
+        """Returns the largest bits that int64, or the mode, allows.
 
         Args:
-            read: of the input.
+            read: edge of the input.
             count: C.
-            eps: of the operator.
-            is_centered: whether the mean is taken off.
+            eps: eps of the operator.
+            is_centered: whether the mean is subtracted.
             options: the mode.
         Raises:
             ConfigError: C Q is too wide.
         """
         mode, largest = options.internal_bits, max(-read.low, read.high)
         check_width("IntegerNorm", 0, (count * largest) ** 2)
+        # V = C Q - S^2 is at most (C (high - low) / 2)^2.
         spread = read.high - read.low if is_centered else 2 * largest
         squares = (count * spread) ** 2 // 4
         root = min(ROOT_BITS[mode], (MAX_BITS - 1 - squares.bit_length()) // 2)
@@ -95,20 +97,20 @@ class IntegerNorm(IntegerOperator):
     S = sum x, or 0 for RMSNorm; Q = sum x^2; V = C Q - S^2; D = isqrt(V 2^2k + EPS);
     R = min(floor(2^K / D), 2^(K-k)); u = round_shift((C x - S) R, K - k - F).
 
-    That is (x - mean) / sqrt(variance + eps) with F bits behind the point: mean, variance and eps
-    are multiplied by C, by C^2 / step^2, which makes them whole. EPS is in units of 2^-2k, and at
-    least 1. In a constant row C x = S: u is zero whatever R is, and nothing is divided by zero.
-    Scale and shift are exact; what reads the result rounds it.
+    That is (x - mean) / sqrt(variance + eps) with F fractional bits: the mean is multiplied by C,
+    and variance and eps by C^2 / step^2, which makes them integers. EPS is in units of 2^-2k, and
+    at least 1. In a constant row C x = S: u is zero whatever R is, and there is no division by
+    zero. Scale and shift are exact; the reader rounds the result.
 
-    Width: V is at most (C (high - low) / 2)^2. k is 16, "small", or, in both modes, at most what
-    leaves V 2^2k 61 bits. K is 16 more than the bits of D; or, "exact", up to 61. |C x - S| is at
-    most sqrt((C - 1) V), so that |u| is below (isqrt(C) + 1) 2^F, where it saturates, and
-    (C x - S) R below 2^(K-k+1) sqrt(C). F is 16, "small", or at most 30.
+    Width: V is at most (C (high - low) / 2)^2. k is 16 ("small"), and in both modes
+    small enough that V 2^2k has at most 61 bits. K is 16 more than the bits of D, or up to 61
+    ("exact"). |C x - S| is at most sqrt((C - 1) V), so that |u| is below (isqrt(C) + 1) 2^F, where
+    it saturates, and (C x - S) R below 2^(K-k+1) sqrt(C). F is 16 ("small"), or at most 30.
 
     Args:
-        shape: of the last dimensions; C elements.
+        shape: shape of the last dimensions; C elements.
         affine: G, B and s.
-        step: of the result.
+        step: step of the result.
         bits: k, K, F and EPS.
 
     Source: Ba, Kiros and Hinton 2016 (LayerNorm), arXiv:1607.06450, equation 4; Zhang and Sennrich
@@ -158,12 +160,13 @@ class IntegerNorm(IntegerOperator):
         return cls(shape, affine, step * affine.weight.step * 2.0**-affine.shift, bits)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """int64, shape of `codes`."""
+        """Returns int64 in the shape of `codes`."""
         total = codes.sum(self.dims, keepdim=True) if self.is_centered else torch.tensor(0)
         squares = (codes * codes).sum(self.dims, keepdim=True)
         variance = self.count * squares - total * total
         root = integer_sqrt((variance << 2 * self.root) + self.eps)
         reciprocal = torch.div(1 << self.reciprocal, root, rounding_mode="floor")
+        # In a constant row only EPS is left under the root, and x - mean is zero whatever R is.
         reciprocal = reciprocal.clamp(max=1 << self.reciprocal - self.root)
         centered = self.count * codes - total
         u = round_shift(centered * reciprocal, self.reciprocal - self.root - self.fraction)
@@ -186,14 +189,14 @@ class IntegerRMSNorm(IntegerNorm):
 def _layer(module: nn.Module | None) -> Any:
     if isinstance(module, QuantizedOperator) and module.function is None:
         return module
-    raise ConfigError("normalization by a function has its weight as an argument: use a module.")
+    raise ConfigError("normalization by a function call has no integer form; use a module.")
 
 
 def _flat(layer: Any, operand: str, shape: Sequence[int]) -> IntegerParameter | None:
-    """A parameter in one dimension; None if the layer has none."""
+    """Returns a flattened parameter; None if the layer has none."""
     if getattr(layer, operand, None) is None:
         return None
-    found = integer_parameter(layer, operand)
-    if found.step.dim() and len(shape) > 1:
+    parameter = integer_parameter(layer, operand)
+    if parameter.step.dim() and len(shape) > 1:
         raise ConfigError(f"{type(layer).__name__}.{operand}: expected one scale.")
-    return found._replace(codes=found.codes.flatten())
+    return parameter._replace(codes=parameter.codes.flatten())

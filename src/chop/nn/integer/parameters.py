@@ -1,4 +1,4 @@
-"""Codes of parameters: weights and biases as whole numbers and the steps between them."""
+"""Codes of parameters: weights and biases as integers with steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from chop.nn.quantized.codes import parameter_codes, rounded_parameter
 from chop.private.modules import own_parameters
 
 WINDOW_BITS = 16
-"""How many places below the largest shared exponent of a parameter its smallest may lie."""
+"""Maximum distance, in bits, between the largest and the smallest shared exponent of a parameter.
+"""
 
 
 class IntegerParameter(NamedTuple):
-    """A rounded parameter: code k stands for k step.
+    """A rounded parameter: code k represents k step.
 
     Attributes:
-        codes: int64, shape of the parameter; 0 where a mask hides it.
+        codes: int64, shape of the parameter; 0 for masked elements.
         step: float64 (), or (n,): one for each index of the first axis.
     """
 
@@ -33,27 +34,27 @@ class IntegerParameter(NamedTuple):
 
     @property
     def by_row(self) -> Tensor:
-        """The step in the shape that broadcasts with the codes."""
+        """The step, reshaped to broadcast with the codes."""
         return self.step.view(-1, *[1] * (self.codes.dim() - 1)) if self.step.dim() else self.step
 
     @property
     def values(self) -> Tensor:
-        """float64: what the codes stand for."""
+        """The values of the codes, float64."""
         return self.codes.double() * self.by_row
 
 
 def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParameter:
-    """Codes of a quantized operator's weight or bias, as it rounds them.
+    """Returns the codes of a quantized operator's weight or bias, with its rounding.
 
-    Scales of the tensor or of an index of the first axis are steps; so is the finest of powers
-    of two that blocks share, to which the codes of the others are shifted up. Blocks that are
-    2^16 times smaller than the largest, and more, are rounded to the step of those that are not.
+    Scales per tensor or per index of the first axis are steps. For blocks with shared powers of
+    two, the step is the finest of them, and the codes of other blocks are shifted up. Blocks that
+    are at least 2^16 times smaller than the largest are rounded to the step of the others.
 
     Raises:
         ConfigError: the format has other elements, or scales that differ within an index.
     """
     if own_parameters(module).get(operand) is None:
-        raise _refusal(module, operand, "is an argument of a call; use a module with parameters")
+        raise _refusal(module, operand, "is an argument of a function call; use a module")
     number_format = module.operand_format(operand)
     if not isinstance(number_format, NumberFormat) or not number_format.is_fitted:
         raise _refusal(module, operand, "is not fitted: calibrate first")
@@ -65,11 +66,11 @@ def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParamet
     step = _step(layout.fitted(x), x, values) * unit
     if step.dim() and step.numel() == 1:
         step = step.reshape(())
-    found = IntegerParameter(parameter_codes(module, operand, step).long(), step)
+    parameter = IntegerParameter(parameter_codes(module, operand, step).long(), step)
     has_window = isinstance(layout.scaling, SharedExponent)
-    if not has_window and not torch.equal(found.values.to(values.dtype), values):
+    if not has_window and not torch.equal(parameter.values.to(values.dtype), values):
         raise _refusal(module, operand, "has scales that differ within an output")
-    return found
+    return parameter
 
 
 def _refusal(module: QuantizedOperator, operand: str, why: str) -> ConfigError:
@@ -78,7 +79,7 @@ def _refusal(module: QuantizedOperator, operand: str, why: str) -> ConfigError:
 
 
 def _unit(element: Element) -> float | None:
-    """The step of elements before any scale; None if they are no whole numbers."""
+    """Returns the step of elements before any scale; None if they are no integers."""
     if isinstance(element, Fixed):
         return 2.0**-element.frac_width
     is_whole = isinstance(element, Trit) or (isinstance(element, Sign) and not element.stochastic)
@@ -86,13 +87,13 @@ def _unit(element: Element) -> float | None:
 
 
 def _step(layout: Layout, x: Tensor, values: Tensor) -> Tensor:
-    """float64: the scale of the tensor, (), or of each index of the first axis, (n,)."""
+    """Returns the scale of the tensor, (), or of each index of the first axis, (n,); float64."""
     scaling = layout.scaling
     if scaling is None or isinstance(scaling, Unscaled):
         return torch.ones((), dtype=torch.float64)
     groups = layout.groups.split(x.double())
-    of_group = scaling.measure(groups, layout.counted(groups)).values
-    scales = layout.groups.join(of_group.expand(groups.shape), x.shape)
+    group_scales = scaling.measure(groups, layout.counted(groups)).values
+    scales = layout.groups.join(group_scales.expand(groups.shape), x.shape)
     if isinstance(scaling, SharedExponent):
         used = scales[values != 0]
         if not used.numel():

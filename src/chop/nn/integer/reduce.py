@@ -20,10 +20,10 @@ class IntegerSum(IntegerOperator):
     Width: the bits of the input and ceil(log2 n).
 
     Args:
-        read: of the input.
-        shape: of the input.
-        dims: the dimensions that are summed, counted from the end.
-        keepdim: keeps them with the size 1.
+        read: edge of the input.
+        shape: shape of the input.
+        dims: summed dimensions, counted from the end.
+        keepdim: keeps them with size 1.
 
     Raises:
         ConfigError: the steps differ along one of them.
@@ -35,7 +35,9 @@ class IntegerSum(IntegerOperator):
         self, read: Edge, shape: Sequence[int], dims: Sequence[int], keepdim: bool
     ) -> None:
         if read.step.dim() and read.axis in dims:
-            raise ConfigError(f"{type(self).__name__}: each channel has a step of its own.")
+            raise ConfigError(
+                f"{type(self).__name__}: channels have different steps; use a single scale."
+            )
         count = math.prod(shape[dim] for dim in dims)
         gone = 0 if keepdim else sum(dim > read.axis for dim in dims)
         divisor = read.divisor * (count if self.is_mean else 1)
@@ -59,11 +61,11 @@ class IntegerSum(IntegerOperator):
         return cls(read, shape, from_end, bool(call.arguments.get("keepdim", False)))
 
     def forward(self, codes: Tensor) -> Tensor:
-        """int64, without the dimensions, or with size 1 there."""
+        """Returns int64, without the dimensions, or with size 1 there."""
         return codes.sum(self.dims, self.keepdim)
 
 
 class IntegerMean(IntegerSum):
-    """Mean: acc = sum of n codes, to be divided by n: by the reader, rounded once."""
+    """Mean: acc = sum of n codes; the reader divides by n, with a single rounding."""
 
     is_mean: ClassVar[bool] = True

@@ -31,5 +31,5 @@ class IntegerReLU(IntegerOperator):
         return cls(replace(read, low=max(read.low, 0), high=max(read.high, 0)))
 
     def forward(self, codes: Tensor) -> Tensor:
-        """int64, shape of `codes`."""
+        """Returns int64 in the shape of `codes`."""
         return codes.clamp(min=0)

@@ -1,4 +1,4 @@
-"""Requantizers: from an exact result to the codes that a reader has."""
+"""Requantization of exact results to the codes of a reader."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ SPLIT = 1 << SPLIT_BITS
 class Requantize(IntegerOperator):
     """Rounds codes of an edge to the grid of a reader: y = sat(rhe(v m_c / 2^s)).
 
-    One shift for all. If every step is the grid's times a power of two there is no multiplier,
-    or, with steps per channel, one that is a power of two: exact. Otherwise m_c has the top 16 bits
-    of the channel's ratio of steps, the largest channel's all 16 of them.
+    The shift s is common to all channels. If every step is the grid's times a power of two, there
+    is no multiplier, or (with steps per channel) one that is a power of two; both are exact.
+    Otherwise m_c has the top 16 bits of the channel's ratio of steps; the largest channel uses all
+    16 of them.
 
-    A divisor n that is no power of two is a part of the multiplier, or, where there is none,
-    divided by: what remains is kept as a sticky bit below the half, so that v/n is rounded once,
-    as a rational number.
+    A divisor n that is no power of two is a part of the multiplier. Without a multiplier it is a
+    division, whose remainder becomes a sticky bit below the half, so that v/n is rounded once, as a
+    rational number.
 
-    Width: v m_c has the bits of the edge and those of m_c. Where they are more than int64 has, the
-    lower 16 bits of v are multiplied apart, and what falls of their product is a sticky bit.
+    Width: v m_c has the bits of the edge and those of m_c. If they exceed int64, the lower 16 bits
+    of v are multiplied separately, and the dropped bits of their product become a sticky bit.
 
     Args:
-        edge: of the input.
-        grid: of the result.
+        edge: edge of the input.
+        grid: grid of the result.
 
     Source: integer requantization, Jacob et al. 2018, arXiv:1712.05877, section 2.2; half to even
     as in `round_shift`.
@@ -54,15 +55,15 @@ class Requantize(IntegerOperator):
         self.splits = is_split and bit_width(*product) > MAX_BITS
         if not self.splits:
             check_width("Requantize", *product)
-        of_channel = torch.tensor(multipliers).view(edge.step.shape)
-        self.register_buffer("multiplier", edge.by_channel(of_channel))
+        channel_multipliers = torch.tensor(multipliers).view(edge.step.shape)
+        self.register_buffer("multiplier", edge.by_channel(channel_multipliers))
         self.register_buffer("threshold", edge.by_channel(_thresholds(edge, grid)))
         ends = torch.tensor([edge.low, edge.high]).view(2, *[1] * self.multiplier.dim())
         ends = self.forward(ends)
         self.out_low, self.out_high = int(ends.min()), int(ends.max())
 
     def forward(self, codes: Tensor) -> Tensor:
-        """int64, shape of `codes`: the grid's codes."""
+        """Returns the grid's codes, int64, in the shape of `codes`."""
         if self.rounding == "sign":
             return torch.where(codes >= 0, self.high, self.low)
         if self.rounding == "threshold":
@@ -76,13 +77,14 @@ class Requantize(IntegerOperator):
         return saturate(self._divided(v, self.rounding), self.low, self.high)
 
     def _split_product(self, codes: Tensor) -> Tensor:
-        """v m / 2^15, of the two halves of v; the last bit is sticky."""
+        """Returns v m / 2^15 from the two halves of v; the last bit is sticky."""
         lower = (codes & SPLIT - 1) * self.multiplier
         upper = (codes >> SPLIT_BITS) * self.multiplier + (lower >> SPLIT_BITS)
         return upper << 1 | (lower & SPLIT - 1 != 0).long()
 
     def _divided(self, v: Tensor, rounding: Rounding) -> Tensor:
-        """v / (n 2^s), rounded once: two more bits are enough, the second of them sticky."""
+        """Returns v / (n 2^s), rounded once; two extra bits suffice, the second of them sticky."""
+        # The extra bits make the last one sticky, so that later rounding sees the remainder.
         v = v << max(-self.shift, 0) + 1
         quotient = torch.div(v, self.divisor, rounding_mode="floor")
         sticky = (quotient * self.divisor != v).long()
@@ -90,23 +92,26 @@ class Requantize(IntegerOperator):
 
 
 def _thresholds(edge: Edge, grid: Grid) -> Tensor:
-    """int64, () or (n,): the largest magnitudes of codes that become 0."""
+    """Returns the largest magnitudes of codes that become 0: int64, () or (n,)."""
     limits = [math.floor(Fraction(grid.threshold) * edge.divisor / Fraction(s)) for s in edge.steps]
     return torch.tensor([min(limit, 2**62) for limit in limits]).view(edge.step.shape)
 
 
 def _ratio(edge: Edge, step: float) -> tuple[list[int], int, int]:
-    """Multipliers m, a shift s and a divisor n: steps over `step` are m / (2^s n)."""
+    """Returns multipliers m, a shift s and a divisor n: steps over `step` are m / (2^s n)."""
+    # The power of two in the divisor becomes a part of the shift.
     twos = edge.divisor & -edge.divisor
     divisor, more = edge.divisor // twos, twos.bit_length() - 1
-    found = [shift_between(own, step) for own in edge.steps]
-    shifts = [shift for shift in found if shift is not None]
-    if len(shifts) == len(found):
+    exponents = [shift_between(own, step) for own in edge.steps]
+    shifts = [shift for shift in exponents if shift is not None]
+    if len(shifts) == len(exponents):
+        # Exact: all steps differ by powers of two, so multipliers are shifts.
         least = min(shifts)
         return [1 << shift - least for shift in shifts], more - least, divisor
     ratios = [Fraction(own) / Fraction(step) / divisor for own in edge.steps]
     shift = MULTIPLIER_BITS - 1 - _floor_log2(max(ratios))
     multipliers = [round(ratio * Fraction(2) ** shift) for ratio in ratios]
+    # Rounding up can need one bit more than the multiplier has.
     if max(multipliers) == 1 << MULTIPLIER_BITS:
         shift -= 1
         multipliers = [round(ratio * Fraction(2) ** shift) for ratio in ratios]

@@ -1,4 +1,4 @@
-"""Rounding of integers: the only place where bits are dropped."""
+"""Rounding of integers: the only code that drops bits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ LARGEST_SHIFT = 62
 
 
 def saturate(v: Tensor, low: int, high: int) -> Tensor:
-    """`v`, int64, where it lies in `low` to `high`; the nearest end elsewhere."""
+    """Clips `v`, int64, to `low` to `high`."""
     return v.clamp(low, high)
 
 
 def round_shift(v: Tensor, shift: int | Tensor, rounding: Rounding = "nearest_even") -> Tensor:
-    """v / 2^shift as whole numbers.
+    """Computes v / 2^shift as integers.
 
-    The bits that fall are compared with a half: more goes up, less down, a half to the even side.
-    Nothing overflows for shifts of 0 and more; for others the caller proves that it fits, or takes
-    `shift_and_saturate`.
+    The dropped bits are compared with a half: larger rounds up, smaller down, a half to the even
+    side. Nothing overflows for shifts of 0 and more. For negative shifts the caller ensures that
+    the result fits, or uses `shift_and_saturate`.
 
     Args:
         v: int64, any shape.
-        shift: how many bits fall; below zero, how many zeros are appended. A tensor, int64, that
+        shift: number of dropped bits; if negative, number of appended zeros. A tensor, int64, that
             broadcasts with `v`, has 0 to 62.
         rounding: to nearest, ties to even; or towards minus infinity.
     Returns: int64, shape of `v`.
@@ -43,23 +43,27 @@ def round_shift(v: Tensor, shift: int | Tensor, rounding: Rounding = "nearest_ev
     if rounding == "floor":
         return quotient
     fallen = v - (quotient << shift)
+    # Comparing both distances avoids half = 1 << shift - 1, which does not exist for shift 0.
     missing = (torch.ones_like(v) << shift) - fallen
     is_up = (fallen > missing) | ((fallen == missing) & (quotient % 2 == 1))
     return quotient + is_up
 
 
 def _with_sticky_bit(v: Tensor, shift: int) -> Tensor:
-    """floor(v / 2^shift), whose last bit is 1 if any bit fell: half and not half stay apart."""
+    """Returns floor(v / 2^shift), whose last bit is 1 if any dropped bit was.
+
+    Later rounding can therefore distinguish an exact half.
+    """
     if shift <= 0:
         return v
-    kept = v >> min(shift, 63)
-    return kept | (v != kept << min(shift, 63)).long()
+    shifted = v >> min(shift, 63)
+    return shifted | (v != shifted << min(shift, 63)).long()
 
 
 def shift_and_saturate(
     v: Tensor, shift: int, low: int, high: int, rounding: Rounding = "nearest_even"
 ) -> Tensor:
-    """`saturate(round_shift(v, shift, rounding), low, high)`, where nothing overflows.
+    """Computes `saturate(round_shift(v, shift, rounding), low, high)` without overflow.
 
     Args:
         v: int64, any shape.
@@ -69,7 +73,7 @@ def shift_and_saturate(
         rounding: as in `round_shift`.
     """
     if shift < 0:
-        # What reaches beyond the ends before zeros are appended saturates afterwards too.
+        # Clipping first prevents overflow, and does not change the result.
         zeros = min(-shift, LARGEST_SHIFT)
         v = saturate(v, low >> zeros, -(-high >> zeros)) << zeros
         return saturate(v, low, high)

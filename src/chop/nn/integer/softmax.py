@@ -13,29 +13,29 @@ from chop.nn.integer.edge import Edge
 from chop.nn.integer.table import check_index
 
 EXPONENTIAL_BITS = {"small": 16, "exact": 28}
-"""Of the table's entries."""
+"""Width of the table's entries."""
 EXACT_RESULT_BITS = 60
 
 
 class IntegerSoftmax(IntegerOperator):
     """Softmax along one dimension: p = e R 2^-K, e = EXP[max - q], R = floor(2^K / sum e).
 
-    EXP[d] = round((2^B - 1) exp(-d step)). R is found once for a row. The product e R is exact:
-    what reads it rounds. Elements that are hidden have e = 0 and no part in the maximum; a row
-    that is hidden altogether is zero.
+    EXP[d] = round((2^B - 1) exp(-d step)). R is computed once per row. The product e R is exact;
+    the reader rounds it. Hidden elements have e = 0 and are excluded from the maximum; an entirely
+    hidden row is zero.
 
-    Width: EXP has an entry of B bits for each distance of two codes: B = 16, "small", or 28,
-    "exact". The sum of n of them has B + ceil(log2 n) bits. The largest element has e = 2^B - 1, so
-    that R has at most K - B + 1 bits, and e R is at most 2^K: K = 2 B - 2 + ceil(log2 n), which
-    leaves R at least B - 2 bits; or 60, "exact".
+    Width: EXP has an entry of B bits for each distance of two codes: B = 16 ("small") or 28
+    ("exact"). The sum of n of them has B + ceil(log2 n) bits. The largest element has e = 2^B - 1,
+    so that R has at most K - B + 1 bits, and e R is at most 2^K: K = 2 B - 2 + ceil(log2 n), which
+    leaves R at least B - 2 bits; or 60 ("exact").
 
     Args:
-        read: of the input, at most 16 bits.
-        size: n, how many elements a row has.
-        dim: the dimension of the rows.
+        read: edge of the input, at most 16 bits.
+        size: n, the number of elements in a row.
+        dim: dimension of the rows.
         options: B and K.
 
-    Source: the maximum is taken off as in Milakov and Gimelshein 2018, arXiv:1805.02867, section 2.
+    Source: subtraction of the maximum, Milakov and Gimelshein 2018, arXiv:1805.02867, section 2.
     """
 
     exponentials: Tensor
@@ -66,18 +66,20 @@ class IntegerSoftmax(IntegerOperator):
             dim = 0 if len(shape) in (0, 1, 3) else 1
         return cls(read, shape[dim], dim, options)
 
-    def forward(self, codes: Tensor, kept: Tensor | None = None) -> Tensor:
-        """int64, shape of `codes`.
+    def forward(self, codes: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Returns int64 in the shape of `codes`.
 
         Args:
             codes: the scores.
-            kept: boolean, broadcasts with `codes`: False hides an element. None: all are kept.
+            visible: boolean, broadcasts with `codes`: False hides an element. Default: all True.
         """
-        seen = codes if kept is None else codes.masked_fill(~kept, self.low)
+        seen = codes if visible is None else codes.masked_fill(~visible, self.low)
+        # Subtracting the maximum makes all exponents at most zero, so one table covers them.
         distances = seen.amax(self.dim, keepdim=True) - seen
         e = self.exponentials[distances]
-        if kept is not None:
-            e = e.masked_fill(~kept, 0)
+        if visible is not None:
+            e = e.masked_fill(~visible, 0)
+        # An entirely hidden row has the sum zero; its result is zero with any divisor.
         total = e.sum(self.dim, keepdim=True).clamp(min=1)
         reciprocal = torch.div(2**self.places, total, rounding_mode="floor")
         return e * reciprocal

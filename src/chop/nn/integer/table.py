@@ -1,4 +1,4 @@
-"""Functions of one code, looked up."""
+"""Lookup tables of functions of one code."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from chop.nn.integer.base import IntegerOperator
 from chop.nn.integer.edge import Edge, Grid
 
 WIDEST_INDEX = 16
-"""Bits of the index of a table."""
+"""Maximum width of a table's index, in bits."""
 
 
 def check_index(where: str, read: Edge) -> None:
-    """Raises ConfigError where an edge has more codes than a table."""
+    """Raises ConfigError if an edge has more codes than a table."""
     if read.high - read.low >= 2**WIDEST_INDEX:
         raise ConfigError(
-            f"{where}: a table has at most 2^{WIDEST_INDEX} entries, and inputs are {read.low} to "
-            f"{read.high}; choose a narrower data_in."
+            f"{where}: inputs from {read.low} to {read.high} exceed the 2^{WIDEST_INDEX} entries "
+            "of a table; choose a narrower data_in."
         )
 
 
 class Table(IntegerOperator):
     """Table of a function: y = T[x - low], with the reader's codes of f(x step) for all codes x.
 
-    Exact by construction: f is the operator itself, in float32, and the grid that of the reader,
-    so that each distinct reader has a table of its own.
+    The table is exact: f is the operator itself, in float32, and the grid that of the reader. Each
+    distinct reader therefore has its own table.
 
     Width: that of the reader; 2^w entries for inputs of w bits, at most 16.
 
     Args:
         entries: int64, (n,): y for the codes from `low` on.
         low: the smallest x.
-        out: of the entries.
+        out: edge of the entries.
     """
 
     entries: Tensor
@@ -49,13 +49,13 @@ class Table(IntegerOperator):
 
     @classmethod
     def of(cls, function: Callable[[Tensor], Tensor], read: Edge, grid: Grid) -> Self:
-        """The table of a function.
+        """Returns the table of a function.
 
         Args:
             function: elementwise, float32 to float32: the operator, without the rounding of its
-                input, which has been done.
-            read: of its input.
-            grid: of the reader.
+                input.
+            read: edge of its input.
+            grid: grid of the reader.
         Raises:
             ConfigError: the input has more than 2^16 codes.
         """
@@ -65,12 +65,13 @@ class Table(IntegerOperator):
 
     @classmethod
     def fine_grid(cls, function: Callable[[Tensor], Tensor], read: Edge, bits: int) -> Grid:
-        """A grid for a table that no format reads: its largest entry has `bits` bits.
+        """Returns a grid, for a table without a reader's format, whose largest entry has `bits`
+        bits.
 
         Args:
             function: as for `of`.
             read: as for `of`.
-            bits: of magnitudes.
+            bits: width of magnitudes.
         """
         check_index(cls.__name__, read)
         largest = float(_values(function, read).abs().max())
@@ -78,11 +79,11 @@ class Table(IntegerOperator):
         return Grid(step, -(2**bits), 2**bits)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """int64, shape of `codes`."""
+        """Returns int64 in the shape of `codes`."""
         return self.entries[codes - self.low]
 
 
 @torch.no_grad()
 def _values(function: Callable[[Tensor], Tensor], read: Edge) -> Tensor:
-    """float32, of all codes of an edge."""
+    """Returns the function of all codes of an edge, float32."""
     return function(read.decode(torch.arange(read.low, read.high + 1)).float())

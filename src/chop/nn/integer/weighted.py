@@ -1,4 +1,4 @@
-"""Layers with weights: whole numbers of weight and bias, and how wide their sums become."""
+"""Layers with weights: integer weights and biases, and bounds of their sums."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.codes import codes_in_products
 
 LARGEST_BIAS = 2**31 - 2
-"""Of a bias in multiples of a product's step, int32, with room for a rounding of the step."""
+"""Largest bias in multiples of a product's step: int32, minus a margin for rounding of the step."""
 BIAS_PLACES = 8
-"""Binary places of a bias that are kept where its step and the product's have no common one."""
+"""Fractional bits of a bias whose step has no common power of two with the product's."""
 
 
 class Weighted(NamedTuple):
-    """Whole numbers of a layer: acc = (sum x w) 2^shift + b.
+    """Integers of a layer: acc = (sum x w) 2^shift + b.
 
     Attributes:
         weight: w, int64, outputs along the first axis.
         bias: b, int64 (outputs,).
-        shift: how many bits finer the bias is than the products.
-        bound: no sum of magnitudes of products is larger.
-        out: the accumulator.
+        shift: extra fractional bits of the bias over the products.
+        bound: upper bound of the sums of products' magnitudes.
+        out: edge of the accumulator.
     """
 
     weight: Tensor
@@ -41,13 +41,12 @@ class Weighted(NamedTuple):
 class WeightedOperator(IntegerOperator):
     """Sum of products of codes and weights: acc = (sum x w) 2^shift + b.
 
-    If the steps of the product and the bias have the ratio of a power of two, the finer of them is
-    the accumulator's: a finer bias shifts the sum, a coarser one is shifted; nothing is rounded.
-    Otherwise the bias is rounded to a multiple of the product's step, and fits int32: a channel
-    whose products are so fine that it does not, gets coarser weights. Products coarser than 2^-8
-    of the bias's step, as those of ternary weights are, are shifted so far that they are not. A
-    channel of zeros has the coarsest step, so that a multiplier that all channels share can hold
-    its ratio.
+    If the ratio of the product's step and the bias's step is a power of two, the accumulator has
+    the finer of them: a finer bias shifts the sum, a coarser one is shifted. Nothing is rounded.
+    Otherwise the bias is rounded to a multiple of the product's step and has to fit int32. A
+    channel whose products are too fine for that gets coarser weights. Products coarser than 2^-8 of
+    the bias's step, such as those of ternary weights, are shifted up to that. A channel of zeros
+    has the coarsest step, so that a multiplier shared by all channels can represent its ratio.
 
     Width: each output lies between the sums over its weights of the smaller and of the larger of
     w low and w high, shifted, plus b: at most the bits of input and weight, ceil(log2 K) for K
@@ -84,16 +83,16 @@ class WeightedOperator(IntegerOperator):
         return operator
 
     def take_settings(self, module: nn.Module) -> None:
-        """Takes over what else the layer has: strides and the like."""
+        """Takes over further settings of the layer, such as strides."""
 
 
 def weighted(module: QuantizedOperator, read: Edge, axis: int) -> Weighted:
-    """The whole numbers of a layer that reads an edge of one step.
+    """Returns the integers of a layer that reads an edge of one step.
 
     Args:
         module: with `weight` and `bias`.
-        read: its input; 0 is among the codes, which padding needs.
-        axis: of the outputs in its result, from the end.
+        read: edge of its input; 0 is among the codes, which padding needs.
+        axis: axis of the outputs in its result, from the end.
     """
     weight = integer_parameter(module, "weight")
     if getattr(module, "bias", None) is None:
@@ -114,7 +113,7 @@ class Aligned(NamedTuple):
     Attributes:
         weight: the weights.
         bias: int64 (outputs,).
-        shift: how many bits finer the accumulator is than products with the weights.
+        shift: extra fractional bits of the accumulator over products with the weights.
     """
 
     weight: IntegerParameter
@@ -125,13 +124,13 @@ class Aligned(NamedTuple):
 def align_bias(
     where: str, step: float, weight: IntegerParameter, bias: IntegerParameter
 ) -> Aligned:
-    """A bias aligned with products, as `WeightedOperator` says.
+    """Aligns a bias with products, see `WeightedOperator`.
 
     Args:
-        where: the operator, for messages.
-        step: of what is multiplied by the weights.
-        weight: the weights.
-        bias: the bias.
+        where: name of the operator, for messages.
+        step: step of the inputs that the weights multiply.
+        weight: see `integer_parameter`.
+        bias: see `integer_parameter`.
     """
     finer = None
     if not weight.step.dim() and not bias.step.dim():
@@ -142,18 +141,20 @@ def align_bias(
 
 
 def _shifted(where: str, codes: Tensor, zeros: int) -> Tensor:
-    """Codes with zeros appended; none if `zeros` is below 1."""
+    """Appends zero bits to codes; none if `zeros` is below 1."""
     zeros = max(zeros, 0)
     check_width(f"{where}.bias", int(codes.min()) << zeros, int(codes.max()) << zeros)
     return codes << zeros
 
 
 def _bias_in_steps(weight: IntegerParameter, bias: IntegerParameter, step: float) -> Aligned:
-    """The bias in multiples of the products' steps, and weights coarse enough for it."""
+    """Returns the bias in multiples of the products' steps, and weights coarse enough for it."""
     values, coarsest = bias.values, step * weight.step.max()
+    # Coarse products are shifted up until the bias has enough bits, within int32.
     places = torch.log2(coarsest / bias.step.min()).ceil().item() + BIAS_PLACES
     room = torch.log2(LARGEST_BIAS * coarsest / values.abs().max()).floor().item()
     shift = max(int(min(places, room)), 0)
+    # The smallest weight step of each channel with which its bias fits int32.
     least = values.abs() / (step * LARGEST_BIAS) * 2.0**shift
     is_dead = weight.codes.reshape(len(values), -1).eq(0).all(1)
     least = least.masked_fill(is_dead, weight.step.max().item())
@@ -167,7 +168,7 @@ def _bias_in_steps(weight: IntegerParameter, bias: IntegerParameter, step: float
 
 
 def _bounds(weight: Tensor, bias: Tensor, shift: int, low: int, high: int) -> tuple[int, int, int]:
-    """The largest sum of magnitudes, the smallest accumulator, and the largest."""
+    """Returns the largest sum of magnitudes, and the smallest and largest accumulator."""
     rows = weight.reshape(weight.size(0), -1)
     ups, downs = rows.clamp(min=0).sum(1).tolist(), rows.clamp(max=0).sum(1).tolist()
     sums = list(zip(ups, downs, bias.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Layers by MASE's import path."""
+"""Layers under MASE's import path."""
 
 from chop.nn.identity import Identity
 

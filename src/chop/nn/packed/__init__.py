@@ -1,6 +1,6 @@
-"""Operators whose parameters are stored as codes, in as many bits as their formats have.
+"""Packed operators, whose parameters are stored as codes in the bit width of their formats.
 
-`pack` turns a quantized operator into its packed twin, which computes the same from codes and
+`pack` converts a quantized operator into its packed twin, which computes the same from codes and
 scales in buffers.
 """
 

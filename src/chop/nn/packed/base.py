@@ -1,4 +1,4 @@
-"""Packed operators: base of those that store codes."""
+"""Base class of packed operators, which store codes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from chop.nn.weight_cache import decoded_once
 from chop.private.modules import BUFFERS, PARAMETERS, own_buffers, own_parameters, set_members
 
 SMALL = 2**14
-"""Elements of a parameter that is decoded once."""
+"""Maximum number of elements of a parameter that is decoded once."""
 KnownCodes = MutableMapping[tuple[int, str], Encoded]
-"""Codes by the id of the parameter and the key of the format, so that shared ones stay shared."""
+"""Codes by the id of the parameter and the key of the format, which preserve sharing."""
 
 
 PACKED: dict[type[QuantizedOperator], type[PackedOperator]] = {}
@@ -35,25 +35,25 @@ PACKED: dict[type[QuantizedOperator], type[PackedOperator]] = {}
 class PackedOperator(PackedState):
     """Mixin that replaces the quantized parameters of an operator by their codes.
 
-    One layer at a time is decoded, while it runs. Parameters of up to `SMALL` elements are decoded
-    once and kept, since decoding would take longer than what is computed with them: 64 kB of
-    float32 each, from the first forward on, beside the codes. They are no part of the module:
-    files, pickles and copies have the codes alone, and other codes are decoded anew. One change
-    cannot be seen, a write past autograd (`layer.weight_codes.data.zero_()`).
+    A layer decodes its parameters while it runs. Parameters of up to `SMALL` elements are decoded
+    once and cached, since decoding would take longer than the computation: 64 kB of float32 each,
+    from the first forward on, in addition to the codes. The cache is no part of the module: files,
+    pickles and copies contain the codes only, and changed codes are decoded again. Writes that
+    bypass autograd (`layer.weight_codes.data.zero_()`) are not detected.
 
     The buffers of `weight` are `weight_codes` (uint8, bit-packed, one-dimensional), `weight_scales`
-    (uint8 or float32) where the format has scales, and `weight_tensor_scale` (float32) where it has
-    one for all; a quantized bias has the same. `module.weight` decodes them, and what is written to
-    it is encoded, see `DecodedTensor`. Changes of device take the codes along; a change to another
-    floating dtype changes what they are decoded to, and float32 scales stay float32.
+    (uint8 or float32) if the format has scales, and `weight_tensor_scale` (float32) if it has one
+    for the tensor; a quantized bias has the same. `module.weight` decodes them, and writes to it
+    are encoded, see `DecodedTensor`. A change of device moves the codes. A change of the floating
+    dtype changes the dtype of decoded values; float32 scales stay float32.
 
-    A packed operator is made by `pack` and cannot be trained; `unpack` gives the trainable one.
+    `pack` creates a packed operator, which cannot be trained; `unpack` returns the trainable one.
     """
 
     operator: ClassVar[type[QuantizedOperator]]
     """The class that it packs."""
     is_derived: ClassVar[bool] = False
-    """`packed_twin` made the class, in the operator's module."""
+    """True for classes that `packed_twin` creates in the operator's module."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -62,7 +62,7 @@ class PackedOperator(PackedState):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         name = self.operator.__name__
-        raise ConfigError(f"{type(self).__name__}: pack(layer) makes one from a {name}.")
+        raise ConfigError(f"{type(self).__name__}: create it from a {name} by pack(layer).")
 
     @classmethod
     def from_float(cls, module: nn.Module, spec: QuantSpec) -> Self:
@@ -71,7 +71,7 @@ class PackedOperator(PackedState):
 
     @classmethod
     def of(cls, layer: QuantizedOperator, known: KnownCodes, exact: bool = False) -> Self:
-        """Takes over a quantized layer that nothing keeps from being packed; see `pack`."""
+        """Takes over a packable quantized layer; see `pack`."""
         packed = {name: encoded(layer, name, known) for name in packable_operands(layer)}
         parameters = {name: x for name, x in own_parameters(layer).items() if name not in packed}
         buffers = {name: x for name, x in own_buffers(layer).items() if name not in MASK_BUFFERS}
@@ -92,7 +92,7 @@ class PackedOperator(PackedState):
 
     @property
     def weight(self) -> Tensor:
-        """The decoded weight: the values that the operator computes with."""
+        """The decoded weight, as used by the operator."""
         return self._writable("weight")
 
     @property
@@ -103,7 +103,7 @@ class PackedOperator(PackedState):
         return self._parameters.get("bias")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Encodes what is assigned to a packed parameter."""
+        """Encodes values assigned to a packed parameter."""
         if name not in vars(self).get("packed_shapes", ()):
             if name != "bias" or value is not None or name in self._parameters:  # it has none
                 super().__setattr__(name, value)
@@ -116,17 +116,18 @@ class PackedOperator(PackedState):
             )
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Registers a parameter beside the codes, as any module.
+        """Registers a parameter in addition to the codes.
 
         Raises:
-            ConfigError: it is a packed one, as torch's pruning (`torch.nn.utils.prune`) gives it.
+            ConfigError: the parameter is packed; torch's pruning (`torch.nn.utils.prune`) registers
+                such.
         """
         if isinstance(param, DecodedTensor) and not isinstance(param, nn.Parameter):
             raise ConfigError(not_a_parameter(type(self).__name__, name))
         super().register_parameter(name, param)
 
     def _operand(self, name: str) -> Any:
-        """The decoded values of a parameter, to be read only; a float one as it is."""
+        """Returns the decoded values of a parameter, read-only; a float one unchanged."""
         if name not in self.packed_shapes:
             return self._parameters.get(name)
         return self._decoded(name)
@@ -137,7 +138,7 @@ class PackedOperator(PackedState):
         return decoded_tensor(values, self, name)
 
     def _decoded(self, name: str) -> Tensor:
-        if not self._is_kept(name):
+        if not self._is_cached(name):
             return self._decode(name, self.encoded(name))
         buffers = self._buffers
         sources = [x for buffer in BUFFER_NAMES[name] if (x := buffers.get(buffer)) is not None]
@@ -146,12 +147,12 @@ class PackedOperator(PackedState):
             self, name, sources, rule, lambda: self._decode(name, self.encoded(name))
         )
 
-    def _is_kept(self, name: str) -> bool:
-        """Whether the decoded parameter is kept from one forward to the next."""
+    def _is_cached(self, name: str) -> bool:
+        """Returns whether the decoded parameter is cached between forwards."""
         return not torch.compiler.is_compiling() and self.packed_shapes[name].numel() <= SMALL
 
     def quantize(self, operand: str | None, x: Any, hidden: Tensor | None = None) -> Any:
-        """What is packed is in its format already; the rest is quantized as ever.
+        """Quantizes an operand; packed parameters are already in their format.
 
         Raises:
             ConfigError: the layer is being trained.
@@ -164,7 +165,7 @@ class PackedOperator(PackedState):
         if operand is None or not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         quantizer = self.operand_format(operand)
-        # What learns its scales, or hides weights by a mask, is not packed.
+        # Operators with learned scales or pruning masks are not packed.
         if quantizer.is_identity:
             return x
         if not isinstance(quantizer, NumberFormat):
@@ -181,13 +182,13 @@ class PackedOperator(PackedState):
             )
 
     def with_spec(self, spec: QuantSpec) -> QuantizedOperator:  # type: ignore[override]
-        """The unpacked operator in other formats."""
+        """Returns the unpacked operator in other formats."""
         return self.unpack().with_spec(spec)
 
     def unpack(self) -> QuantizedOperator:
-        """The operator with its decoded parameters, which can be trained.
+        """Returns the operator with its decoded parameters, which can be trained.
 
-        A layer that was pruned gets a mask: what is zero stays zero.
+        A layer that was pruned gets a mask that keeps its zeros.
         """
         twin = self.operator.__new__(self.operator)
         own = {name: x for name, x in vars(self).items() if name not in ATTRIBUTES}
@@ -207,37 +208,39 @@ class PackedOperator(PackedState):
 
 
 def packed_twin(operator: type[QuantizedOperator], home: str | None = None) -> type[PackedOperator]:
-    """The packed twin of an operator; without one, a class that decodes before it computes.
+    """Returns the packed twin of an operator, or derives a class that decodes before it computes.
 
     Args:
         operator: quantizes its `weight`, as `self.quantize("weight", self.weight)`.
-        home: the module that a new class belongs to, for pickles; default, the operator's. They
-            are read back where that module has made the class again.
+        home: module that a new class belongs to, for pickles. Default: the operator's. Pickles load
+            if that module has created the class again.
 
     Raises:
-        ConfigError: there is no such module, or it has something else of the new class's name.
+        ConfigError: the module does not exist, or uses the new class's name for something else.
     """
     if operator in PACKED:
         return PACKED[operator]
     module = sys.modules.get(home or operator.__module__)
     name = f"Packed{operator.__name__.removeprefix('Quant')}"
     if module is None or not _is_free(getattr(module, name, None)):
-        why = f"has a {name} already" if module is not None else "is not imported"
-        raise ConfigError(f"{operator.__name__}: its module '{operator.__module__}' {why}.")
+        why = f"already has a {name}" if module is not None else "is not imported"
+        raise ConfigError(
+            f"cannot pack {operator.__name__}: its module '{operator.__module__}' {why}."
+        )
     text = f"`{operator.__name__}` from codes, with the same tensors."
     body = {"__module__": module.__name__, "__doc__": text, "operator": operator}
     setattr(module, name, type(name, (PackedOperator, operator), {**body, "is_derived": not home}))
     return PACKED[operator]
 
 
-def _is_free(found: Any) -> bool:
-    """Whether a derived class may take a name: nothing has it, or a twin that was dropped."""
-    derived = getattr(found, "is_derived", False)
-    return found is None or (derived and PACKED.get(found.operator) is not found)
+def _is_free(existing: Any) -> bool:
+    """Returns whether a derived class may use a name: it is unused, or a dropped twin."""
+    derived = getattr(existing, "is_derived", False)
+    return existing is None or (derived and PACKED.get(existing.operator) is not existing)
 
 
 def drop_packed_twin(operator: type[QuantizedOperator]) -> None:
-    """Forgets the packed twin of an operator, if it was derived from the operator alone."""
+    """Removes the packed twin of an operator, if it is a derived class."""
     if operator in PACKED and PACKED[operator].is_derived:
         del PACKED[operator]
 
@@ -246,7 +249,7 @@ ATTRIBUTES = ("packed_shapes", "packed_dtype", "packed_trainable", "packed_mask"
 
 
 def packable_operands(layer: QuantizedOperator) -> list[str]:
-    """The parameters of a layer that have a format which codes can stand for."""
+    """Returns the parameters of a layer whose format has codes."""
     present = layer.present_operands(layer)
     return [name for name in present if name != "data_in" and _packs(getattr(layer.spec, name))]
 
@@ -257,7 +260,7 @@ def _packs(quantizer: Quantizer) -> bool:
 
 
 def encoded(layer: QuantizedOperator, name: str, known: KnownCodes) -> Encoded:
-    """The codes of a parameter that is not packed yet."""
+    """Returns the codes of a parameter that is not packed yet."""
     number_format = layer.spec.number_format(name)
     key = (id(getattr(layer, name)), number_format.key)
     if key not in known:

@@ -1,4 +1,4 @@
-"""Decoded parameters whose writes go to the codes: what `layer.weight` of a packed layer is."""
+"""Decoded parameters whose writes update the codes: the type of `layer.weight` in packed layers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from chop.private.torch_api import is_transformed, write_count
 
 @dataclass
 class _Source:
-    """Where decoded values come from, and go to.
+    """Origin of decoded values, and target of their writes.
 
     Attributes:
-        root: all values of the parameter; what was written stays in it as it was written.
-        layer: whose parameter it is.
-        name: of the parameter.
-        stored: the codes that the values are from.
+        root: all values of the parameter; written values stay in it unrounded.
+        layer: layer of the parameter.
+        name: name of the parameter.
+        stored: codes of the values.
     """
 
     root: Tensor
@@ -34,7 +34,7 @@ class _Source:
 
     @property
     def what(self) -> str:
-        """The parameter, for messages."""
+        """The name of the parameter, for messages."""
         return f"{type(self.layer).__name__}.{self.name}"
 
     def write(self, values: Tensor) -> None:
@@ -53,19 +53,20 @@ class _Source:
 
 
 class DecodedTensor(Tensor):
-    """The values of a parameter that is stored as codes; a write to it is a write to the codes.
+    """Values of a parameter that is stored as codes; writes are encoded.
 
-    Reads give plain tensors. In-place operations on it or on a view of it (`.data`, `.detach()`,
+    Reads return plain tensors. In-place operations on it or on a view of it (`.data`, `.detach()`,
     `w[0]`, `w.T`), assignments of `.data`, `set_` and `out=` encode the new values. Several writes
-    to one such tensor add up before they are rounded: `layer.weight` decodes what was stored. An
-    array of `numpy()` is read-only, and DLPack gets copies only (`clone`); what other libraries
-    write through a storage or an address is not seen.
+    to one such tensor accumulate before they are rounded; a new access of `layer.weight` decodes
+    the stored codes. An array of `numpy()` is read-only, and DLPack gets copies only (`clone`).
+    Writes of other libraries through a storage or an address are not detected.
     """
 
     _source: _Source
     _plain: Tensor
     _is_hf_initialized = True
-    """Transformers draws no numbers for weights that a file has not; those of codes are there."""
+    """Keeps transformers from initializing a weight that a file lacks, since its codes are present.
+    """
 
     @classmethod
     def _view(cls, plain: Tensor, source: _Source) -> DecodedTensor:
@@ -74,15 +75,17 @@ class DecodedTensor(Tensor):
         return made
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes other memory, and encodes what is there; torch asks no subclass about it."""
+        """Replaces the memory and encodes its contents; torch does not dispatch `set_` to
+        subclasses.
+        """
         return self.__torch_function__(Tensor.set_, (type(self),), (self, *args), kwargs)
 
     def __copy__(self) -> DecodedTensor:
-        """Shares the memory, as copies of a parameter do."""
+        """Returns a copy that shares the memory, like copies of a parameter."""
         return self._view(self._plain.detach(), self._source)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses `torch.utils.swap_tensors`, which would leave the codes as they are."""
+        """Refuses `torch.utils.swap_tensors`, which would not update the codes."""
         if name == "__class__":
             raise ConfigError(
                 f"{self._source.what} is stored as codes and cannot be swapped for another tensor; "
@@ -107,8 +110,8 @@ class DecodedTensor(Tensor):
             return cls._view(first._plain.detach(), first._source)
         if func is Tensor.__dlpack__:
             raise ConfigError(
-                f"{first._source.what} is stored as codes, which what is written through DLPack "
-                "would not reach; hand out a copy, layer.weight.clone()."
+                f"{first._source.what} is stored as codes, which writes through DLPack would not "
+                "update; pass a copy, layer.weight.clone()."
             )
         _refuse_gradient(func, args, kwargs, first)
         before = [write_count(x._plain) for x in given]
@@ -120,14 +123,14 @@ class DecodedTensor(Tensor):
 
 
 _UNCOUNTED = (Tensor.apply_, Tensor.map_, Tensor.map2_)
-"""What writes to a tensor past autograd, which counts the other writes."""
+"""Methods that write to a tensor without changing its autograd version."""
 
 
 def decoded_tensor(values: Tensor, layer: PackedState, name: str) -> Tensor:
-    """A tensor whose writes go on to the codes of a layer.
+    """Returns a tensor whose writes update the codes of a layer.
 
-    It is a plain one where nobody can write to it, or nothing can see that: in a compiler, in a
-    trace, without numbers, or on several processes.
+    It is a plain tensor if writes are impossible or cannot be detected: in a compiler, in a trace,
+    without values, or distributed over processes.
     """
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
     if is_traced or type(values) is not Tensor or values.is_inference():
@@ -137,7 +140,9 @@ def decoded_tensor(values: Tensor, layer: PackedState, name: str) -> Tensor:
 
 
 def get_source(x: Any) -> tuple[PackedState, str, Encoded] | None:
-    """The layer, the parameter and the codes that a tensor is all the values of; None: of none."""
+    """Returns layer, parameter and codes of a tensor with all values of a parameter; None for
+    others.
+    """
     if not isinstance(x, DecodedTensor):
         return None
     source, values, root = x._source, x._plain, x._source.root
@@ -148,7 +153,7 @@ def get_source(x: Any) -> tuple[PackedState, str, Encoded] | None:
 
 
 def plain(x: Any) -> Any:
-    """The values of a decoded parameter as a plain tensor in the same memory; others as they are.
+    """Returns a decoded parameter as a plain tensor in the same memory; other values unchanged.
 
     >>> plain(1)
     1
@@ -157,10 +162,10 @@ def plain(x: Any) -> Any:
 
 
 def _plain_in(given: Any) -> Any:
-    """`plain` of what is in lists, tuples and dicts."""
+    """Applies `plain` inside lists, tuples and dicts."""
     if isinstance(given, list | tuple):
-        found = next(_decoded_in(given), None)
-        return given if found is None else type(given)([_plain_in(x) for x in given])
+        first = next(_decoded_in(given), None)
+        return given if first is None else type(given)([_plain_in(x) for x in given])
     if isinstance(given, dict):
         return {key: _plain_in(x) for key, x in given.items()}
     return plain(given)
@@ -175,7 +180,7 @@ def _decoded_in(given: Any) -> Iterator[DecodedTensor]:
 
 
 def _assign(target: DecodedTensor, value: Tensor) -> None:
-    """`target.data = value`: a parameter takes the values, a view of one goes its own way."""
+    """Executes `target.data = value`: a parameter copies the values, a view is detached from it."""
     source, value = target._source, plain(value).detach()
     is_whole = target._plain.shape == source.root.shape and _shares_memory(
         target._plain, source.root
@@ -191,7 +196,7 @@ def _written(x: DecodedTensor) -> None:
     source = x._source
     if _shares_memory(x._plain, source.root):
         source.write(source.root.detach())
-    else:  # it was given other memory, as by `set_`
+    else:  # it has other memory, as after `set_`
         source.write(x._plain.detach())
         source.root = x._plain
 
@@ -209,7 +214,7 @@ def _refuse_gradient(
 
 
 def _as_given(result: Any, given: list[DecodedTensor]) -> Any:
-    """A result that lies in the memory of a parameter is one whose writes go to its codes."""
+    """Converts results in the memory of a parameter to tensors whose writes update its codes."""
     if isinstance(result, list | tuple) and any(isinstance(x, Tensor) for x in result):
         made = [_as_given(x, given) for x in result]
         if isinstance(result, list):

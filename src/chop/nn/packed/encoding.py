@@ -1,4 +1,4 @@
-"""Encoding of large tensors, some rows at a time."""
+"""Encoding of large tensors in parts of rows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from chop.formats import Encoded, NumberFormat
 
 PART = 2**20
-"""Elements of a parameter that are encoded, or compared with their codes, at a time."""
+"""Number of elements that are encoded, or compared with their codes, at a time."""
 
 
 def parts_of_rows(number_format: NumberFormat, x: Tensor, part: int | None = None) -> int:
-    """How many rows of a tensor to treat at a time: all of one that is small, or not separable.
+    """Returns the number of rows to process at a time; all rows of small or inseparable tensors.
 
     Args:
-        number_format: decides whether rows are rounded by themselves.
+        number_format: determines whether rows are rounded separately.
         x: any shape.
-        part: elements at a time, about; None: `PART`.
+        part: approximate number of elements at a time. Default: `PART`.
     """
     whole = max(1, len(x)) if x.ndim else 1
     part = part or PART
@@ -30,7 +30,7 @@ def parts_of_rows(number_format: NumberFormat, x: Tensor, part: int | None = Non
 
 
 def encode_in_parts(number_format: NumberFormat, x: Tensor) -> Encoded:
-    """The codes of a large tensor without temporary ones of its size, which encoding makes."""
+    """Returns the codes of a large tensor without temporary tensors of its size."""
     count = parts_of_rows(number_format, x)
     if x.ndim == 0 or count >= len(x):
         return number_format.encode(x)

@@ -1,4 +1,4 @@
-"""Packed operators: those that compute with codes, and those that decode them first."""
+"""Packed operators, with kernels on codes or with decoded parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.captured.layers.expert_linear import by_expert, is_traced
+from chop.captured.layers.expert_linear import apply_by_expert, is_traced
 from chop.errors import ConfigError
 from chop.formats import Encoded, Float, NumberFormat, from_key
 from chop.kernels import packed_linear_directly
@@ -29,14 +29,13 @@ FLOAT = Float()
 class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, override]
     """`QuantLinear` from codes; input (..., in_features) to (..., out_features).
 
-    Its products come from kernels that need not write the weight out; see
-    `chop.kernels.packed.packed_linear`.
+    Its kernels multiply without a full decoded weight; see `chop.kernels.packed.packed_linear`.
     """
 
     operator = q.QuantLinear
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
-        is_small = self._is_kept("weight")
+        is_small = self._is_cached("weight")
         prepared = self._prepared_result(input, is_small)
         if prepared is not None or is_small:
             return super().forward(input) if prepared is None else prepared
@@ -65,10 +64,9 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
 
     def _prepared_result(self, input: Tensor, is_small: bool) -> Tensor | None:
-        """The result by what is prepared once, since calls would take longer than small products.
+        """Returns the result from prepared operands, to avoid overhead for small products.
 
-        None where the way of all operators has to be taken, as of large weights that are not
-        multiplied as integers.
+        Returns: None if the general method is required, as for large float weights.
         """
         x_format, is_trained = (
             self.operand_format("data_in"),
@@ -88,7 +86,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         return y if y is None or self.spec.data_out.is_identity else self.quantize("data_out", y)
 
     def _is_for_integers(self, x_format: NumberFormat) -> bool:
-        """Whether large codes and rounded inputs are multiplied as 8-bit integers."""
+        """Returns whether large codes and rounded inputs are multiplied as 8-bit integers."""
         weight_key = self.spec.number_format("weight").key
         return _are_integers(x_format.key, weight_key, tuple(self.packed_shapes["weight"]))
 
@@ -97,12 +95,12 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         return super()._apply(fn, recurse)
 
     def _by_numbers(self, input: Tensor, x_format: NumberFormat) -> Tensor | None:
-        """By decoded operands, which are looked up together."""
+        """Computes the result from cached decoded operands."""
         operands = self._once("numbers", x_format, self._numbers)
         return None if operands is None else F.linear(input, *operands)
 
     def _by_integers(self, input: Tensor, x_format: NumberFormat) -> Tensor | None:
-        """Rounding, product, scales and bias in one call, where inputs and weight are integers."""
+        """Computes rounding, integer product, scales and bias in one call."""
         bias = self._parameters.get("bias")
         learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
         if learns or self.packed_exact or torch.is_autocast_enabled("cpu"):
@@ -113,7 +111,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         return None if product is None else product(input)
 
     def _once(self, name: str, x_format: NumberFormat, make: Callable[[], Any]) -> Any:
-        """What `make` prepares from the operands' codes, once for the same codes and formats."""
+        """Returns the result of `make`, cached for the same codes and formats."""
         buffers, bias = self._buffers, self._parameters.get("bias")
         sources = [x for each in BUFFERS_OF_BOTH if (x := buffers.get(each)) is not None]
         if bias is not None:
@@ -122,7 +120,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         return prepared_once(self, name, sources, rule, make)
 
     def _has_packed_or_float_bias(self) -> bool:
-        """False of a bias whose format draws at random, which no code stands for."""
+        """Returns false for a bias with stochastic rounding, which has no codes."""
         return "bias" in self.packed_shapes or self.spec.bias.is_identity
 
     def _numbers(self) -> tuple[Tensor, Tensor | None]:
@@ -138,7 +136,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         if not is_known or self.packed_dtype != torch.float32:
             return None
         packed = Packed(stored.codes, stored.scales, stored.tensor_scale, shape, key)
-        return prepared_product(x_format, packed, bias, widens=self._is_kept("weight"))
+        return prepared_product(x_format, packed, bias, widens=self._is_cached("weight"))
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +145,7 @@ def _are_integers(x_key: str, weight_key: str, shape: tuple[int, ...]) -> bool:
 
 
 def _is_plain(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels of CPUs can read it as it lies in memory."""
+    """Returns whether CPU kernels support the memory layout of a tensor."""
     is_known = type(x) is Tensor and x.is_cpu and x.dtype == dtype
     return is_known and x.is_contiguous() and not x.is_neg()
 
@@ -158,7 +156,7 @@ BUFFERS_OF_BOTH = (*BUFFER_NAMES["weight"], *BUFFER_NAMES["bias"])
 class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[override]
     """`QuantEmbedding` from codes; indices of any shape to (..., embedding_dim).
 
-    Where rows have codes of their own, only those that are looked up are decoded.
+    If rows have separate codes, only the requested ones are decoded.
     """
 
     operator = q.QuantEmbedding
@@ -166,7 +164,7 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[overrid
 
     @property
     def num_embeddings(self) -> int:
-        """How many rows there are; `weight.data = rows` changes it.
+        """The number of rows; `weight.data = rows` changes it.
 
         Raises:
             ConfigError: another number is assigned.
@@ -178,13 +176,13 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[overrid
         if count == self.num_embeddings:
             return
         raise ConfigError(
-            f"a {type(self).__name__} of {self.num_embeddings} rows cannot have {count}: they are "
-            "stored as codes. Assign other rows first: layer.weight.data = rows."
+            f"cannot change the number of rows of a {type(self).__name__} from "
+            f"{self.num_embeddings} to {count}: assign the rows, layer.weight.data = rows."
         )
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         by_rows = self.max_norm is None and input.numel() < self.num_embeddings
-        by_rows = by_rows and not self._is_kept("weight")
+        by_rows = by_rows and not self._is_cached("weight")
         stored_in = self.spec.number_format("weight")
         if not (by_rows and stored_in.is_row_separable(self.packed_shapes["weight"])):
             return super().forward(input)
@@ -197,8 +195,7 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[overrid
 class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[misc]
     """`QuantExpertLinear` from codes; input (S, in_features) to (S, out_features).
 
-    Where rows of the weight have codes of their own, the codes of an expert are read only where it
-    has rows of the input.
+    If rows of the weight have separate codes, only those of experts with inputs are read.
     """
 
     operator = q.QuantExpertLinear
@@ -214,7 +211,7 @@ class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[m
             y = self._by_row(x, expert, bias)
         else:
             multiply = self._multiply_by_numbers if self._decodes(x) else self._multiply_by_codes
-            y = by_expert(
+            y = apply_by_expert(
                 x,
                 expert,
                 (self.num_experts, self.out_features),
@@ -228,7 +225,7 @@ class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[m
         return self.spec.number_format("weight")
 
     def _decodes(self, x: Tensor) -> bool:
-        """Whether an expert's matrix is decoded, and no kernel multiplies by its codes."""
+        """Returns whether an expert's matrix has to be decoded for lack of a kernel."""
         unlike = x.dtype != self.packed_dtype or torch.is_autocast_enabled(x.device.type)
         is_small = self.in_features * self.out_features <= SMALL
         return bool(self.packed_exact or unlike or is_small or is_transformed())
@@ -254,7 +251,7 @@ class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[m
         )
 
     def _by_row(self, x: Tensor, expert: Tensor, bias: Tensor | None) -> Tensor:
-        """The result where values are not known: each row gets the decoded matrix of its expert."""
+        """Multiplies each row by the decoded matrix of its expert, for tensors without values."""
         outputs = torch.arange(self.out_features, device=expert.device)
         index = (expert[:, None] * self.out_features + outputs).flatten()
         weight = self._decode("weight", self.encoded("weight").take_rows(index))

@@ -1,4 +1,4 @@
-"""Other values for a parameter that is stored as codes, and what rounding them costs."""
+"""Writes to packed parameters, and a report of their rounding error."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def assign(
     values: Tensor,
     source: tuple[PackedState, str, Encoded] | None,
 ) -> None:
-    """`layer.weight = values`: another parameter, as torch has it.
+    """Executes `layer.weight = values`, which assigns another parameter.
 
-    Layers that had the old one keep it. The parameter of another packed layer is shared, where
-    both have one format: what is written to one is then written to the other.
+    Layers that share the old one keep it. The parameter of another packed layer with the same
+    format is shared: later writes to one change the other.
 
     Args:
         layer: the layer; it is changed.
-        name: of the parameter.
-        values: as `write` takes them.
-        source: the layer, parameter and codes that they are decoded from; None: from none.
+        name: name of the parameter.
+        values: as in `write`.
+        source: layer, parameter and codes that they were decoded from. None: other values.
 
     Raises:
-        ConfigError: as `write`.
+        ConfigError: as in `write`.
     """
     if source is not None:
         owner, other, stored = source
@@ -41,9 +41,9 @@ def assign(
             layer.put_codes(name, stored, in_place=False)
             return
         warn_once(
-            f"{type(layer).__name__}.{name} takes the values of {type(owner).__name__}.{other} and "
-            "cannot be tied to it, because their formats or shapes differ or it is pruned: what is "
-            "written to one of them later does not reach the other."
+            f"{type(layer).__name__}.{name} copies the values of {type(owner).__name__}.{other}. "
+            "The two cannot be tied, because their formats or shapes differ or it is pruned: later "
+            "writes to one of them do not change the other."
         )
     write(layer, name, values, is_shared=False)
 
@@ -56,25 +56,26 @@ def write(
     takes_rows: bool = False,
     is_shared: bool = True,
 ) -> None:
-    """Encodes other values for a packed parameter, and says once what rounding them costs.
+    """Encodes new values of a packed parameter, and reports the rounding error once.
 
-    Rows that keep their values keep their codes. On a pruned layer what is zero stays zero.
+    Unchanged rows keep their codes. On a pruned layer zeros stay zero.
 
     Args:
         layer: the layer; it is changed.
-        name: of the parameter.
-        values: of its shape; any device and floating type.
-        takes_rows: there may be more rows than before, or fewer, as in a layer that takes some.
-        is_shared: layers with the same codes see the change; otherwise they keep the old ones.
+        name: name of the parameter.
+        values: new values in its shape; any device and floating type.
+        takes_rows: the number of rows may change, for layers that support it.
+        is_shared: layers with the same codes see the change. False: they keep the old ones.
 
     Raises:
-        ConfigError: the values do not fit, are not finite, or the codes are spread over processes.
+        ConfigError: the values do not fit or are not finite, or the codes are distributed over
+            processes.
     """
     stored, where = layer.encoded(name), f"{type(layer).__name__}.{name}"
     if stored.codes.is_meta:  # without numbers
         return
     if type(stored.codes) is not Tensor:
-        raise ConfigError(f"{where} is spread over processes; write to it before that.")
+        raise ConfigError(f"{where} is distributed over processes; write to it before that.")
     takes_rows = takes_rows or (name == "weight" and layer.takes_rows)
     values = _fitting(values, stored, where, takes_rows)
     before = layer._decode(name, stored)
@@ -86,8 +87,8 @@ def write(
     number_format = layer.spec.number_format(name)
     made = _encoded(number_format, values, stored, before)
     layer.put_codes(name, made, in_place=is_shared)
-    kept = min(len(values), len(before)) if before.ndim else None
-    _report(layer, name, values[:kept], before[:kept])
+    rows = min(len(values), len(before)) if before.ndim else None
+    _report(layer, name, values[:rows], before[:rows])
 
 
 def _fitting(values: Tensor, stored: Encoded, where: str, takes_rows: bool) -> Tensor:
@@ -96,27 +97,27 @@ def _fitting(values: Tensor, stored: Encoded, where: str, takes_rows: bool) -> T
         expected[0] = len(values)
     if list(values.shape) != expected or not expected or 0 in expected:
         raise ConfigError(
-            f"{where} is stored as codes of the shape {list(stored.shape)}, got values of "
-            f"{list(values.shape)}; unpack the layer to give it another one."
+            f"{where} is stored as codes of shape {list(stored.shape)}, got values of shape "
+            f"{list(values.shape)}; unpack the layer to change the shape."
         )
     if not values.is_floating_point():
         values = values.to(stored.dtype)
     if not values.isfinite().all():
         raise ConfigError(
-            f"{where} is stored as codes, which are finite; the values written to it are not."
+            f"{where} is stored as codes and cannot hold the non-finite values written to it."
         )
     return values.detach().to(stored.codes.device)
 
 
 def _encoded(number_format: NumberFormat, values: Tensor, old: Encoded, before: Tensor) -> Encoded:
-    """The codes of values; those of rows that are as before are the old ones."""
+    """Returns the codes of values; unchanged rows keep the old codes."""
     count = min(len(values), len(before)) if before.ndim else 0
     if not count or not number_format.is_row_separable(values.shape):
         return encode_in_parts(number_format, values)
     same = (values[:count].to(before.dtype) == before[:count]).flatten(1).all(1)
-    kept = old.take_rows(same.nonzero().flatten())
-    if len(kept.codes) and same.all() and count == len(values):
-        return kept
+    unchanged = old.take_rows(same.nonzero().flatten())
+    if len(unchanged.codes) and same.all() and count == len(values):
+        return unchanged
     if old.tensor_scale is not None:  # a factor that all rows decide
         return encode_in_parts(number_format, values)
     changed = torch.ones(len(values), dtype=torch.bool, device=values.device)
@@ -132,23 +133,23 @@ def _encoded(number_format: NumberFormat, values: Tensor, old: Encoded, before: 
         whole[~changed] = was.view(-1, width)
         return whole.flatten()
 
-    codes = merged(made.codes, kept.codes)
+    codes = merged(made.codes, unchanged.codes)
     assert codes is not None
-    return Encoded(codes, values.shape, old.dtype, merged(made.scales, kept.scales))
+    return Encoded(codes, values.shape, old.dtype, merged(made.scales, unchanged.scales))
 
 
 def _report(layer: PackedState, name: str, wanted: Tensor, before: Tensor) -> None:
-    """Says once for each format how far what is stored is from what was written."""
+    """Reports the error of stored values once for each format."""
     stored = layer._decode(name, layer.encoded(name))[: len(wanted) if wanted.ndim else None]
     lost, change = (x.double().square().sum().sqrt() for x in (stored - wanted, wanted - before))
     size = wanted.double().square().sum().sqrt()
     if not lost or not size:
         return
     label = layer.spec.number_format(name).label
-    pruned = ", and what is pruned stays zero" if layer.packed_mask else ""
+    pruned = ", and pruned weights stay zero" if layer.packed_mask else ""
     warn_once(
-        f"{type(layer).__name__}: what is written to a {name} that is stored as codes is rounded "
-        f"to its format, {label}{pruned}: here by {float(lost / size):.2g} of the values"
+        f"{type(layer).__name__}: its {name} is stored as codes, and written values are rounded to "
+        f"{label}{pruned}: the relative error is {float(lost / size):.2g} of the values"
         + (f" and {float(lost / change):.2g} of the change." if change else "."),
         about=f"rounded to {label}",
     )

@@ -22,23 +22,25 @@ BUFFER_NAMES = {
 }
 """The buffers of a packed parameter."""
 STATED = "packed"
-"""The entry of a layer's metadata: by name of a parameter, the key of its format, its shape."""
+"""Metadata entry of a layer: format key and shape by name of a parameter."""
 
 
 class Parameters(dict[str, nn.Parameter | None]):
-    """The parameters of a packed layer, from which nothing takes those that it has as codes.
+    """Parameters of a packed layer, which refuse to remove those that are stored as codes.
 
-    `torch.nn.utils.weight_norm` and `spectral_norm` take out the parameter that they compute.
+    `torch.nn.utils.weight_norm` and `spectral_norm` remove the parameter that they compute.
 
     Args:
-        found: the parameters.
-        layer: the name of the layer's class, for the message.
+        parameters: the parameters.
+        layer: name of the layer's class, for the message.
     Raises:
-        ConfigError: `weight` or `bias` is taken, and not there.
+        ConfigError: `weight` or `bias` is removed, and not there.
     """
 
-    def __init__(self, found: Mapping[str, Any] = MappingProxyType({}), layer: str = "") -> None:
-        super().__init__(found)
+    def __init__(
+        self, parameters: Mapping[str, Any] = MappingProxyType({}), layer: str = ""
+    ) -> None:
+        super().__init__(parameters)
         self.layer = layer
 
     def __missing__(self, name: str) -> nn.Parameter | None:
@@ -52,27 +54,27 @@ class Parameters(dict[str, nn.Parameter | None]):
 
 
 def not_a_parameter(layer: str, name: str) -> str:
-    """Why nothing computes, masks or replaces a parameter that a layer has as codes."""
+    """Explains why a parameter that is stored as codes cannot be computed, masked or replaced."""
     return (
-        f"{layer}: '{name}' cannot be a parameter, as its values are stored as codes. Unpack the "
-        "layer, layer.unpack(), or do it before packing (for pruning, prune_transform_pass)."
+        f"{layer}: '{name}' cannot be a parameter, since its values are stored as codes. Unpack "
+        "the layer, layer.unpack(), or change it before packing (prune_transform_pass)."
     )
 
 
 class PackedState(QuantizedOperator):
-    """Mixin with the codes of an operator's parameters: what they are, and how they are saved.
+    """Mixin with the codes of an operator's parameters, and their serialization.
 
     Attributes:
-        packed_shapes: the shapes of the parameters that are codes, by name.
-        packed_dtype: what they are decoded to.
-        packed_trainable: those that take a gradient once they are unpacked.
-        packed_mask: what is zero in the weight stays zero.
-        packed_exact: products with the weight are those of the decoded one, bit for bit.
+        packed_shapes: shapes of the parameters that are codes, by name.
+        packed_dtype: dtype of decoded values.
+        packed_trainable: parameters that require a gradient after `unpack`.
+        packed_mask: zeros of the weight stay zero.
+        packed_exact: products with the weight are bit-identical to those of the decoded weight.
     """
 
     exact_buffers = (*QuantizedOperator.exact_buffers, SCALES, TENSOR_SCALE)
     takes_rows: ClassVar[bool] = False
-    """A weight of another number of rows may be written to it."""
+    """True if a weight with another number of rows may be written."""
     packed_shapes: dict[str, torch.Size]
     packed_dtype: torch.dtype
     packed_trainable: tuple[str, ...]
@@ -83,10 +85,10 @@ class PackedState(QuantizedOperator):
         """Replaces the codes of a parameter.
 
         Args:
-            name: of the parameter.
+            name: name of the parameter.
             stored: the codes.
-            in_place: writes to the memory of the old codes, where they have that size: layers that
-                share them see the change. Otherwise the layer has `stored` itself, and shares it.
+            in_place: write to the memory of the old codes, if they have that size, so that layers
+                that share them see the change. False: use the tensors of `stored` and share them.
         """
         parts = (stored.codes, stored.scales, stored.tensor_scale)
         for buffer, new in zip(BUFFER_NAMES[name], parts, strict=True):
@@ -99,20 +101,20 @@ class PackedState(QuantizedOperator):
         self.packed_shapes = {**self.packed_shapes, name: stored.shape}
 
     def encoded(self, name: str) -> Encoded:
-        """The codes of a packed parameter."""
+        """Returns the codes of a packed parameter."""
         codes, *scales = (self._buffers.get(buffer) for buffer in BUFFER_NAMES[name])
         assert codes is not None
         return Encoded(codes, self.packed_shapes[name], self.packed_dtype, *scales)
 
     def passed_shape(self, name: str, stored: Encoded | None = None) -> list[int]:
-        """The shape of a packed parameter as operators take it.
+        """Returns the shape of a packed parameter as operators read it.
 
-        Codes that are a tensor subclass, such as a DTensor, may be a part of the rows to whoever
-        unwraps them: then the number of rows is -1, where codes tell it.
+        Codes that are a tensor subclass, such as a DTensor, may contain only some rows after
+        unwrapping. The number of rows is then -1, if the codes determine it.
 
         Args:
-            name: of the parameter.
-            stored: some of its rows; None: all.
+            name: name of the parameter.
+            stored: some of its rows. Default: all.
         """
         shape = self.packed_shapes[name] if stored is None else stored.shape
         codes = self._buffers[BUFFER_NAMES[name][0]] if stored is None else stored.codes
@@ -121,7 +123,7 @@ class PackedState(QuantizedOperator):
         return list(shape)
 
     def packed_bits(self, name: str) -> float:
-        """Bits per element of a packed parameter, counted from its buffers."""
+        """Returns the bits per element of a packed parameter, including scales."""
         return 8 * self.encoded(name).size_bytes / max(self.packed_shapes[name].numel(), 1)
 
     def _decode(self, name: str, stored: Encoded) -> Tensor:
@@ -136,9 +138,9 @@ class PackedState(QuantizedOperator):
         return decoded
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Writes into the metadata what the codes are.
+        """Writes format and shape of the codes into the metadata.
 
-        `torch.save` keeps the metadata; safetensors and plain dicts do not.
+        `torch.save` stores the metadata; safetensors and plain dicts do not.
         """
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
@@ -166,7 +168,7 @@ class PackedState(QuantizedOperator):
             super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and converts as any quantized operator; the decoded dtype follows."""
+        """Moves and converts like other quantized operators, including the decoded dtype."""
         super()._apply(fn, recurse)
         probe = torch.empty(0, dtype=self.packed_dtype, device=self.encoded("weight").codes.device)
         self.packed_dtype = fn(probe).dtype
@@ -176,15 +178,15 @@ class PackedState(QuantizedOperator):
 def _why_not_loadable(
     layer: PackedState, state: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any]
 ) -> list[str]:
-    """Why the tensors of a state dict are not the codes of a layer; empty where they may be.
+    """Explains why the tensors of a state dict do not fit a layer; empty if they do.
 
-    Warns once where the state dict does not say what its codes are.
+    Warns once if the state dict has no formats of its codes.
 
     Args:
-        layer: the layer that they are for.
-        state: by name, the tensors.
-        prefix: of the layer's names, with the dot.
-        metadata: of the layer.
+        layer: the layer that loads them.
+        state: the tensors by name.
+        prefix: prefix of the layer's names, with the dot.
+        metadata: metadata of the layer.
     """
     reasons = []
     for name, shape in layer.packed_shapes.items():
@@ -192,8 +194,8 @@ def _why_not_loadable(
         has_codes = f"{prefix}{name}_codes" in state
         if f"{prefix}{name}" in state and not has_codes:
             reasons.append(
-                f"{where} is stored as codes, and the state dict has its values: assign them, "
-                f"layer.{name} = values, which encodes them, or load them before packing."
+                f"{where} is stored as codes, but the state dict has its values: assign them, "
+                f"layer.{name} = values, or load them before packing."
             )
         stated = metadata.get(STATED, {}).get(name)
         if has_codes and stated is not None:
@@ -201,13 +203,13 @@ def _why_not_loadable(
             if not _is_format(key, number_format) or list(stated_shape) != list(shape):
                 reasons.append(
                     f"{where} is stored as codes of {number_format.label} and shape {list(shape)}, "
-                    f"and the state dict has those of {_label(key)} and {list(stated_shape)}: pack "
-                    "the model in that format to load them."
+                    f"but the state dict has {_label(key)} and shape {list(stated_shape)}: pack "
+                    "the model in that format first."
                 )
         elif has_codes:
             warn_once(
-                f"the codes of {where} are taken to be {number_format.label} of shape "
-                f"{list(shape)}: the state dict does not name their format; torch.save keeps it.",
+                f"the state dict has no format for the codes of {where}; {number_format.label} of "
+                f"shape {list(shape)} is assumed. torch.save stores the format.",
                 about="codes without a format",
             )
     return reasons

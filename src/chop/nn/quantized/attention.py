@@ -1,4 +1,4 @@
-"""Scaled dot-product attention whose products and softmax are quantized too."""
+"""Scaled dot-product attention with quantized products and softmax."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from chop.private.modules import set_members
 
 
 class KeyCall(QuantCall):
-    """Products of queries and keys; blocks of keys lie along D, so that none has two keys."""
+    """Product of queries and keys; blocks of keys run along D, so that no block spans two keys."""
 
     def forward(self, query: Tensor, key: Tensor) -> Any:
-        """(B, H, Q, K), of (B, H, Q, D) and (B, H, K, D)."""
+        """Maps (B, H, Q, D) and (B, H, K, D) to (B, H, Q, K)."""
         Q = self.quantize
         query, key = Q("data_in", query), Q("data_in", key).transpose(-2, -1)
         return Q("data_out", self.function(query, key))
 
 
 class ScoreCall(QuantCall):
-    """A step of attention, whose first argument is scores or weights of keys."""
+    """Step of attention whose first argument is scores or weights of keys."""
 
     def forward(self, scores: Tensor, other: Tensor | None, hidden: Tensor | None = None) -> Any:
         """Calls the function.
@@ -37,7 +37,7 @@ class ScoreCall(QuantCall):
         Args:
             scores: (B, H, Q, K).
             other: its second argument.
-            hidden: boolean, broadcasts to `scores`: True where a query does not see a key.
+            hidden: boolean, broadcasts to `scores`: True for keys hidden from a query.
         """
         (first, second), Q = self.arguments.values(), self.quantize
         if first == "weight" and self.operand_format("weight").ignores_zeros:
@@ -46,7 +46,7 @@ class ScoreCall(QuantCall):
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the last axis of `scores + mask`; a row that is masked altogether is zero."""
+    """Computes the softmax over the last axis of `scores + mask`; entirely masked rows are zero."""
     if mask is None:
         return torch.softmax(scores, -1)
     masked = scores + mask
@@ -58,9 +58,9 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 class QuantScaledDotProductAttention(QuantizedOperator):
     """`F.scaled_dot_product_attention` in three quantized steps.
 
-    Each step has formats of its own, so that derived fractions suit its own range. `data_in` holds
-    for queries, keys, values and scores; `weight` for the attention weights; the mask is exact, and
-    what it hides is rounded in no step and sets no scale.
+    Each step has its own formats, so that derived fractions suit its range. `data_in` applies to
+    queries, keys, values and scores, and `weight` to the attention weights. The mask is exact:
+    hidden scores are never rounded and do not affect scales.
     B batch, H heads, Q queries, K keys, D head size.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, equation 1.
@@ -90,17 +90,17 @@ class QuantScaledDotProductAttention(QuantizedOperator):
 
     @property
     def spec(self) -> QuantSpec:  # type: ignore[override]
-        """The formats, as the steps have them: `data_in` is that of queries and keys."""
+        """The formats of the steps: `data_in` is that of queries and keys."""
         return self.context.spec.with_quantizers(data_in=self.product.spec.data_in)
 
     def with_spec(self, spec: QuantSpec) -> QuantScaledDotProductAttention:
-        """Attention in other formats."""
+        """Returns the attention in other formats."""
         new = QuantScaledDotProductAttention(spec)._steps
         pairs = zip(self._steps, new, strict=True)
         return self._with_steps(*(old.with_spec(step.spec) for old, step in pairs))
 
     def freeze_scales(self) -> QuantScaledDotProductAttention:
-        """Attention whose steps are settled."""
+        """Returns the attention with frozen scales in all steps."""
         return self._with_steps(*(step.freeze_scales() for step in self._steps))
 
     def forward(
@@ -114,17 +114,17 @@ class QuantScaledDotProductAttention(QuantizedOperator):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Same arguments and result as `torch.nn.functional.scaled_dot_product_attention`.
+        """Has the arguments and the result of `torch.nn.functional.scaled_dot_product_attention`.
 
         Args:
             query: (B, H, Q, D).
             key: (B, H, K, D); fewer heads with `enable_gqa`.
             value: (B, H, K, D).
-            attn_mask: broadcast to (B, H, Q, K): added, or, if boolean, False hides; default,
-                none.
-            dropout_p: probability, 0 to 1, that a weight is dropped; default 0.
+            attn_mask: broadcast to (B, H, Q, K): added, or, if boolean, False hides. Default:
+                    none.
+            dropout_p: probability, 0 to 1, that a weight is dropped.
             is_causal: hides the keys after each query; not together with `attn_mask`.
-            scale: of `query @ key.T`; default, 1 / sqrt(D).
+            scale: scale of `query @ key.T`. Default: 1 / sqrt(D).
             enable_gqa: grouped queries: each head of `key` and `value` serves H / heads queries.
         Returns: (B, H, Q, D).
         """

@@ -1,4 +1,4 @@
-"""Quantized operators: base with the spec, and adoption of a float module."""
+"""Quantized operators: base class with the formats, and conversion of float modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from chop.nn.quantized.numbers import has_started
 from chop.nn.quantized.replicas import join_replicas
 from chop.nn.quantized.running import RANGE_NAMES
 from chop.nn.quantized.state import SCALE_NAMES, QuantizedState
-from chop.nn.weight_cache import keeps, kept
+from chop.nn.weight_cache import cached_result, can_cache
 from chop.private.data_parallel import has_process_group
 
 T = TypeVar("T")
@@ -42,36 +42,34 @@ class QuantizedOperator(QuantizedState):
     `class QuantLinear(QuantizedOperator, nn.Linear)` takes the constructor arguments of
     `nn.Linear` plus `config`, and has the same parameters, buffers and `state_dict` keys.
 
-    With float formats it computes what the `torch.nn` class does. So it is also what carries the
-    mask of a pruned weight: a boolean buffer `weight_mask` of the weight's shape, True where a
-    weight is kept. What the mask hides is zero to the operator whatever is written there, gets no
-    gradient, and is zero in `weight` after pruning, after loading and after each step of an
-    optimizer; a buffer `weight_orig` of the weight's shape and dtype keeps what was there before.
+    With float formats it computes the result of the `torch.nn` class. It also carries the mask of a
+    pruned weight: a boolean buffer `weight_mask` of the weight's shape, True for kept weights.
+    Masked weights count as zero, get no gradient, and are zero in `weight` after pruning, after
+    loading and after each optimizer step. A buffer `weight_orig` of the weight's shape and dtype
+    stores their previous values.
 
-    With `gradient="lsq"` the operator has a parameter for the scales of each operand that learns
-    them: `weight_scale`, `data_in_scale` ..., float32 (n,), there from the beginning for the sake
-    of optimizers. A weight has as many as its format gives it, inputs and results have those of
-    one row, whatever the batch. Scales that are all zero have not started: they are measured from
-    the tensor at each call, and the first call in training mode writes what it has measured, or in
-    evaluation the first gradient that arrives. Evaluation alone writes nothing. `freeze_scales`
-    ends the learning.
+    With `gradient="lsq"` the operator has a parameter for the learned scales of each operand:
+    `weight_scale`, `data_in_scale` ..., float32 (n,), which exist from the beginning so that
+    optimizers know them. The number of weight scales depends on the format; inputs and results have
+    those of one row, whatever the batch. All-zero scales are uninitialized: they are measured from
+    the tensor at each call. The first call in training mode stores them, or in evaluation the first
+    gradient. `freeze_scales` ends the training of scales.
 
-    A format with a field to derive (`frac_width="auto"`) that was not calibrated follows the
-    training data, as an observer does; `chop.nn.quantized.running` has the rule. In evaluation
-    the fit stays; without any training, every tensor is rounded by a fit of its own, which takes
-    many times as long. The state is in the buffers `data_in_range`, `data_out_range` ...; state
-    dicts without them load, and leave them as they are. A compiled operator uses the fit that was
-    there when it was compiled.
+    An uncalibrated format with a derived field (`frac_width="auto"`) follows the training data,
+    like an observer; see `chop.nn.quantized.running`. In evaluation the fit is constant. Without
+    training, every tensor is fitted separately, which is many times as slow. The state is in the
+    buffers `data_in_range`, `data_out_range` ...; state dicts without them load and leave them
+    unchanged. A compiled operator uses the fit at the time of compilation.
     """
 
     operands: tuple[str, ...] = ("data_in",)
-    """What the operator has to quantize, `data_out` aside."""
+    """Operands to quantize, besides `data_out`."""
     fallback: ClassVar[Mapping[str, str]] = {}
-    """Operands that take another's format when a config leaves them out."""
+    """Operands that use another operand's format if a config omits them."""
     exact_buffers: ClassVar[tuple[str, ...]] = tuple(RANGE_NAMES.values())
-    """Ends of the names of float buffers whose dtype a conversion of the model leaves."""
+    """Suffixes of float buffers whose dtype a conversion of the model does not change."""
     function: Callable[..., Any] | None = None
-    """The function whose calls the operator replaces; None if it replaces a module."""
+    """Function whose calls the operator replaces; None if it replaces a module."""
 
     meets_masks: bool = False
     """True if inputs may be masked scores: see `chop.nn.quantized.scores`."""
@@ -79,7 +77,7 @@ class QuantizedOperator(QuantizedState):
     def __new__(
         cls, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
     ) -> Self:
-        """Every operator comes by here: made anew, copied, unpickled or loaded."""
+        """Initializes every operator: created, copied, unpickled or loaded."""
         operator = super().__new__(cls)
         track_operator(operator)
         return operator
@@ -94,17 +92,17 @@ class QuantizedOperator(QuantizedState):
 
     @classmethod
     def present_operands(cls, module: nn.Module) -> list[str]:
-        """The operands that `module` has of those of this operator: a layer may lack a bias."""
+        """Returns the operands of this operator that `module` has: a layer may lack a bias."""
         names = cls.operands
         return [n for n in names if n == "data_in" or getattr(module, n, None) is not None]
 
     @classmethod
     def from_float(cls, module: nn.Module, spec: QuantSpec) -> Self:
-        """Takes over `module`: the same parameters, buffers, hooks, device, dtype and mode.
+        """Takes over the parameters, buffers, hooks, device, dtype and mode of `module`.
 
-        Nothing is copied, so nothing can be forgotten; use the float module no more. Formats of
-        weight and bias that are to be derived are derived from the tensors now. A weight that a
-        parametrization or a hook of torch computes is a parameter with that value.
+        Nothing is copied; do not use the float module afterwards. Derived fields in the formats of
+        weight and bias are fitted to the tensors now. A weight computed by a parametrization or a
+        hook of torch becomes a parameter with its current value.
 
         Raises:
             ConfigError: the module's forward was replaced on the instance.
@@ -121,28 +119,27 @@ class QuantizedOperator(QuantizedState):
         return twin
 
     def with_spec(self, spec: QuantSpec) -> Self:
-        """The same operator in other formats, with the same parameters."""
+        """Returns the operator in other formats, with the same parameters."""
         return self.from_float(self, spec)
 
     def unpack(self) -> QuantizedOperator:
-        """The operator with its weight as a parameter: itself, unless it is packed."""
+        """Returns the operator with its weight as a parameter; itself, unless it is packed."""
         return self
 
     def freeze_scales(self) -> QuantizedOperator:
-        """The operator with the scales that it has learned, and trained fits, in its formats.
+        """Returns the operator with learned scales and trained fits fixed in its formats.
 
-        It computes the same, bit for bit, and learns no more. An operator that learns nothing is
-        itself settled.
+        Results are bit-identical. An operator that learns nothing is returned as it is.
 
         Raises:
-            ConfigError: scales still wait for a first batch, or became infinite or NaN.
+            ConfigError: scales are uninitialized, infinite or NaN.
         """
         buffers: dict[str, Tensor] = {}
         for operand in self.spec.lsq_operands:
             scales = self._parameters[SCALE_NAMES[operand]]
             if not has_started(scales):
                 if operand not in self._parameters:
-                    raise ConfigError(state.waits(self, operand, "first."))
+                    raise ConfigError(state.uninitialized_message(self, operand, "first."))
                 weight = self.effective(operand).detach()
                 scales = nn.Parameter(initial_scales(self.spec.number_format(operand), weight))
             assert scales is not None
@@ -157,8 +154,8 @@ class QuantizedOperator(QuantizedState):
         return twin
 
     @property
-    def learns_of_inputs(self) -> bool:
-        """True if a training call may start scales of inputs or move their ranges."""
+    def learns_from_inputs(self) -> bool:
+        """True if a training call may initialize scales of inputs or update their ranges."""
         spec = vars(self).get("spec")
         if spec is None:  # an attention, whose steps have the formats
             return False
@@ -166,23 +163,23 @@ class QuantizedOperator(QuantizedState):
         return follows or bool(spec.lsq_operands and self.waiting)
 
     @property
-    def may_learn_of_inputs(self) -> bool:
-        """True if a later training call may learn, whatever the mode is."""
+    def may_learn_from_inputs(self) -> bool:
+        """True if a later training call may learn from inputs, in any mode."""
         spec = vars(self).get("spec")
         return spec is not None and (not spec.is_fitted or bool(self.waiting))
 
     @property
     def fits_each_tensor(self) -> bool:
-        """True if a format waits for data that training has not shown yet."""
+        """True if a format still lacks the training data for its derived field."""
         spec = vars(self).get("spec")
         return spec is not None and any(
             not fmt.is_fitted and name not in self.fits for name, fmt in spec.items()
         )
 
     def _operand(self, name: str) -> Any:
-        """The parameter that the operator computes with, not yet quantized; None without one.
+        """Returns the unquantized parameter that the operator computes with; None without one.
 
-        It is the attribute of that name; a packed operator gives the decoded values at less cost.
+        It is the attribute of that name; packed operators return cached decoded values.
         """
         return getattr(self, name)
 
@@ -191,13 +188,13 @@ class QuantizedOperator(QuantizedState):
     @overload
     def quantize(self, operand: str | None, x: T, hidden: Tensor | None = None) -> T: ...
     def quantize(self, operand: str | None, x: Any, hidden: Tensor | None = None) -> Any:
-        """Fake-quantizes `x` as that operand; what is no floating tensor passes unchanged.
+        """Fake-quantizes `x` as that operand; values that are no floating tensor pass unchanged.
 
         Args:
-            operand: None leaves `x` as it is.
+            operand: None leaves `x` unchanged.
             x: the tensor.
-            hidden: boolean, broadcasts to the shape of `x`: True for masked scores, which stay as
-                they are and which no scale follows.
+            hidden: boolean, broadcasts to the shape of `x`: True for masked scores, which stay
+                unchanged and do not affect scales.
         """
         if operand is None or not isinstance(x, Tensor) or not torch.is_floating_point(x):
             return x
@@ -208,18 +205,18 @@ class QuantizedOperator(QuantizedState):
         if (self.training or torch.is_grad_enabled()) and has_process_group():
             join_replicas(self)
         mask = self.weight_mask if operand == "weight" and self.is_pruned else None
-        if isinstance(x, nn.Parameter) and keeps(self):
-            return self._kept(operand, x, mask)
+        if isinstance(x, nn.Parameter) and can_cache(self):
+            return self._cached(operand, x, mask)
         return self._round(operand, x, mask)
 
     def _visible(self, operand: str, x: Tensor, hidden: Tensor) -> Tensor:
-        """`x` with numbers in the places of masked scores that no scale follows."""
+        """Replaces masked scores in `x` by numbers that do not affect scales."""
         # Measured starts leave infinities out, and no gradient comes back from them.
         fill = -math.inf if self.spec.learns(operand) else self.operand_format(operand).neutral
         return torch.where(hidden, fill, x)
 
     def operand_format(self, operand: str) -> Quantizer:
-        """The format of an operand as it is used: fitted, where training has shown to what."""
+        """Returns the current format of an operand, fitted to the training data if available."""
         quantizer: Quantizer = getattr(self.spec, operand)
         return quantizer if quantizer.is_fitted else state.restored_fit(self, operand, quantizer)
 
@@ -236,7 +233,7 @@ class QuantizedOperator(QuantizedState):
             y = self.operand_format(operand)(x, self.spec.gradient)
         return y if mask is None else apply_mask(y, mask)
 
-    def _kept(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _cached(self, operand: str, x: Tensor, mask: Tensor | None) -> Tensor:
         quantizer = self.operand_format(operand)
         key = quantizer.cache_key
         if key is None or (quantizer.is_identity and mask is None):
@@ -244,15 +241,14 @@ class QuantizedOperator(QuantizedState):
         scales = self._parameters.get(SCALE_NAMES[operand])
         sources = tuple(tensor for tensor in (x, mask, scales) if tensor is not None)
         rule = key, self.spec.learns(operand)
-        return kept(self, operand, sources, rule, lambda: self._round(operand, x, mask))
+        return cached_result(self, operand, sources, rule, lambda: self._round(operand, x, mask))
 
     def start_scales(self, operand: str, x: Tensor) -> None:
-        """Starts the learned scales of an operand from a tensor, whatever they are.
+        """Initializes the learned scales of an operand from a tensor, replacing existing ones.
 
         Args:
-            operand: one that learns.
-            x: tensor to quantize. Fake and empty tensors, zeros and non-finite values change
-                nothing.
+            operand: operand with learned scales.
+            x: tensor to quantize. Fake, empty, all-zero and non-finite tensors change nothing.
         """
         start = state.measured_scales(self, operand, x)
         scales = self._parameters[SCALE_NAMES[operand]]
@@ -265,7 +261,7 @@ class QuantizedOperator(QuantizedState):
         state.adopt_attributes(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and converts as any module, but keeps the dtype of `exact_buffers`."""
+        """Moves and converts like any module, but keeps the dtype of `exact_buffers`."""
         exact = {
             name: x
             for name, x in self._buffers.items()
@@ -288,10 +284,10 @@ class QuantizedOperator(QuantizedState):
         missing_keys: list[str],
         *rest: Any,
     ) -> None:
-        """Loads, and leaves ranges that the state dict lacks as they are: float models have none.
+        """Loads a state dict; ranges that it lacks, like those of float models, stay unchanged.
 
-        A dense weight that comes without `weight_orig`, as it was saved beside masks once, is what
-        the mask hides from now on. Saliency of an operator that was saved without any is dropped.
+        A dense weight without `weight_orig`, as in earlier state dicts with masks, also provides
+        the values that the mask hides. Saliency is dropped if the state dict has none.
         """
         for name in (FULL, SALIENCY):
             if prefix + "weight" in state_dict and prefix + name not in state_dict:
@@ -301,57 +297,57 @@ class QuantizedOperator(QuantizedState):
         ranges = {prefix + name for name in RANGE_NAMES.values()}
         missing_keys += [name for name in missing if name not in ranges]
         zero_masked_weights(self)
-        state.note(self)
+        state.update_known_state(self)
 
     # An attribute of that name on the float module stays what it was.
     @property
     def config(self) -> dict[str, Any]:
-        """The formats as a config of MASE's; with it `cls(..., config=...)` has the same."""
+        """The formats as a config of MASE, which recreates them by `cls(..., config=...)`."""
         return vars(self).get("config", None) or self.spec.as_config()
 
     @property
     def bypass(self) -> bool:
-        """True when every operand stays float; to set it, quantize with `"bypass": True`."""
+        """True if every operand is float; to set it, quantize with `"bypass": True`."""
         return bool(vars(self).get("bypass", self.spec.is_float))
 
     @property
     def x_quantizer(self) -> Callable[[Tensor], Tensor]:
-        """Fake-quantizes a tensor as the operator does its inputs; MASE's name."""
+        """Fake-quantizer of the operator's inputs, under MASE's name."""
         return partial(self.quantize, "data_in")
 
     @property
     def w_quantizer(self) -> Callable[[Tensor], Tensor]:
-        """Fake-quantizes a tensor of the weight's shape as the operator does its weight."""
+        """Fake-quantizer of the operator's weight."""
         return partial(self.quantize, "weight")
 
     @property
     def b_quantizer(self) -> Callable[[Tensor], Tensor]:
-        """Fake-quantizes a tensor as the operator does its bias."""
+        """Fake-quantizer of the operator's bias."""
         return partial(self.quantize, "bias")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses what follows from the formats with a ConfigError, and sets all else."""
+        """Sets an attribute; refuses those derived from the formats with a ConfigError."""
         if name in _FROM_FORMATS:
             raise ConfigError(
-                f"{type(self).__name__}.{name} follows from its formats and cannot be set; "
+                f"{type(self).__name__}.{name} is derived from its formats and cannot be set; "
                 'quantize the layer with other formats, or with "bypass": True'
             )
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        """The float module's text and the formats."""
+        """Returns the float module's text and the formats."""
         chosen = [f"{name}={q.label}" for name, q in self.spec.items() if not q.is_identity]
         return ", ".join(text for text in (super().extra_repr(), *chosen) if text)
 
 
 def float_class(operator: type[QuantizedOperator]) -> type[nn.Module]:
-    """The class that an operator quantizes: its nearest ancestor without formats."""
+    """Returns the class that an operator quantizes: its nearest ancestor without formats."""
     bases = (base for base in operator.__mro__ if issubclass(base, nn.Module))
     return next(base for base in bases if not issubclass(base, QuantizedState))
 
 
 def leaf_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
-    """By path, the quantized operators that are not made of smaller ones."""
+    """Returns the innermost quantized operators by path."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -362,7 +358,7 @@ def leaf_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
 
 @contextlib.contextmanager
 def quantizers_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the quantized operators of a model compute on floats."""
+    """Disables the quantizers of a model inside the block."""
     steps = leaf_operators(model)
     specs = {name: step.spec for name, step in steps.items()}
     try:

@@ -1,7 +1,7 @@
-"""Bases of layers with quantizers of one's own: MASE's `_LinearBase`, `_Conv1dBase`, `_Conv2dBase`.
+"""Base classes for custom quantizers: MASE's `_LinearBase`, `_Conv1dBase`, `_Conv2dBase`.
 
-A subclass sets `x_quantizer`, `w_quantizer` and `b_quantizer` in its constructor. `isinstance` with
-a base holds for what chop quantized, too, whose quantizers have the same names.
+A subclass sets `x_quantizer`, `w_quantizer` and `b_quantizer` in its constructor. Quantized
+operators of chop have the same attributes and pass `isinstance` checks with a base.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ Rounding = Callable[[Tensor], Tensor]
 
 
 class _BaseClass(type):
-    """Class of the bases: what chop quantized is an instance of theirs as well."""
+    """Metaclass of the bases, which makes chop's quantized operators instances of them."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Also True of the quantized operator that a base has for a twin, not of its subclasses."""
+        """Accepts also the quantized operator that corresponds to a base, but not to its
+        subclasses.
+        """
         return super().__instancecheck__(instance) or isinstance(
             instance, vars(cls).get("twin", ())
         )
@@ -32,14 +34,14 @@ class _OwnQuantizers(nn.Module, metaclass=_BaseClass):
     """Mixin of a layer that quantizes its operands by functions that a subclass sets.
 
     Args:
-        args: what the `torch.nn` class takes.
-        kwargs: the same by name.
+        args: positional arguments of the `torch.nn` class.
+        kwargs: keyword arguments of the `torch.nn` class.
 
     Attributes:
-        bypass: True computes what the `torch.nn` class does. Default, False.
-        x_quantizer: of the input; None, the default, leaves it as it is.
-        w_quantizer: of the weight; the same.
-        b_quantizer: of the bias; the same.
+        bypass: True computes the result of the `torch.nn` class.
+        x_quantizer: quantizer of the input. Default: none.
+        w_quantizer: quantizer of the weight. Default: none.
+        b_quantizer: quantizer of the bias. Default: none.
     """
 
     twin: ClassVar[type[QuantizedOperator]]
@@ -58,7 +60,7 @@ class _OwnQuantizers(nn.Module, metaclass=_BaseClass):
 
 
 class LinearBase(_OwnQuantizers, nn.Linear):
-    """`nn.Linear` with quantizers of one's own; input (..., in_features)."""
+    """`nn.Linear` with custom quantizers; input (..., in_features)."""
 
     twin = ops.QuantLinear
 
@@ -69,7 +71,7 @@ class LinearBase(_OwnQuantizers, nn.Linear):
 
 
 class Conv1dBase(_OwnQuantizers, nn.Conv1d):
-    """`nn.Conv1d` with quantizers of one's own; input (N, C, L)."""
+    """`nn.Conv1d` with custom quantizers; input (N, C, L)."""
 
     twin = ops.QuantConv1d
 
@@ -81,7 +83,7 @@ class Conv1dBase(_OwnQuantizers, nn.Conv1d):
 
 
 class Conv2dBase(_OwnQuantizers, nn.Conv2d):
-    """`nn.Conv2d` with quantizers of one's own; input (N, C, H, W)."""
+    """`nn.Conv2d` with custom quantizers; input (N, C, H, W)."""
 
     twin = ops.QuantConv2d
 
@@ -97,4 +99,4 @@ BASES: dict[str, type[_OwnQuantizers]] = {
     "_Conv1dBase": Conv1dBase,
     "_Conv2dBase": Conv2dBase,
 }
-"""By MASE's names, in the module of their operator."""
+"""Bases by MASE's names, in the module of their operator."""

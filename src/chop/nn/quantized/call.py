@@ -1,4 +1,4 @@
-"""Functions and methods that a model calls without a module, quantized."""
+"""Quantized calls of functions and methods."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from chop.nn.quantized.scores import (
 )
 
 SELECTORS = frozenset({"condition", "mask"})
-"""Arguments by which functions select: booleans, True for the one or the other number."""
+"""Boolean arguments that select between two numbers."""
 
 
 class QuantCall(QuantizedOperator):
     """A function call with quantized operands: `add`, `matmul`, `softmax`, `F.linear` ...
 
-    The call's own arguments stay where they are, in the graph, so one class serves every function.
+    Other arguments of the call stay in the graph, so one class supports every function.
 
     Args:
-        function: what is called, with the arguments that `forward` gets.
-        arguments: the function's first parameters by name, in order, and the operand that each
-            is, or None to leave it alone.
+        function: the function, which gets the arguments of `forward`.
+        arguments: the function's first parameters by name, in order, with their operands, or None
+            for parameters that are not quantized.
         config: the formats.
     """
 
@@ -56,7 +56,7 @@ class QuantCall(QuantizedOperator):
         state.renew(self, QuantSpec())
 
     def with_spec(self, spec: QuantSpec) -> QuantCall:
-        """The same call in other formats."""
+        """Returns the call in other formats."""
         twin = copy.copy(self)
         twin.spec = spec.only(self.operands)
         state.renew(twin, self.spec)
@@ -80,7 +80,7 @@ class QuantCall(QuantizedOperator):
         kwargs: Mapping[str, Any],
         masks: Sequence[Any],
     ) -> Any:
-        """Calls the function; masked scores, their results and fills are not rounded."""
+        """Calls the function; masked scores, their results and fill values are not rounded."""
         given = [*zip(operands, args, strict=False)]
         given += [(self.arguments.get(key), x) for key, x in kwargs.items()]
         if self._selects:
@@ -110,13 +110,15 @@ class QuantCall(QuantizedOperator):
 
     @property
     def _selects(self) -> bool:
-        """True for `where` and `masked_fill`, which take each number of one or of another."""
+        """True for `where` and `masked_fill`, which select between two numbers."""
         return not SELECTORS.isdisjoint(self.arguments)
 
     def _masked(
         self, scores: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Tensor | None, list[torch.Size]]:
-        """Masked places of the result by what is known now, and the shapes that give its shape."""
+        """Returns the masked elements of the result known so far, and the shapes that broadcast to
+        it.
+        """
         shapes = [x.shape for x in scores]
         if not self._selects:
             return masked_scores(scores[0]) if len(scores) == 1 else masked_operands(scores), shapes
@@ -128,15 +130,15 @@ class QuantCall(QuantizedOperator):
         return masked_choice(*choice), [*shapes, choice[0].shape]
 
     def extra_repr(self) -> str:
-        """The function's name and the formats."""
+        """Returns the function's name and the formats."""
         return f"{self.function.__name__}, {super().extra_repr()}"
 
 
 class QuantScores(QuantCall):
-    """A product of queries and keys ahead of a mask: `matmul`, `bmm`.
+    """A product of queries and keys before a mask: `matmul`, `bmm`.
 
-    Blocks of keys lie along the sum, as those of queries do, so that none has two keys. Scores that
-    the mask hides stay as they are.
+    Blocks of keys run along the sum, like those of queries, so that no block spans two keys. Scores
+    that the mask hides stay unchanged.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -153,10 +155,9 @@ class QuantScores(QuantCall):
 
 
 class QuantContext(QuantCall):
-    """A product of the results of a softmax and of values: `matmul`, `bmm`.
+    """A product of softmax results and values: `matmul`, `bmm`.
 
-    Weights of exactly zero, which hidden keys have, stay so in formats without a zero, and are in
-    no scale.
+    Zero weights of hidden keys stay zero even in formats without a zero, and do not affect scales.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -171,7 +172,7 @@ class QuantContext(QuantCall):
 
 
 def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Elements that either of two masks hides."""
+    """Returns the union of two masks."""
     if one is None or other is None:
         return one if other is None else other
     return one | other
@@ -180,14 +181,14 @@ def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 class QuantInPlaceCall(QuantCall):
     """A call that writes into its first argument or into `out`: `add_`, `x += y`, `relu_` ...
 
-    What the function writes is rounded and lies where the function writes it, so that views and
-    other names of that memory, be it a buffer, see it.
+    The written values are rounded in place, so that views and aliases of the memory, including
+    buffers, see them.
     """
 
     inplace = True  # as modules of torch say that they write
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function on a copy of what it writes into; returns what is written."""
+        """Calls the function on a copy of its target; returns the written target."""
         # Autograd may need what was there before, so that the function gets a copy.
         if kwargs.get("out") is not None:
             target = kwargs["out"]

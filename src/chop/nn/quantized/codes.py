@@ -10,19 +10,19 @@ from chop.nn.quantized.base import QuantizedOperator
 
 @torch.no_grad()
 def rounded_parameter(operator: QuantizedOperator, operand: str) -> Tensor:
-    """A parameter as it enters the operator: masked, and rounded to its format."""
+    """Returns a parameter, masked and rounded to its format."""
     parameter: Tensor = getattr(operator, operand)
     return operator.quantize(operand, parameter).detach()
 
 
 def parameter_codes(operator: QuantizedOperator, operand: str, scale: Tensor) -> Tensor:
-    """Codes k of a rounded parameter, k scale; 0 where it is masked.
+    """Returns the codes k of a rounded parameter, k scale; 0 for masked elements.
 
     Args:
-        operator: it learns no more; see `freeze_scales`.
+        operator: with frozen scales; see `freeze_scales`.
         operand: `weight` or `bias`.
-        scale: () or, one for each index of the first axis, (n,): of the parameter's format.
-    Returns: float64, of the parameter's shape: whole numbers.
+        scale: scale of the parameter's format: (), or (n,) for each index of the first axis.
+    Returns: float64, of the parameter's shape: integers.
     """
     rounded = rounded_parameter(operator, operand).double()
     steps = scale.double()
@@ -31,7 +31,7 @@ def parameter_codes(operator: QuantizedOperator, operand: str, scale: Tensor) ->
 
 
 def codes_in_products(bias: Tensor, product_scale: Tensor) -> Tensor | None:
-    """Codes of a bias in multiples of the product of two scales; None beyond 32 bits.
+    """Returns the codes of a bias in multiples of a product of scales; None beyond 32 bits.
 
     Args:
         bias: (n,): its rounded values.

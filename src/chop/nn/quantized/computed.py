@@ -1,8 +1,8 @@
-"""Computed weights: a hook or a parametrization makes a layer's weight of other parameters.
+"""Computed weights: weights that a hook or parametrization derives from other parameters.
 
 torch has three generations of them: hooks (`torch.nn.utils.weight_norm`, `spectral_norm` and
-`prune`), and parametrizations. An operator with formats has the weight that they compute as a plain
-parameter; a mask of `torch.nn.utils.prune` becomes the operator's own, and pruning again keeps it.
+`prune`), and parametrizations. An operator with formats stores the computed weight as a plain
+parameter. A mask of `torch.nn.utils.prune` becomes the operator's own and survives further pruning.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from chop.private.modules import (
 
 _HOOKS = {WeightNorm: "weight_norm", SpectralNorm: "spectral_norm", BasePruningMethod: "prune"}
 PRUNE = "torch.nn.utils.prune"
-"""Answer of `why_computed` for a parameter that torch masks."""
+"""Result of `why_computed` for a parameter that torch masks."""
 _PARTS = ("_orig", "_mask", "_g", "_v", "_u")
 PARAMETRIZATIONS = "parametrizations"
-"""The child in which torch keeps what a parametrized module computes its parameters of."""
+"""Child in which torch stores the original parameters of a parametrized module."""
 
 
 def why_computed(module: nn.Module | None) -> str | None:
-    """What computes parameters of a module, as its function is called; None if nothing does."""
+    """Returns the name of the function that computes a module's parameters; None without one."""
     if module is None:
         return None
     if is_parametrized(module):
@@ -52,7 +52,7 @@ def why_computed(module: nn.Module | None) -> str | None:
 
 
 def _hooks(module: nn.Module) -> dict[int, tuple[type, Any]]:
-    """The kind and the hook of those that compute parameters, by their keys."""
+    """Yields key, kind and hook of hooks that compute parameters."""
     return {
         key: (kind, hook)
         for key, hook in forward_pre_hooks(module).items()
@@ -62,12 +62,12 @@ def _hooks(module: nn.Module) -> dict[int, tuple[type, Any]]:
 
 
 def masked_parameter(module: nn.Module, name: str) -> tuple[str, Tensor | None]:
-    """The name of a parameter to those who compute with it, and what a mask hides of it.
+    """Returns the trainable name of a parameter, and its mask.
 
     Args:
         module: pruned by chop or by `torch.nn.utils.prune`, or not at all.
         name: name of the parameter. torch calls a masked one NAME_orig.
-    Returns: the name, and a boolean mask, True where it hides; None without a mask.
+    Returns: the name, and a boolean mask, True for hidden elements; None without a mask.
     """
     own = name.removesuffix("_orig")
     mask, parameter = own_buffers(module).get(f"{own}_mask"), own_parameters(module).get(name)
@@ -78,9 +78,9 @@ def masked_parameter(module: nn.Module, name: str) -> tuple[str, Tensor | None]:
 
 @torch.no_grad()
 def with_plain_weights(module: nn.Module) -> nn.Module:
-    """The module with what it computes as parameters; itself where it computes none.
+    """Returns the module with computed weights as plain parameters; itself without any.
 
-    The module is left as it was, and all else is shared with it.
+    The module is unchanged, and shares all other contents.
     """
     if why_computed(module) is None:
         return module
@@ -92,8 +92,8 @@ def with_plain_weights(module: nn.Module) -> nn.Module:
     if is_parametrized(module):
         del own_children(twin)[PARAMETRIZATIONS]
         with _evaluating(module.parametrizations):  # type: ignore[arg-type]
-            found = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr]
-        for name, value in found.items():
+            values = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr]
+        for name, value in values.items():
             _put(twin, name, value, any(x.requires_grad for x in _sources(module, name)))
     for key, (kind, hook) in _hooks(module).items():
         del forward_pre_hooks(twin)[key]
@@ -106,7 +106,7 @@ def _sources(module: Any, name: str) -> Iterator[nn.Parameter]:
 
 
 def _bake(module: nn.Module, twin: nn.Module, kind: type, hook: Any) -> None:
-    """Gives `twin` the parameter that a hook computes, and takes away what it is computed of."""
+    """Gives `twin` the parameter that a hook computes, and removes its source parameters."""
     name = pruned_name(hook) if kind is BasePruningMethod else hook.name
     if kind is BasePruningMethod:
         value = hook.apply_mask(module)
@@ -127,14 +127,14 @@ def _bake(module: nn.Module, twin: nn.Module, kind: type, hook: Any) -> None:
         twin.register_buffer(FULL, value.detach().clone())
     elif kind is BasePruningMethod:
         warn_once(
-            f"{type(module).__name__}: torch.nn.utils.prune masks its {name}, and quantized "
-            "operators only have masks of weights: the zeros stay as values, which training may "
+            f"{type(module).__name__}: torch.nn.utils.prune masks its {name}, but quantized "
+            "operators support masks of weights only: its zeros become values that training may "
             "change."
         )
     if kind is SpectralNorm:
         for hooks in STATE_DICT_HOOKS:
-            kept = {k: x for k, x in module.__dict__[hooks].items() if not _is_spectral(x)}
-            twin.__dict__[hooks] = type(module.__dict__[hooks])(kept)
+            remaining = {k: x for k, x in module.__dict__[hooks].items() if not _is_spectral(x)}
+            twin.__dict__[hooks] = type(module.__dict__[hooks])(remaining)
 
 
 def _is_spectral(hook: Any) -> bool:
@@ -143,7 +143,7 @@ def _is_spectral(hook: Any) -> bool:
 
 
 def _put(twin: nn.Module, name: str, value: Tensor, learns: bool) -> None:
-    """Sets a parameter ahead of the others, where a layer has its weight."""
+    """Inserts a parameter before the others, at the usual place of a weight."""
     held = {key: x for key, x in own_parameters(twin).items() if key != name}
     parameter = nn.Parameter(value.detach().clone(), requires_grad=learns)
     first = {name: parameter} if name == "weight" else {}
@@ -153,7 +153,7 @@ def _put(twin: nn.Module, name: str, value: Tensor, learns: bool) -> None:
 
 @contextlib.contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Without the step that a spectral norm takes in training mode."""
+    """Disables the power iteration of a spectral norm in training mode inside the block."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -164,17 +164,17 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def warn_about_plain_weights(where: str, computed: Mapping[str, str | None]) -> None:
-    """Warns of layers that an operator with formats replaces, and whose weights become plain.
+    """Warns of layers whose computed weights become plain in a quantized operator.
 
     Args:
         where: the pass.
-        computed: what computes the weight of each layer, from `why_computed`, by path.
+        computed: result of `why_computed` for each layer by path.
     """
     named = [f"'{path}' ({reason})" for path, reason in computed.items() if reason]
     lost = [text for text in named if not text.endswith(f"({PRUNE})")]
     if lost:
         warnings.warn(
-            f"{where}: the weights of {', '.join(lost)} are computed; they became plain parameters "
-            "with the values of now, which training does not constrain any more.",
+            f"{where}: the computed weights of {', '.join(lost)} became plain parameters with "
+            "their current values; training no longer constrains them.",
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""Linear layers of several experts, quantized."""
+"""Quantized linear layers of experts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from chop.nn.quantized.state import SCALE_NAMES
 class QuantExpertLinear(QuantizedOperator, ExpertLinear):
     """`ExpertLinear`; input (S, in_features) and expert (S,) to (S, out_features).
 
-    Static scales of inputs may be those of the experts: `data_in` has the granularity `channel`,
-    and `scales` for each expert in turn.
+    Static scales of inputs may be per expert: `data_in` then has the granularity `channel`, and
+    `scales` in the order of the experts.
     """
 
     operands = ("data_in", "weight", "bias")
@@ -32,14 +32,15 @@ class QuantExpertLinear(QuantizedOperator, ExpertLinear):
         return Q("data_out", expert_linear(x, expert, weight, bias, self.num_experts))
 
     def round_inputs(self, input: Tensor, expert: Tensor) -> Tensor:
-        """Rounds each row to the format of inputs, by the static scale of its expert if it has one.
+        """Rounds each row to the format of inputs, with the static scale of its expert if it has
+        one.
 
         Args:
             input: (S, in_features).
             expert: (S,), int64.
 
         Raises:
-            ConfigError: there are several scales, and not one for each expert.
+            ConfigError: the number of scales differs from the number of experts.
         """
         given, kind = self._scales_of_inputs(), self.spec.data_in
         if given is None:
@@ -54,7 +55,7 @@ class QuantExpertLinear(QuantizedOperator, ExpertLinear):
         return rounded + (input - input.detach()).nan_to_num(nan=0.0)
 
     def input_format(self, expert: int) -> Quantizer:
-        """The format of the inputs of one expert.
+        """Returns the format of the inputs of one expert.
 
         Args:
             expert: its number.
@@ -68,21 +69,21 @@ class QuantExpertLinear(QuantizedOperator, ExpertLinear):
         return dataclasses.replace(kind, scales=(given[expert],))  # type: ignore[type-var]
 
     def _scales_of_inputs(self) -> tuple[float, ...] | None:
-        """Static scales by expert; None: all experts have the same format of inputs."""
+        """Returns static scales by expert; None if all experts share the format of inputs."""
         kind: Any = self.spec.data_in
         given = kind.scales if isinstance(kind, LearnableFormat) else None
         if given is None or len(given) == 1 or kind.layout().groups != CHANNELS:
             return None
         if len(given) != self.num_experts:
             raise ConfigError(
-                f"data_in: expected one static scale, or {self.num_experts} for the experts, got "
+                f"data_in: expected one static scale or {self.num_experts}, one per expert, got "
                 f"{len(given)}."
             )
         return given
 
 
 def _beside(expert: Tensor, scales: tuple[float, ...]) -> Tensor:
-    """float32 (E,), on each process where the rows are spread over several."""
+    """Returns float32 (E,), replicated if the rows are distributed over processes."""
     table = torch.tensor(scales, dtype=torch.float32, device=expert.device)
     if type(expert) is Tensor:
         return table

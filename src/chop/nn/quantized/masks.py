@@ -1,8 +1,8 @@
 """Masks of pruned operators: a weight with zeros, its mask, and the full weight.
 
-`weight` is zero wherever the buffer `weight_mask` hides it, so that what is counted, saved and
-copied is what is computed. The buffer `weight_orig` has the weights that were masked, as they were
-then; its other elements are of no meaning.
+Elements of `weight` hidden by the buffer `weight_mask` are zero, so that counts, files and copies
+agree with the computation. The buffer `weight_orig` has the values of the masked weights before
+pruning; its other elements are undefined.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MASK_BUFFERS = (MASK, FULL, SALIENCY)
 
 
 def apply_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """`x` with zeros where the mask is False, NaN masked too."""
+    """Returns `x` with zeros at False elements of the mask, including NaN."""
     return torch.where(mask, x, 0)
 
 
 @torch.no_grad()
 def full_weight(module: nn.Module) -> Tensor:
-    """The weight that pruning chooses from, a new tensor: what the mask hides as it was before.
+    """Returns a new tensor of the weight with the hidden elements restored.
 
-    A masked element that is not zero was written since, by hand or as in `weight.data = other`,
-    and is what counts.
+    A nonzero masked element was written after pruning, by hand or as in `weight.data = other`, and
+    takes precedence.
     """
     weight, full = own_parameters(module)["weight"], own_buffers(module).get(FULL)
     assert weight is not None
@@ -44,17 +44,17 @@ def full_weight(module: nn.Module) -> Tensor:
 
 
 @torch.no_grad()
-def write_mask(module: nn.Module, kept: Tensor | None, full: Tensor) -> None:
-    """Sets the weight to `full`, with zeros where `kept` is False; None takes the mask off.
+def write_mask(module: nn.Module, mask: Tensor | None, full: Tensor) -> None:
+    """Sets the weight to `full`, with zeros at False elements of the mask; None removes the mask.
 
-    In place: optimizers know the parameter, and a compiled model stays compiled.
+    The write is in place, which preserves references of optimizers and compiled models.
     """
     weight = own_parameters(module)["weight"]
     assert weight is not None
-    weight.copy_(full if kept is None else apply_mask(full, kept))
-    for name in MASK_BUFFERS if kept is None else ():
+    weight.copy_(full if mask is None else apply_mask(full, mask))
+    for name in MASK_BUFFERS if mask is None else ():
         own_buffers(module).pop(name, None)
-    for name, value in ((MASK, kept), (FULL, full)) if kept is not None else ():
+    for name, value in ((MASK, mask), (FULL, full)) if mask is not None else ():
         buffer = own_buffers(module).get(name)
         if buffer is None:
             module.register_buffer(name, value)
@@ -63,20 +63,20 @@ def write_mask(module: nn.Module, kept: Tensor | None, full: Tensor) -> None:
 
 
 def stored_weights(module: nn.Module) -> list[Tensor]:
-    """What has to change with a rescaled weight: the parameter, and what pruning hides of it."""
+    """Returns the tensors to rescale with a weight: the parameter, and its hidden elements."""
     stored = (own_parameters(module).get("weight"), own_buffers(module).get(FULL))
     return [x for x in stored if x is not None]
 
 
 def zero_masked_weights(module: nn.Module) -> None:
-    """Zeroes the masked weights of an operator that has a mask beside a dense weight."""
-    kept = own_buffers(module).get(MASK)
-    if kept is not None and has_unapplied_mask(own_buffers(module)):
-        write_mask(module, kept, full_weight(module))
+    """Zeroes the masked weights of an operator with a mask beside a dense weight."""
+    mask = own_buffers(module).get(MASK)
+    if mask is not None and has_unapplied_mask(own_buffers(module)):
+        write_mask(module, mask, full_weight(module))
 
 
 def has_unapplied_mask(buffers: Mapping[str, object]) -> bool:
-    """Whether buffers, by name, are those of an operator with a mask beside a dense weight."""
+    """Returns whether buffers, by name, have a mask beside a dense weight."""
     return buffers.get(MASK) is not None and buffers.get(FULL) is None
 
 
@@ -86,19 +86,19 @@ _operators: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 
 
 def track_operator(module: nn.Module) -> None:
-    """Lets optimizers keep the zeros of a module, if it is ever pruned."""
+    """Registers a module for the optimizer hook that keeps zeros after pruning."""
     _operators[id(module)] = module
 
 
 def _keep_zeros(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Sets what masks hide to zero again after a step.
+    """Zeroes masked weights after an optimizer step.
 
-    Hidden weights get no gradient, but momentum from before the pruning moves them, and so do
+    Masked weights get no gradient, but momentum from before the pruning changes them, and so do
     optimizers that mix the elements of a matrix.
     """
-    found = [reference() for reference in _operators.valuerefs()]
+    operators = [reference() for reference in _operators.valuerefs()]
     # One whose constructor failed may live on in a traceback, without buffers.
-    pruned = [m for m in found if m is not None and MASK in vars(m).get(BUFFERS, ())]
+    pruned = [m for m in operators if m is not None and MASK in vars(m).get(BUFFERS, ())]
     if not pruned:
         return
     updated = {id(x) for group in optimizer.param_groups for x in group["params"]}

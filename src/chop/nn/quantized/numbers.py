@@ -19,17 +19,17 @@ from chop.private.torch_api import (
 WHOLE = (Tensor, nn.Parameter, nn.Buffer)
 """Classes of tensors that are neither fake nor distributed."""
 FEW = 64
-"""Numbers that a list is made of sooner than an operator is called."""
+"""Maximum number of elements for which a list is faster than a call of an operator."""
 _READ: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""By tensor on a GPU: its version, its address, and its numbers."""
+"""Version, address and numbers by GPU tensor."""
 
 
 @never_compiled
 def get_numbers(x: Tensor) -> list[float]:
-    """The numbers of a small tensor.
+    """Returns the numbers of a small tensor.
 
-    Reading a tensor on a GPU waits for all that the GPU has to do, so that it is done once for
-    each version of the tensor.
+    Reading a GPU tensor waits for all pending work, so that each version of the tensor is read
+    once.
     """
     numbers: list[float]
     if type(x) not in WHOLE:
@@ -42,10 +42,10 @@ def get_numbers(x: Tensor) -> list[float]:
 
 
 def _read_once(x: Tensor) -> list[float]:
-    """The numbers of a tensor, read once for each version of it.
+    """Returns the numbers of a tensor, read once per version.
 
-    Writes through `x.data` make no version. They are seen where nothing was known yet, as when a
-    state is filled in, and not later.
+    Writes through `x.data` do not change the version. They are detected before the first read only,
+    as during initialization.
     """
     known: Any = _READ.get(x)
     state = write_count(x), x.data_ptr()
@@ -57,10 +57,10 @@ def _read_once(x: Tensor) -> list[float]:
 
 @never_compiled
 def has_started(scales: Tensor | None) -> bool:
-    """Returns whether learned scales have a start: not all of them are zero.
+    """Returns whether learned scales are initialized: not all of them are zero.
 
     Args:
-        scales: (n,); those without numbers (meta, fake) count as started.
+        scales: (n,); those without values (meta, fake) count as initialized.
     """
     if scales is None or scales.is_meta or (type(scales) not in WHOLE and is_fake(scales)):
         return True
@@ -71,7 +71,7 @@ def has_started(scales: Tensor | None) -> bool:
 
 
 def is_in_fake_mode(x: Tensor) -> bool:
-    """Returns whether operators on a tensor give fake tensors; at little cost where none can."""
+    """Returns whether operators on a tensor return fake tensors."""
     if type(x) in WHOLE and not is_dispatch_observed():
         return False
     return detect_fake_mode(x) is not None
@@ -79,7 +79,7 @@ def is_in_fake_mode(x: Tensor) -> bool:
 
 @never_compiled
 def _local(x: Tensor) -> Tensor:
-    """The part of a distributed tensor that this process has."""
+    """Returns the local part of a distributed tensor."""
     from torch.distributed.tensor import DTensor
 
     return x.to_local() if isinstance(x, DTensor) else x

@@ -1,7 +1,7 @@
 """Quantized operators: one class per `torch.nn` operator, its operands quantized.
 
-The forwards are written out on purpose: one that several operators share makes `torch.compile`
-recompile for each of them until it gives up.
+Each class has its own forward, since a shared one would make `torch.compile` recompile for each
+operator until it gives up.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class QuantConvTranspose2d(QuantizedOperator, nn.ConvTranspose2d):
 
 
 class _QuantBatchNorm(QuantizedOperator, BatchNorm):
-    """Statistics are those of the quantized input; scale and shift are quantized."""
+    """Batch normalization with statistics of the quantized input, and quantized scale and shift."""
 
     operands = WITH_PARAMETERS
 
@@ -153,7 +153,7 @@ class QuantGroupNorm(QuantizedOperator, nn.GroupNorm):
 
 
 class QuantEmbedding(QuantizedOperator, nn.Embedding):
-    """`nn.Embedding`; indices of any shape to (..., embedding_dim). Only the table is quantized."""
+    """`nn.Embedding`; indices of any shape to (..., embedding_dim). Quantizes the table only."""
 
     operands = ("weight",)
 

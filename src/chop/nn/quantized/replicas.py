@@ -1,10 +1,10 @@
 """Data-parallel training: synchronizes initial scales, ranges and formats between processes.
 
-Each process rounds by its own batch and by what all of them have seen until the last step of the
-optimizer. Before a step updates the parameters, one collective makes the state of all processes
-the same: a learned scale starts at the mean of their starts, and ranges are those of all batches.
-There is no collective in a forward, so that a layer may be skipped on some processes, and none in
-evaluation. Statistics of `SyncBatchNorm`, in contrast, are those of all batches at once.
+Between optimizer steps, each process rounds with its own statistics. Before a step updates the
+parameters, one collective synchronizes the state: a learned scale starts at the mean of the
+processes' initial values, and ranges cover all batches. A forward has no collective, so that a
+layer may be skipped on some processes; neither has evaluation. Statistics of `SyncBatchNorm`, in
+contrast, cover all batches at once.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from chop.private.torch_api import is_in_backward
 
 @dataclass
 class _Agreement:
-    """State that the processes of one model agree on. It holds no module, to free models.
+    """Synchronization state of one model. It references no module, to free models.
 
     Attributes:
-        is_due: a forward with gradients has run since they agreed last.
-        has_formats: they have compared their formats.
-        started: scales that have started on all processes.
+        is_due: a forward with gradients has run since the last synchronization.
+        has_formats: formats were compared.
+        started: scales that are initialized on all processes.
     """
 
     is_due: bool
@@ -56,27 +56,30 @@ class _Agreement:
 
 
 _agreements: WeakKeyDictionary[nn.Module, _Agreement] = WeakKeyDictionary()
-"""By the module that users call."""
+"""Synchronization states by the module that users call."""
 
 
 def join_replicas(operator: QuantizedState) -> None:
-    """Notes that an operator is trained by several processes, where it is.
+    """Registers an operator that several processes train.
 
-    In evaluation mode it is trained as long as learned scales wait for a gradient to start them.
+    In evaluation mode it counts as trained while learned scales wait for a gradient to initialize
+    them.
 
     Raises:
-        ConfigError: learned scales have not started and are sharded (FSDP2).
+        ConfigError: learned scales are uninitialized and sharded (FSDP2).
     """
     replicas = None if torch.compiler.is_compiling() else running_replicas()
     if replicas is None or not (operator.training or operator.waiting):
         return
     if replicas.is_sharded and operator.waiting:
         raise ConfigError(
-            state.waits(operator, operator.waiting[0], "before fully_shard: shards cannot start.")
+            state.uninitialized_message(
+                operator, operator.waiting[0], "before fully_shard: shards cannot be initialized."
+            )
         )
     agreement = _agreements.get(replicas.wrapper)
     if agreement is None:
-        # Without gradients, as in an evaluation in train(), other processes may not be here.
+        # Without gradients, as in an evaluation in train(), other processes may skip this call.
         _agreements[replicas.wrapper] = _Agreement(is_due=torch.is_grad_enabled())
         for _, each in _operators_by_path(replicas.model):
             state.add_ranges(each)
@@ -85,7 +88,7 @@ def join_replicas(operator: QuantizedState) -> None:
 
 
 def keep_ranges_local(model: nn.Module) -> None:
-    """Has DDP leave the ranges of a quantized model to this module, also before it is trained."""
+    """Excludes the ranges of a quantized model from DDP's synchronization, even before training."""
     ignore_buffers(model, (name for name, _ in _ranges(model)))
 
 
@@ -131,16 +134,15 @@ def _agree(replicas: Replicas, agreement: _Agreement) -> None:
 
 @torch.no_grad()
 def synchronize(model: nn.Module, group: Any = None, started: set[str] | None = None) -> None:
-    """Makes starts of learned scales and ranges the same on all processes of a group.
+    """Synchronizes initial learned scales and ranges between all processes of a group.
 
-    Training under DDP and FSDP2 calls it before each step of an optimizer of torch. Call it
-    yourself before each step of a loop that updates parameters or averages gradients in another
-    way.
+    Training under DDP and FSDP2 calls it before each step of a torch optimizer. Call it yourself
+    before each step of a loop that updates parameters or averages gradients in another way.
 
     Args:
         model: the same one on each process.
-        group: the process group; default, all processes.
-        started: names of scales that are the same already; default, none.
+        group: the process group. Default: all processes.
+        started: names of scales that are already synchronized. Default: none.
     """
     scales = [entry for entry in _scales(model) if entry[0] not in (started or ())]
     ranges = list(_ranges(model))
@@ -158,7 +160,7 @@ def synchronize(model: nn.Module, group: Any = None, started: set[str] | None = 
             x.copy_(torch.tensor(numbers, dtype=torch.float32).view(x.shape))
         first = last
     for _, operator in _operators_by_path(model):
-        state.note(operator)
+        state.update_known_state(operator)
 
 
 def _gather(own: Tensor, group: Any) -> list[list[float]]:
@@ -168,7 +170,7 @@ def _gather(own: Tensor, group: Any) -> list[list[float]]:
 
 
 def _mean_start(parts: Sequence[Sequence[float]]) -> list[float]:
-    """The mean over the processes on which scales have started."""
+    """Returns the mean over the processes with initialized scales."""
     known = [part for part in parts if any(part)]
     if not known or all(part == known[0] for part in known):
         return list(known[0] if known else parts[0])
@@ -176,7 +178,7 @@ def _mean_start(parts: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _agree_on_formats(model: nn.Module, group: Any) -> None:
-    """Gives all processes the formats of the first, as DDP does with parameters."""
+    """Broadcasts the formats of the first process, as DDP does with parameters."""
     own = {path: operator.spec for path, operator in _operators_by_path(model)}
     text = [
         (path, spec.gradient, *(fmt.cache_key or fmt.label for _, fmt in spec.items()))
@@ -194,9 +196,9 @@ def _agree_on_formats(model: nn.Module, group: Any) -> None:
         if path in differing:
             _take_spec(operator, specs[0][path])
     warnings.warn(
-        "the number formats differ between the processes, as after a calibration on batches of "
-        "one's own; all take those of the first: calibrate every process on the same batches, or "
-        "calibrate once, before DistributedDataParallel, and load the result in each.",
+        "the number formats differ between the processes, probably because each was calibrated on "
+        "its own batches; all use those of the first process. Calibrate all on the same batches, "
+        "or once before DistributedDataParallel, and load the result in each.",
         AdjustedWarning,
         stacklevel=2,
     )
@@ -204,7 +206,7 @@ def _agree_on_formats(model: nn.Module, group: Any) -> None:
 
 @torch.no_grad()
 def _take_spec(operator: QuantizedState, spec: QuantSpec) -> None:
-    """Other formats whose learned scales are the parameters that DDP and optimizers know."""
+    """Sets other formats while keeping the scale parameters that DDP and optimizers reference."""
     held = own_parameters(operator)
     before = {name: held.get(name) for name in SCALE_NAMES.values()}
     operator.take_spec(spec)
@@ -216,18 +218,18 @@ def _take_spec(operator: QuantizedState, spec: QuantSpec) -> None:
         if type(old) is type(new) and old.shape == new.shape:
             old.copy_(new)
             held[name] = old
-    state.note(operator)
+    state.update_known_state(operator)
 
 
 def _operators_by_path(model: nn.Module) -> Iterator[tuple[str, QuantizedState]]:
-    """The operators with formats of their own; those of an attention are its steps'."""
+    """Returns the operators with their own formats; an attention delegates to its steps."""
     for path, module in model.named_modules():
         if isinstance(vars(module).get("spec"), QuantSpec):
             yield path, module
 
 
 def _scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Learned scales by path; sharded ones have started, see `join_replicas`."""
+    """Returns learned scales by path, without sharded ones, see `join_replicas`."""
     for path, operator in _operators_by_path(model):
         for operand in operator.spec.lsq_operands:
             x = own_parameters(operator).get(SCALE_NAMES[operand])
@@ -236,7 +238,7 @@ def _scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _ranges(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Range buffers by path."""
+    """Returns range buffers by path."""
     for path, operator in _operators_by_path(model):
         for operand in OPERANDS:
             x = own_buffers(operator).get(RANGE_NAMES[operand])

@@ -1,10 +1,10 @@
 """Running ranges of activations in training, stored as buffers.
 
-The grid of a format with a field to derive follows the largest magnitude of the last `WINDOW`
-training tensors. It widens at once, so that no training tensor saturates more than its fit allows,
-and narrows when the largest of the window has fallen to half of what it was fitted to. One outlier
-is forgotten after `WINDOW` tensors. Source: delayed scaling of NVIDIA's Transformer Engine
-(`DelayedScaling` with `amax_compute_algo="max"`), a maximum over a history of maxima.
+The grid of a format with a derived field follows the largest magnitude of the last `WINDOW`
+training tensors. It widens at once, so that no training tensor saturates more than its fit allows.
+It narrows when the maximum of the window is at most half of the fitted one. An outlier is forgotten
+after `WINDOW` tensors. Source: delayed scaling of NVIDIA's Transformer Engine (`DelayedScaling`
+with `amax_compute_algo="max"`), a maximum over a history of maxima.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from chop.private.torch_api import (
 )
 
 WINDOW = 16
-"""Training tensors whose largest magnitudes count."""
+"""Number of training tensors in the history of maxima."""
 RANGE_NAMES = {operand: f"{operand}_range" for operand in OPERANDS}
-"""The buffers with the ranges of operands."""
+"""The range buffers by operand."""
 HEAD = 3
 LARGEST = torch.finfo(torch.float32).max
 FLOAT32, NUMBERS = struct.Struct("f"), struct.Struct(f"{HEAD + WINDOW}f")
@@ -40,11 +40,11 @@ FLOAT32, NUMBERS = struct.Struct("f"), struct.Struct(f"{HEAD + WINDOW}f")
 
 @dataclass(frozen=True)
 class RunningMaximum:
-    """Range of an operand whose format was not calibrated.
+    """Range of an operand with an uncalibrated format.
 
     Attributes:
-        waiting: the format with a field to derive.
-        largest: the magnitude that the format was fitted to.
+        waiting: the format with a derived field.
+        largest: magnitude that the format was fitted to.
         fitted: the format fitted to it.
     """
 
@@ -54,12 +54,12 @@ class RunningMaximum:
 
 
 def empty_range(device: torch.device | None = None) -> Tensor:
-    """The buffer of an operand that no training tensor has reached.
+    """Returns the buffer of an operand before the first training tensor.
 
-    float32 (3 + `WINDOW`,): the magnitude that the format is fitted to, the number that was
-    derived, a fingerprint of the format, and the largest magnitudes of the last training tensors,
-    newest first. Infinity stands for none, which averages of buffers keep or make NaN; magnitudes
-    that are missing are 0.
+    float32 (3 + `WINDOW`,): the magnitude that the format is fitted to, the derived number, a
+    fingerprint of the format, and the largest magnitudes of the last training tensors, newest
+    first. Infinity marks an empty range, since averages of buffers keep it or turn it into NaN;
+    missing magnitudes are 0.
 
     Args:
         device: device of the buffer. Default: the CPU.
@@ -70,14 +70,14 @@ def empty_range(device: torch.device | None = None) -> Tensor:
 
 
 def read_range(buffer: Tensor, waiting: Quantizer) -> RunningMaximum | None:
-    """The range in a buffer; None where there is none, no value, or one of another format.
+    """Returns the range in a buffer; None if it is empty, has no values, or has another format.
 
     Args:
         buffer: see `empty_range`.
-        waiting: the format with a field to derive.
+        waiting: the format with a derived field.
 
     Raises:
-        DerivativeError: `torch.vmap` runs several models with ranges of their own at once.
+        DerivativeError: `torch.vmap` runs several models with different ranges at once.
     """
     if type(buffer) not in WHOLE and is_fake(buffer):
         return None
@@ -85,8 +85,8 @@ def read_range(buffer: Tensor, waiting: Quantizer) -> RunningMaximum | None:
         return None
     if is_batched(buffer):
         raise DerivativeError(
-            f"{waiting.label} has another range in each of the models that torch.vmap stacks; call "
-            "one after the other, or run calibrate_transform_pass and leave the buffers out."
+            f"{waiting.label} has a different range in each model of torch.vmap; call them one "
+            "after the other, or run calibrate_transform_pass and omit the buffers."
         )
     return _get_range(get_numbers(buffer), waiting)
 
@@ -110,7 +110,7 @@ def _restored(
 
 @lru_cache(maxsize=4096)
 def _fingerprint(waiting: Quantizer) -> float:
-    """A number that tells formats apart and that float32 holds exactly."""
+    """Returns a number that identifies a format and is exact in float32."""
     key = waiting.cache_key
     text = key if isinstance(key, str) else waiting.label
     return float(zlib.crc32(text.encode()) % 2**24)
@@ -123,7 +123,7 @@ def write_range(buffer: Tensor, maximum: RunningMaximum, recent: Sequence[float]
     Args:
         buffer: see `empty_range`.
         maximum: the range.
-        recent: the largest magnitudes of the last training tensors, newest first.
+        recent: largest magnitudes of the last training tensors, newest first.
     """
     number = maximum.waiting.derived_number(maximum.fitted)
     head = (maximum.largest, number, _fingerprint(maximum.waiting))
@@ -132,18 +132,17 @@ def write_range(buffer: Tensor, maximum: RunningMaximum, recent: Sequence[float]
 
 
 def observe(buffer: Tensor, waiting: Quantizer, x: Tensor) -> bool:
-    """Updates the range of an operand by a training tensor; see the module for the rule.
+    """Updates the range of an operand with a training tensor; see the module for the rule.
 
-    Finding the largest magnitude is one pass over `x`. Fitting takes some fifty times as long, and
-    is done where the window's largest leaves the half-open interval (largest / 2, largest].
-    Values that are not finite do not count.
+    The maximum takes one pass over `x`. A fit takes about fifty times as long, and is repeated only
+    when the maximum of the window leaves the half-open interval (largest / 2, largest]. Non-finite
+    values are ignored.
 
     Args:
         buffer: see `empty_range`.
-        waiting: the format with a field to derive.
-        x: any shape, floating. Tensors without values to look at (compilers, fake tensors,
-            transforms), those that are all zero, and those that gradient checkpointing computes
-            again change nothing.
+        waiting: the format with a derived field.
+        x: any shape, floating. Tensors without values (compilers, fake tensors, transforms),
+            all-zero tensors, and recomputations of gradient checkpointing change nothing.
     Returns: true if the fit has changed.
     """
     if _is_opaque(x) or is_in_backward():
@@ -166,9 +165,9 @@ def observe(buffer: Tensor, waiting: Quantizer, x: Tensor) -> bool:
 
 
 def merged_range(ranges: Sequence[Sequence[float]]) -> list[float]:
-    """The numbers of one range buffer for the ranges of several processes.
+    """Merges the ranges of several processes into one buffer's numbers.
 
-    Each entry of the window is the largest one of the processes. The fit is the narrowest that
+    Each entry of the window is the maximum over the processes. The fit is the narrowest one that
     covers the window.
     """
     known = [y for y in ranges if 0 < y[0] < math.inf]
@@ -187,7 +186,7 @@ def _is_opaque(x: Tensor) -> bool:
 
 
 def _largest(x: Tensor) -> float:
-    """The largest finite magnitude as float32, which buffers hold."""
+    """Returns the largest finite magnitude as float32, the dtype of buffers."""
     low, high = (end.item() for end in x.aminmax())
     if not math.isfinite(high - low):
         finite = x[x.isfinite()]

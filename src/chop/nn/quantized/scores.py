@@ -1,8 +1,8 @@
 """Masked attention scores (such as -inf), which quantizers skip.
 
-A softmax gives hidden scores a weight of zero. Handed to a format, they would set the scale that
-the other scores share, make their block NaN, or saturate and be seen. So operators that meet them
-leave them as they are, and round the visible scores by scales of these alone.
+A softmax gives masked scores a weight of zero. In a quantizer they would set the shared scale of
+other scores, make their block NaN, or saturate and become visible. Operators on scores therefore
+pass masked scores unchanged, and scale and round only the visible ones.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from chop.nn.quantized.numbers import is_in_fake_mode
 from chop.private.torch_api import is_transformed
 
 LOWEST_SCORE = -5e3
-"""Scores of at most this are masked, whatever was added to -1e4, -1e9 or the lowest number."""
+"""Threshold of masked scores, for masks of -1e4, -1e9 or the lowest number plus any score."""
 
 
 def masked_scores(x: Tensor) -> Tensor | None:
-    """Boolean, shape of `x`: True for masked scores; None where there are certainly none.
+    """Returns a boolean mask of masked scores, shape of `x`; None if there are certainly none.
 
     Args:
         x: input of a softmax, any shape and floating dtype.
@@ -33,10 +33,10 @@ def masked_scores(x: Tensor) -> Tensor | None:
 
 
 def masked_operands(operands: Sequence[Tensor]) -> Tensor | None:
-    """Boolean, the shape that operands have together: True where one of them masks.
+    """Returns a boolean mask in the broadcast shape, True where any operand masks a score.
 
-    Their sum, difference or product is a masked score, or becomes one: of either sign, as a mask
-    may be subtracted. None where nothing is masked.
+    Their sum, difference or product is or becomes a masked score, of either sign, since a mask may
+    be subtracted. None if nothing is masked.
 
     Args:
         operands: floating operands of arithmetic on scores.
@@ -53,13 +53,13 @@ def masked_operands(operands: Sequence[Tensor]) -> Tensor | None:
 
 
 def masked_choice(chosen: Tensor, x: Any, y: Any) -> Tensor | None:
-    """Boolean, the shape of `torch.where(chosen, x, y)`: True for fills and masked scores.
+    """Returns the masked elements of `torch.where(chosen, x, y)`: fill values and masked scores.
 
     Args:
-        chosen: True where `x` is taken.
-        x: tensor, or fill: a number, or a tensor without dimensions.
-        y: as `x`. Two fills are two numbers, and fill nothing.
-    Returns: None where nothing is masked.
+        chosen: True selects `x`.
+        x: tensor, or fill value: a number, or a tensor without dimensions.
+        y: as `x`. Two fill values are plain numbers and mask nothing.
+    Returns: boolean; None if nothing is masked.
     """
     tensors = [z for z in (x, y) if not is_fill(z)]
     if not tensors:
@@ -76,12 +76,12 @@ def masked_choice(chosen: Tensor, x: Any, y: Any) -> Tensor | None:
 
 
 def is_fill(x: Any) -> bool:
-    """Returns whether an argument of a selection is one number for all places."""
+    """Returns whether an argument of a selection is one number for all elements."""
     return not isinstance(x, Tensor) or not x.dim()
 
 
 def large_scores(x: Tensor) -> Tensor | None:
-    """Boolean, shape of `x`: True for numbers of either sign that mask; None where none does."""
+    """Returns a boolean mask of large numbers of either sign, shape of `x`; None without any."""
     if _can_look_at(x):
         low, high = x.detach().aminmax()
         if low.item() > LOWEST_SCORE and high.item() < -LOWEST_SCORE:
@@ -90,11 +90,11 @@ def large_scores(x: Tensor) -> Tensor | None:
 
 
 Step = tuple[str, Sequence[Any]]
-"""A method of tensors that lays out elements otherwise, and its arguments."""
+"""A tensor method that rearranges elements, and its arguments."""
 
 
 def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) -> Tensor | None:
-    """Boolean, the shape of a result: True where a later mask hides it; None where none does.
+    """Returns the elements of a result that later masks hide, as boolean; None without any.
 
     Args:
         masks: see `chop.captured.padding.masks.MASKS_AHEAD`.
@@ -120,7 +120,7 @@ def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) ->
 
 
 def _hidden_by(kind: str, mask: Any, x: Tensor) -> Tensor | None:
-    """The elements that an entry of `MASKS_AHEAD` hides, as they lie in it."""
+    """Returns the elements hidden by an entry of `MASKS_AHEAD`, in the layout of `x`."""
     if kind == "every":
         parts = [hidden_ahead(group, x) for group in mask]
         shared = [part for part in parts if part is not None]
@@ -129,7 +129,7 @@ def _hidden_by(kind: str, mask: Any, x: Tensor) -> Tensor | None:
 
 
 def operand_mask(masked: Tensor | None, shape: torch.Size) -> Tensor | None:
-    """Returns the mask of an operand: elements that are hidden wherever they are repeated.
+    """Returns the mask of an operand: elements that are hidden in all their repetitions.
 
     Args:
         masked: boolean; None for nothing.
@@ -146,7 +146,7 @@ def operand_mask(masked: Tensor | None, shape: torch.Size) -> Tensor | None:
 
 
 def _can_look_at(x: Tensor) -> bool:
-    """Returns whether a value may be read at no cost: on a CPU, outside compilers."""
+    """Returns whether reading a value is free: on a CPU, outside compilers."""
     if type(x.detach()) is not Tensor or x.device.type != "cpu" or not x.numel():
         return False
     if torch.compiler.is_compiling() or is_transformed():

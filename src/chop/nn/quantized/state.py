@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.captured.padding.hidden import visible_alone
+from chop.captured.padding.hidden import visible_elements
 from chop.errors import ConfigError
 from chop.formats import OPERANDS, Quantizer, QuantSpec, initial_scales
 from chop.nn.quantized.masks import MASK, apply_mask
@@ -27,18 +27,18 @@ from chop.private.torch_api import constant_when_compiled, is_fake
 SCALE_NAMES = {operand: f"{operand}_scale" for operand in OPERANDS}
 """The parameters with learned scales."""
 COPIES = frozenset({"known_starts", "known_fits"})
-"""Attributes that are derived from tensors; files need not hold them."""
+"""Attributes derived from tensors; files may omit them."""
 EARLIER = ("waiting", "running")
-"""Attributes in which earlier versions kept what tensors hold now."""
+"""Attributes of earlier versions, whose values are in tensors now."""
 
 
 class QuantizedState(nn.Module):
-    """Mixin with the formats of an operator, and what its tensors say of them.
+    """Mixin with the formats of an operator, and the state in its tensors.
 
     Attributes:
         spec: a format for each operand.
-        weight_mask: True where a weight is kept; only if it is pruned.
-        weight_orig: what was in the weight before it was pruned.
+        weight_mask: True for kept weights; only if it is pruned.
+        weight_orig: values of masked weights before pruning.
     """
 
     spec: QuantSpec
@@ -46,22 +46,22 @@ class QuantizedState(nn.Module):
     weight_orig: Tensor
     known_starts: frozenset[str] = frozenset()
     known_fits: Mapping[str, Quantizer] = {}
-    """Copies of what the tensors say, for compilers, which see tensors without values."""
+    """Fitted formats for compilers, which see tensors without values."""
 
     def take_spec(self, spec: QuantSpec) -> None:
-        """Takes other formats in place, and renews what follows from them."""
+        """Sets other formats in place, and updates derived state."""
         before, self.spec = self.spec, spec
         renew(self, before)
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Operands whose learned scales have not started."""
+        """Operands with uninitialized learned scales."""
         learned = self.spec.lsq_operands
         return tuple(n for n in learned if not has_started(self._parameters.get(SCALE_NAMES[n])))
 
     @property
     def running(self) -> dict[str, RunningMaximum]:
-        """By operand what training has shown of a format that was not calibrated."""
+        """Observed ranges of uncalibrated formats by operand."""
         ranges = {name: self._buffers.get(RANGE_NAMES[name]) for name, _ in self.spec.items()}
         scales = {
             name: read_range(buffer, getattr(self.spec, name))
@@ -72,31 +72,31 @@ class QuantizedState(nn.Module):
 
     @property
     def fits(self) -> dict[str, Quantizer]:
-        """By operand the format that training has fitted."""
+        """Formats fitted in training by operand."""
         return {name: maximum.fitted for name, maximum in self.running.items()}
 
     @property
     def is_pruned(self) -> bool:
-        """True when the weight has a mask."""
+        """True if the weight has a mask."""
         return MASK in self._buffers
 
     def effective(self, operand: str) -> Tensor:
-        """The parameter of that name as it enters the operator: masked, not yet quantized."""
+        """Returns the parameter of that name, masked and not yet quantized."""
         x = getattr(self, operand)
         return apply_mask(x, self.weight_mask) if operand == "weight" and self.is_pruned else x
 
 
-def waits(operator: QuantizedState, operand: str, until: str) -> str:
-    """The message that learned scales have not started.
+def uninitialized_message(operator: QuantizedState, operand: str, until: str) -> str:
+    """Returns the message that learned scales are uninitialized.
 
     Args:
-        operator: it has them.
+        operator: the operator.
         operand: operand with these scales.
         until: the end of the sentence.
     """
     return (
-        f"{type(operator).__name__}: the scales of its {operand} wait: run the model on a batch in "
-        f"train(), or calibrate_transform_pass, {until}"
+        f"{type(operator).__name__}: the learned scales of its {operand} are uninitialized: run "
+        f"the model on a batch in train(), or calibrate_transform_pass, {until}"
     )
 
 
@@ -104,20 +104,20 @@ def waits(operator: QuantizedState, operand: str, until: str) -> str:
 
 
 def scales_for(operator: QuantizedState, operand: str, x: Tensor) -> Tensor:
-    """The scales that a tensor is rounded by: learned, or measured where they have not started.
+    """Returns the scales of a tensor: learned, or measured while they are uninitialized.
 
-    In training mode what is measured is the start, and is written into the parameter. In
-    evaluation it is written when a gradient comes back to it.
+    In training mode, measured scales are written into the parameter as initial values. In
+    evaluation they are written when a gradient arrives.
 
     Raises:
-        ConfigError: the call is compiled, and the scales have not started.
+        ConfigError: the call is compiled, and the scales are uninitialized.
     """
     scales = own_parameters(operator)[SCALE_NAMES[operand]]
     assert scales is not None
     if torch.compiler.is_compiling():
-        note_compiling(operator)
+        update_if_compiling(operator)
         if operand not in operator.known_starts:
-            raise ConfigError(waits(operator, operand, "before compiling."))
+            raise ConfigError(uninitialized_message(operator, operand, "before compiling."))
         return scales
     if has_started(scales):
         return scales
@@ -142,17 +142,17 @@ def _start_at(operator: QuantizedState, operand: str, start: Tensor, scales: nn.
 
 @torch.no_grad()
 def measured_scales(operator: QuantizedState, operand: str, x: Tensor) -> Tensor | None:
-    """The start of learned scales for a tensor, float32 (n,), without hidden tokens of inputs.
+    """Measures initial learned scales of a tensor, float32 (n,), without hidden tokens of inputs.
 
-    Returns: None for tensors that say nothing of scales: fake, empty, and inputs that are all zero
-        or not finite, such as a trial run's.
+    Returns: None for tensors without information on scales: fake, empty, and all-zero or non-finite
+        inputs, such as those of a trial run.
     """
     if x.is_meta or not x.numel() or is_in_fake_mode(x):
         return None
     number_format = operator.spec.number_format(operand)
     if operand in own_parameters(operator):
         return initial_scales(number_format, x.detach())
-    with visible_alone(x) as seen:
+    with visible_elements(x) as seen:
         if not ((seen != 0) & seen.isfinite()).any():
             return None
         return initial_scales(number_format, seen.detach().reshape(1, -1))
@@ -162,19 +162,19 @@ def measured_scales(operator: QuantizedState, operand: str, x: Tensor) -> Tensor
 def write_scales(
     operator: QuantizedState, operand: str, start: Tensor, scales: nn.Parameter
 ) -> None:
-    """Writes learned scales into their parameter, which follows them to their device."""
+    """Writes learned scales into their parameter, and moves it to their device."""
     if scales.device == start.device and scales.shape == start.shape:
         scales.copy_(start)
     else:
         scales.data = start.to(scales.dtype)
-    note(operator)
+    update_known_state(operator)
 
 
 # --- ranges ------------------------------------------------------------------------------------
 
 
 def observe_operand(operator: QuantizedState, operand: str, x: Tensor) -> None:
-    """Updates the range of an operand by a training tensor, without tokens that a mask hides."""
+    """Updates the range of an operand with a training tensor, without masked tokens."""
     if torch.compiler.is_compiling():
         return
     name = RANGE_NAMES[operand]
@@ -183,19 +183,19 @@ def observe_operand(operator: QuantizedState, operand: str, x: Tensor) -> None:
         operator.register_buffer(name, empty_range(x.device))
         buffer = own_buffers(operator)[name]
     assert buffer is not None
-    with visible_alone(x) as seen:
+    with visible_elements(x) as seen:
         is_changed = observe(buffer, getattr(operator.spec, operand), seen)
     if is_changed:
-        note(operator)
+        update_known_state(operator)
 
 
 def restored_fit(operator: QuantizedState, operand: str, waiting: Quantizer) -> Quantizer:
-    """The fit that training has shown of a format that waits; the format itself without one."""
+    """Returns the fit of a format with a derived field; the format itself without training data."""
     buffer = own_buffers(operator).get(RANGE_NAMES[operand])
     if buffer is None:
         return waiting
     if torch.compiler.is_compiling() or (type(buffer) not in WHOLE and is_fake(buffer)):
-        note_compiling(operator)
+        update_if_compiling(operator)
         return operator.known_fits.get(operand, waiting)
     maximum = read_range(buffer, waiting)
     return waiting if maximum is None else maximum.fitted
@@ -204,8 +204,8 @@ def restored_fit(operator: QuantizedState, operand: str, waiting: Quantizer) -> 
 # --- both --------------------------------------------------------------------------------------
 
 
-def note(operator: QuantizedState) -> None:
-    """Updates the attributes that compilers read; they compile again where one has changed."""
+def update_known_state(operator: QuantizedState) -> None:
+    """Updates the attributes that compilers read; a change triggers recompilation."""
     learned = operator.spec.lsq_operands
     starts = frozenset(
         n for n in learned if has_started(own_parameters(operator).get(SCALE_NAMES[n]))
@@ -218,17 +218,17 @@ def note(operator: QuantizedState) -> None:
 
 
 @constant_when_compiled
-def note_compiling(operator: QuantizedState) -> bool:
-    """`note`, where tensors have values: in `torch.compile`, not in `torch.export`."""
+def update_if_compiling(operator: QuantizedState) -> bool:
+    """Updates the known state in `torch.compile`, not in `torch.export`."""
     tensors = (*own_parameters(operator).values(), *own_buffers(operator).values())
     has_values = not any(x is not None and (x.is_meta or is_fake(x)) for x in tensors)
     if has_values:
-        torch.compiler.disable(note)(operator)
+        torch.compiler.disable(update_known_state)(operator)
     return has_values
 
 
 def renew(operator: QuantizedState, before: QuantSpec) -> None:
-    """Makes parameters and buffers for new formats; an operand whose format stays keeps its own."""
+    """Creates parameters and buffers for new formats; operands with the same format keep theirs."""
     # The operator that was taken over keeps its own members.
     same = {name for name, fmt in operator.spec.items() if fmt == getattr(before, name)}
     learned, earlier = operator.spec.lsq_operands, before.lsq_operands
@@ -248,11 +248,11 @@ def renew(operator: QuantizedState, before: QuantSpec) -> None:
         dropped = {RANGE_NAMES[name] for name in OPERANDS if name not in same.intersection(ranges)}
         set_members(operator, buffers={n: x for n, x in held.items() if n not in dropped})
         add_ranges(operator)
-    note(operator)
+    update_known_state(operator)
 
 
 def add_ranges(operator: QuantizedState) -> None:
-    """Adds empty ranges for the operands whose formats wait and have none."""
+    """Adds empty ranges for operands with uncalibrated derived formats."""
     spec = vars(operator).get("spec", QuantSpec())  # that of an attention is its steps'
     for name, fmt in spec.items():
         if not fmt.is_fitted and RANGE_NAMES[name] not in own_buffers(operator):
@@ -265,7 +265,7 @@ def _device(operator: QuantizedState) -> torch.device | None:
 
 
 def _placeholder(operator: QuantizedState, operand: str) -> Tensor:
-    """Scales that come with the format, or zeros, which have not started."""
+    """Returns the scales of the format, or zeros, which are uninitialized."""
     number_format: Any = operator.spec.number_format(operand)
     is_parameter = own_parameters(operator).get(operand) is not None
     row = torch.zeros(1, 1, device=_device(operator))
@@ -276,7 +276,7 @@ def _placeholder(operator: QuantizedState, operand: str) -> Tensor:
 
 @torch.no_grad()
 def adopt_attributes(operator: QuantizedState) -> None:
-    """Moves what files and pickles of earlier versions have as attributes into tensors."""
+    """Moves attributes of files and pickles of earlier versions into tensors."""
     waiting, running = (vars(operator).pop(name, ()) for name in EARLIER)
     for operand in waiting:
         scales = own_parameters(operator).get(SCALE_NAMES[operand])
@@ -290,4 +290,4 @@ def adopt_attributes(operator: QuantizedState) -> None:
         buffer = own_buffers(operator).get(RANGE_NAMES[operand])
         if buffer is not None:
             write_range(buffer, maximum, [maximum.largest])
-    note(operator)
+    update_known_state(operator)

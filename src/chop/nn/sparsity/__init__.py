@@ -1,4 +1,4 @@
-"""Sparsity: scores, granularities, masks and activation pruners."""
+"""Sparsity: saliency scores, granularities, masks and activation pruning."""
 
 from chop.nn.sparsity.activation import PruneActivation
 from chop.nn.sparsity.granularity import (

@@ -1,4 +1,4 @@
-"""Keeps a share of what flows into an operator and sets the rest to zero."""
+"""Activation pruning: zeroes a share of an operator's input."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FINEST_SHARE = 10**6
 
 
 class PruneActivation(nn.Module):
-    """Sets the lowest share of its input to zero; gradients flow through what is kept only.
+    """Zeroes the lowest share of its input; gradients flow through the remaining elements only.
 
     Args:
-        sparsity: the share that is set to zero, 0 to below 1, of every tensor that comes in; its
-            rows compete with each other, so a row's result depends on the batch.
-        method: `l1-norm` keeps the largest magnitudes; `random` keeps positions that depend on
-            `seed` and the number of elements alone, so that equal calls give equal results.
-        seed: of `random`.
-        threshold: keeps the magnitudes above it instead, whatever share of a tensor they are.
+        sparsity: share of zeroed elements, 0 to below 1, of every input tensor; its rows compete
+            with each other, so a row's result depends on the batch.
+        method: `l1-norm` keeps the largest magnitudes; `random` keeps positions that depend only on
+            `seed` and the number of elements, so that equal calls give equal results.
+        seed: seed of `random`.
+        threshold: keeps the magnitudes above it instead of a fixed share.
 
     Raises:
         ConfigError: `sparsity` is out of range, or the method unknown.
@@ -47,7 +47,7 @@ class PruneActivation(nn.Module):
         self.threshold = threshold
 
     def forward(self, input: Tensor) -> Tensor:
-        """Any shape and floating dtype; the same comes out."""
+        """Returns a tensor of the shape and dtype of `input`, any floating one."""
         flat = input.reshape(-1)
         # Plain PyTorch: programs are read without chop, and transforms differentiate in all ways.
         if torch.compiler.is_exporting() or is_transformed():
@@ -57,7 +57,7 @@ class PruneActivation(nn.Module):
         return drop(flat, self._dropped(flat)).view(input.shape)
 
     def _dropped(self, flat: Tensor) -> Tensor:
-        """Boolean, True where the input becomes zero."""
+        """Returns a boolean mask, True for elements that become zero."""
         if self.threshold is not None:
             return flat.abs() <= self.threshold
         count = self._count(flat.shape[0])
@@ -66,7 +66,7 @@ class PruneActivation(nn.Module):
         return lowest_magnitudes(flat, count)
 
     def _drawn(self, flat: Tensor, count: int) -> Tensor:
-        """The lowest of what is drawn: the same for all inputs of a size, and kept for the next."""
+        """Returns the lowest of pseudo-random numbers, cached for inputs of the same size."""
 
         def mark() -> Tensor:
             return lowest_magnitudes(self._draw(flat), count)
@@ -77,18 +77,18 @@ class PruneActivation(nn.Module):
         return decoded_once(self, "data_in", (), rule, mark)
 
     def _count(self, size: int) -> int:
-        """sparsity * size to the nearest integer, also where the size is a symbol."""
+        """Returns sparsity * size rounded to the nearest integer, also for symbolic sizes."""
         share = Fraction(self.sparsity).limit_denominator(FINEST_SHARE)
         return (2 * size * share.numerator + share.denominator) // (2 * share.denominator)
 
     def _draw(self, flat: Tensor) -> Tensor:
-        """Integers that look random: a hash of position and seed, which every compiler takes."""
+        """Returns pseudo-random integers: a hash of position and seed, for any compiler."""
         x = torch.arange(flat.shape[0], device=flat.device) + self.seed * 0x9E3779B1 % 2**32
         for _ in range(2):
             x = ((x >> 16) ^ x) * 0x45D9F3B & 0xFFFFFFFF
         return (x >> 16) ^ x
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Returns the settings."""
         text = f"sparsity={self.sparsity:g}, method={self.method}"
         return text if self.threshold is None else f"{text}, threshold={self.threshold:g}"

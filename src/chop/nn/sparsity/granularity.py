@@ -1,4 +1,4 @@
-"""In which groups weights are masked: one by one, n of m neighbors, or whole columns."""
+"""Granularity of pruning: single weights, n of m neighbors, or whole columns."""
 
 from __future__ import annotations
 
@@ -17,65 +17,64 @@ from chop.nn.sparsity.selection import lowest
 
 Scope = Literal["local", "global"]
 UNITS = ("row", "channel", "head")
-"""Granularities that take whole units out of the model instead of hiding weights."""
+"""Granularities that remove whole units from the model instead of masking weights."""
 NAMES = ("elementwise", "column", *UNITS, "2:4")
 
 
 @dataclass(frozen=True)
 class Granularity:
-    """A granularity by name; of each `group` neighbors along the input `kept` are kept.
+    """Granularity by name; `per_group` of each `group` neighbors along the input are kept.
 
-    `kept` and `group` are 0 unless the name is of the form "2:4".
+    `per_group` and `group` are 0 unless the name has the form "2:4".
     """
 
     name: str
-    kept: int = 0
+    per_group: int = 0
     group: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Granularity:
-        """From the name in a config.
+        """Parses the name in a config.
 
         Raises:
-            ConfigError: there is no such granularity.
+            ConfigError: the granularity is unknown.
         """
         pattern = re.fullmatch(r"(\d+):(\d+)", text)
         if pattern is None:
             if text in NAMES:
                 return cls(text)
             raise ConfigError(f"granularity '{text}': {did_you_mean(text, NAMES)}")
-        kept, group = map(int, pattern.groups())
-        if not 0 < kept < group:
+        per_group, group = map(int, pattern.groups())
+        if not 0 < per_group < group:
             raise ConfigError(f"granularity '{text}': expected n:m with 0 < n < m, such as 2:4.")
-        return cls(text, kept, group)
+        return cls(text, per_group, group)
 
     @property
     def sparsity(self) -> float:
-        """The share that n:m hides."""
-        return 1 - self.kept / self.group
+        """The share that n:m masks."""
+        return 1 - self.per_group / self.group
 
     @property
     def is_structured(self) -> bool:
-        """True where units leave the model."""
+        """True if units leave the model."""
         return self.name in UNITS
 
     def why_infeasible(self, size: int) -> str | None:
-        """Why a weight of `size` inputs cannot be pruned so; None if it can."""
+        """Explains why a weight of `size` inputs cannot be pruned this way; None if it can."""
         if self.group and size % self.group:
-            return f"its {size} inputs are no multiple of {self.group}"
+            return f"its {size} inputs are not a multiple of {self.group}"
         return None
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of one weight tensor.
+    """Scores of one weight tensor.
 
     Attributes:
-        values: the weight's shape.
-        input_axis: the axis along which inputs are summed; of a table, its columns.
-        sparsity: the share to hide.
-        masked: boolean, the weight's shape: True for weights that are masked already; default,
-            none is.
+        values: shape of the weight.
+        input_axis: axis of the summed inputs; for an embedding table, its columns.
+        sparsity: share to mask.
+        masked: boolean, shape of the weight: True for already masked weights. Default: none.
     """
 
     values: Tensor
@@ -85,7 +84,7 @@ class Scored:
 
     @property
     def hidden(self) -> Tensor:
-        """Boolean, the weight's shape: True for weights that are masked already."""
+        """Already masked weights as boolean, shape of the weight."""
         if self.masked is None:
             return torch.zeros_like(self.values, dtype=torch.bool)
         return self.masked
@@ -101,63 +100,69 @@ def lowest_weights(
     score: Score,
     granularity: Granularity,
     scope: Scope,
-    of_all: bool = False,
+    includes_masked: bool = False,
 ) -> list[Tensor]:
-    """Which weights to hide: boolean tensors of the weights' shapes, True for masked ones.
+    """Returns the weights to mask: boolean tensors of the weights' shapes.
 
-    What is masked already stays masked. A sparsity is the share of the weights (or columns) that
-    are not, as in `torch.nn.utils.prune`; n of every m neighbors are kept at most.
+    Already masked weights stay masked. A sparsity is the share of the unmasked weights (or
+    columns), as in `torch.nn.utils.prune`; at most n of every m neighbors are kept.
 
     Args:
         layers: with `global` scope all of the same sparsity.
         score: the score.
-        granularity: unit of weights that are hidden together.
-        scope: group of weights in which a share is counted.
-        of_all: the sparsity is the share of all weights, masked ones included.
+        granularity: unit of weights that are masked together.
+        scope: group of weights that a share refers to.
+        includes_masked: the sparsity is the share of all weights, including masked ones.
     """
     if granularity.group:
         marks = [_lowest_of_groups(layer, granularity) for layer in layers]
     elif granularity.name == "column":
-        marks = _lowest_columns(layers, score, scope, of_all)
+        marks = _lowest_columns(layers, score, scope, includes_masked)
     elif scope == "local" and score.within_rows:
         marks = [_lowest_in_rows(layer) for layer in layers]
     else:
         ranked = [(layer.ranked, int(layer.hidden.sum()), layer.sparsity) for layer in layers]
-        marks = _select_lowest(ranked, scope, of_all)
+        marks = _select_lowest(ranked, scope, includes_masked)
     return [mark | layer.hidden for mark, layer in zip(marks, layers, strict=True)]
 
 
 def _select_lowest(
-    ranked: Sequence[tuple[Tensor, int, float]], scope: Scope, of_all: bool
+    ranked: Sequence[tuple[Tensor, int, float]], scope: Scope, includes_masked: bool
 ) -> list[Tensor]:
-    """The lowest of each tensor, or of all together.
+    """Selects the lowest of each tensor, or of all together.
 
     Args:
-        ranked: scores, how many of them are masked (these come first), and the share to hide.
-        scope: group of weights in which a share is counted.
-        of_all: see `lowest_weights`.
+        ranked: scores, number of masked ones (which come first), and the share to mask.
+        scope: group of weights that a share refers to.
+        includes_masked: see `lowest_weights`.
     """
     if scope == "local":
-        return [lowest([x], _due(share, x.numel(), old, of_all))[0] for x, old, share in ranked]
+        return [
+            lowest([x], _due(share, x.numel(), old, includes_masked))[0] for x, old, share in ranked
+        ]
     size, masked = sum(x.numel() for x, _, _ in ranked), sum(old for _, old, _ in ranked)
-    return lowest([x for x, _, _ in ranked], _due(ranked[0][2], size, masked, of_all))
+    return lowest([x for x, _, _ in ranked], _due(ranked[0][2], size, masked, includes_masked))
 
 
-def _due(share: float, size: int, masked: int, of_all: bool) -> int:
-    """Counts the units of `size` that are to be hidden, those that are `masked` included."""
-    return max(round(share * size), masked) if of_all else masked + round(share * (size - masked))
+def _due(share: float, size: int, masked: int, includes_masked: bool) -> int:
+    """Returns the number of units of `size` to mask, including those that are `masked`."""
+    return (
+        max(round(share * size), masked)
+        if includes_masked
+        else masked + round(share * (size - masked))
+    )
 
 
 def _lowest_of_groups(layer: Scored, granularity: Granularity) -> Tensor:
     grouped = layer.ranked.movedim(layer.input_axis, -1)
     groups = grouped.reshape(*grouped.shape[:-1], -1, granularity.group).nan_to_num(torch.inf)
-    masked = groups.topk(granularity.group - granularity.kept, largest=False).indices
+    masked = groups.topk(granularity.group - granularity.per_group, largest=False).indices
     marks = torch.zeros_like(groups, dtype=torch.bool).scatter(-1, masked, True)
     return marks.view(grouped.shape).movedim(-1, layer.input_axis).contiguous()
 
 
 def _lowest_columns(
-    layers: Sequence[Scored], score: Score, scope: Scope, of_all: bool
+    layers: Sequence[Scored], score: Score, scope: Scope, includes_masked: bool
 ) -> list[Tensor]:
     columns: list[tuple[Tensor, int, float]] = []
     for layer in layers:
@@ -165,7 +170,7 @@ def _lowest_columns(
         values = unit_scores(layer.values, layer.input_axis, score)
         ranked = values.masked_fill(is_gone, -math.inf)
         columns.append((ranked, int(is_gone.sum()), layer.sparsity))
-    marks = _select_lowest(columns, scope, of_all)
+    marks = _select_lowest(columns, scope, includes_masked)
     shapes = [_along(layer.values, layer.input_axis) for layer in layers]
     return [
         mark.view(shape).expand_as(layer.values).clone()
@@ -174,7 +179,7 @@ def _lowest_columns(
 
 
 def _lowest_in_rows(layer: Scored) -> Tensor:
-    """The same share of each output's weights that are not masked, to within one."""
+    """Selects the same share of each output's unmasked weights, to within one."""
     by_output = layer.ranked.movedim(1 - layer.input_axis, 0)
     rows = by_output.reshape(len(by_output), -1).nan_to_num(torch.inf, neginf=-torch.inf)
     masked = layer.hidden.movedim(1 - layer.input_axis, 0).reshape(rows.shape).sum(1)
@@ -190,9 +195,9 @@ def _lowest_in_rows(layer: Scored) -> Tensor:
 
 
 def unit_scores(values: Tensor, axis: int, score: Score) -> Tensor:
-    """One score per index of `axis`: the mean of its weights' scores to the score's power.
+    """Returns one score per index of `axis`: the mean power of its weights' scores.
 
-    The mean, so that units of layers of different sizes can be compared.
+    A mean allows comparison of units in layers of different sizes.
     """
     return values.movedim(axis, 0).flatten(1).double().pow(score.power).mean(1)
 

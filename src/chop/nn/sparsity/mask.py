@@ -1,4 +1,4 @@
-"""Pruning masks of weights: set, removed, made permanent, counted."""
+"""Pruning masks of weights: set, remove, make permanent, count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chop.private.modules import own_parameters
 
 NOTE = "pruned_by"
 ORIGINAL = "weight_orig"
-"""The parameter that torch makes of a weight that it prunes."""
+"""Parameter that torch stores the original of a pruned weight in."""
 
 
 def attach_mask(
@@ -24,25 +24,25 @@ def attach_mask(
     note: Mapping[str, str],
     full: Tensor | None = None,
 ) -> None:
-    """Masks the weights marked True: they become zero, and `weight_orig` keeps them.
+    """Masks the weights marked True: they become zero, and `weight_orig` stores their values.
 
-    A mask that is there already takes the new values; what it alone hid comes back.
+    An existing mask is replaced; weights that only it hid are restored.
 
     Args:
         module: a quantized operator with a weight; its formats may all be float.
-        masked: boolean, the weight's shape.
-        note: how they were chosen: `method`, `scope`, `granularity`.
-        full: the weight without a mask, for the others that share it; default, the module's own.
+        masked: boolean, shape of the weight.
+        note: pruning settings: `method`, `scope`, `granularity`.
+        full: unmasked weight, for other layers that share it. Default: the module's own.
     """
     assert isinstance(module.weight, Tensor)
-    kept = ~masked.to(module.weight.device)
-    if not _has_mask(module, kept):
-        write_mask(module, kept, full_weight(module) if full is None else full)
+    mask = ~masked.to(module.weight.device)
+    if not _has_mask(module, mask):
+        write_mask(module, mask, full_weight(module) if full is None else full)
     setattr(module, NOTE, dict(note))
 
 
 def _has_mask(module: QuantizedOperator, mask: Tensor) -> bool:
-    """True where a module has this mask, and zeros under it: nothing is to be written."""
+    """Returns whether a module already has this mask and its zeros."""
     if not module.is_pruned or not torch.equal(module.weight_mask, mask):
         return False
     assert isinstance(module.weight, Tensor)
@@ -50,24 +50,24 @@ def _has_mask(module: QuantizedOperator, mask: Tensor) -> bool:
 
 
 def detach_mask(module: QuantizedOperator) -> None:
-    """Shows all weights again: what was masked has the values from before."""
+    """Removes the mask and restores the masked values."""
     if module.is_pruned:
         write_mask(module, None, full_weight(module))
     module.__dict__.pop(NOTE, None)
 
 
 def make_permanent(module: QuantizedOperator) -> None:
-    """Takes the mask off and leaves the zeros; what was masked is forgotten."""
+    """Removes the mask, keeps the zeros and drops the masked values."""
     if module.is_pruned:
         write_mask(module, None, module.effective("weight"))
     module.__dict__.pop(NOTE, None)
 
 
 def get_masked(module: object) -> Tensor | None:
-    """Boolean, the weight's shape: True where it is masked; None without a mask.
+    """Returns the masked weights as boolean, shape of the weight; None without a mask.
 
-    A mask of `torch.nn.utils.prune` counts. A packed weight keeps no mask: if it had one, its zeros
-    are what is masked.
+    It supports masks of `torch.nn.utils.prune`. For a packed weight that was pruned, the zeros
+    count as masked.
     """
     if isinstance(module, PackedOperator) and module.packed_mask:
         return module.weight == 0
@@ -79,11 +79,11 @@ def get_masked(module: object) -> Tensor | None:
 
 
 def get_sparsity(module: object) -> float | None:
-    """The share of masked weights; None without a mask."""
+    """Returns the share of masked weights; None without a mask."""
     masked = get_masked(module)
     return None if masked is None else int(masked.sum()) / max(masked.numel(), 1)
 
 
 def describe_pruning(module: object) -> dict[str, str]:
-    """How the mask was chosen; empty where nobody noted it."""
+    """Returns the pruning settings of a mask; empty if they are unknown."""
     return dict(getattr(module, NOTE, {}))

@@ -14,11 +14,11 @@ Need = Literal["gradients", "inputs"]
 
 @dataclass
 class ScoreInputs:
-    """What data say about one weight tensor, and chance.
+    """Data of one weight tensor, and a random generator.
 
     Attributes:
-        generator: what `random` draws from, on the CPU.
-        saliency: sum over batches of weight * dLoss/dweight, of the weight's shape.
+        generator: source of `random`, on the CPU.
+        saliency: sum over batches of weight * dLoss/dweight, shape of the weight.
         input_norms: Euclidean norm of the input that each weight multiplies, over all rows of all
             batches; broadcasts to the weight's shape.
     """
@@ -30,14 +30,14 @@ class ScoreInputs:
 
 @dataclass(frozen=True)
 class Score:
-    """A way to rank weights.
+    """Ranking of weights.
 
     Attributes:
-        of: weight and score inputs -> a score per weight, of its shape; the lowest go first.
-        needs: what has to be seen of the data, or None.
+        of: maps weight and score inputs to a score per weight, of its shape; the lowest are pruned.
+        needs: required data, or None.
         power: a group of weights (a channel, a head) scores the sum of its weights' scores to
             this power.
-        within_rows: with scope `local`, each output's weights are compared with each other only.
+        within_rows: with scope `local`, weights are compared within each output.
     """
 
     of: Callable[[Tensor, ScoreInputs], Tensor]
@@ -47,7 +47,7 @@ class Score:
 
 
 SCORES: dict[str, Score] = {}
-"""Every score by the name that configs use."""
+"""Scores by the name that configs use."""
 
 Function = Callable[[Tensor, ScoreInputs], Tensor]
 
@@ -55,7 +55,7 @@ Function = Callable[[Tensor, ScoreInputs], Tensor]
 def score(
     name: str, needs: Need | None = None, power: int = 1, within_rows: bool = False
 ) -> Callable[[Function], Function]:
-    """Enters a function into `SCORES`; see `Score`."""
+    """Registers a function in `SCORES`; see `Score`."""
 
     def enter(function: Function) -> Function:
         SCORES[name] = Score(function, needs, power, within_rows)
@@ -67,7 +67,7 @@ def score(
 @score("l1-norm")
 @score("l2-norm", power=2)
 def magnitude(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
-    """|w|: of single weights both norms are the magnitude.
+    """Returns |w|: for single weights both norms are the magnitude.
 
     Source: Han et al. 2015, arXiv:1506.02626, section 3.
     """
@@ -76,13 +76,13 @@ def magnitude(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
 
 @score("random")
 def random(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
-    """Uniform in [0, 1); the same on every device."""
+    """Returns uniform numbers in [0, 1), equal on every device."""
     return torch.rand(weight.shape, generator=score_inputs.generator).to(weight.device)
 
 
 @score("movement", needs="gradients")
 def movement(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
-    """-sum of w dL/dw: how far training moves a weight away from zero.
+    """Returns -sum of w dL/dw: how far training moves a weight away from zero.
 
     Source: Sanh et al. 2020, arXiv:2005.07683, equation 3.
     """
@@ -92,9 +92,9 @@ def movement(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
 
 @score("snip", needs="gradients")
 def snip(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
-    """|w dL/dw|: what the loss loses with the weight, to first order.
+    """Returns |w dL/dw|: the change of the loss without the weight, to first order.
 
-    Source: Lee et al. 2019, arXiv:1810.02340, equation 5, before it is normalized.
+    Source: Lee et al. 2019, arXiv:1810.02340, equation 5, before normalization.
     """
     assert score_inputs.saliency is not None
     return score_inputs.saliency.abs()
@@ -102,7 +102,7 @@ def snip(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
 
 @score("wanda", needs="inputs", within_rows=True)
 def wanda(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
-    """|w_ij| ||x_j||.
+    """Returns |w_ij| ||x_j||.
 
     Source: Sun et al. 2023, arXiv:2306.11695, equation 1.
     """

@@ -1,4 +1,4 @@
-"""Selection of the `count` smallest of many numbers, exactly, whatever the ties."""
+"""Exact selection of the `count` smallest of many numbers, including ties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def lowest_by_sorting(scores: Sequence[Tensor], count: int) -> list[Tensor]:
-    """The readable reference of `lowest`: more than twenty times slower."""
+    """Readable reference of `lowest`, more than twenty times slower."""
     joined = torch.cat([x.reshape(-1) for x in _comparable(scores)])
     chosen = torch.zeros(joined.shape, dtype=torch.bool, device=joined.device)
     chosen[joined.argsort(stable=True)[:count]] = True
@@ -21,10 +21,10 @@ def lowest_by_sorting(scores: Sequence[Tensor], count: int) -> list[Tensor]:
 def lowest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
     """Marks exactly `count` smallest elements of all the tensors together.
 
-    Of equal elements the first are taken. NaN counts as the largest number.
+    Among equal elements the first are selected. NaN counts as the largest number.
 
     Args:
-        scores: any shapes, floating dtypes; they may lie on different devices.
+        scores: any shapes, floating dtypes; they may be on different devices.
         count: 0 to the number of elements.
     Returns: boolean tensors of the same shapes, True for the smallest.
     """
@@ -45,17 +45,17 @@ def lowest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
 
 
 def _comparable(scores: Sequence[Tensor]) -> list[Tensor]:
-    """In one dtype: a threshold must not be rounded when it is compared."""
+    """Converts scores to one dtype, so that comparisons do not round the threshold."""
     is_double = any(x.dtype == torch.float64 for x in scores)
     dtype = torch.float64 if is_double else torch.float32
     return [x.detach().to(dtype).contiguous() for x in scores]
 
 
 def kth_smallest(values: Sequence[Tensor], k: int) -> float:
-    """The k-th smallest element of all the tensors together, k from 1; NaN is the largest.
+    """Returns the k-th smallest element of all the tensors together, k from 1; NaN is the largest.
 
-    numpy's selection: `torch.quantile` refuses more than 16 million elements, and
-    `torch.kthvalue` takes several times as long.
+    It uses numpy, since `torch.quantile` is limited to 16 million elements, and `torch.kthvalue`
+    takes several times as long.
     """
     joined = torch.cat([x.reshape(-1).cpu() for x in _comparable(values)]).numpy()
     joined.partition(k - 1)
