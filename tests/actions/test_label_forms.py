@@ -63,7 +63,7 @@ def test_a_model_numbers_its_own_classes():
 def test_rows_without_a_text_are_refused():
     for gap in (None, float("nan")):
         labels = [gap, *NAMES[1:].tolist()]
-        with pytest.raises(ConfigError, match=r"labels: 1 of 90 rows have no text, .* row 1"):
+        with pytest.raises(ConfigError, match=r"labels: 1 of 90 rows have no label, .* row 1"):
             Workload.of(net(), (X, labels))
 
 
@@ -95,13 +95,13 @@ def test_a_label_for_each_position_stays_one():
     tokens = torch.nn.functional.one_hot(torch.arange(90) % 4)
     found = Workload.of(nn.Sequential(nn.Embedding(9, 4)), (torch.ones(90, 4).long(), tokens))
     assert found.task.name == "token-classification"
-    assert any("Batches of rows are given as a DataLoader" in text for text in assumptions(found))
+    assert any("batches of rows, pass a DataLoader" in text for text in assumptions(found))
 
 
 def test_labels_that_begin_at_one_or_are_signs(tmp_path):
     for labels, message in (
         (Y + 1, "these begin at 1: subtract 1 from the labels"),
-        (2 * (Y > 0).long() - 1, r"got the labels -1 and 1: .* \(labels \+ 1\) // 2 does"),
+        (2 * (Y > 0).long() - 1, r"got the labels -1 and 1; .* \(labels \+ 1\) // 2"),
     ):
         with pytest.raises(ConfigError, match=message):
             chop.compress(net(), (X, labels), out=tmp_path)
@@ -166,7 +166,10 @@ def test_logits_smaller_than_masks_are_told():
 def test_splits_with_labels_that_do_not_go_together_are_refused():
     for test, message in (
         ((X, Y), "those of 'train' are text, those of 'test' are not"),
-        ((X, ["zebra"] * 90), r"classes of the split 'test' \(zebra\) are none of the training"),
+        (
+            (X, ["zebra"] * 90),
+            r"classes of the split 'test' \(zebra\) do not occur in the training",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             Workload.of(net(), (X, NAMES), test)

@@ -64,7 +64,7 @@ def test_columns_that_are_no_inputs_are_named(tmp_path, caplog):
 
     _, data, _ = load()
     assert set(data["train"].column_names) == {"x", "label"}
-    assert "columns that hold no numbers are not used as inputs: kind" in caplog.text
+    assert "columns without numbers are not used as inputs: kind" in caplog.text
     lines[3] = lines[3].replace("0.2", "?")
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     caplog.clear()

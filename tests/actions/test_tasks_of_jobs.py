@@ -189,5 +189,7 @@ def test_masks_of_0_and_255_are_said_to_have_one_class(trained, tmp_path):
     model, _ = trained
     x, y = tensors(*squares(80))
     y = torch.where(y == 1, 255, 0)
-    with pytest.raises(ConfigError, match="one class, .* Pixels of 255 do not count: save a foreg"):
+    with pytest.raises(
+        ConfigError, match="one class: .* Pixels with the value 255 do not count; save the foreg"
+    ):
         chop.compress(model, (x, y), out=tmp_path, bench_seconds=0)

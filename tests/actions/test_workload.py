@@ -88,7 +88,7 @@ def test_the_tokenizer_may_be_elsewhere(texts, tmp_path):
 @pytest.mark.parametrize("vocab_size", [100, 5000], ids=["too small", "too large"])
 def test_a_tokenizer_of_another_model_is_refused(texts, tmp_path, vocab_size):
     bert(vocab_size).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=f"157 tokens and the model's vocabulary {vocab_size:,}"):
+    with pytest.raises(ConfigError, match=f"157 tokens, .*vocabulary has {vocab_size:,}"):
         load_workload(config_of(tmp_path, texts, tmp_path, tokenizer="reviews"))
 
 

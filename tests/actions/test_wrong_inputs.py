@@ -99,7 +99,7 @@ def test_iterators_are_read_once(net, rows):
         ((X, Y + 0j), "labels: got complex numbers"),
         ((X + 0j, Y), "'Sequential' cannot take rows of 'own data', input complex64"),
         ((X[:, :3], Y), r"cannot take rows of 'own data', input float32 \(3, 3\)"),
-        (iter(()), "got an iterator that has none"),
+        (iter(()), "got an empty or already consumed iterator"),
     ],
 )
 def test_rows_that_a_model_cannot_take(net, rows, message):
@@ -186,7 +186,7 @@ def test_flex_attention_is_named_with_the_way_out(family, head):
 
 
 def test_a_name_in_the_place_of_labels(net, tmp_path):
-    with pytest.raises(ConfigError, match="got the text 'fraud': give the column itself"):
+    with pytest.raises(ConfigError, match="got the text 'fraud'; pass the column"):
         chop.compress(net, (X, "fraud"), out=tmp_path)
 
 

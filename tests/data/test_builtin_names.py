@@ -51,7 +51,10 @@ def test_a_folder_wins_over_a_data_set_of_its_name(name, caplog):
     put(name, ROWS)
     caplog.set_level(logging.WARNING, "chop.data")
     assert load_dataset(name)["train"].column_names == ["text", "label"]
-    assert f"data set '{name}' is './{name}' on disk; builtin:{name}" in caplog.text
+    assert (
+        f"data set '{name}' is read from './{name}'; the built-in one is builtin:{name}"
+        in caplog.text
+    )
     assert builtin_dataset(name) is None and builtin_dataset(f"builtin:{name}") == name
     assert describe_dataset(name, load_dataset(name)).kind == "nlp"
 
@@ -93,7 +96,7 @@ def test_a_folder_wins_over_a_model_of_its_name(caplog):
     saved_bert("cnn", 3)
     model = load_model("cnn")
     assert type(model).__name__ == "BertForSequenceClassification" and model.num_labels == 3
-    assert "model 'cnn' is './cnn' on disk; builtin:cnn is the built-in one" in caplog.text
+    assert "model 'cnn' is read from './cnn'; the built-in one is builtin:cnn" in caplog.text
     assert type(load_model("builtin:cnn")).__name__ == "DigitsCNN"
     assert type(get_model("cnn", pretrained=True)).__name__ == "BertForSequenceClassification"
 
@@ -102,7 +105,7 @@ def test_a_folder_without_a_model_leaves_the_built_in_one(caplog):
     caplog.set_level(logging.WARNING, "chop.data")
     get_folder("mlp").mkdir()
     assert isinstance(load_model("mlp"), nn.Module) and builtin_model("mlp") == "mlp"
-    assert "model 'mlp' is the built-in one: './mlp' on disk holds no model" in caplog.text
+    assert "model 'mlp' is the built-in one, since './mlp' holds no model" in caplog.text
 
 
 def test_a_folder_wins_over_a_tokenizer_of_its_name():
@@ -117,7 +120,7 @@ def test_a_job_says_which_one_it_has(capsys):
     put("digits", NUMBERS)
     found = load_workload(WorkloadConfig(model="net.py:Net", dataset="digits"))
     assert found.test.columns["x"].shape == (4, 2)
-    assert any("'digits' is './digits' on disk" in each.text for each in found.assumptions)
+    assert any("'digits' is read from './digits'" in each.text for each in found.assumptions)
     built_in = load_workload(WorkloadConfig(model="builtin:mlp", dataset="builtin:digits"))
     assert built_in.name == "mlp" and built_in.title == "mlp on digits"
     assert "loading mlp (built in) and its rows" in capsys.readouterr().out

@@ -19,7 +19,7 @@ def test_the_index_of_pandas_is_no_input(name, caplog):
     caplog.set_level(logging.WARNING, "chop.data")
     found = with_plain_cells(splits(**{name: [0, 1, 2]}, a=[1.0, 2.0, 3.0], label=[0, 1, 0]))
     assert found["train"].column_names == found["test"].column_names == ["a", "label"]
-    assert f"column '{name}' is an index that pandas wrote" in caplog.text
+    assert f"column '{name}' is an index written by pandas" in caplog.text
     other = splits(**{name: [0.5, 1, 2]}, a=[1, 2, 3])  # numbers of somebody's own
     assert with_plain_cells(other)["train"].column_names == [name, "a"]
 
@@ -37,7 +37,7 @@ def test_decimal_commas_are_numbers(caplog):
 def test_what_is_no_number_stays_and_what_may_be_two_is_refused():
     given = splits(date=["1,5", "of May"], classes=["1", "2"])
     assert with_plain_cells(given) is given
-    with pytest.raises(ConfigError, match="column 'a': '1,325' has a decimal comma or one between"):
+    with pytest.raises(ConfigError, match="column 'a': '1,325' has a decimal comma or a thousands"):
         with_plain_cells(splits(a=["1,325", "12"]))
 
 

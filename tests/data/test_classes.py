@@ -19,8 +19,8 @@ def rows(train, test, feature=None):
 WARNED = {
     "case": (["pos", "Pos", "neg"] * 4, ["pos"], None, "'Pos' and 'pos' differ only in case"),
     "spaces": (["pos", "pos ", "neg"] * 4, ["pos"], None, "'pos' and 'pos ' differ only in case"),
-    "from 1": ([1, 2] * 4, [1, 2], None, "labels begin at 1"),
-    "from 5": ([5, 7] * 4, [5], None, "labels begin at 5"),
+    "from 1": ([1, 2] * 4, [1, 2], None, "labels start at 1"),
+    "from 5": ([5, 7] * 4, [5], None, "labels start at 5"),
     "missing": (["a", "b"] * 4, ["a", "c"], None, "no training row has the class c of the split"),
     "missing number": ([0, 1] * 4, [0, 2], None, "no training row has the class 2"),
     "missing name": ([0, 0], [0, 1], ClassLabel(names=["cat", "dog"]), "has the class dog"),
@@ -39,7 +39,7 @@ def test_classes_that_look_wrong_are_warned_of(case, caplog):
 
 def test_amounts_are_sent_to_regression():
     amounts = rows(list(range(1000, 1020)), [3000, 3001])
-    with pytest.raises(ConfigError, match=r"--task regression takes labels as numbers\.$"):
+    with pytest.raises(ConfigError, match=r"--task regression treats labels as numbers\.$"):
         check_classes(amounts, "houses")
 
 
@@ -68,5 +68,5 @@ def test_classes_that_are_right_are_not(train, test, feature, caplog):
     ],
 )
 def test_a_split_of_other_classes_is_refused(train, test):
-    with pytest.raises(ConfigError, match="classes of the split 'test' .* none of the training"):
+    with pytest.raises(ConfigError, match="split 'test' .* do not occur in the training"):
         check_classes(rows(train, test), "mine")

@@ -21,7 +21,7 @@ from chop.data.load import _hub_caches
 from chop.errors import ConfigError
 
 ROWS = "a,b,label\n" + "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(40))
-OUTSIDE = "outside its folder|no URL is fetched"
+OUTSIDE = "outside its folder|URLs are not fetched"
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_aliases_of_a_readme_are_visited_once(folder):
     (folder / "train.csv").write_text(ROWS)
     bomb = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
     (folder / "README.md").write_text(f"---\na0: &a0 x\n{bomb}configs: *a29\n---\n")
-    with pytest.raises(ConfigError, match="its YAML stands for more than"):
+    with pytest.raises(ConfigError, match="its YAML expands to more than"):
         load_dataset(folder)
 
 

@@ -20,7 +20,11 @@ FILES = {
     "no rows": ("a.csv", HEADER, "it has no rows"),
     "empty": ("a.csv", "", "it has no rows"),
     "commas in texts": ("a.csv", HEADER + LINES + "bad, very bad,0\n", "line 10 has 3 columns"),
-    "packed parquet": ("a.parquet.gz", "", "parquet compresses its own columns; decompress it"),
+    "packed parquet": (
+        "a.parquet.gz",
+        "",
+        "compressed Parquet files are not supported; decompress it",
+    ),
     "no label": ("a.csv", " text,Label\n" + LINES, "its columns are ' text', 'Label'"),
 }
 
@@ -42,7 +46,7 @@ def test_a_folder_of_files_with_different_columns_is_refused(tmp_path):
         folder.mkdir()
         (folder / "train.csv").write_text(HEADER + LINES)
         (folder / "test.csv").write_text(header + LINES)
-        with pytest.raises(ConfigError, match=r"different columns: in 'test.csv' are"):
+        with pytest.raises(ConfigError, match=r"different columns: 'test.csv' has"):
             load_dataset(folder)
     gc.collect()  # `datasets` leaves the file open
 
@@ -108,7 +112,7 @@ def test_a_folder_that_is_a_pattern_is_refused(name, tmp_path):
     for each in ("data1", name):
         (tmp_path / each).mkdir(parents=True)
         (tmp_path / each / "train.csv").write_text(HEADER + LINES)
-    with pytest.raises(ConfigError, match="by which other folders would be read; rename it"):
+    with pytest.raises(ConfigError, match="which match other folders too; rename it"):
         load_dataset(tmp_path / name)
 
 
@@ -145,7 +149,7 @@ def test_pictures_without_classes_are_refused(folders, tmp_path):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     for number in range(5):
         Image.new("L", (4, 4)).save(tmp_path / folders[0] / f"{number}.png")
-    with pytest.raises(ConfigError, match="expected a folder for each of at least two classes"):
+    with pytest.raises(ConfigError, match="less than two classes of pictures"):
         load_dataset(tmp_path)
 
 

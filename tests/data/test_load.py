@@ -83,7 +83,7 @@ def test_a_folder_without_data_is_refused(tmp_path):
 
 def test_a_data_set_without_labels_is_refused():
     plain = Dataset.from_dict({"text": ["a", "b"]})
-    told = "no column 'labels' or 'label', only 'text': --task causal-lm takes it as running text"
+    told = "no column 'labels' or 'label', only 'text'; evaluate language models on it with --task"
     with pytest.raises(ConfigError, match=told):
         load_dataset(DatasetDict(train=plain))
     with pytest.raises(ConfigError, match="no labeled split 'train': found .'test'."):
@@ -97,7 +97,7 @@ def test_num_labels_from_the_feature_or_the_largest_label():
     named = Features(text=Value("string"), label=ClassLabel(names=["a", "b", "c"]))
     assert num_labels(DatasetDict(train=rows(6).cast(named))) == 3
     words = Dataset.from_dict({"text": ["a", "b"], "label": ["bad", "good"]})
-    with pytest.raises(ConfigError, match=r"got text such as 'good'; splits.class_encode_column"):
+    with pytest.raises(ConfigError, match=r"such as 'good'; .* splits.class_encode_column"):
         num_labels(DatasetDict(train=words))
 
 
@@ -183,7 +183,7 @@ def test_several_columns_of_labels_become_one():
     ("label", "told"),
     [
         ("rain,snw", "label column 'snw': did you mean 'snow'"),
-        ("rain,rain", "label column 'rain': was given twice"),
+        ("rain,rain", "label column 'rain': is given twice"),
         ("rain,where", "label column 'where': expected numbers"),
         ("rain,wind", "label column 'wind': 1 of 2 rows have no number"),
     ],

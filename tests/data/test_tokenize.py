@@ -57,7 +57,7 @@ def test_long_texts_are_cut():
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ConfigError, match="no column of text: expected text or .* found"):
+    with pytest.raises(ConfigError, match="no text column: expected text or .* found"):
         get_tokenized_dataset(splits(body=["a", "b"]), "bert-tiny")
     with pytest.raises(ConfigError, match="expected txet, found"):
         get_tokenized_dataset(splits(text=["a", "b"]), "bert-tiny", text_column="txet")
@@ -71,7 +71,7 @@ TEXTS = [["w"] * 3, ["w"] * 2]
 BAD_COLUMNS = {
     "no labels": ({"tokens": TEXTS, "labels": [[], [0, 1]]}, "got 0 for the 3 words"),
     "few labels": ({"tokens": TEXTS, "labels": [[0, 1, 0], [1]]}, "got 1 for the 2 words .* 'w w'"),
-    "many labels": ({"tokens": TEXTS, "labels": [[0] * 4, [0] * 2]}, "each word, got 4 for the 3"),
+    "many labels": ({"tokens": TEXTS, "labels": [[0] * 4, [0] * 2]}, "per word, got 4 for the 3"),
 }
 
 

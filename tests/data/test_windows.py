@@ -86,7 +86,7 @@ def test_texts_of_a_table_are_joined_where_a_stride_is_given():
     ("settings", "message"),
     [
         ({"max_length": 1}, "windows of at least 2 tokens, got 1"),
-        ({"max_length": 8, "stride": 9}, "stride: expected 1 to 8"),
+        ({"max_length": 8, "stride": 9}, "stride: expected 1 to the window length 8"),
     ],
 )
 def test_windows_that_cannot_be(tmp_path, settings, message):
@@ -96,5 +96,5 @@ def test_windows_that_cannot_be(tmp_path, settings, message):
 
 
 def test_labels_and_a_stride_exclude_each_other():
-    with pytest.raises(ConfigError, match="stride: texts with labels are rows of their own"):
+    with pytest.raises(ConfigError, match="stride: labeled texts are not cut into windows"):
         get_tokenized_dataset("reviews", "reviews", stride=4, limit=5)

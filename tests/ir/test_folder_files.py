@@ -150,7 +150,7 @@ def test_a_tokenizer_that_its_library_does_not_take_is_one_sentence(
     with pytest.raises(CheckpointError, match=r"named['/].*tokenizer.* cannot be read: \w"):
         get_tokenizer(str(folder))
     assert find_processor(str(folder)) is None
-    assert "It is left out." in caplog.text
+    assert "It is not used." in caplog.text
     assert "panicked" not in capfd.readouterr().err
 
 

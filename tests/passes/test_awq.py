@@ -138,10 +138,10 @@ def test_what_cannot_be_divided_is_named():
     same, info = passes.awq_transform_pass(mg, {"batches": batches, "weight": "mxint"})
     assert info["scaled"] == {}
     assert info["skipped"] == {
-        "a": "'fixed' before it has no weight for each channel",
-        "b": "'scalar' before it has no weight for each channel",
-        "c": "'add' reads the same and cannot be rescaled",
-        "d": "what it reads comes from 'sin_1', no norm or Linear",
+        "a": "'fixed' before it has no weight per channel",
+        "b": "'scalar' before it has no weight per channel",
+        "c": "'add' also reads its input and cannot be rescaled",
+        "d": "its input comes from 'sin_1', which is not a norm or Linear",
     }
     assert torch.equal(same.model(batches[0]["x"]), mg.model(batches[0]["x"]))
 

@@ -82,7 +82,7 @@ def test_what_cannot_be_folded_is_left_and_named():
     assert info["fused"] == []
     reasons = list(info["skipped"].values())
     assert reasons[0] == "the convolution has other readers"
-    assert reasons[1] == "what it reads is no convolution module"
+    assert reasons[1] == "its input is not computed by a convolution module"
     assert reasons[2] == "the norm is used in several places"
     assert reasons[3] == "it has no running statistics"
     assert torch.equal(fused.model(x), mg.model(x))

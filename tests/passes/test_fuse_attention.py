@@ -219,9 +219,9 @@ LEFT = [
     (lambda m, x: ((s := product(x)).softmax(-1) @ x, s), "'matmul' is read elsewhere too"),
     (lambda m, x: product(x).softmax(1) @ x, "its softmax is not over the last axis"),
     (masked_first, "its scores are masked before they are scaled"),
-    (weak_fill, "its scores are filled with -5.0, which may not hide them"),
-    (lambda m, x: m.drop(product(x).softmax(-1)) @ x, "its weights are dropped by whole channels"),
-    (lambda m, x: (w := product(x).softmax(-1)) @ w, "its values are its weights"),
+    (weak_fill, "its scores are filled with -5.0, which may not mask them"),
+    (lambda m, x: m.drop(product(x).softmax(-1)) @ x, "its dropout drops whole channels"),
+    (lambda m, x: (w := product(x).softmax(-1)) @ w, "its values equal its weights"),
     # a softmax that is no attention: its weights come from a linear layer
     (lambda m, x: m.gate(x).softmax(-1) @ x.transpose(1, 2), None),
 ]

@@ -131,9 +131,9 @@ def test_layers_that_others_look_at_stay():
     assert info["fused"] == []
     assert info["skipped"] == {
         "twice": "it is used in several places",
-        "read": "its result is read elsewhere too",
+        "read": "its result has other readers",
         "hooked": "it, or its activation, has hooks",
-        "normed": "it is a ParametrizedLinear, no plain nn.Linear",
+        "normed": "it is a ParametrizedLinear instead of a plain nn.Linear",
     }
     assert mg.diff(fused) == []
 

@@ -164,7 +164,7 @@ def test_what_cannot_be_corrected_is_named():
     same, info = passes.gptq_transform_pass(mg, {"batches": [{"x": torch.randn(9, 4)}]})
     assert set(info["skipped"].values()) == {
         "it is used in several places",
-        "it is neither a Linear nor a Conv2d, nor of experts",
+        "it is not a Linear, a Conv2d or an expert layer",
         "it shares its parameters with another module",
     }
     assert (len(info["skipped"]), info["layers"]) == (5, {})

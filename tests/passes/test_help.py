@@ -224,7 +224,7 @@ def test_the_help_has_every_setting_with_type_and_default(name):
         default = "required" if is_required else f"default {given!r}"
         line = f"{f.name} ({type_text(hints[f.name])}, {default}): {texts[f.name]}"
         assert line in arguments
-    assert ("nothing to set" in arguments) == (not get_fields(config))
+    assert ("no settings" in arguments) == (not get_fields(config))
 
 
 @pytest.mark.parametrize("name", sorted(ON_MODULES))
@@ -239,7 +239,7 @@ def test_the_help_of_passes_on_modules(name, capsys):
     shown = capsys.readouterr().out
     assert f"{name}(" in shown and "tuple[" in shown.partition("\n\n")[2]
     assert "'" not in shown.splitlines()[2]  # no annotation is a string
-    expected = {"report_trainable_parameters_analysis_pass": "depth (int | None, default 3): how"}
+    expected = {"report_trainable_parameters_analysis_pass": "depth (int | None, default 3): max"}
     assert expected.get(name, "pass_args:") in shown
     assert pickle.loads(pickle.dumps(run)) is run
 
@@ -248,11 +248,11 @@ def test_help_shows_nested_settings_and_leaves_out_what_users_do_not_set(capsys)
     help(passes.prune_transform_pass)
     shown = capsys.readouterr().out
     assert "        weight (WeightPruning | None, default None): see `WeightPruning`." in shown
-    assert "            sparsity (float | Mapping[str, float] | None, default None): the" in shown
+    assert "            sparsity (float | Mapping[str, float] | None, default None): share" in shown
     help(passes.quantize_transform_pass)
     shown = capsys.readouterr().out
-    assert "by (Literal['type', 'name', 'regex_name'], default 'type'): what" in shown
-    assert "beside `by` and `default`, each key is one of `rules`" in shown
+    assert "by (Literal['type', 'name', 'regex_name'], default 'type'): kind" in shown
+    assert "flat mapping of `by`, `default` and rules" in shown
     assert "where (" not in shown
     assert "        quantized: number of nodes." in shown
 
@@ -297,7 +297,7 @@ More on it.
 
 Args:
     mg: the graph.
-    pass_args: the settings by name:
+    pass_args: settings by name:
         rate (float, required): a share, 0 to 1.
         names (list[str], default []): which.
         undescribed (int, default 3):
@@ -343,7 +343,7 @@ def test_passes_without_words_or_types_work_too():
 
             function.__name__ = f"unnamed_{number}_analysis_pass"
             run = graph_pass(config=config)(function)
-            assert "nothing to set" in run.__doc__
+            assert "no settings" in run.__doc__
             mg, info = run(graph(), {})
             assert isinstance(mg.provenance[-1], Provenance) and "config" in info
         assert list(settings_lines(Local, 0)) == ["rate (NowhereKnown, default 1):"]

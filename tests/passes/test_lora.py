@@ -118,7 +118,7 @@ def test_what_else_may_train(bert_graph):
         ({"target_modules": ["bert.encoder"]}, "no Linear in this graph matches 'bert.encoder'"),
         ({"target_modules": ["LayerNorm"]}, "no Linear in this graph matches 'LayerNorm'"),
         ({"target_modules": ["("]}, "matches '('"),
-        ({"target_modules": []}, "no Linear is left to adapt: the graph has 14"),
+        ({"target_modules": []}, "no Linear remains to adapt; the graph has 14"),
         ({"modules_to_save": ["clasifier"]}, "no module .* did you mean 'classifier'"),
         ({"train_bias": "some"}, "train_bias: got 'some'"),
     ],

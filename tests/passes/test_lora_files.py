@@ -191,6 +191,6 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
 def test_what_the_format_cannot_hold_is_refused(tmp_path):
     adapted, _ = passes.insert_lora_adapter_transform_pass(raised(bert), {"rank": 2})
     adapted.model.classifier.weight.requires_grad_(True)
-    with pytest.raises(GraphError, match="'classifier.weight' trains and PEFT's format has no"):
+    with pytest.raises(GraphError, match="'classifier.weight' is trained and PEFT's format cannot"):
         passes.save_lora_adapter_interface_pass(adapted, tmp_path)
     assert not list(tmp_path.iterdir())

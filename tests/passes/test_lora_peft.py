@@ -291,7 +291,7 @@ def test_the_output_layer_is_known_of_a_graph_that_was_read(tmp_path):
         raised(llama), {"target_modules": ["lm_head"]}
     )
     assert list(list_adapters(named.model)) == ["lm_head"]
-    with pytest.warns(UserWarning, match="'lm_head' is that of 'model.embed_tokens' too: peft"):
+    with pytest.warns(UserWarning, match="'lm_head' is shared with 'model.embed_tokens': peft"):
         passes.save_lora_adapter_interface_pass(named, tmp_path / "adapter")
 
 
@@ -309,6 +309,6 @@ def test_a_module_that_trains_round_an_adapter_is_refused(tmp_path):
     assert_close(read(masked_bert, written(mg, tmp_path)).model, logits(mg.model))
     mg.model.get_submodule("cls.predictions.transform.dense").weight.requires_grad_(True)
     with pytest.raises(
-        GraphError, match="'cls.predictions.transform.dense.weight' trains and PEFT"
+        GraphError, match="'cls.predictions.transform.dense.weight' is trained and PEFT"
     ):
         passes.save_lora_adapter_interface_pass(mg, tmp_path)

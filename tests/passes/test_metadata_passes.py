@@ -77,7 +77,7 @@ def test_other_example_inputs_than_those_of_the_capture(bert_graph, bert_inputs)
         (lambda common: common.results["data_out_0"].update(shape=(3, 9)), r"shape as \(3, 9\)"),
         (lambda common: common.args["weight"].update(torch_dtype=torch.int8), "weight.torch_dtype"),
         (lambda common: common.update(mase_type="builtin_func"), "mase_type as 'builtin_func'"),
-        (lambda common: common.args.pop("bias"), "notes args as"),
+        (lambda common: common.args.pop("bias"), "has args"),
         (lambda common: common.args.update(data_in_1=TensorInfo((1,))), "'data_in_1'"),
         (
             lambda common: common.args["data_in_0"].update(precision=(8, 4)),
@@ -93,10 +93,10 @@ def test_metadata_that_is_no_longer_true_is_an_error_with_the_node(net_graph, sp
 
 def test_an_edit_of_the_graph_is_noticed(net_graph):
     net_graph.node("relu").target = torch.nn.functional.silu
-    with pytest.raises(GraphError, match="'relu': its metadata notes mase_op as 'relu' and it is"):
+    with pytest.raises(GraphError, match="'relu': its metadata has mase_op 'relu', and it is"):
         passes.verify_common_metadata_analysis_pass(net_graph)
     passes.init_metadata_analysis_pass(net_graph)
-    with pytest.raises(GraphError, match="node 'x': its metadata notes mase_op as ''"):
+    with pytest.raises(GraphError, match="node 'x': its metadata has mase_op ''"):
         passes.verify_common_metadata_analysis_pass(net_graph)
 
 

@@ -150,9 +150,9 @@ def test_layers_are_chosen_as_for_pruning(net_graph):
         return {row["layer"]: row["why_float"] for row in rows}
 
     assert kinds() == {"conv": "", "bn": "has no format for its weight", "fc1": "", "fc2": ""}
-    assert kinds(include=["linear"])["conv"] == "was not chosen"
+    assert kinds(include=["linear"])["conv"] == "is not selected"
     assert kinds(include=["linear"])["fc1"] == kinds(include=["fc."])["fc2"] == ""
-    assert kinds(exclude=["conv2d", "fc2"])["fc2"] == "was not chosen"
+    assert kinds(exclude=["conv2d", "fc2"])["fc2"] == "is not selected"
     with pytest.raises(ConfigError, match="no layer with parameters matches 'linaer'.*'linear'"):
         kinds(include=["linaer"])
     with pytest.raises(ConfigError, match="nothing to pack. Layer 'conv' has no format"):
@@ -228,7 +228,7 @@ def test_the_table_is_printed_unless_silent(net_graph, capsys):
     mg = quantized(net_graph, linear=MXINT8)
     passes.pack_transform_pass(mg)
     text = capsys.readouterr().out
-    assert "What parameters take" in text and "PackedLinear" in text
+    assert "Storage of parameters" in text and "PackedLinear" in text
     assert "has no format" in text
     packed(mg)
     assert capsys.readouterr().out == ""

@@ -255,7 +255,7 @@ def test_float_layers_keep_their_state_and_carry_the_mask(net_graph):
         ({"weight": {"sparsity": 0.5, "method": "snip"}}, "looks at gradients: pass 'batches'"),
         ({"weight": {"sparsity": 0.5}, "include": ["conv3d"]}, "did you mean 'conv2d'"),
         ({"weight": {"sparsity": 0.5}, "exclude": ["("]}, "not a regular expression"),
-        ({"weight": {"sparsity": 0.5}, "exclude": [".*"]}, "choose no layer"),
+        ({"weight": {"sparsity": 0.5}, "exclude": [".*"]}, "match no layer"),
         ({"activation": {"sparsity": 0.5, "scope": "globall"}}, "did you mean 'global'"),
         ({"activation": {"sparsity": {"fc1": 0.5}, "scope": "global"}}, "has one sparsity"),
     ],

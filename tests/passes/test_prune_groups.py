@@ -117,10 +117,10 @@ def test_a_module_that_would_not_follow_is_refused():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: llama(1), "all its heads share one of keys and values"),
+        (lambda: llama(1), "all its heads share one key-value head"),
         (
             lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
-            "query_key_value' gives its queries, keys and values at once",
+            "query_key_value' computes queries, keys and values together",
         ),
     ],
 )

@@ -64,7 +64,7 @@ def test_the_float_model_computes_what_it_did(graph, rescale, strength):
     assert info["smoothed"] == ({**expected, "outer": ["up"]} if rescale else expected)
     assert not torch.equal(mg.modules["inner"].weight, graph.modules["inner"].weight)
     assert ("up" in info["skipped"]) is not rescale
-    assert "no norm or Linear" in info["skipped"]["head"]
+    assert "not a norm or Linear" in info["skipped"]["head"]
 
 
 def test_the_scale_is_that_of_the_paper(graph):
@@ -127,7 +127,7 @@ def test_what_cannot_be_smoothed_is_named():
     assert info["skipped"] == {
         "twice": "it is used in several places",
         "twice_1": "it is used in several places",
-        "a": "'bare' before it has no weight for each channel",
+        "a": "'bare' before it has no weight per channel",
         "b": "the channels of 'batch' are not the last axis",
     }
     assert torch.equal(same.model(batches[0]["x"]), mg.model(batches[0]["x"]))

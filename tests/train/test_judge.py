@@ -14,7 +14,7 @@ from chop.errors import ConfigError
 from chop.statistics.intervals import wilson
 from chop.train import Judge, fit
 from chop.train.judge import checked_loss
-from chop.train.tasks import UNTOLD_TASK
+from chop.train.tasks import JUDGED_TASK
 
 
 class Two(nn.Module):
@@ -60,7 +60,7 @@ def test_rows_that_are_right_or_wrong_are_a_share():
     "value", [None, "0.5", True, {"map": 0.5}, 1j, [], [[0.5]], [0.5, None], torch.zeros(2, 2)]
 )
 def test_what_is_no_number_is_one_sentence(value):
-    with pytest.raises(ConfigError, match=r"^evaluate 'score': gave .*, expected a number, or a"):
+    with pytest.raises(ConfigError, match=r"^evaluate 'score': returned .*, expected a number"):
         judged(value)
 
 
@@ -132,7 +132,7 @@ def test_a_loss_of_the_user_trains_what_the_model_returns():
     def loss(output, labels):
         return nn.functional.mse_loss(output["a"], labels)
 
-    task = dataclasses.replace(UNTOLD_TASK, output_loss=checked_loss(loss))
+    task = dataclasses.replace(JUDGED_TASK, output_loss=checked_loss(loss))
     losses = fit(model, (x, y), epochs=5, lr=1e-2, task=task)
     assert losses[-1] < losses[0]
 
@@ -140,18 +140,18 @@ def test_a_loss_of_the_user_trains_what_the_model_returns():
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda out, y: out["a"], r"gave a Tensor of shape \[\d+, 3\]"),
-        (lambda out, y: 0.5, "gave 0.5, expected one number with a gradient"),
-        (lambda out, y: out["a"].sum().detach(), "gave a Tensor"),
+        (lambda out, y: out["a"], r"returned a Tensor of shape \[\d+, 3\]"),
+        (lambda out, y: 0.5, "returned 0.5, expected one number with a gradient"),
+        (lambda out, y: out["a"].sum().detach(), "returned a Tensor"),
         (lambda out, y: out["c"], "raises KeyError: 'c'"),
     ],
 )
 def test_a_wrong_loss_is_one_sentence(loss, message):
-    task = dataclasses.replace(UNTOLD_TASK, output_loss=checked_loss(loss))
+    task = dataclasses.replace(JUDGED_TASK, output_loss=checked_loss(loss))
     with pytest.raises(ConfigError, match=message):
         fit(Two(), (torch.randn(8, 4), torch.randn(8, 3)), task=task)
 
 
 def test_a_loss_takes_output_and_labels():
-    with pytest.raises(ConfigError, match="^loss: 'score' is called with the model's output and"):
+    with pytest.raises(ConfigError, match="^loss: 'score' must be callable with only"):
         checked_loss(lambda output: output)

@@ -177,9 +177,9 @@ def test_rows_keep_their_outputs(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "wrap", "task", "message"),
     [
-        ({"sort": "kind", "years": "age"}, "dict", None, "labels of the outputs sort, years, and"),
+        ({"sort": "kind", "years": "age"}, "dict", None, "labels of the outputs sort, years, but"),
         ({"kind": "kind", "age": "age"}, "tuple", {"kind": "classification", "size": "regression"},
-         "no column of numbers 'size' for the labels"),
+         "no numeric label column 'size'"),
         ({"kind": "kind", "age": "zeros"}, "dict", None, "output 'age': .* --task says which"),
         ({"kind": "age", "age": "kind"}, "dict", None, "output '(kind|age)': task"),
         ({"kind": "kind", "age": "age"}, "dict", {"kind": "classification"}, "several outputs"),
@@ -197,12 +197,12 @@ def test_what_does_not_fit_is_one_sentence(labels, wrap, task, message):
 
 def test_labels_of_fewer_rows_are_told():
     x, kind, age = drawn()
-    with pytest.raises(ConfigError, match="as many rows, got rows: input 0 40, .* 40, .* 9"):
+    with pytest.raises(ConfigError, match="equally many rows, got input 0 40, .* 40, .* 9"):
         evaluate(Net("tuple"), (x, (kind, age[:9])))
 
 
 def test_one_tensor_has_no_several_outputs():
     x, kind, age = drawn()
-    with pytest.raises(ConfigError, match=r"returns one tensor \(2, 4\): give one array of labels"):
+    with pytest.raises(ConfigError, match=r"returns one tensor \(2, 4\); pass one array of labels"):
         evaluate(nn.Linear(4, 4), (x, {"kind": kind, "age": age}))
     assert "multioutput" in TASKS

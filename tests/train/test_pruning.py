@@ -98,7 +98,7 @@ def test_the_trainers_callback_does_the_same(digits):
 @pytest.mark.parametrize(
     ("weight", "settings", "message"),
     [
-        ({"sparsity": 0.5, "method": "wanda"}, {}, "looks at inputs"),
+        ({"sparsity": 0.5, "method": "wanda"}, {}, "needs layer inputs"),
         ({"granularity": "2:4"}, {}, "expected granularity 'elementwise', got '2:4'"),
         ({"sparsity": 0.5}, {"schedule": "cubik"}, "did you mean 'cubic'"),
         ({"sparsity": 0.5}, {"begin": 0.9}, "0 <= begin < end <= 1"),
@@ -229,7 +229,7 @@ def test_more_masks_than_asked_for_stay_with_a_warning():
 
 def test_gradients_of_frozen_weights_are_not_waited_for():
     mg, _ = passes.insert_lora_adapter_transform_pass(small_graph(), {"rank": 2})
-    with pytest.raises(ConfigError, match="looks at gradients and the weight of '0' is frozen"):
+    with pytest.raises(ConfigError, match="needs gradients, and the weight of '0' is frozen"):
         Run(mg.copy(), "movement")
     run = Run(mg, "l1-norm").train(1, 20)
     assert (mg.modules["0"].weight[~mg.modules["0"].weight_mask] == 0).all()

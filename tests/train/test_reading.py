@@ -86,7 +86,7 @@ def test_several_inputs_feed_the_parameters_in_their_order():
     told = torch.stack([TX[:, :3].sum(1), 2 * TX[:, 3:].sum(1)], 1).argmax(-1)
     expected = (told == TY).double().mean().item()
     assert evaluate(Two(), (TX[:, :3], TX[:, 3:], TY)) == expected
-    with pytest.raises(ConfigError, match=r"Linear.forward takes \['input'\], .* 2 inputs"):
+    with pytest.raises(ConfigError, match=r"Linear.forward takes \['input'\], .* 2 unnamed inputs"):
         evaluate(nn.Linear(3, 2), (TX[:, :3], TX[:, 3:], TY))
 
 
@@ -127,12 +127,12 @@ def test_splits_may_be_of_any_kind():
         ((TX,), "inputs first and labels last, got 1"),
         ([1, 2], "expected each row to be a mapping or .* got int"),
         (3, "expected rows as a data set, a DataLoader, .* got int"),
-        ([(Image.new("L", (4, 4)), 1)], "got a picture: give tensors, as ToTensor"),
+        ([(Image.new("L", (4, 4)), 1)], "got a picture, which ToTensor"),
         ((TX, ["a"] * 50), "expected rows of numbers, got 'a'"),
-        (DataLoader([(TX[0], TX[0])], batch_size=None), "yields one dimension, a row or"),
+        (DataLoader([(TX[0], TX[0])], batch_size=None), "yields one-dimensional items"),
         ({"x": TX, "target": TY}, r"a column 'labels' or 'label'.*, or \(inputs, labels\), got"),
-        (TX.numpy(), r"got ndarray; arrays are given as \(inputs, labels\)"),
-        ("rows.npz", r"got the name 'rows.npz': chop.data.load_dataset reads .*\(inputs, labels\)"),
+        (TX.numpy(), r"got ndarray; pass arrays as \(inputs, labels\)"),
+        ("rows.npz", r"got the name 'rows.npz'; .* chop.data.load_dataset, .*\(inputs, labels\)"),
     ],
 )
 def test_what_is_no_labeled_rows_is_one_sentence(rows, message):

@@ -92,7 +92,7 @@ def test_a_transform_of_the_users_is_applied():
 def test_what_cannot_be_read_is_refused():
     with pytest.raises(ConfigError, match="expected rows with a column 'labels' or 'label'"):
         read_rows(Dataset.from_dict({"x": [[1.0], [2.0]]}))
-    with pytest.raises(ConfigError, match="texts have to be tokenized first"):
+    with pytest.raises(ConfigError, match="tokenize texts first"):
         read_rows(Dataset.from_dict({"text": ["a"], "label": [0]}))
     with pytest.raises(ConfigError, match="got 0 rows"):
         read_rows([])

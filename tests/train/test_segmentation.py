@@ -184,7 +184,7 @@ def test_more_classes_than_255_count_that_one_too():
         (
             torch.randn(4, 3, 5, 5),
             torch.full((4, 5, 5), 3),
-            "label 3, and the model answers with 3",
+            "label 3, and the model returns 3",
         ),
         (torch.randn(4, 3, 5, 5), torch.full((4, 5, 5), 255), "every label is -100 or 255"),
         (torch.randn(4, 3, 5, 5), torch.full((4, 5, 5), -3), "row 0 has the label -3"),
@@ -194,7 +194,7 @@ def test_more_classes_than_255_count_that_one_too():
         (
             torch.randn(2, 2, 5, 5),
             [torch.zeros(5, 5).long(), torch.zeros(4, 4).long()],
-            r"differing sizes, \(5, 5\) and \(4, 4\): scale",
+            r"different sizes, \(5, 5\) and \(4, 4\); scale",
         ),
     ],
 )
@@ -204,6 +204,6 @@ def test_what_does_not_fit_is_one_sentence(x, y, message):
 
 
 def test_a_label_beyond_the_classes_is_not_sent_to_the_task_that_it_has():
-    with pytest.raises(ConfigError, match="got the label 3, and the model answers with 2") as told:
+    with pytest.raises(ConfigError, match="got the label 3, and the model returns 2") as told:
         TASKS["segmentation"].check(torch.zeros(1, 2, 4, 4), torch.full((1, 4, 4), 3))
     assert "are of task 'segmentation'" not in str(told.value)

@@ -227,7 +227,7 @@ FEW = {**CLASSES, "labels": [0, 1, 2] * 2}
 @pytest.mark.parametrize(
     "rows, settings, message",
     [
-        (CLASSES, {}, "got the label 5, and the model answers with 3 numbers, .* 0 to 2"),
+        (CLASSES, {}, "got the label 5, and the model returns 3 numbers, .* 0 to 2"),
         (numbers(), {"task": "classification"}, "the labels have fractions; .* 'regression'"),
         (CLASSES, {"task": "regression"}, "expected logits of the shape of the labels, got"),
         (
@@ -237,7 +237,7 @@ FEW = {**CLASSES, "labels": [0, 1, 2] * 2}
         ),
         (CLASSES, {"task": "classificaton"}, "did you mean 'classification'"),
         (numbers(3), {"metric": "accuracy"}, "unknown metric 'accuracy': choose from: mae, mse"),
-        ({"x": torch.zeros(2, 4), "labels": [0.5, math.nan]}, {}, "1 of 2 rows have none"),
+        ({"x": torch.zeros(2, 4), "labels": [0.5, math.nan]}, {}, "1 of 2 rows have no label"),
     ],
 )
 def test_labels_that_do_not_fit_are_one_sentence(rows, settings, message):
@@ -247,7 +247,7 @@ def test_labels_that_do_not_fit_are_one_sentence(rows, settings, message):
 
 
 UNLABELED = {**CLASSES, "labels": [0, 1, -1, 2, -1, 0]}
-REFUSED = "row 2 has the label -1, one of 2 negative .* leave rows without a label out"
+REFUSED = "row 2 has the label -1, one of 2 negative .* Remove rows without a label"
 
 
 @pytest.mark.parametrize("call", [evaluate, fit])
@@ -292,7 +292,7 @@ def test_ignored_rows_count_neither_in_the_loss_nor_in_the_metric():
 def test_a_loss_where_float_makes_no_error_is_told_as_it_is():
     mse, accuracy = TASKS["regression"].metrics["mse"], CLASSIFICATION.metric
     told = mse.format_loss(3e-5, 0.0)
-    assert told == "3e-05 where float's mse is 0, of which a share allows nothing"
+    assert told == "3e-05 in absolute terms, as the float model's mse is 0"
     assert mse.format_loss(1.5, 1.0) == "50.00%" and accuracy.format_loss(0.5, 0.75) == "25.00%"
     assert accuracy.format_drop(0.00001) == "0.001%" and accuracy.format_drop(0.0) == "0.00%"
 
@@ -303,7 +303,7 @@ def test_labels_beyond_a_models_own_loss_are_refused():
         intermediate_size=16, num_labels=2,
     )  # fmt: skip
     rows = [{**row, "labels": torch.full_like(row["input_ids"], 7)} for row in texts()]
-    with pytest.raises(ConfigError, match="own loss refuses the labels: Target 7"):
+    with pytest.raises(ConfigError, match="own loss rejects the labels: Target 7"):
         fit(BertForTokenClassification(config), rows)
 
 

@@ -166,5 +166,5 @@ def test_bad_arguments_are_named(digits):
         fit(model, digits, learning_rate=1e-3)
     with pytest.raises(ConfigError, match="forward takes .* but the data set has"):
         evaluate(load_model("bert-tiny"), digits)
-    with pytest.raises(ConfigError, match="every parameter of the model is frozen"):
+    with pytest.raises(ConfigError, match="all parameters of the model are frozen"):
         fit(model.requires_grad_(False), digits)

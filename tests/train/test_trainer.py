@@ -196,7 +196,7 @@ def test_labels_that_are_no_classes_are_refused_and_not_cut(label, told):
 
 def test_negative_labels_are_refused_and_ignored_ones_count_in_no_metric():
     collator = Collator({"x": "x"}, "labels", 0)
-    with pytest.raises(ConfigError, match="got the label -1, and classes count from 0: leave rows"):
+    with pytest.raises(ConfigError, match="got the label -1; classes are numbered from 0"):
         collator([{"x": torch.zeros(3), "labels": -1}])
     rows = [{"x": torch.eye(3)[i % 3], "labels": i % 3 if i < 3 else -100} for i in range(6)]
     model = nn.Linear(3, 3)

@@ -84,7 +84,7 @@ def test_two_inputs_with_labels():
     rows = read_rows(given)
     assert torch.equal(rows.columns["image"], PICTURES) and torch.equal(rows.labels, Y)
     assert torch.equal(rows.columns["numbers"], X)
-    with pytest.raises(ConfigError, match="got rows: image 5, numbers 12, labels 12"):
+    with pytest.raises(ConfigError, match="got image 5, numbers 12, labels 12"):
         read_rows(({"image": PICTURES[:5], "numbers": X}, Y))
     workload = Workload.of(Two(), given, given)
     assert workload.example()["image"].shape == (3, 3, 4, 4)

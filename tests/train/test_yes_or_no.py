@@ -130,7 +130,7 @@ def test_answers_that_are_no_numbers_are_worst_and_infinite_ones_rank():
 
 
 def test_a_class_without_rows_is_one_sentence():
-    with pytest.raises(ConfigError, match="^metric 'roc_auc': some class has no row or every"):
+    with pytest.raises(ConfigError, match="^metric 'roc_auc': a class has no rows, or"):
         evaluate(Fixed(), (torch.randn(4), torch.ones(4).long()), task="binary", metric="roc_auc")
 
 

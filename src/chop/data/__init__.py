@@ -1,8 +1,8 @@
-"""Data sets: built-in ones, local files and the hub's, by one name.
+"""Data sets: built-in ones, local files and hub data sets behind one loader.
 
 `load_dataset(name_or_path, *, limit=None)` -> DatasetDict with `train` and `test`;
-`get_tokenized_dataset(dataset, checkpoint, ...)` the same with token columns;
-`get_dataset_info(name)` -> what a model has to know of a data set.
+`get_tokenized_dataset(dataset, checkpoint, ...)` -> the DatasetDict with token columns;
+`get_dataset_info(name)` -> properties of a data set that determine a model.
 """
 
 from chop.data.catalogue import (

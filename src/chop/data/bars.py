@@ -1,4 +1,4 @@
-"""Turns off the progress bars of `datasets`."""
+"""Suppression of the progress bars of `datasets`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Context, or decorator of a function, in which `datasets` draws no progress bars."""
+    """Disables the progress bars of `datasets` in a context or a decorated function."""
     import datasets
 
     if datasets.are_progress_bars_disabled():

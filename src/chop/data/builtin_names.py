@@ -1,6 +1,6 @@
-"""Names of built-in data sets, models and tokenizers. A path with the same name has priority.
+"""Names of built-in data sets, models and tokenizers. Existing paths take precedence.
 
-`builtin:NAME` always means the built-in one.
+`builtin:NAME` always refers to the built-in one.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from chop.errors import check_known
 
 PREFIX = "builtin:"
 MARK = " (built in)"
-"""Behind the name of a built-in model or data set, where a reader may take it for another."""
+"""Suffix that marks the name of a built-in model or data set in texts."""
 
 
 def builtin_name(
     name: object, known: Collection[str], kind: str, has: Callable[[Path], bool]
 ) -> str | None:
-    """Returns the built-in data set, model or tokenizer of a name, or None.
+    """Returns the built-in data set, model or tokenizer with the given name, or None.
 
     Args:
-        name: name from the user.
+        name: user-supplied name.
         known: names of the built-in ones.
-        kind: kind of these things, for the message.
-        has: returns true if a path on disk is one of this kind.
+        kind: kind of object, for the message.
+        has: returns true if a path holds an object of this kind.
     Raises:
-        ConfigError: there is no built-in one of a name with the prefix.
+        ConfigError: the name has the prefix and is not built in.
     """
     text = str(name)
     if text.startswith(PREFIX):
@@ -47,13 +47,13 @@ def plain_name(name: str) -> str:
     return name.removeprefix(PREFIX)
 
 
-def tell_which(name: object, known: Collection[str], kind: str, chosen: str | None) -> None:
+def report_choice(name: object, known: Collection[str], kind: str, chosen: str | None) -> None:
     """Notes the choice if a name is both built in and on disk.
 
     Args:
-        name: name from the user.
+        name: user-supplied name.
         known: names of the built-in ones.
-        kind: kind of these things.
+        kind: kind of object.
         chosen: result of `builtin_name`.
     """
     text = str(name)
@@ -61,11 +61,11 @@ def tell_which(name: object, known: Collection[str], kind: str, chosen: str | No
         return
     log = logging.getLogger(__name__)
     if chosen is None:
-        assume(f"{kind} '{text}' is './{text}' on disk; {PREFIX}{text} is the built-in one.", log)
+        assume(f"{kind} '{text}' is read from './{text}'; the built-in one is {PREFIX}{text}.", log)
     else:
-        assume(f"{kind} '{text}' is the built-in one: './{text}' on disk holds no {kind}.", log)
+        assume(f"{kind} '{text}' is the built-in one, since './{text}' holds no {kind}.", log)
 
 
 def advice_of_builtin(name: object, known: Collection[str]) -> str:
-    """Returns a hint to the built-in one of this name, for errors about a path. Else ""."""
+    """Returns a hint to the built-in object of this name, for errors about a path, or ""."""
     return f" The built-in one is {PREFIX}{name}." if str(name) in known else ""

@@ -1,4 +1,4 @@
-"""Catalogue of data sets: a row for each, with its kind and source."""
+"""Catalogue of data sets with their kinds and sources."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ RGB = ((0.5,) * 3, (0.5,) * 3)
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a model has to know of a data set.
+    """Properties of a data set that determine a model.
 
     Attributes:
-        name: as `MaseDataModule` and `chop.data.load_dataset` take it.
-        kind: pictures, texts, or plain feature vectors.
-        num_classes: classes of its labels; of text without labels, tokens; of masks 0, as no file
-            tells.
-        image_size: (channels, height, width) of pictures, in files of one's own of the first;
-            None if there are none.
+        name: name in `MaseDataModule` and `chop.data.load_dataset`.
+        kind: pictures, texts, or feature vectors.
+        num_classes: number of classes; vocabulary size for text without labels; 0 for masks, whose
+            files do not state it.
+        image_size: (channels, height, width) of pictures, for your files of the first one; None
+            without pictures.
         num_features: length of the vectors.
-        pixel_mean: per channel, of pixels from 0 to 1; it is subtracted from them.
-        pixel_std: per channel; the difference is divided by it.
+        pixel_mean: mean per channel of pixels from 0 to 1, subtracted from them.
+        pixel_std: standard deviation per channel, by which the difference is divided.
     """
 
     name: str
@@ -62,14 +62,15 @@ _ROWS = (
     DatasetInfo("ag_news", "nlp", 4),
 )
 DATASETS: dict[str, DatasetInfo] = {row.name: row for row in _ROWS}
-"""Rows by name; those that are not built in are fetched from the hub, `jsc` from OpenML."""
+"""Catalogue by name. Data sets that are not built in are fetched from the hub, `jsc` from OpenML.
+"""
 
 
 def get_dataset_info(name: str) -> DatasetInfo:
-    """The row of a data set.
+    """Returns the catalogue entry of a data set.
 
     Raises:
-        ConfigError: the name is not in the table; the message names the nearest.
+        ConfigError: the name is unknown; the message suggests the nearest.
     """
     plain = plain_name(name)
     check_known(plain, DATASETS, "unknown data set")
@@ -77,14 +78,14 @@ def get_dataset_info(name: str) -> DatasetInfo:
 
 
 def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
-    """The row of a data set, or for one that is on disk or not in the table, one of its columns.
+    """Returns the catalogue entry of a data set, or derives one from its columns.
 
     Args:
         name: built-in name, folder or hub name.
-        splits: rows by split; those of "train" are looked at.
+        splits: rows by split; only "train" is inspected.
 
     Raises:
-        ConfigError: it has neither texts, nor pictures, nor one column of vectors; or its first
+        ConfigError: it has no texts, no pictures and no single column of vectors, or its first
             picture is broken.
     """
     known = builtin_name(name, DATASETS, "data set", has_data)

@@ -1,4 +1,4 @@
-"""Cleans the cells of tables: pandas indices, decimal commas, missing and infinite numbers."""
+"""Cleaning of table cells: pandas indices, decimal commas, missing and infinite numbers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from chop.errors import ConfigError, enumerate_names
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-SHOWN = 8
-"""Columns that a message names."""
+MAX_LISTED = 8
+"""Maximum number of columns that a message lists."""
 INDICES = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")
-"""Columns that pandas' `to_csv` and `to_parquet` make of an index without a name."""
+"""Column names that pandas' `to_csv` and `to_parquet` give to an unnamed index."""
 DECIMAL = re.compile(r"\s*[+-]?\d*,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
 WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*")
 TEXTS = ("string", "large_string")
-"""Types of columns of texts."""
+"""Arrow types of text columns."""
 log = logging.getLogger(__name__)
 
 
@@ -35,7 +35,7 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     Args:
         splits: result of `load_dataset`.
     Raises:
-        ConfigError: a column has commas that may be decimal or between thousands.
+        ConfigError: commas of a column may be decimal commas or thousands separators.
     """
     from datasets import DatasetDict
 
@@ -43,12 +43,12 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     indices = [n for n in train.column_names if INDICES.fullmatch(n) and _is_integer(train, n)]
     if indices and len(indices) < len(train.column_names):
         listed = ", ".join(map(repr, indices))
-        assume(f"column {listed} is an index that pandas wrote and is not used as input", log)
+        assume(f"column {listed} is an index written by pandas and not used as input", log)
         splits = DatasetDict({k: s.remove_columns(indices) for k, s in splits.items()})
     commas = [name for name in splits["train"].column_names if _has_commas(splits, name)]
     if not commas:
         return splits
-    listed = enumerate_names(list(map(repr, commas)), SHOWN)
+    listed = enumerate_names(list(map(repr, commas)), MAX_LISTED)
     assume(f"columns {listed} have decimal commas and are read as numbers", log)
     return DatasetDict({key: _converted(split, commas) for key, split in splits.items()})
 
@@ -58,7 +58,7 @@ def _is_integer(split: Dataset, name: str) -> bool:
 
 
 def _has_commas(splits: DatasetDict, name: str) -> bool:
-    """Returns true if a column holds only numbers with decimal commas."""
+    """Returns true if a column holds only numbers, some with decimal commas."""
     train = splits["train"]
     if getattr(train.features[name], "dtype", None) not in TEXTS:
         return False
@@ -70,7 +70,7 @@ def _has_commas(splits: DatasetDict, name: str) -> bool:
     marked = [text for text in texts if "," in text]
     if marked and all(map(THOUSANDS.fullmatch, marked)):
         raise ConfigError(
-            f"column '{name}': {marked[0]!r} has a decimal comma or one between thousands; save "
+            f"column '{name}': {marked[0]!r} has a decimal comma or a thousands separator; save "
             f"it as {marked[0].replace(',', '.')} or {marked[0].replace(',', '')}."
         )
     return bool(marked)
@@ -95,7 +95,7 @@ def _converted(split: Dataset, names: Iterable[str]) -> Dataset:
 
 
 def describe_texts(splits: Mapping[str, Dataset], name: str) -> str:
-    """The name of a column of texts; of one that mostly has numbers, with a cell that has none.
+    """Returns the name of a text column, with an example of a non-number if it is mostly numbers.
 
     >>> from datasets import Dataset
     >>> describe_texts({"train": Dataset.from_dict({"age": ["31", "?", "40"]})}, "age")
@@ -124,7 +124,8 @@ def check_cells(names: Sequence[str], values: np.ndarray) -> None:
         names: names of the columns.
         values: (rows, columns); a blank cell is NaN.
     Raises:
-        ConfigError: some are not; the message has their number by column, and one of the rows.
+        ConfigError: cells are not finite; the message has their number by column and one of the
+            rows.
     """
     problems = (
         (np.isnan(values), "blank cells or NaN", "Fill them"),
@@ -139,6 +140,6 @@ def check_cells(names: Sequence[str], values: np.ndarray) -> None:
         first = [f"{name}={value:g}" for name, value in zip(names, values[rows[0]], strict=True)]
         raise ConfigError(
             f"data: {len(rows)} of {len(values)} rows have {what}, in the columns "
-            f"{enumerate_names(counted, SHOWN)}; one of them is {enumerate_names(first, SHOWN)}. "
-            f"{advice} or leave these rows out."
+            f"{enumerate_names(counted, MAX_LISTED)}; the first is "
+            f"{enumerate_names(first, MAX_LISTED)}. {advice} or remove these rows."
         )

@@ -1,7 +1,7 @@
-"""Confinement of data sets to their folder: files and pictures outside of it are refused.
+"""Confinement of data sets to their folder.
 
-A folder's README, an index of `save_to_disk` and a column of pictures name files. What they name
-outside the folder, or by a URL, is refused before it is opened.
+A folder's README, an index of `save_to_disk` and a column of pictures name files. Names that lead
+out of the folder, and URLs, are refused before a file is opened.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict
 
 CARDS = ("README.md", ".huggingface.yaml")
-"""Files of a folder by which `datasets` looks for others."""
+"""Files of a folder in which `datasets` looks for the names of other files."""
 MOST_VALUES = 10**5
-LONGEST_SHOWN = 300
-"""Characters of a name that a message shows."""
+MAX_NAME_LENGTH = 300
+"""Maximum number of characters of a name in a message."""
 FRONT = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---", re.DOTALL)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|::")
-"""Begin of a URL, or the mark that joins two as `zip://a::b`. One letter is a drive of Windows."""
+"""Start of a URL, or the mark between two, as in `zip://a::b`. A single letter is a drive."""
 MEMBER = re.compile(r"(?:zip|tar)://(?:(?!://|::).)*::(?P<archive>.+)", re.DOTALL)
-"""A file in an archive, as `datasets` names it."""
+"""File in an archive, in the notation of `datasets`."""
 HUB = "hf://datasets/"
 READERS = frozenset(
     {"csv", "json", "parquet", "text", "arrow", "imagefolder", "audiofolder", "videofolder"}
     | {"conll", "xml", "webdataset", "cache", "fasta", "fastq", "genbank", "tsfile", "pdb", "mmcif"}
 )
-"""Readers of `datasets` that open no files but those that they are given."""
+"""Readers of `datasets` that open only the given files."""
 
 
 class Home:
-    """Folders that a data set's files are in.
+    """Folders that contain the files of a data set.
 
     Args:
-        folders: the data set's own, and caches that archives of it are unpacked to.
-        what: the data set, for messages.
+        folders: the data set's folder, and caches for its unpacked archives.
+        what: name of the data set, for messages.
     """
 
     def __init__(self, folders: Iterable[Path], what: str) -> None:
@@ -54,14 +54,16 @@ class Home:
         self._inside: set[str] = set()
 
     def check(self, name: str, named_by: str) -> None:
-        """Raises ConfigError where a name leads out of the folders, or is a URL."""
+        """Raises ConfigError if a name leads out of the folders or is a URL."""
         if name in self._inside:  # a picture is a file of the data set, and named by its row
             return
         member = MEMBER.fullmatch(name)
         place = name if member is None else member["archive"]
-        shown = shorten(name, LONGEST_SHOWN)
+        short_name = shorten(name, MAX_NAME_LENGTH)
         if SCHEME.search(place):
-            raise ConfigError(f"{self.what}: {named_by} names '{shown}', and no URL is fetched.")
+            raise ConfigError(
+                f"{self.what}: {named_by} names '{short_name}', and URLs are not fetched."
+            )
         path = Path(place)
         if path.parent not in self._parents:  # one look at each folder of many pictures
             self._parents[path.parent] = self._has(path.parent)
@@ -71,8 +73,8 @@ class Home:
             is_alone = False
         if not self._parents[path.parent] or not (is_alone or self._has(path)):
             raise ConfigError(
-                f"{self.what}: {named_by} names '{shown}', which is outside its folder; put a copy "
-                "of the file into the folder."
+                f"{self.what}: {named_by} names '{short_name}', which is outside its folder; copy "
+                "the file into the folder."
             )
         self._inside.add(name)
 
@@ -85,7 +87,7 @@ class Home:
 
 
 def get_home(folder: Path, what: str, *caches: Path) -> Home:
-    """The home of a local folder; that of a snapshot in the hub's cache has its blobs too."""
+    """Returns the home of a local folder. A snapshot in the hub's cache includes its blobs."""
     real = folder.resolve()
     blobs = real.parents[1] / "blobs" if len(real.parents) > 1 else real
     is_snapshot = real.parent.name == "snapshots" and blobs.is_dir()
@@ -93,10 +95,10 @@ def get_home(folder: Path, what: str, *caches: Path) -> Home:
 
 
 def check_card(folder: Path, home: Home) -> None:
-    """Checks which files a folder's README names, before any of them is looked for.
+    """Checks the file names in a folder's README before any of the files is looked for.
 
     Raises:
-        ConfigError: one outside the folder, or a URL; or the README cannot be read.
+        ConfigError: a name leads out of the folder or is a URL, or the README cannot be read.
     """
     import yaml
 
@@ -113,14 +115,14 @@ def check_card(folder: Path, home: Home) -> None:
             raise ConfigError(f"'{file}' cannot be read: {error}.") from None
         front = FRONT.search(text) if file.suffix == ".md" else None
         try:
-            found = yaml.safe_load(front[1] if front else text if file.suffix != ".md" else "")
-            is_long = _size(found, {}) > MOST_VALUES
+            content = yaml.safe_load(front[1] if front else text if file.suffix != ".md" else "")
+            is_long = _size(content, {}) > MOST_VALUES
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"'{file}': its YAML cannot be read: {reason}.") from None
         if is_long:
-            raise ConfigError(f"'{file}': its YAML stands for more than {MOST_VALUES:,} values.")
-        configs = found.get("configs") if isinstance(found, dict) else None
+            raise ConfigError(f"'{file}': its YAML expands to more than {MOST_VALUES:,} values.")
+        configs = content.get("configs") if isinstance(content, dict) else None
         for path in _texts(configs, set()):
             if (
                 SCHEME.search(path)
@@ -131,7 +133,7 @@ def check_card(folder: Path, home: Home) -> None:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """Returns the number of nested values, where aliases of YAML are written out."""
+    """Returns the number of nested values with YAML aliases expanded."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) not in known:
@@ -142,7 +144,7 @@ def _size(value: Any, known: dict[int, int]) -> int:
 
 
 def _texts(value: Any, seen: set[int]) -> Iterator[str]:
-    """Texts among nested values; aliases of YAML are visited once."""
+    """Yields texts among nested values. YAML aliases are visited once."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list) and id(value) not in seen:
@@ -152,10 +154,10 @@ def _texts(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def check_saved(folder: Path, home: Home) -> None:
-    """Checks which files a folder of `save_to_disk` names.
+    """Checks the file names in a folder of `save_to_disk`.
 
     Raises:
-        ConfigError: one outside the folder, or an index that cannot be read.
+        ConfigError: a file is outside the folder, or an index cannot be read.
     """
     index = folder / "dataset_dict.json"
     parts = [folder]
@@ -174,30 +176,30 @@ def check_saved(folder: Path, home: Home) -> None:
 
 def _listed(file: Path, key: str) -> list[Any]:
     try:
-        found = read_json(file, "index").get(key)
+        files = read_json(file, "index").get(key)
     except (OSError, ConfigError) as error:
         raise ConfigError(f"'{file}' cannot be read: {error}.") from None
-    if not isinstance(found, list):
+    if not isinstance(files, list):
         raise ConfigError(f"'{file}': expected a list '{key}'.")
-    return found
+    return files
 
 
 def data_files(builder: DatasetBuilder) -> list[str]:
-    """The files that a builder of `datasets` has found."""
-    found = getattr(builder.config, "data_files", None) or {}
-    return [str(file) for files in found.values() for file in files]
+    """Returns the files that a builder of `datasets` has selected."""
+    selected = getattr(builder.config, "data_files", None) or {}
+    return [str(file) for files in selected.values() for file in files]
 
 
 def get_reader(builder: DatasetBuilder) -> str:
-    """The name of the reader that a builder of `datasets` is."""
+    """Returns the reader name of a builder of `datasets`."""
     return type(builder).__module__.rpartition(".")[2]
 
 
 def check_builder(builder: DatasetBuilder, home: Home) -> None:
-    """Checks what a builder is about to read.
+    """Checks the files that a builder is about to read.
 
     Raises:
-        ConfigError: a file outside the folder, a URL, or files of a kind that name others.
+        ConfigError: a file is outside the folder or a URL, or its kind can refer to other files.
     """
     reader = get_reader(builder)
     if reader not in READERS:
@@ -209,19 +211,20 @@ def check_builder(builder: DatasetBuilder, home: Home) -> None:
 
 
 def check_hub_files(builder: DatasetBuilder, name: str) -> None:
-    """Raises ConfigError where a data set of the hub names files that are not on the hub."""
+    """Raises ConfigError if a hub data set names files that are not on the hub."""
     for file in data_files(builder):
         if not file.startswith(HUB):
             raise ConfigError(
-                f"data set '{name}' names '{file}', which is not on the hub; it is not read."
+                f"data set '{name}' names '{file}', which is outside the hub and not read."
             )
 
 
 def check_pictures(splits: DatasetDict, home: Home) -> None:
-    """Checks the paths in columns of pictures and the like, whose files are opened with the rows.
+    """Checks the paths in columns of pictures and similar columns, whose files are opened with the
+    rows.
 
     Raises:
-        ConfigError: one leads out of the folder, or is a URL.
+        ConfigError: a path leads out of the folder or is a URL.
     """
     for split in splits.values():
         for name, feature in split.features.items():
@@ -233,7 +236,7 @@ def check_pictures(splits: DatasetDict, home: Home) -> None:
 
 
 def _decodes(feature: Any) -> bool:
-    """True where a feature or one inside it opens files."""
+    """Returns true if a feature or a nested one opens files."""
     if hasattr(feature, "decode_example"):
         return True
     inner = getattr(feature, "feature", feature)
@@ -242,7 +245,7 @@ def _decodes(feature: Any) -> bool:
 
 
 def _paths(array: pa.Array | pa.ChunkedArray) -> Iterator[str]:
-    """Paths of files that have no bytes beside them, at any depth."""
+    """Yields paths of files that are stored without their bytes, at any depth."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 real 8 x 8 images that come with scikit-learn."""
+"""Handwritten digits: the 1,797 8 x 8 images of scikit-learn."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TEST_SIZE = 360
 
 
 def digits() -> DatasetDict:
-    """1,437 training and 360 test images, the same stratified split on every machine.
+    """Returns 1,437 training and 360 test images, in a fixed stratified split.
 
-    Columns: `pixel_values`, float32 (1, 8, 8), and `labels`, int64, 0 to 9. The 17 gray levels
-    are mapped to k/8 - 1, so that every pixel is exact in fixed point with 3 fractional bits.
+    Columns: `pixel_values`, float32 (1, 8, 8), and `labels`, int64, 0 to 9. The 17 gray levels are
+    mapped to k/8 - 1, which is exact in fixed point with 3 fractional bits.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
     """
@@ -26,7 +26,7 @@ def digits() -> DatasetDict:
 
 @functools.cache
 def _splits() -> dict[str, Dataset]:
-    """The splits by name; data sets do not change, and reading them takes 0.2 s."""
+    """Returns the splits, cached because reading them takes 0.2 s."""
     from datasets import Array3D, ClassLabel, Dataset, Features
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split

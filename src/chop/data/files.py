@@ -1,4 +1,4 @@
-"""Files and folders of tables or pictures, as data sets; what cannot be read is one sentence."""
+"""Loading of table and picture files and folders, with one-sentence errors."""
 
 from __future__ import annotations
 
@@ -41,39 +41,41 @@ FILE_KINDS = {
     ".txt": TEXT_BUILDER,
 }
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-"""Further ends of such files but parquet, which are read as what they hold."""
+"""Suffixes of compressed files, except Parquet, which compresses itself."""
 ARCHIVES = (".zip", ".tar", ".tgz", *COMPRESSED)
-"""Ends of files whose contents are unpacked to the cache, and read there."""
+"""Suffixes of files that are unpacked to the cache and read there."""
 SAVED = ("dataset_dict.json", "state.json")
-"""Files of a folder that `save_to_disk` wrote: of several splits, or of one."""
+"""Files of a folder written by `save_to_disk`, for several splits or for one."""
 ARRAYS = (".npz", ".npy", ".mat", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf5", ".safetensors")
-"""Ends of files of arrays, which have no columns that tell inputs from labels."""
+"""Suffixes of array files, which do not distinguish inputs from labels."""
 PATHS = ("./", "../", "~")
-"""Starts of names that no data set of the hub has."""
+"""Prefixes of names that cannot be hub data sets."""
 ACCEPTED = (
-    f"one of {', '.join(FILE_KINDS)}, a folder of them, a folder of pictures with one for each "
+    f"one of {', '.join(FILE_KINDS)}, a folder of them, a folder of pictures with a subfolder per "
     "class, or one with images/ and masks/"
 )
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
-"""What columns of a table may be separated by, and its name."""
+"""Unsupported column separators by their names."""
 WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
-"""What pandas says of a line."""
+"""Message of pandas about a line with a wrong number of columns."""
 
 
 def read_file(path: Path) -> DatasetDict:
-    """The rows of one file as the split `train`.
+    """Reads one file as the split `train`.
 
     Raises:
-        ConfigError: it is of no known kind, or cannot be read.
+        ConfigError: the kind of file is unknown, or it cannot be read.
     """
     import datasets
 
     suffix = _data_suffix(path)
     kind = FILE_KINDS.get(suffix)
     if kind is None:
-        raise ConfigError(f"file '{path}': expected {ACCEPTED}{_way_of_arrays(path)}.")
+        raise ConfigError(f"file '{path}': expected {ACCEPTED}{_array_advice(path)}.")
     if kind == "parquet" and suffix != path.suffix.lower():
-        raise ConfigError(f"file '{path}': parquet compresses its own columns; decompress it.")
+        raise ConfigError(
+            f"file '{path}': compressed Parquet files are not supported; decompress it."
+        )
     settings = {"sep": "\t"} if suffix == ".tsv" else {}
     what = f"file '{path}'"
 
@@ -89,22 +91,22 @@ def read_file(path: Path) -> DatasetDict:
             cache_dir=cache,
             **settings,
         )
-    found = prepared(builder, reading)
-    check_pictures(found, get_home(path.parent, what))
-    return _checked(found, what)
+    splits = prepared(builder, reading)
+    check_pictures(splits, get_home(path.parent, what))
+    return _checked(splits, what)
 
 
 def prepared(
     builder: DatasetBuilder, reading: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> DatasetDict:
-    """The splits that a builder of `datasets` reads, or has read before.
+    """Returns the splits of a builder of `datasets`, read now or cached.
 
     Args:
         builder: reads files.
-        reading: makes the context that turns errors of libraries into sentences. Default: they
-            stay as they are.
+        reading: creates the context that converts library errors to messages; default, no
+            conversion.
     Raises:
-        ConfigError: files unpack to more than they may, or have rows that are null.
+        ConfigError: files exceed the limit on unpacked sizes, or have null rows.
     """
     if not Path(builder.cache_dir).exists():  # else nothing is read again
         files = data_files(builder)
@@ -118,7 +120,7 @@ def prepared(
 
 
 def _get_manager(builder: DatasetBuilder) -> DownloadManager | None:
-    """Returns a download manager that checks rows of JSON files of the hub, if there are any."""
+    """Returns a download manager that checks rows of JSON files of the hub, or None."""
     import datasets
 
     if get_reader(builder) != "json" or all(map(os.path.exists, data_files(builder))):
@@ -126,9 +128,9 @@ def _get_manager(builder: DatasetBuilder) -> DownloadManager | None:
 
     class Checking(datasets.DownloadManager):  # type: ignore[misc]
         def download(self, url_or_urls: Any) -> Any:
-            found = super().download(url_or_urls)
-            check_rows(_leaves(found), are_all_json=True)
-            return found
+            downloaded = super().download(url_or_urls)
+            check_rows(_leaves(downloaded), are_all_json=True)
+            return downloaded
 
     settings = datasets.DownloadConfig(  # as `datasets` itself makes them
         use_etag=False, token=builder.token, storage_options=builder.storage_options
@@ -137,7 +139,7 @@ def _get_manager(builder: DatasetBuilder) -> DownloadManager | None:
 
 
 def _leaves(nested: Any) -> Iterator[str]:
-    """Paths in lists and dicts of them."""
+    """Yields the paths in nested lists and dicts."""
     if isinstance(nested, str | os.PathLike):
         yield str(nested)
     else:
@@ -146,9 +148,9 @@ def _leaves(nested: Any) -> Iterator[str]:
 
 
 def check_is_there(name: str) -> None:
-    """Raises ConfigError where a name that is no file is meant as one, or is that of a pipe.
+    """Raises ConfigError if a name looks like a file that is missing, or is a pipe.
 
-    Names of the hub have two parts at most. One that ends as a file of data is taken for a file.
+    Hub names have at most two parts. Names with the suffix of a data file are considered files.
     """
     path = Path(name)
     if path.exists() and not path.is_dir():
@@ -156,11 +158,11 @@ def check_is_there(name: str) -> None:
             require_file(path, "table")
     is_path = len(path.parts) not in (1, 2) or path.is_absolute() or name.startswith(PATHS)
     if is_path or _data_suffix(path) in (*FILE_KINDS, *ARRAYS, *COMPRESSED):
-        raise ConfigError(f"'{name}' is not there: expected {ACCEPTED}{_way_of_arrays(path)}.")
+        raise ConfigError(f"'{name}' is not there: expected {ACCEPTED}{_array_advice(path)}.")
 
 
 def _data_suffix(path: Path) -> str:
-    """The end of a file's name that tells what it holds, in small letters.
+    """Returns the suffix of a file name that tells its content, in lower case.
 
     >>> _data_suffix(Path("data/train.CSV.gz"))
     '.csv'
@@ -169,21 +171,22 @@ def _data_suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() or suffix if suffix in COMPRESSED else suffix
 
 
-def _way_of_arrays(path: Path) -> str:
-    """What is done with arrays, where these are some; else ""."""
+def _array_advice(path: Path) -> str:
+    """Returns advice on using an array file, or "" for other files."""
     if _data_suffix(path) not in ARRAYS:
         return ""
     return (
-        "; arrays are given in Python, chop.compress(model, (X, y)), or are saved as such a table, "
-        "a column for each input and one called 'labels'"
+        "; pass arrays in Python, chop.compress(model, (X, y)), or save them as a table with a "
+        "column per input and a column 'labels'"
     )
 
 
 def read_folder(folder: Path) -> DatasetDict:
-    """The splits of a folder: files, pictures in a folder for each class, or `save_to_disk`'s.
+    """Reads the splits of a folder of files, pictures in class folders, or `save_to_disk`.
 
     Raises:
-        ConfigError: there are none, a file cannot be read, unpacks to too much or is elsewhere.
+        ConfigError: there is no data, or a file is unreadable, too large when unpacked, or outside
+            the folder.
     """
     what, is_saved = f"folder '{folder}'", any((folder / name).is_file() for name in SAVED)
     _check_regular(folder)
@@ -191,16 +194,16 @@ def read_folder(folder: Path) -> DatasetDict:
 
 
 def _reading(folder: Path) -> AbstractContextManager[None]:
-    """Context in which pandas, pyarrow, fsspec and PyYAML read files of a folder."""
+    """Converts errors of pandas, pyarrow, fsspec and PyYAML about a folder to messages."""
 
     def problem(error: BaseException) -> str:
         if not isinstance(error, FileNotFoundError | ValueError):
             return f"cannot be read: {_reason(error)}"
-        arrays = next((path for path in folder.iterdir() if _way_of_arrays(path)), folder)
+        arrays = next((path for path in folder.iterdir() if _array_advice(path)), folder)
         return (
-            "holds no data set: expected parquet, csv or json files, pictures in a folder for each "
-            "class, images/ and masks/ of equal names, or what save_to_disk writes "
-            f"({first_line(error)}){_way_of_arrays(arrays)}"
+            "holds no data set: expected parquet, csv or json files, pictures in a folder per "
+            "class, images/ and masks/ with equal names, or files of save_to_disk "
+            f"({first_line(error)}){_array_advice(arrays)}"
         )
 
     return library_errors(folder, error=ConfigError, problem=problem)
@@ -215,83 +218,83 @@ def _read_files(folder: Path, what: str) -> DatasetDict:
         return masks
     check_card(folder, home)
     # In the hub's own cache a folder called `imdb` would pass for the hub's `imdb` later.
-    place, reading = _that_is_no_pattern(folder), partial(_reading, folder)
+    place, reading = _glob_free_path(folder), partial(_reading, folder)
     with reading():
         builder = datasets.load_dataset_builder(place, cache_dir=str(cache))
     check_builder(builder, home)
-    found = prepared(builder, reading)
+    splits = prepared(builder, reading)
     if any(Path(file).suffix.lower() in ARCHIVES for file in data_files(builder)):
         home = get_home(folder, what, cache / "downloads")  # where archives are unpacked
-    check_pictures(found, home)
-    return found
+    check_pictures(splits, home)
+    return splits
 
 
 def _read_saved(folder: Path, what: str) -> DatasetDict:
-    """The splits that `save_to_disk` wrote."""
+    """Reads the splits written by `save_to_disk`."""
     import datasets
 
     home = get_home(folder, what)
     check_saved(folder, home)
     with _reading(folder):
-        found = datasets.load_from_disk(folder)
+        splits = datasets.load_from_disk(folder)
     if not (folder / SAVED[0]).is_file():
-        found = datasets.DatasetDict(train=found)
-    check_pictures(found, home)
-    return found
+        splits = datasets.DatasetDict(train=splits)
+    check_pictures(splits, home)
+    return splits
 
 
 def _check_regular(folder: Path) -> None:
-    """Raises ConfigError where a folder has a pipe, a socket or a device: pyarrow would wait."""
+    """Raises ConfigError if a folder has a pipe, a socket or a device, which block pyarrow."""
     for path in folder.rglob("*"):
         if not path.is_file() and not path.is_dir() and path.exists():
             with library_errors(path, error=ConfigError):
                 require_file(path, "table")
 
 
-def _that_is_no_pattern(folder: Path) -> str:
-    """The whole path of a folder, which `datasets` expands as a pattern of names.
+def _glob_free_path(folder: Path) -> str:
+    """Returns the absolute path of a folder, which `datasets` expands as a glob pattern.
 
     Raises:
-        ConfigError: others than the folder may be meant by it.
+        ConfigError: the path has pattern characters, which may match other folders.
     """
     path = str(folder.resolve())
     if path != escape(path):
         raise ConfigError(
-            f"folder '{folder}': its path has *, ? or [, by which other folders would be read; "
-            "rename it, or give a file of it."
+            f"folder '{folder}': its path has *, ? or [, which match other folders too; rename it, "
+            "or give a file of it."
         )
     return path
 
 
 def _checked(splits: DatasetDict, what: str) -> DatasetDict:
-    """Raises ConfigError where all columns of a table were read as one."""
+    """Raises ConfigError if all columns of a table were read as one."""
     for split in splits.values():
         first, *others = split.column_names or [""]
         # Decimal commas make pandas take what is before them for an index.
         name = first if all(other.startswith("__index_level_") for other in others) else ""
-        found = next((mark for mark in SEPARATORS if mark in name), None)
-        if found is not None:
+        separator = next((mark for mark in SEPARATORS if mark in name), None)
+        if separator is not None:
             raise ConfigError(
-                f"{what}: its only column is {name!r}: the columns are separated by "
-                f"{SEPARATORS[found]}; save it as .csv with commas, or as .tsv with tabs."
+                f"{what}: its only column is {name!r}, since its columns are separated by "
+                f"{SEPARATORS[separator]}; save it as .csv with commas, or as .tsv with tabs."
             )
     return splits
 
 
 def _reason(error: BaseException) -> str:
-    """Why a file cannot be read, and what to do about it."""
+    """Returns the reason that a file cannot be read, with a remedy."""
     causes = list(_chain(error))
     text = " ".join(map(str, causes))
     wrong = WRONG_COLUMNS.search(text)
     if wrong is not None:
         return (
-            f"line {wrong[2]} has {wrong[3]} columns where {wrong[1]} are expected; put texts that "
-            'have the separator in them into quotes ("...").'
+            f"line {wrong[2]} has {wrong[3]} columns, expected {wrong[1]}; put texts that contain "
+            'the separator into quotes ("...").'
         )
     if "codec can't decode" in text:
         return "its bytes are not UTF-8; save it as UTF-8 (in a spreadsheet, 'CSV UTF-8')."
     if "corresponds to no data" in text or "No columns to parse" in text:
-        return "it has no rows; expected a line of column names and a line for each row."
+        return "it has no rows; expected a line of column names and a line per row."
     if "zstd not supported" in text:
         return "this needs zstandard: pip install zstandard."
     if "must have the same columns" in text:
@@ -299,7 +302,9 @@ def _reason(error: BaseException) -> str:
         file = re.search(r"generating data using\s+(\S.*?)(?:,|\n|$)", text)
         where = f"'{Path(file[1]).name}'" if file else "one of them"
         listed = differing[1] if differing else "other columns"
-        return f"its files have different columns: in {where} are {listed}; give all the same."
+        return (
+            f"its files have different columns: {where} has {listed}; use the same columns in all."
+        )
     return get_reason(error.__cause__ or error)
 
 

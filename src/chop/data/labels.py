@@ -1,4 +1,4 @@
-"""Classes by number: labels that are text, and labels that a model numbers otherwise."""
+"""Class names and numbers: text labels, and labels in another order than the model's."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
 
 log = logging.getLogger(__name__)
-SHOWN = 8
-"""Classes that a message names."""
+MAX_LISTED = 8
+"""Maximum number of classes that a message lists."""
 LEAST_SUSPICIOUS = 10
-"""With fewer classes, half as many as rows may be meant."""
+"""Class count below which half as many classes as rows are plausible."""
 
 
 def class_names(splits: DatasetDict) -> list[str] | None:
-    """The names of the classes by number; those of labels that are text in order of the alphabet.
+    """Returns class names in the order of their numbers. Text labels are sorted alphabetically.
 
-    None where labels are plain numbers.
+    Returns None for plain numbers.
     """
     column = label_column(splits["train"].column_names)
     feature = splits["train"].features.get(column)
@@ -38,16 +38,16 @@ def class_names(splits: DatasetDict) -> list[str] | None:
 
 @without_bars()
 def check_classes(splits: DatasetDict, name: str) -> None:
-    """Looks at the classes of a data set: warnings of the logger `chop.data` say what looks wrong.
+    """Checks the classes of a data set. The logger `chop.data` warns of suspicious ones.
 
-    These are classes that the training rows lack, names that differ in case or spaces alone,
-    numbers that do not begin at 0, and about as many classes as rows.
+    Suspicious are classes without training rows, names that differ only in case or spaces, numbers
+    that do not start at 0, and about as many classes as rows.
 
     Args:
-        splits: rows with a class each; lists of classes, as tokens have them, are not looked at.
-        name: of the data set.
+        splits: rows with a class each; lists of classes, such as token labels, are not checked.
+        name: name of the data set.
     Raises:
-        ConfigError: no class of a split is one of the training rows.
+        ConfigError: a split has no class of the training rows.
     """
     column = label_column(splits["train"].column_names)
     feature = splits["train"].features.get(column)
@@ -61,55 +61,58 @@ def check_classes(splits: DatasetDict, name: str) -> None:
     known, rows = set(classes["train"]), len(splits["train"])
     if len(known) >= LEAST_SUSPICIOUS and 2 * len(known) > rows:
         assume(
-            f"{len(known)} classes in {rows} training rows: --label-column names another column, "
-            "and --task regression takes labels as numbers",
+            f"{len(known)} classes in {rows} training rows; choose another column with "
+            "--label-column, or treat the labels as numbers with --task regression",
             log,
         )
-    for key, found in classes.items():
-        others = [str(value) for value in found if value not in known]
-        listed = enumerate_names(others, SHOWN)
-        if others and len(others) == len(found):
-            trained = enumerate_names(sorted(map(str, known)), SHOWN)
+    for key, names in classes.items():
+        others = [str(value) for value in names if value not in known]
+        listed = enumerate_names(others, MAX_LISTED)
+        if others and len(others) == len(names):
+            trained = enumerate_names(sorted(map(str, known)), MAX_LISTED)
             raise ConfigError(
-                f"data set '{name}': the classes of the split '{key}' ({listed}) are none of the "
-                f"training rows ({trained}); {_way_out(known)}."
+                f"data set '{name}': the classes of the split '{key}' ({listed}) do not occur in "
+                f"the training rows ({trained}); {_way_out(known)}."
             )
         if others:
             assume(f"no training row has the class {listed} of the split '{key}'", log)
     for alike in _alike([value for value in known if isinstance(value, str)]):
-        shown = " and ".join(map(repr, sorted(alike)))
-        assume(f"classes {shown} differ only in case or spaces and count as different classes", log)
+        variants = " and ".join(map(repr, sorted(alike)))
+        assume(
+            f"classes {variants} differ only in case or spaces and count as different classes", log
+        )
     numbers = [value for value in known if isinstance(value, int)]
     if numbers and min(numbers) > 0:
         assume(
-            f"labels begin at {min(numbers)}: they are numbered from 0, and no row has class 0", log
+            f"labels start at {min(numbers)}; classes are numbered from 0, so class 0 has no rows",
+            log,
         )
 
 
 def _way_out(classes: Collection[object]) -> str:
-    """Advice for splits without a common class: many numbers are amounts rather than classes."""
+    """Returns advice for splits without common classes. Many numbers suggest regression."""
     if len(classes) >= LEAST_SUSPICIOUS and all(isinstance(value, int) for value in classes):
-        return "--task regression takes labels as numbers"
-    return "name classes alike in all splits, or give more rows"
+        return "--task regression treats labels as numbers"
+    return "use the same class names in all splits, or give more rows"
 
 
 def _alike(names: list[str]) -> list[list[str]]:
-    """Groups of several names that are one without case and outer spaces."""
-    found: dict[str, list[str]] = {}
+    """Groups names that are equal up to case and outer spaces."""
+    groups: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(name.strip().casefold(), []).append(name)
-    return [group for group in found.values() if len(group) > 1]
+        groups.setdefault(name.strip().casefold(), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 @without_bars()
 def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -> DatasetDict:
-    """The same with classes numbered as the model numbers those names.
+    """Renumbers classes by the model's numbers of their names.
 
     Args:
-        splits: labels are text, or have names; plain numbers stay as they are.
-        known: name -> number, of the model; None where it says nothing. Case does not matter.
-            Where the names are others, they are numbered by the alphabet, with one warning of the
-            logger `chop.data` if the labels are text and the model has names of its own.
+        splits: labels are text or have names; plain numbers stay unchanged.
+        known: class numbers by name from the model, or None. Case is ignored. Unknown names are
+            numbered alphabetically, with a warning of the logger `chop.data` if the labels are text
+            and the model has its own names.
     """
     from datasets import ClassLabel, DatasetDict
 
@@ -125,20 +128,20 @@ def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -
         numbers_of_names(names, known) if is_text else {name: i for i, name in enumerate(wanted)}
     )
     feature = ClassLabel(names=wanted)
-    found = {}
+    numbered = {}
     for key, split in splits.items():
         column_values = split.with_format(None)[column]
         numbers = [number[value if is_text else names[value]] for value in column_values]
-        found[key] = split.remove_columns(column).add_column(column, numbers, feature=feature)
-    return DatasetDict(found)
+        numbered[key] = split.remove_columns(column).add_column(column, numbers, feature=feature)
+    return DatasetDict(numbered)
 
 
 def numbers_of_names(names: list[str], known: Mapping[str, int] | None) -> dict[str, int]:
-    """The number of each class by its name, which an assumption says.
+    """Returns the number of each class by name, and reports it as an assumption.
 
     Args:
-        names: of classes, in the order of the alphabet.
-        known: name -> number, of the model; see `with_numbered_labels`.
+        names: class names in alphabetical order.
+        known: class numbers by name from the model; see `with_numbered_labels`.
     """
     wanted = _order(names, known or {})
     if known and sorted(wanted) != sorted(known, key=str) and not _are_plain(known):
@@ -149,12 +152,12 @@ def numbers_of_names(names: list[str], known: Mapping[str, int] | None) -> dict[
             log,
         )
     else:
-        assume(f"Classes are numbered in this order: {enumerate_names(wanted, SHOWN)}.")
+        assume(f"Classes are numbered in this order: {enumerate_names(wanted, MAX_LISTED)}.")
     return {name: number for number, name in enumerate(wanted)}
 
 
 def _order(names: list[str], known: Mapping[str, int]) -> list[str]:
-    """The names in the model's order, where it has the same ones."""
+    """Returns the names in the model's order if the sets of names are equal."""
     folded = {name.lower(): number for name, number in known.items()}
     if {name.lower() for name in names} != folded.keys() or len(folded) != len(names):
         return names
@@ -162,5 +165,5 @@ def _order(names: list[str], known: Mapping[str, int]) -> list[str]:
 
 
 def _are_plain(known: Mapping[str, int]) -> bool:
-    """True of the names that transformers makes up: LABEL_0, LABEL_1 ..."""
+    """Returns true for the default names of transformers: LABEL_0, LABEL_1 ..."""
     return all(name == f"LABEL_{number}" for name, number in known.items())

@@ -1,4 +1,4 @@
-"""Data loader for built-in data sets, local files and hub names."""
+"""Loader for built-in data sets, local files and hub data sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chop.base.files.library_errors import get_reason, library_errors
 from chop.base.hub import hub_is_reachable, offline_errors
 from chop.base.notices import assume
 from chop.data.bars import without_bars
-from chop.data.builtin_names import advice_of_builtin, builtin_name, tell_which
+from chop.data.builtin_names import advice_of_builtin, builtin_name, report_choice
 from chop.data.confined import Home, check_hub_files, check_pictures
 from chop.data.digits import digits
 from chop.data.files import check_is_there, prepared, read_file, read_folder
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 HELD_OUT_SHARE = 0.2
 SPLIT_OFF = "test rows are split off"
-"""Assumption about data without test rows, by which jobs know of it."""
+"""Assumption that test rows were split off, which jobs look up."""
 SPLITS = ("train", "validation", "test")
 
 BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {
@@ -50,10 +50,10 @@ BUILTIN_DATASETS: dict[str, Callable[[], DatasetDict]] = {
 FETCHED_DATASETS: dict[str, Callable[[], DatasetDict]] = {"jsc": jets}
 _BUILT_IN = BUILTIN_DATASETS | FETCHED_DATASETS
 TEXT_DATASETS = frozenset({"reviews", "stories"})
-LABEL_ADVICE = "--label-column names the one with the labels, label= in Python"
+LABEL_ADVICE = "choose the label column with --label-column (label= in Python)"
 UNLABELED_DATASETS = frozenset({"stories"})
 NUMBERS = ("int", "uint", "float", "bool")
-"""Types of columns of numbers begin so."""
+"""Prefixes of the types of numeric columns."""
 
 
 @without_bars()
@@ -64,27 +64,26 @@ def load_dataset(
     label: str | None = None,
     labeled: bool = True,
 ) -> DatasetDict:
-    """A data set with the splits `train`, `test` and, where it has one, `validation`.
+    """Loads a data set with the splits `train`, `test` and, if present, `validation`.
 
     Args:
-        name_or_path: a file
-            (parquet; csv, tsv, json, jsonl, or txt, whose rows are lines, also compressed); a
-            folder of them, of pictures in a folder for each class, of pictures in `images` with
-            masks of equal names in `masks`, or one written by `save_to_disk`; `digits`, `reviews`,
-            `stories`, `toy`; `jsc`, fetched from OpenML; a name on the hub; or a DatasetDict. What
-            is on disk wins over a built-in name; `builtin:digits` is always the built-in one.
-        limit: keep that many rows of each split, drawn by a fixed seed (files are often sorted
-            by label, so the first rows would be of one class); of lines of text, all.
-        label: the column with the labels, which becomes `labels`; default, `labels` or `label`.
-            Several columns of numbers, `rain,snow,wind`, become one of lists.
-        labeled: False takes rows without labels, as text for language modeling.
-    Returns: a `datasets.DatasetDict`; without a labeled `test` split `validation` takes
-        its place, and without either a fixed fifth of the rows is held out, of lines the last.
+        name_or_path: a file (parquet, csv, tsv, json, jsonl, or txt, whose rows are lines, also
+            compressed); a folder of them, of pictures in class folders, of pictures in `images`
+            with equally named masks in `masks`, or written by `save_to_disk`; `digits`, `reviews`,
+            `stories`, `toy`; `jsc`, fetched from OpenML; a hub name; or a DatasetDict. An existing
+            path takes precedence over a built-in name; `builtin:digits` is always built in.
+        limit: maximum number of rows per split, drawn with a fixed seed, because files are often
+            sorted by label. Ignored for lines of text.
+        label: label column, which is renamed to `labels`; default, `labels` or `label`. Several
+            numeric columns, `rain,snow,wind`, become one column of lists.
+        labeled: False accepts rows without labels, such as text for language modeling.
+    Returns: a `datasets.DatasetDict`. Without a labeled `test` split, `validation` is used as
+        `test`; without both, a fixed fifth of the rows is held out, for lines the last fifth.
         Further splits, such as IMDb's `unsupervised`, are dropped.
     Raises:
-        ConfigError: a folder without data files, no `train` split, rows without a label among
-            others, or a limit below one.
-        UnavailableError: neither built in nor a local path, nor reachable on the hub.
+        ConfigError: a folder without data files, no `train` split, rows with missing labels, or a
+            limit below one.
+        UnavailableError: neither built in nor a local path nor reachable on the hub.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit: expected at least one row, got {limit}.")
@@ -93,7 +92,7 @@ def load_dataset(
         return _shorten(_train_and_test(given, "as given", labeled), limit)
     name = str(name_or_path)
     builtin = builtin_dataset(name)
-    tell_which(name, _BUILT_IN, "data set", builtin)
+    report_choice(name, _BUILT_IN, "data set", builtin)
     labeled = labeled and builtin not in UNLABELED_DATASETS
     if builtin is not None:
         splits = _BUILT_IN[builtin]()
@@ -114,23 +113,23 @@ def _read_path(path: Path) -> DatasetDict:
 
 
 def builtin_dataset(name: object) -> str | None:
-    """The built-in data set that a name means; None where it means another's.
+    """Returns the built-in data set of a name, or None for other names.
 
-    What is on disk wins, unless it is the output folder of a run.
+    Existing paths take precedence, except output folders of runs.
 
     Raises:
-        ConfigError: there is no built-in one of a name such as `builtin:mnist`.
+        ConfigError: the name has the prefix `builtin:` and is not built in.
     """
     return builtin_name(name, _BUILT_IN, "data set", has_data)
 
 
 def has_data(path: Path) -> bool:
-    """Returns true if a path is one to read rows of: all but output folders of runs."""
+    """Returns true if a path may hold data: any path except output folders of runs."""
     return path.exists() and not (path / MANIFEST).is_file()
 
 
 def label_column(columns: list[str]) -> str | None:
-    """The column that holds the class, `labels` or `label`; None when there is neither.
+    """Returns the label column, `labels` or `label`, or None.
 
     >>> label_column(["text", "label"])
     'label'
@@ -139,10 +138,10 @@ def label_column(columns: list[str]) -> str | None:
 
 
 def required_label_column(columns: list[str]) -> str:
-    """The column that holds the class.
+    """Returns the label column.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no label column.
     """
     column = label_column(columns)
     if column is None:
@@ -151,10 +150,10 @@ def required_label_column(columns: list[str]) -> str:
 
 
 def num_labels(splits: DatasetDict) -> int:
-    """The number of classes of a data set, from its feature or else its largest label.
+    """Returns the number of classes from the label feature, otherwise from the largest label.
 
     Raises:
-        ConfigError: there is no label column, or it holds something else than class numbers.
+        ConfigError: there is no label column, or it does not hold class numbers.
     """
     train = splits["train"]
     column = required_label_column(train.column_names)
@@ -165,13 +164,13 @@ def num_labels(splits: DatasetDict) -> int:
     if isinstance(largest, str):
         raise ConfigError(
             f"column '{column}': expected class numbers, got text such as '{largest}'; "
-            f"splits.class_encode_column('{column}') numbers them."
+            f"number them with splits.class_encode_column('{column}')."
         )
     return int(largest) + 1
 
 
 def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
-    """The same with the labels in a column `labels`; what had that name is left out."""
+    """Renames the label column to `labels`, replacing a column of that name."""
     from datasets import DatasetDict
 
     if label is None or label == "labels":
@@ -187,18 +186,18 @@ def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
 
 
 def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
-    """Rows with several columns of numbers as one column `labels` of lists.
+    """Joins several numeric columns into one column `labels` of lists.
 
     Args:
         split: rows of `datasets`.
         names: columns to join, in this order; other columns of labels are dropped.
     Raises:
-        ConfigError: a column is unknown, given twice, holds no numbers or lacks some.
+        ConfigError: a column is unknown, given twice, not numeric, or has gaps.
     """
     for name in names:
         check_known(name, split.column_names, "label column")
         if names.count(name) > 1:
-            raise ConfigError(f"label column '{name}': was given twice; give it once.")
+            raise ConfigError(f"label column '{name}': is given twice; give it once.")
         if not str(getattr(split.features[name], "dtype", "")).startswith(NUMBERS):
             raise ConfigError(
                 f"label column '{name}': expected numbers, since several label columns become one."
@@ -206,7 +205,7 @@ def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
         if blank := _unlabeled_rows(split, name):
             raise ConfigError(
                 f"label column '{name}': {blank} of {len(split)} rows have no number; fill them in "
-                "or leave these rows out."
+                "or remove these rows."
             )
     table = split.with_format(None)
     columns = (map(_plain_number, table[name]) for name in names)
@@ -216,7 +215,7 @@ def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
 
 
 def _plain_number(value: float) -> float:
-    """The value, or 0 or 1 of a truth value, which no list has beside numbers."""
+    """Converts booleans to 0 and 1, since a list cannot mix them with numbers."""
     return int(value) if isinstance(value, bool) else value
 
 
@@ -227,14 +226,14 @@ def _from_hub(name: str) -> DatasetDict:
         with _hub_errors(name):
             builder = datasets.load_dataset_builder(name)
         check_hub_files(builder, name)
-        found = prepared(builder, partial(_hub_errors, name))
-        check_pictures(found, Home(_hub_caches(), f"data set '{name}'"))
-        return found
+        splits = prepared(builder, partial(_hub_errors, name))
+        check_pictures(splits, Home(_hub_caches(), f"data set '{name}'"))
+        return splits
 
 
 @contextmanager
 def _hub_errors(name: str) -> Iterator[None]:
-    """Turns the errors of `datasets`, which reads from the hub, into sentences."""
+    """Converts errors of `datasets` about the hub to messages."""
     from datasets.exceptions import DatasetGenerationError
 
     try:
@@ -253,7 +252,7 @@ def _hub_errors(name: str) -> Iterator[None]:
 
 
 def _hub_caches() -> list[Path]:
-    """Folders that files of the hub are in; variables of the environment name each of them."""
+    """Returns the folders for hub files, each set by an environment variable."""
     from datasets import config
     from huggingface_hub import constants
 
@@ -262,7 +261,9 @@ def _hub_caches() -> list[Path]:
 
 
 def _unlabeled_rows(split: Dataset, column: str | None = None) -> int:
-    """Counts missing, blank and NaN labels; all if each is -1, as in test rows of the hub."""
+    """Counts missing, blank and NaN labels; all if each label is -1, as in hidden test rows of the
+    hub.
+    """
     import pyarrow.compute as pc
 
     column = column or label_column(split.column_names)
@@ -281,28 +282,28 @@ def _unlabeled_rows(split: Dataset, column: str | None = None) -> int:
 
 
 def _check_labels(splits: Mapping[str, Dataset], unlabeled: Mapping[str, int], name: str) -> None:
-    """Raises ConfigError where some rows of a split have a label and others none."""
+    """Raises ConfigError if only some rows of a split have a label."""
     for key in SPLITS:
         if key in splits and unlabeled[key]:
             column = label_column(splits[key].column_names)
             raise ConfigError(
                 f"data set '{name}': {unlabeled[key]} of {len(splits[key])} rows of the split "
-                f"'{key}' have no label in the column '{column}'; fill them in or leave these rows "
-                "out."
+                f"'{key}' have no label in the column '{column}'; fill them in or remove these "
+                "rows."
             )
 
 
 def _without_label(splits: DatasetDict, name: str) -> str:
-    """The sentence on rows without a label column."""
+    """Returns the error message for rows without a label column."""
     if picture_column(splits) is not None and splits["train"].num_columns == 1:
         return (
-            f"data set '{name}' has pictures of one class, or of none: expected a folder for each "
-            f"of at least two classes, as {name}/cat/1.png and {name}/dog/2.png."
+            f"data set '{name}' has less than two classes of pictures; expected a folder per "
+            f"class, such as {name}/cat/1.png and {name}/dog/2.png."
         )
     if splits["train"].column_names == ["text"]:
         return (
-            f"data set '{name}' has no column 'labels' or 'label', only 'text': --task causal-lm "
-            "takes it as running text, by which language models are judged."
+            f"data set '{name}' has no column 'labels' or 'label', only 'text'; evaluate "
+            "language models on it with --task causal-lm."
         )
     columns = enumerate_names(list(map(repr, splits["train"].column_names)), MOST_NAMES)
     return (
@@ -323,22 +324,22 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
         if "train" in splits and label_column(columns) is None:
             raise ConfigError(_without_label(splits, name))
         raise ConfigError(
-            f"data set '{name}' has no labeled split 'train': found {sorted(splits)}, labels are "
-            "expected from 0 upwards."
+            f"data set '{name}' has no labeled split 'train': found {sorted(splits)}; number "
+            "labels from 0."
         )
     _check_labels(labeled, unlabeled, name)
     if "test" in labeled:
         return DatasetDict({key: labeled[key] for key in SPLITS if key in labeled})
     if "validation" in labeled:
         assume(
-            f"Data set '{name}' has no test rows: its validation rows stand for them. A model that "
-            "was chosen by them is worse on new rows than these numbers say."
+            f"Data set '{name}' has no test rows; its validation rows are used instead. If the "
+            "model was selected on them, these results are too optimistic."
         )
         return DatasetDict(train=labeled["train"], test=labeled["validation"])
     rows = len(labeled["train"])
     if rows < 2:
         raise ConfigError(
-            f"data set '{name}' has {rows} rows: expected at least 2, of which some are held out."
+            f"data set '{name}' has {rows} rows: expected at least 2, to hold some out for testing."
         )
     order = not is_running_text(splits)
     assume_split_off(HELD_OUT_SHARE, _rows_beside(name))
@@ -346,29 +347,29 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
 
 
 def assume_split_off(share: float, advice: str = "") -> None:
-    """Notes that rows which stand for test rows were split off the data.
+    """Notes that test rows were split off the data.
 
     Args:
         share: share of the rows.
-        advice: where test rows are; "" says how to give them.
+        advice: location of test rows; "" explains how to provide them.
     """
     assume(
-        f"No test rows were given: {share:.0%} of the rows were split off and stand for them. A "
-        "model that was trained on them, elsewhere, is worse on new rows than these numbers say. "
-        + (advice or "Give a split 'test', as a folder with train.csv and test.csv has it."),
+        f"No test split found: {share:.0%} of the rows are used as test data. If your model was "
+        "trained on them, these results are too optimistic. "
+        + (advice or "Provide a split 'test', such as a folder with train.csv and test.csv."),
         about=SPLIT_OFF,
     )
 
 
 def _rows_beside(name: str) -> str:
-    """Says where test rows are beside the training rows that were given alone; else ""."""
+    """Returns a note on test rows beside the given training file, or ""."""
     path = Path(name)
     if not path.stem.startswith("train") or not path.exists():
         return ""
     beside = path.with_name(path.name.replace("train", "test", 1))
     if not beside.exists():
         return ""
-    return f"'{beside}' is beside it: give the folder '{path.absolute().parent.name}', with both."
+    return f"To use '{beside}', give the folder '{path.absolute().parent.name}'."
 
 
 def _shorten(splits: DatasetDict, limit: int | None) -> DatasetDict:
@@ -376,8 +377,8 @@ def _shorten(splits: DatasetDict, limit: int | None) -> DatasetDict:
 
     if limit is None or is_running_text(splits):
         return splits
-    kept = {
+    sampled = {
         key: split.shuffle(seed=0).select(range(min(limit, len(split))))
         for key, split in splits.items()
     }
-    return DatasetDict(kept)
+    return DatasetDict(sampled)

@@ -1,4 +1,4 @@
-"""Masks: pictures of classes, one for each picture, as the labels of a data set.
+"""Segmentation masks: pictures of classes that are the labels of pictures.
 
 Shapes: H rows, W columns.
 """
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from datasets import DatasetDict, Image
 
 VOID = 255
-"""The number of pixels without a class, unless a model has as many classes."""
+"""Mask value of pixels without a class, unless the model has that many classes."""
 IMAGES, MASKS = "images", "masks"
-"""Folders of pictures and of their masks."""
+"""Folder names of pictures and of their masks."""
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "val", "valid"),
     "test": ("test", "testing"),
 }
-"""Splits, and the names of their folders."""
+"""Folder names of splits."""
 MASK_COLUMNS = ("mask", "masks", "annotation", "segmentation_mask")
-"""Columns that hold masks where there is no column of labels."""
+"""Columns used as masks if there is no label column."""
 SUFFIXES = (".png", ".bmp", ".gif", ".jpg", ".jpeg", ".tif", ".tiff", ".webp")
 ONE_NUMBER = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
-"""Modes of Pillow with one whole number for each pixel; of P it is the place in the palette."""
+"""Pillow modes with one integer per pixel; for P it is the palette index."""
 
 
 def has_masks(splits: DatasetDict) -> bool:
@@ -47,7 +47,7 @@ def has_masks(splits: DatasetDict) -> bool:
 
 
 def with_masks_as_labels(splits: DatasetDict) -> DatasetDict:
-    """Renames a column of masks to `labels` where another has pictures and none has labels."""
+    """Renames a mask column to `labels` if there are pictures and no label column."""
     from datasets import DatasetDict, Image
 
     features = next(iter(splits.values())).features
@@ -59,34 +59,33 @@ def with_masks_as_labels(splits: DatasetDict) -> DatasetDict:
 
 
 def read_masks(folder: Path, home: Home) -> DatasetDict | None:
-    """Reads a folder with `images` and `masks` of equal names.
+    """Reads a folder with pictures in `images` and equally named masks in `masks`.
 
-    Both folders are beside each other in `folder` or in one for each split, or have one for each
-    split themselves.
+    The two folders are either in `folder`, in a folder per split, or have a folder per split.
 
     Args:
-        folder: to be read.
-        home: folder in which its files may be.
-    Returns: None where there are no two such folders.
+        folder: folder to read.
+        home: folder that must contain the files.
+    Returns: None if there are no two such folders.
     Raises:
-        ConfigError: pictures or masks of other names, or a file elsewhere.
+        ConfigError: picture and mask names differ, or a file is outside the folder.
     """
     from datasets import DatasetDict
 
     pairs = _pairs_of_folders(folder)
     if not pairs:
         return None
-    _tell_unread(folder, pairs)
-    found = DatasetDict({split: _read_pair(*pair) for split, pair in pairs.items()})
-    check_pictures(found, home)
-    return found
+    _report_unread(folder, pairs)
+    splits = DatasetDict({split: _read_pair(*pair) for split, pair in pairs.items()})
+    check_pictures(splits, home)
+    return splits
 
 
 def _pairs_of_folders(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """The folder of pictures and that of masks, by split."""
+    """Returns the picture folder and the mask folder by split."""
     top = _folders(folder)
     images, masks = (_folders(top.get(name)) for name in (IMAGES, MASKS))
-    found = {}
+    folders = {}
     for split, names in SPLITS.items():
         given = []
         for name in names:
@@ -95,30 +94,32 @@ def _pairs_of_folders(folder: Path) -> dict[str, tuple[Path, Path]]:
             given += [(first, second) for first, second in pairs if first and second]
         if len(given) > 1:
             raise ConfigError(
-                f"folders '{given[0][0]}' and '{given[1][0]}' are both of the split '{split}': "
-                "expected one for each split."
+                f"folders '{given[0][0]}' and '{given[1][0]}' both belong to the split '{split}'; "
+                "expected one per split."
             )
         if given:
-            found[split] = given[0]
-    if not found and IMAGES in top and MASKS in top:
-        found["train"] = (top[IMAGES], top[MASKS])
-    return found
+            folders[split] = given[0]
+    if not folders and IMAGES in top and MASKS in top:
+        folders["train"] = (top[IMAGES], top[MASKS])
+    return folders
 
 
 def _folders(folder: Path | None) -> dict[str, Path]:
-    """Folders in a folder by name in small letters."""
+    """Returns the subfolders of a folder by lower-case name."""
     inside = () if folder is None else sorted(folder.iterdir())
     return {path.name.lower(): path for path in inside if path.is_dir()}
 
 
-def _tell_unread(folder: Path, pairs: Mapping[str, tuple[Path, Path]]) -> None:
-    """Reports folders of pictures that are of no pair, such as a split without masks."""
+def _report_unread(folder: Path, pairs: Mapping[str, tuple[Path, Path]]) -> None:
+    """Reports picture folders without a partner, such as a split without masks."""
     used = {place for pair in pairs.values() for place in pair}
     others = {path.parent for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES} - used
     if others:
         names = sorted(f"'{each.relative_to(folder)}'" for each in others)
         listed = enumerate_names(names, MOST_NAMES)
-        assume(f"Pictures in {listed} are not read: they are of no split with images and masks.")
+        assume(
+            f"Pictures in {listed} are not read, since their split has no pair of images and masks."
+        )
 
 
 def _read_pair(images: Path, masks: Path) -> Any:
@@ -129,10 +130,10 @@ def _read_pair(images: Path, masks: Path) -> Any:
     if lonely or not pictures:
         alone = enumerate_names(list(map(repr, lonely)), MOST_NAMES) or "none"
         others = pictures.keys() & labels.keys()
-        hint = "" if others else "; folders of two classes need other names than these"
+        hint = "" if others else "; folders of classes need other names"
         raise ConfigError(
-            f"'{images}' and '{masks}' are taken for pictures and their masks; names in only one "
-            f"of them: {alone}. Give each picture a mask of its name, as {IMAGES}/1.jpg and "
+            f"'{images}' and '{masks}' are read as pictures and masks, but their names differ "
+            f"({alone}). Give each picture a mask with its name, such as {IMAGES}/1.jpg and "
             f"{MASKS}/1.png{hint}."
         )
     names = sorted(pictures)
@@ -144,28 +145,29 @@ def _read_pair(images: Path, masks: Path) -> Any:
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() not in SUFFIXES or path.name.startswith("."):
             continue
-        if path.stem in found:
+        if path.stem in by_name:
             raise ConfigError(
-                f"'{found[path.stem]}' and '{path}' have one name: expected one picture of each."
+                f"'{by_name[path.stem]}' and '{path}' have the same name; expected one "
+                "picture per name."
             )
-        found[path.stem] = path
-    return found
+        by_name[path.stem] = path
+    return by_name
 
 
 def read_mask(value: Any, feature: Image, pixels: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """The classes of a mask's pixels, int64 (H, W).
+    """Decodes a mask to classes, int64 (H, W).
 
     Args:
-        value: file or picture of the mask, as `chop.data.pictures.decoded` takes it.
+        value: file or picture of the mask, in the form of `chop.data.pictures.decoded`.
         feature: feature of its column.
-        pixels: width and height of the picture that it is of.
-        size: H and W of the result; masks of another size are scaled by the nearest pixel.
+        pixels: width and height of its picture.
+        size: H and W of the result; masks are scaled with nearest-pixel interpolation.
     Raises:
-        ConfigError: it cannot be read, has colors, or is of another shape than its picture.
+        ConfigError: the mask cannot be read, has colors, or differs in shape from its picture.
     """
     from PIL.Image import Resampling
 
@@ -174,14 +176,14 @@ def read_mask(value: Any, feature: Image, pixels: tuple[int, int], size: tuple[i
     name = f"mask '{path}'" if path else "a mask"
     if mask.mode not in ONE_NUMBER:
         raise ConfigError(
-            f"{name} has colors ({mask.mode}): expected one number for each pixel, its class, as "
-            "pictures in gray or with a palette have it."
+            f"{name} has colors ({mask.mode}); expected a class number per pixel, in a grayscale "
+            "or palette picture."
         )
     width, height = mask.size
     if width * pixels[1] != height * pixels[0]:
         raise ConfigError(
-            f"{name} has {width} x {height} pixels and its picture {pixels[0]} x {pixels[1]}: "
-            "expected masks of the shape of their pictures."
+            f"{name} has {width} x {height} pixels and its picture {pixels[0]} x {pixels[1]}; "
+            "expected the same shape."
         )
     if mask.size != size[::-1]:
         mask = mask.resize(size[::-1], Resampling.NEAREST)
@@ -189,5 +191,5 @@ def read_mask(value: Any, feature: Image, pixels: tuple[int, int], size: tuple[i
 
 
 def without_void(mask: Tensor) -> Tensor:
-    """The same mask with classes from 0 that counted from 1; 0 becomes 255, as 255 stays."""
+    """Shifts classes that count from 1 to start at 0; 0 becomes 255, and 255 stays."""
     return torch.where((mask == 0) | (mask == VOID), VOID, mask - 1)

@@ -14,18 +14,18 @@ from chop.data.unpacked import JSON, contents
 from chop.errors import ConfigError
 
 CHUNK = 2**20
-"""Bytes that are looked at together."""
+"""Number of bytes checked at once."""
 INSIDE = (b",", b"[", b":")
-"""Ends of lines before one that is inside an object or array of several lines."""
+"""Line ends before a `null` that is inside a multi-line object or array."""
 NULL_ITEM = re.compile(rb"[\[,]\s*null\b")
 
 
 def check_rows(files: Iterable[str | Path], are_all_json: bool = False) -> None:
-    """Raises ConfigError where a file of JSON has `null` in the place of a row.
+    """Raises ConfigError if a JSON file has `null` in place of a row.
 
     Args:
         files: files of any kind, also compressed ones and archives. `check_unpacked` bounds them.
-        are_all_json: files are read as JSON whatever their names are.
+        are_all_json: all files are read as JSON, independently of their names.
     """
 
     def is_wanted(name: str) -> bool:
@@ -44,17 +44,17 @@ def _check_text(text: IO[bytes], path: Path) -> None:
     if first.lstrip().startswith(b"["):
         _check_array(first + text.read(), path)
     elif _has_null_line(first.removeprefix(codecs.BOM_UTF8), text):
-        raise ConfigError(f"file '{path}': a row is null, expected an object in each line.")
+        raise ConfigError(f"file '{path}': a row is null, expected an object per line.")
 
 
 def _check_array(content: bytes, path: Path) -> None:
-    """Looks closer where `null` may be an item of the outer array, rather than of one inside."""
+    """Checks whether `null` is an item of the outer array rather than of an inner one."""
     if NULL_ITEM.search(content) and None in json.loads(content):
-        raise ConfigError(f"file '{path}': a row is null, expected an object for each.")
+        raise ConfigError(f"file '{path}': a row is null, expected an object per row.")
 
 
 def _has_null_line(part: bytes, file: IO[bytes]) -> bool:
-    """Returns whether a line is `null`, but for those inside an object of several lines."""
+    """Returns true if a line is `null`, except inside a multi-line object."""
     before = b""
     while part:
         part += file.readline()

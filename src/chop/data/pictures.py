@@ -1,4 +1,4 @@
-"""Pictures in files: left undecoded in the rows, so that one that is broken can be named."""
+"""Undecoded pictures in rows, so that errors can name a broken file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def picture_column(splits: DatasetDict) -> str | None:
-    """The column that holds encoded pictures that are no labels; None when there is none."""
+    """Returns the column with encoded pictures that are not labels, or None."""
     from datasets import Image
 
     features = splits["train"].features
@@ -24,25 +24,25 @@ def picture_column(splits: DatasetDict) -> str | None:
 
 
 def with_files(split: Dataset, column: str) -> Dataset:
-    """The same rows with files, which `decoded` takes, in the place of pictures."""
+    """Replaces pictures with files, which `decoded` takes."""
     feature = dataclasses.replace(split.features[column], decode=False)
     return split.cast_column(column, feature)
 
 
 def decoded(value: Any, feature: Image) -> Picture:
-    """The picture of a file.
+    """Decodes the picture of a file.
 
     Args:
-        value: of a row of `with_files`: `path` and `bytes`; or a picture, which is returned.
-        feature: of the column.
+        value: `path` and `bytes` from a row of `with_files`, or a picture, which is returned.
+        feature: feature of the column.
 
     Raises:
-        ConfigError: there is none, or it cannot be read; the message has the file's name.
+        ConfigError: the picture is missing or unreadable; the message names the file.
     """
     from PIL import UnidentifiedImageError
 
     if value is None:
-        raise ConfigError("a row of the data has no picture; leave it out.")
+        raise ConfigError("a row of the data has no picture; remove it.")
     try:
         if isinstance(value, dict) and value["bytes"] is None and Path(value["path"]).exists():
             # What Pillow has opened itself it leaves open where it fails.
@@ -51,9 +51,9 @@ def decoded(value: Any, feature: Image) -> Picture:
         return picture
     except Exception as error:  # each decoder raises what its bytes lead it to
         is_other = isinstance(error, UnidentifiedImageError)
-        reason = "its bytes are of no known format" if is_other else _reason(error)
+        reason = "its format is unknown" if is_other else _reason(error)
         raise ConfigError(
-            f"{_named(value)} cannot be read: {reason}; replace it or leave it out."
+            f"{_named(value)} cannot be read: {reason}; replace or remove it."
         ) from error
 
 

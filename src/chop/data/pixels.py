@@ -1,4 +1,4 @@
-"""Pixels: pictures decoded to tensors when a row is read.
+"""Lazy decoding of pictures to tensors when a row is read.
 
 Shapes: C channels, H rows, W columns.
 """
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _PixelTransform:
-    """Rows with pictures -> `pixel_values`, float32 (C, H, W), and `labels`.
+    """Transform of rows with pictures to `pixel_values`, float32 (C, H, W), and `labels`.
 
     Attributes:
-        column: where the files of the pictures are.
-        feature: of that column.
-        label: where the classes are.
-        size: (C, H, W) of the result; pictures of another size are scaled bilinearly.
-        mean: per channel, subtracted from pixels of 0 to 1.
-        std: per channel, what the difference is divided by.
-        masks: feature of the labels where they are masks, which become int64 (H, W).
-        reduce_labels: masks count classes from 1, and their 0 does not count.
+        column: column with picture files.
+        feature: feature of that column.
+        label: label column.
+        size: (C, H, W) of the result; pictures are scaled bilinearly.
+        mean: mean per channel, subtracted from pixels of 0 to 1.
+        std: standard deviation per channel, by which the difference is divided.
+        masks: feature of labels that are masks, which become int64 (H, W).
+        reduce_labels: true if masks number classes from 1 and 0 does not count.
     """
 
     column: str
@@ -48,7 +48,7 @@ class _PixelTransform:
     reduce_labels: bool = False
 
     def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Transforms the rows of a batch; a picture that is broken is a ConfigError."""
+        """Transforms a batch of rows. A broken picture raises ConfigError."""
         pictures = [decoded(file, self.feature) for file in rows[self.column]]
         labels = rows[self.label]
         if self.masks is not None:
@@ -61,7 +61,7 @@ class _PixelTransform:
         return {"pixel_values": [self.picture(each) for each in pictures], "labels": labels}
 
     def picture(self, picture: Picture) -> Tensor:
-        """One picture, normalized."""
+        """Normalizes one picture."""
         from PIL.Image import Resampling
 
         channels, height, width = self.size
@@ -81,12 +81,12 @@ def with_pixels(
     *,
     reduce_labels: bool = False,
 ) -> DatasetDict:
-    """The same data set with tensors in the place of pictures; one of tensors as it is.
+    """Replaces pictures with tensors. Returns a data set of tensors unchanged.
 
     Args:
-        splits: what `load_dataset` gives.
-        info: the row of the data set, for mean and deviation of its pixels.
-        size: (C, H, W) that a model wants; default, that of the data set.
+        splits: result of `load_dataset`.
+        info: catalogue entry, for mean and standard deviation of the pixels.
+        size: (C, H, W) that the model takes; default, that of the data set.
         reduce_labels: see `_PixelTransform`.
     Raises:
         ConfigError: the data set holds tensors of another size.
@@ -98,7 +98,8 @@ def with_pixels(
     if column is None or label is None:
         if size and info.image_size not in (None, size):
             raise ConfigError(
-                f"data set '{info.name}' has tensors of {info.image_size}, the model wants {size}."
+                f"data set '{info.name}' has tensors of size {info.image_size}, the model "
+                f"takes {size}."
             )
         return splits
     wanted = size or info.image_size or (3, 224, 224)

@@ -1,4 +1,4 @@
-"""Data sets of plain feature vectors: a generated one, and the jets of the LHC."""
+"""Feature-vector data sets: generated points, and jets of the LHC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JET_CLASSES = ("g", "q", "t", "w", "z")
 
 
 def toy() -> DatasetDict:
-    """1,600 training and 400 test points around one center per class, the same on every machine.
+    """Returns 1,600 training and 400 test points around one center per class, always the same.
 
     Columns: `x`, float32 (16,), standard normal around its center, and `labels`, int64, 0 to 4.
     """
@@ -32,15 +32,15 @@ def toy() -> DatasetDict:
 
 
 def jets() -> DatasetDict:
-    """830,000 jets of the LHC, a fifth of them for testing; fetched from OpenML once.
+    """Returns 830,000 jets of the LHC, a fifth of them for testing, fetched from OpenML once.
 
-    Columns: `x`, float32 (16,), standardized by the training rows, and `labels`, int64: the jet
+    Columns: `x`, float32 (16,), standardized with the training rows, and `labels`, int64: the jet
     comes from a gluon, light quark, top quark, W or Z boson.
 
     Source: M. Pierini et al., hls4ml LHC jet data set, doi:10.5281/zenodo.3602260.
 
     Raises:
-        UnavailableError: it is neither in the cache nor can OpenML be reached.
+        UnavailableError: the data are not cached and OpenML cannot be reached.
     """
     from sklearn.datasets import fetch_openml
 

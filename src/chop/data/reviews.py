@@ -1,8 +1,8 @@
-"""Short generated reviews whose words do not give the label away.
+"""Generated reviews whose label depends on word order.
 
-Every sentence has a main clause that agrees with the label. Praise is often a denied fault
-("never dull"), and many sentences concede the opposite ("although the music was superb, ..."),
-so that counting words does not suffice and word order has to be read.
+The main clause of each sentence agrees with the label. Praise is often a denied fault ("never
+dull"), and many sentences concede the opposite ("although the music was superb, ..."). A model
+that counts words is therefore not sufficient.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _sentence(draw: random.Random, is_praise: bool) -> str:
 
 
 def review(draw: random.Random, is_praise: bool) -> str:
-    """One review of one or two sentences.
+    """Generates a review of one or two sentences.
 
     >>> review(random.Random(5), True)
     'the cast was really beautiful. for me the plot seemed moving.'
@@ -66,9 +66,9 @@ def review(draw: random.Random, is_praise: bool) -> str:
 
 
 def reviews() -> DatasetDict:
-    """4,000 training and 1,000 test reviews, the same on every machine.
+    """Returns 4,000 training and 1,000 test reviews, always the same.
 
-    Columns: `text` and `label` (0 `neg`, 1 `pos`), half of each. No review occurs twice.
+    Columns: `text` and `label` (0 `neg`, 1 `pos`), in equal numbers. All reviews are different.
     """
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
@@ -86,7 +86,7 @@ def reviews() -> DatasetDict:
 
 
 def vocabulary() -> list[str]:
-    """Every word of the grammar, and every letter, so that no text is out of vocabulary."""
+    """Returns all words and letters of the grammar, so that no text is out of vocabulary."""
     phrases = [*SUBJECTS, *VIRTUES, *FAULTS, *PLAIN, *DENIED]
     frames = [frame.format(main="", other="") for frame in (*CONCESSIONS, *PLAIN_SENTENCES)]
     words = {word.strip(",") for phrase in (*phrases, *frames) for word in phrase.split()}

@@ -1,8 +1,8 @@
-"""Short generated stories whose last sentence follows from the ones before it.
+"""Generated stories whose last sentence follows from the earlier ones.
 
-A story has somebody with a thing, a walk, and something that happens to the thing; then it asks who
-has the thing, where it is, or what color it has, and answers. Names, things and colors are drawn
-anew for each story, so that a language model has to look back for the answer.
+Each story has a person with a thing, a walk, and an event with the thing. It then asks who has the
+thing, where it is, or which color it has, and answers. Names, things and colors are drawn for each
+story, so a language model has to look back for the answer.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ WHERE = "Where is the {thing} now? The {color} {thing} is {side} the {spot}."
 WHAT = "What color is the {thing}? The {thing} of {owner} is {color}."
 GIFT_SHARE, LOAN_SHARE = 0.4, 0.3
 END = "</s>"
-"""Ends a text: the token at which `generate` stops."""
+"""Token that ends a text, at which `generate` stops."""
 
 
 def story(draw: random.Random) -> str:
-    """One story of five or six sentences.
+    """Generates a story of five or six sentences.
 
     >>> story(random.Random(5))[:56]
     'Ida has a yellow flute. In the morning Ida walks to the '
@@ -84,9 +84,9 @@ def story(draw: random.Random) -> str:
 
 
 def stories() -> DatasetDict:
-    """3,000 training and 400 test stories, the same on every machine; none occurs twice.
+    """Returns 3,000 training and 400 test stories, always the same and all different.
 
-    One column, `text`, which ends with `END`; there are no labels.
+    Column: `text`, which ends with `END`. There are no labels.
     """
     from datasets import Dataset, DatasetDict
 
@@ -102,7 +102,7 @@ def stories() -> DatasetDict:
 
 
 def story_words() -> list[str]:
-    """Every word and mark of the grammar, sorted."""
+    """Returns all words and marks of the grammar, sorted."""
     frames = (*STARTS, *WALKS, *GIFTS, *LOANS, *HIDINGS, WHO, WHERE, WHAT)
     words = {
         word.strip(".,?") for frame in frames for word in frame.split() if not word.startswith("{")

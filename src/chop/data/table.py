@@ -1,4 +1,4 @@
-"""Tables of numbers: several columns of one number each, as the one input that a model takes."""
+"""Numeric tables: combination of number columns into one input vector."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 def with_vectors(
     splits: DatasetDict, parameters: Collection[str], outputs: Collection[str] = ()
 ) -> DatasetDict:
-    """The same with all columns of numbers as one column `x` of vectors, in their order.
+    """Combines all numeric columns into one column `x` of vectors, in their order.
 
     Args:
-        splits: what `load_dataset` gives.
-        parameters: of the model: where one of them has the name of a column, or there is only one
-            column beside the labels, the data set stays as it is.
-        outputs: columns with the labels of several outputs, which stay columns.
+        splits: result of `load_dataset`.
+        parameters: parameters of the model. If one has the name of a column, or there is only one
+            input column, the data set stays unchanged.
+        outputs: label columns of several outputs, which stay columns.
     Raises:
         ConfigError: a cell is blank, NaN or infinite.
     """
@@ -51,7 +51,7 @@ def with_vectors(
         if name not in labels and getattr(feature, "dtype", None) in TEXTS
     ]
     if others and numbers:
-        assume(f"columns that hold no numbers are not used as inputs: {', '.join(others)}", log)
+        assume(f"columns without numbers are not used as inputs: {', '.join(others)}", log)
     if len(numbers) < 2:
         return splits
     values = {key: _numbers(split, numbers) for key, split in splits.items()}
@@ -60,7 +60,7 @@ def with_vectors(
 
 
 def _numbers(split: Dataset, names: Sequence[str]) -> np.ndarray:
-    """Rows of numbers, float32 (rows, columns); a blank cell is NaN."""
+    """Returns rows of numbers, float32 (rows, columns); a blank cell is NaN."""
     table = split.with_format("numpy")
     return np.stack([np.asarray(table[name][:], np.float32) for name in names], 1)
 

@@ -1,4 +1,4 @@
-"""Tokenization: texts to token columns, ready for a trainer."""
+"""Tokenization of texts to token columns for training."""
 
 from __future__ import annotations
 
@@ -34,28 +34,27 @@ def get_tokenized_dataset(
     labeled: bool = True,
     stride: int | None = None,
 ) -> DatasetDict | tuple[DatasetDict, PreTrainedTokenizerBase]:
-    """The labeled texts of a data set as token columns, cut to length and not yet padded.
+    """Tokenizes the texts of a data set, truncated and not yet padded.
 
     Args:
-        dataset: what `load_dataset` takes, or what it gives.
-        checkpoint: whose tokenizer: `bert-tiny` for the built-in reviews, `gpt-tiny` for the
-            stories, a local folder, or a hub name; or a tokenizer.
-        return_tokenizer: also return the tokenizer.
-        max_length: tokens of a row at most; default, the model's limit and at most 512.
-        limit: keep that many rows of each split, drawn by a fixed seed.
-        text_column: the column with the text; default, `text`, `sentence` and the like. Where it
-            holds lists of words (by default `tokens` or `words`), labels are of words, and become
-            those of the first token of each; others have -100, which counts nowhere.
-        labeled: False leaves labels out, for language modeling, and texts of less than two
-            tokens.
-        stride: joins texts without labels into one and cuts it into windows of `max_length`
-            tokens that move on by so many, see `chop.data.windows`; files of lines (.txt) always
-            are, by default by half of `max_length`.
+        dataset: input or result of `load_dataset`.
+        checkpoint: tokenizer, or the name of its model: `bert-tiny` for the built-in reviews,
+            `gpt-tiny` for the stories, a local folder, or a hub name.
+        return_tokenizer: also returns the tokenizer.
+        max_length: maximum number of tokens per row; default, the model's limit, at most 512.
+        limit: maximum number of rows per split, drawn with a fixed seed.
+        text_column: text column; default, `text`, `sentence` and the like. If it holds lists of
+            words (by default `tokens` or `words`), labels are per word and are assigned to the
+            first token of each word; other tokens get -100, which is ignored.
+        labeled: False drops labels, for language modeling, and texts of less than two tokens.
+        stride: joins unlabeled texts and cuts them into windows of `max_length` tokens that
+            advance by `stride`, see `chop.data.windows`. Files of lines (.txt) are always
+            windowed, by default with half of `max_length`.
     Returns: a DatasetDict with `train` and `test`; columns `labels` (int64) and the
-        tokenizer's, `input_ids`, `attention_mask` and for BERT `token_type_ids`. Batches are
-        padded when they are drawn, which `chop.train` does.
+        tokenizer's, `input_ids`, `attention_mask` and for BERT `token_type_ids`. `chop.train`
+        pads the batches.
     Raises:
-        ConfigError: no column of text, or a length below one.
+        ConfigError: no text column, or a length below one.
         UnavailableError: data set or tokenizer can neither be found nor fetched.
     """
     tokenizer = get_tokenizer(checkpoint)
@@ -74,7 +73,7 @@ def get_tokenized_dataset(
         )
         return (tokenized, tokenizer) if return_tokenizer else tokenized
     if stride is not None:
-        raise ConfigError("stride: texts with labels are rows of their own; leave it out.")
+        raise ConfigError("stride: labeled texts are not cut into windows; remove it.")
     label = label_column(splits["train"].column_names) if labeled else None
     settings: dict[str, Any] = {"truncation": True, "max_length": length}
     if hasattr(splits["train"].features[columns[0]], "feature"):
@@ -109,25 +108,27 @@ def _tokenize_words(
     label: str | None,
     **settings: Any,
 ) -> Batch:
-    """Words with a label each become tokens with a label each.
+    """Tokenizes words and assigns their labels to tokens.
 
     Raises:
-        ConfigError: a row has more labels than words, or fewer.
+        ConfigError: a row has different numbers of labels and words.
     """
     for words, labels in zip(rows[column], rows[label] if label else (), strict=False):
         if len(words) != len(labels):
             raise ConfigError(
-                f"column '{label}': expected a label for each word, got {len(labels)} for the "
-                f"{len(words)} words that start with '{' '.join(map(str, words[:3]))}'."
+                f"column '{label}': expected a label per word, got {len(labels)} for the "
+                f"{len(words)} words starting with '{' '.join(map(str, words[:3]))}'."
             )
     encoded = encode(tokenizer, rows[column], is_split_into_words=True, **settings)
     if label is None:
         return dict(encoded)
-    labels = [_of_first_tokens(encoded.word_ids(i), words) for i, words in enumerate(rows[label])]
+    labels = [
+        _first_token_labels(encoded.word_ids(i), words) for i, words in enumerate(rows[label])
+    ]
     return {**encoded, "labels": labels}
 
 
-def _of_first_tokens(words: list[int | None], labels: list[int]) -> list[int]:
+def _first_token_labels(words: list[int | None], labels: list[int]) -> list[int]:
     before = [None, *words[:-1]]
     return [
         NO_LABEL if word is None or word == last else labels[word]
@@ -136,32 +137,32 @@ def _of_first_tokens(words: list[int | None], labels: list[int]) -> list[int]:
 
 
 def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
-    """One column of text, or the two of a sentence pair."""
+    """Returns the text column, or the two columns of a sentence pair."""
     names = split.column_names
     first = wanted or next((n for n in (*TEXT_COLUMNS, *WORD_COLUMNS) if n in names), None)
     if first is None or first not in names:
         raise ConfigError(
-            f"no column of text: expected {wanted or ' or '.join(TEXT_COLUMNS)}, found {names}; "
-            "name it with text_column= (--text-column)."
+            f"no text column: expected {wanted or ' or '.join(TEXT_COLUMNS)}, found {names}; "
+            "choose it with --text-column (text_column= in Python)."
         )
     second = SECOND_COLUMNS.get(first)
     return [first, second] if second is not None and second in names else [first]
 
 
 def _check_texts(splits: DatasetDict, columns: list[str]) -> None:
-    """Raises ConfigError where a column has no texts, or rows without one."""
+    """Raises ConfigError if a column has no texts, or rows without one."""
     for name in columns:
         feature = splits["train"].features[name]
         kind = getattr(getattr(feature, "feature", feature), "dtype", type(feature).__name__)
         if kind not in ("string", "large_string"):
             raise ConfigError(
-                f"column '{name}': expected texts, got {kind}; --text-column names the one with "
-                "the texts, text_column= in Python."
+                f"column '{name}': expected texts, got {kind}; choose the text column "
+                "with --text-column (text_column= in Python)."
             )
         for key, split in splits.items():
             blank = split.with_format("arrow")[name][:].null_count
             if blank:
                 raise ConfigError(
                     f"{blank} of {len(split)} rows of the split '{key}' have no text in the column "
-                    f"'{name}'; fill them in or leave these rows out."
+                    f"'{name}'; fill them in or remove these rows."
                 )

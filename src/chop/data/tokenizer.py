@@ -28,25 +28,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model")
-"""One of them is in each folder that has a tokenizer."""
+"""Files of which each folder with a tokenizer has at least one."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 STORY_TOKENS = ("<pad>", "<s>", END, "<unk>")
-"""Of the stories' tokenizer, in the order of their ids."""
+"""Special tokens of the stories' tokenizer, in the order of their IDs."""
 SPACE = "▁"
 """SentencePiece's mark of a space before a word."""
 MODEL_LIMIT = 512
 STORY_LIMIT = 256
 STORY_VOCABULARY = len(STORY_TOKENS) + 256 + 1 + len(story_words())
 LEAST_SHARE = 0.1
-"""Of a model's vocabulary that its tokenizer has: less is the tokenizer of something else."""
+"""Minimum share of a model's vocabulary that its tokenizer covers. Less suggests a wrong tokenizer.
+"""
 
 
 def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A tokenizer by built-in name, local folder or hub name; or the given one.
+    """Returns a tokenizer by built-in name, local folder or hub name, or the given one.
 
     Raises:
-        UnavailableError: neither built in nor a local folder with a tokenizer, nor reachable.
+        UnavailableError: neither built in nor a local folder with a tokenizer nor reachable on the
+            hub.
         CheckpointError: the folder's tokenizer cannot be read.
     """
     if not isinstance(checkpoint, str | Path):
@@ -71,16 +73,16 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
     except UnavailableError as error:
         reach = "" if folder or hub_is_reachable() else " (the hub cannot be reached)"
         raise UnavailableError(
-            f"'{name}': no tokenizer found{reach}; give a local folder that has one (for a command "
+            f"'{name}': no tokenizer found{reach}; give a local folder that has one (option "
             f"--tokenizer), or a built-in: {did_you_mean(name, BUILTIN_TOKENIZERS)}"
         ) from error
 
 
 def builtin_tokenizer(name: object) -> str | None:
-    """The built-in tokenizer that a name means; None where it means another's, or one on disk.
+    """Returns the built-in tokenizer of a name, or None for other names and existing paths.
 
     Raises:
-        ConfigError: there is no built-in one of a name with the prefix `builtin:`.
+        ConfigError: the name has the prefix `builtin:` and is not built in.
     """
     return builtin_name(name, BUILTIN_TOKENIZERS, "tokenizer", _has_tokenizer)
 
@@ -91,13 +93,13 @@ def _has_tokenizer(folder: Path) -> bool:
 
 @contextmanager
 def _tokenizer_errors(name: str, folder: Path | None) -> Iterator[None]:
-    """Around the reading of a tokenizer.
+    """Converts errors from reading a tokenizer.
 
     Args:
         name: name on the hub, or path of a folder.
-        folder: folder with its files. None: they come from the hub.
+        folder: folder with its files; None for the hub.
     Raises:
-        UnavailableError: there is none.
+        UnavailableError: there is no tokenizer.
         CheckpointError: its files cannot be read.
     """
     # It imports torch, which help of commands does without.
@@ -124,11 +126,11 @@ def _tokenizer_errors(name: str, folder: Path | None) -> Iterator[None]:
 
 
 def find_processor(place: str) -> Any:
-    """The processor or tokenizer that a model came with; None: it came alone.
+    """Returns the processor or tokenizer stored with a model, or None.
 
     Args:
         place: a local folder, or a name on the hub.
-    Warns: by the log, where a local folder has one that cannot be read.
+    Warns: in the log, if the one in a local folder cannot be read.
     """
     from transformers import AutoProcessor, AutoTokenizer
 
@@ -144,7 +146,7 @@ def find_processor(place: str) -> Any:
         except CheckpointError as error:  # broken, or of a class of its own
             reason = str(error)
     if reason:
-        log.warning("%s It is left out.", reason)
+        log.warning("%s It is not used.", reason)
     return None
 
 
@@ -152,11 +154,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, *texts: Any, **settings: Any) -> 
     """Calls a tokenizer on texts.
 
     Args:
-        tokenizer: tokenizer, perhaps from a folder that others wrote.
+        tokenizer: tokenizer, possibly from an untrusted folder.
         *texts: positional arguments of the tokenizer.
         **settings: keyword arguments of the tokenizer.
     Raises:
-        ConfigError: the tokenizer fails on them.
+        ConfigError: the tokenizer fails on the texts.
     """
     name = tokenizer.name_or_path or type(tokenizer).__name__
     with (
@@ -167,24 +169,24 @@ def encode(tokenizer: PreTrainedTokenizerBase, *texts: Any, **settings: Any) -> 
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None) -> None:
-    """Compares a tokenizer with the model that is to read its tokens.
+    """Checks that the vocabularies of a tokenizer and a model match.
 
     Args:
-        tokenizer: of the texts.
-        vocab_size: tokens that the model has embeddings for; None where it does not say.
+        tokenizer: tokenizer of the texts.
+        vocab_size: number of embeddings of the model; None if unknown.
     Raises:
-        ConfigError: the tokenizer has more tokens than that, or less than a tenth.
+        ConfigError: the tokenizer has more tokens, or less than a tenth.
     """
     known = len(tokenizer)
     if vocab_size is not None and not LEAST_SHARE * vocab_size <= known <= vocab_size:
         raise ConfigError(
-            f"the tokenizer has {known:,} tokens and the model's vocabulary {vocab_size:,}: they "
-            "do not belong together; name the model's own by --tokenizer FOLDER_OR_NAME."
+            f"the tokenizer has {known:,} tokens but the model's vocabulary has {vocab_size:,}; "
+            "choose the model's tokenizer with --tokenizer FOLDER_OR_NAME."
         )
 
 
 def _check_has_files(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Of a folder that has a model's config alone, transformers makes a tokenizer without words."""
+    """Checks that a folder has tokenizer files, else transformers makes an empty tokenizer."""
     names = {"tokenizer_config.json", *tokenizer.vocab_files_names.values()}
     if not any((folder / name).is_file() for name in names):
         raise FileNotFoundError(f"none of {', '.join(sorted(names))} in '{folder}'")
@@ -200,7 +202,7 @@ def _review_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def _story_tokenizer() -> PreTrainedTokenizerBase:
-    """As Llama's: the words of the grammar are tokens, and others are spelled in their bytes."""
+    """Builds a Llama-like tokenizer: words of the grammar are tokens, others become bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 

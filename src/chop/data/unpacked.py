@@ -1,7 +1,7 @@
 """Limit on the unpacked size of compressed files, archives and Parquet (decompression bombs).
 
-Few bytes can stand for very many. What a file unpacks to is counted before anything is written to
-the cache or held in memory.
+A few bytes can unpack to very many. The unpacked size is measured before data are written to the
+cache or held in memory.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ if TYPE_CHECKING:
 
 MiB = 2**20
 COMPRESSED = (16 * MiB, 250)
-"""Bytes that any compressed file may unpack to, and how many more for each byte of its own."""
+"""Unpacked bytes allowed for any compressed file, and further ones per byte of the file."""
 PARQUET = (64 * MiB, 1000)
-"""The same of Parquet, whose columns may be nearly constant."""
+"""The limits of Parquet, whose columns may be nearly constant."""
 CELLS = (64 * MiB, 100)
-"""The same of 10 MiB of JSON, whose rows get a cell for each key that another one has."""
+"""The limits of JSON, whose rows get a cell for each key that occurs in another row."""
 CHUNK = 10 * MiB
 JSON = (".json", ".jsonl", ".ndjson")
 KEY = re.compile(rb'[{,]\s*"((?:[^"\\]|\\.)*)"\s*:', re.DOTALL)
 BATCH = 65_536
-"""Rows of Parquet whose texts are counted at once."""
+"""Number of Parquet rows whose texts are measured at once."""
 PLAIN = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BINARY_PACKED"}
-"""Encodings in which a text is as long as its bytes."""
+"""Encodings that store a text in as many bytes as it has."""
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 GZIP, BZIP, XZ, ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 ZIP, PARQUET_MAGIC = b"PK\x03\x04", b"PAR1"
 
 
 def check_unpacked(files: Iterable[str | Path]) -> None:
-    """Checks what files unpack to, each and all together.
+    """Checks the unpacked sizes of files, separately and in total.
 
     Raises:
-        ConfigError: more than its size allows, or more than the memory of this machine.
+        ConfigError: the unpacked size exceeds the limit for the file's size, or the memory of this
+            machine.
     """
     memory, total = memory_bytes(), 0
     for file in map(Path, files):
@@ -65,21 +66,20 @@ def check_unpacked(files: Iterable[str | Path]) -> None:
         total += size
         if size > limit:
             raise ConfigError(
-                f"'{file}' unpacks to more than {limit / MiB:,.0f} MiB, of {_size(file)}: a "
-                "data set of few bytes may not fill the memory or the disk; if it is yours, give "
-                "it unpacked."
+                f"'{file}' unpacks to more than {limit / MiB:,.0f} MiB from {_size(file)} and "
+                "could fill the memory or the disk; if you trust it, unpack it yourself."
             )
         if kind is _stream_bytes:
             _check_cells(file)
         if total > memory:
             raise ConfigError(
-                f"'{file}' unpacks to more than the memory, {memory / MiB:,.0f} MiB (all files "
-                "together): give it unpacked, or fewer rows."
+                f"'{file}' and the other files unpack to more than the memory, "
+                f"{memory / MiB:,.0f} MiB; unpack them yourself, or use fewer rows."
             )
 
 
 def _check_cells(file: Path) -> None:
-    """Raises ConfigError where a file of JSON has many keys, each in few of its rows."""
+    """Raises ConfigError if a JSON file has many keys that each occur in few rows."""
     if not {suffix.lower() for suffix in file.suffixes[-2:]} & {*JSON}:
         return
     objects, keys, is_whole = 0, set[bytes](), False
@@ -92,16 +92,16 @@ def _check_cells(file: Path) -> None:
         if 8 * objects * len(keys) > CELLS[0] + CELLS[1] * len(part):
             raise ConfigError(
                 f"'{file}' has {len(keys):,} different keys in {objects:,} objects, each of which "
-                "would be a column with a cell for every row: give rows with the same keys."
+                "becomes a column with a cell per row; use the same keys in all rows."
             )
 
 
 def contents(file: Path, is_wanted: Callable[[str], bool]) -> Iterator[IO[bytes]]:
-    """Yields what a file holds: itself, decompressed, or the files of an archive, one by one.
+    """Yields the content of a file: itself, decompressed, or the files of an archive one by one.
 
     Args:
-        file: a regular file. Its first bytes tell what it is, as for `datasets`, not its name.
-        is_wanted: takes a name; files that are not wanted are left out.
+        file: a regular file. Like in `datasets`, its first bytes determine its kind, not its name.
+        is_wanted: takes a name; files for which it returns false are skipped.
     """
     with _unpacked(file) as opened:
         if opened.read(len(ZIP)) == ZIP:
@@ -126,7 +126,7 @@ def contents(file: Path, is_wanted: Callable[[str], bool]) -> Iterator[IO[bytes]
 
 @contextmanager
 def _unpacked(file: Path) -> Iterator[IO[bytes]]:
-    """Opens a file for reading; a compressed one is decompressed."""
+    """Opens a file for reading and decompresses it if necessary."""
     with open_regular(file, "table") as opened:
         opener = _opener(opened.read(6))
         opened.seek(0)
@@ -140,7 +140,7 @@ def _size(file: Path) -> str:
 
 
 def _kind(file: Path) -> Callable[[Path, int], int] | None:
-    """The function that counts what a file unpacks to; None where it is not packed."""
+    """Returns the function that measures the unpacked size of a file, or None if not packed."""
     with library_errors(file, error=ConfigError), open_regular(file, "table") as opened:
         start = opened.read(6)
     if start.startswith(ZIP):
@@ -168,7 +168,7 @@ def _opener(start: bytes) -> Callable[[Any], IO[bytes]] | None:
 
 
 def _stream_bytes(file: Path, limit: int) -> int:
-    """Bytes of a compressed file, counted a little beyond `limit` at most."""
+    """Returns the unpacked bytes of a compressed file. Counting stops shortly after `limit`."""
     size = 0
     for part in _parts(file):
         size += len(part)
@@ -178,7 +178,7 @@ def _stream_bytes(file: Path, limit: int) -> int:
 
 
 def _parts(file: Path) -> Iterator[bytes]:
-    """The content of a file, which may be compressed, up to where it is broken."""
+    """Yields the content of a possibly compressed file up to its first broken part."""
     try:
         with _unpacked(file) as stream:
             while part := stream.read(CHUNK):
@@ -199,7 +199,7 @@ def _zip_bytes(file: Path, limit: int) -> int:
 
 
 def _parquet_bytes(file: Path, limit: int) -> int:
-    """Bytes of a Parquet file's columns in memory, counted a little beyond `limit` at most."""
+    """Returns the bytes of Parquet columns in memory. Counting stops shortly after `limit`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -227,13 +227,13 @@ def _parquet_bytes(file: Path, limit: int) -> int:
 
 
 def _text_bytes(parquet: pq.ParquetFile, columns: list[str], longest: int, limit: int) -> int:
-    """Bytes of columns of texts, whose pages may have each text once.
+    """Returns the bytes of text columns, whose pages may store each text once.
 
     Args:
         parquet: the file.
-        columns: their paths.
-        longest: bytes that no text exceeds.
-        limit: beyond which counting ends.
+        columns: paths of the columns.
+        longest: upper bound on the bytes of a text.
+        limit: size at which counting stops.
     """
     rows = max(1, min(BATCH, 64 * MiB // longest))
     size = 0

@@ -1,4 +1,4 @@
-"""Running text in windows, each token scored once with the tokens before it as context."""
+"""Windows of running text, with each token scored once given the tokens before it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 NO_LABEL = -100
 TEXT_BUILDER = "text"
-"""What `datasets` calls the reader of .txt files, whose rows are lines."""
+"""Name of the reader of .txt files in `datasets`, whose rows are lines."""
 
 
 def is_running_text(splits: DatasetDict) -> bool:
-    """True for .txt files, whose rows are lines and no texts of their own."""
+    """Returns true for .txt files, whose rows are lines rather than separate texts."""
     return any(split.info.builder_name == TEXT_BUILDER for split in splits.values())
 
 
 def strided_windows(
     ids: Sequence[int], length: int, stride: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Windows over a text, and the labels of those tokens that no earlier window has.
+    """Yields windows over a text, with labels only for tokens that no earlier window scores.
 
-    The strided evaluation of perplexity of Hugging Face's documentation ("Perplexity of
+    This is the strided evaluation of perplexity of Hugging Face's documentation ("Perplexity of
     fixed-length models"): labels of the context are `NO_LABEL`. With `stride` = `length` the
-    windows are the disjoint blocks that papers on quantization evaluate, whose first tokens have
-    no context and do not count.
+    windows are the disjoint blocks of papers on quantization, whose first tokens have no context
+    and do not count.
 
     Args:
         ids: tokens of the text.
-        length: tokens of a window at most.
-        stride: tokens by which a window moves on, 1 to `length`.
+        length: maximum number of tokens per window.
+        stride: tokens by which a window advances, 1 to `length`.
     Yields: tokens and labels of a window, lists of equal length.
 
     >>> list(strided_windows(range(5), length=4, stride=2))
@@ -60,22 +60,21 @@ def windowed(
     stride: int | None = None,
     limit: int | None = None,
 ) -> DatasetDict:
-    """The texts of each split joined into one, in windows of tokens.
+    """Joins the texts of each split and cuts them into windows of tokens.
 
     Lines are joined by line ends, and texts of tables by blank lines. Training windows are
-    disjoint, so that no token is trained on twice.
+    disjoint, so each token is trained on once per epoch.
 
     Args:
         splits: texts.
-        tokenizer: makes tokens of them.
-        column: the column with the text.
+        tokenizer: tokenizer of the texts.
+        column: text column.
         length: tokens of a window, at least 2.
-        stride: tokens by which windows of other splits than `train` move on; default, half of
-            `length`.
-        limit: keep so many windows of each split, the first.
+        stride: tokens by which windows advance, except in `train`; default, half of `length`.
+        limit: maximum number of windows per split; the first are used.
     Returns: a DatasetDict with columns `input_ids`, `attention_mask` and `labels`.
     Raises:
-        ConfigError: a window below 2 tokens, a stride that is not 1 to `length`, or a split of
+        ConfigError: a window of less than 2 tokens, a stride outside 1 to `length`, or a split of
             less than two tokens.
     """
     from datasets import DatasetDict
@@ -84,15 +83,15 @@ def windowed(
         raise ConfigError(f"max_length: expected windows of at least 2 tokens, got {length}.")
     step = max(1, length // 2) if stride is None else stride
     if not 1 <= step <= length:
-        raise ConfigError(f"stride: expected 1 to {length}, the length of a window, got {step}.")
+        raise ConfigError(f"stride: expected 1 to the window length {length}, got {step}.")
     separator = "\n" if is_running_text(splits) else "\n\n"
-    found = {}
+    windows = {}
     for name, split in splits.items():
         ids = encode(tokenizer, separator.join(split[column]), verbose=False)["input_ids"]
         if len(ids) < 2:
             raise ConfigError(f"split '{name}': expected at least two tokens of text.")
-        found[name] = _as_dataset(ids, length, length if name == "train" else step, limit)
-    return DatasetDict(found)
+        windows[name] = _as_dataset(ids, length, length if name == "train" else step, limit)
+    return DatasetDict(windows)
 
 
 def _as_dataset(ids: list[int], length: int, stride: int, limit: int | None) -> Dataset:

@@ -1,3 +1,3 @@
-"""Operator fusion: graph patterns, their rewriting, and reasons against a fusion."""
+"""Operator fusion: graph patterns, reasons against fusing them, and their rewriting."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Attention patterns that are written out: product, scale, mask, softmax, dropout, product."""
+"""Decomposed attention patterns: product, scale, mask, softmax, dropout, product."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from chop.ir.ops.flops import matmul
 
 @dataclass(frozen=True)
 class Mask:
-    """Attention mask: one step that hides scores.
+    """Attention mask: a step that hides scores.
 
     Attributes:
-        node: what it reads: numbers to add, or booleans.
-        kind: numbers are `added`; where booleans are true, scores are `kept` or `masked`.
-        fill: what masked scores become, -inf or at most `SURE_TO_HIDE`.
+        node: node of the numbers to add or the booleans.
+        kind: `added` for numbers; `kept` or `masked` for scores at true booleans.
+        fill: value of masked scores, -inf or at most `SURE_TO_HIDE`.
     """
 
     node: fx.Node
@@ -46,16 +46,16 @@ class Attention:
     """softmax(scale query key^T + masks) value, as nodes.
 
     Attributes:
-        softmax: the node that computes the attention weights.
-        context: the last product.
+        softmax: node that computes the attention weights.
+        context: last product.
         query: (..., Q, D).
         key: transposed, (..., D, K).
         value: (..., K, D).
-        scale: the factor of the scores.
-        masks: what hides scores, after the scale; the last to act comes first.
-        is_causal: the only mask lets each query see the keys up to its own position.
-        dropout: the node that drops attention weights, or None.
-        replaced: the nodes that one call replaces, each before those that it reads.
+        scale: factor of the scores.
+        masks: masks after the scale, last one first.
+        is_causal: true if the only mask is causal.
+        dropout: node that drops attention weights, or None.
+        replaced: nodes that the fused call replaces, each before its inputs.
     """
 
     softmax: fx.Node
@@ -71,15 +71,15 @@ class Attention:
 
 
 def match_attention(mg: MaseGraph, softmax: fx.Node) -> Match[Attention] | None:
-    """The attention around a softmax between two products; None for any other node.
+    """Returns the attention around a softmax between two products, or None.
 
     Raises:
-        NotRewritableError: it cannot be one call.
+        NotRewritableError: it cannot be one fused call.
     """
     if operation(mg, softmax) != "softmax":
         return None
-    found = _read(mg, softmax)
-    return None if found is None else Match(softmax.name, found)
+    match = _read(mg, softmax)
+    return None if match is None else Match(softmax.name, match)
 
 
 def _read(mg: MaseGraph, softmax: fx.Node) -> Attention | None:
@@ -99,17 +99,19 @@ def _read(mg: MaseGraph, softmax: fx.Node) -> Attention | None:
     _check_softmax(mg, softmax)
     query, key, value = _operand(product, 0), _operand(product, 1), _operand(context, 1)
     if value in replaced:
-        raise NotRewritableError("its values are its weights")
-    found = Attention(softmax, context, query, key, value, scale, masks, False, dropout, replaced)
-    _check_operands(found)
-    _check_masks(mg, found, product)
-    return found
+        raise NotRewritableError("its values equal its weights")
+    attention = Attention(
+        softmax, context, query, key, value, scale, masks, False, dropout, replaced
+    )
+    _check_operands(attention)
+    _check_masks(mg, attention, product)
+    return attention
 
 
 def _to_the_value(
     mg: MaseGraph, softmax: fx.Node
 ) -> tuple[list[fx.Node], fx.Node | None, fx.Node | None]:
-    """What follows on a softmax up to the product with the values: (steps, product, dropout)."""
+    """Follows a softmax to the product with the values: (steps, product, dropout)."""
     steps: list[fx.Node] = []
     node, dropout = softmax, None
     while True:
@@ -122,9 +124,9 @@ def _to_the_value(
             return steps, None, dropout
         if operation(mg, follower) == "dropout":
             if dropout is not None:
-                raise NotRewritableError("its weights are dropped twice")
+                raise NotRewritableError("it has two dropouts of its weights")
             if not _drops_single_weights(mg, follower):
-                raise NotRewritableError("its weights are dropped by whole channels")
+                raise NotRewritableError("its dropout drops whole channels")
             dropout = follower
         steps.append(follower)
         node = follower
@@ -135,7 +137,7 @@ def _is_weights_of(mg: MaseGraph, product: fx.Node, node: fx.Node) -> bool:
 
 
 def _is_product(mg: MaseGraph, node: fx.Node) -> bool:
-    """True for a product of two activations."""
+    """Returns true for a product of two activations."""
     return mg.operator(node).flops is matmul
 
 
@@ -150,7 +152,7 @@ def _passes_weights(mg: MaseGraph, node: fx.Node) -> bool:
 def _to_the_query(
     mg: MaseGraph, softmax: fx.Node
 ) -> tuple[list[fx.Node], fx.Node | None, float, list[Mask]]:
-    """What comes before a softmax, back to the first product: (steps, product, scale, masks)."""
+    """Traces a softmax back to the first product: (steps, product, scale, masks)."""
     steps: list[fx.Node] = []
     masks: list[Mask] = []
     scale, scaled = 1.0, False
@@ -176,7 +178,7 @@ def _to_the_query(
 
 
 def _factor(mg: MaseGraph, node: fx.Node) -> tuple[Any, float] | None:
-    """(scores, factor) of a step that scales by a number."""
+    """Returns (scores, factor) of a step that scales by a number."""
     if len(node.args) != 2 or node.kwargs:
         return None
     name, (first, second) = operation(mg, node), node.args
@@ -189,7 +191,7 @@ def _factor(mg: MaseGraph, node: fx.Node) -> tuple[Any, float] | None:
 
 
 def _mask(mg: MaseGraph, node: fx.Node) -> tuple[Any, Mask] | None:
-    """(scores, mask) of a step that hides some."""
+    """Returns (scores, mask) of a step that hides scores."""
     name = operation(mg, node)
     if name == "add" and len(node.args) == 2 and not node.kwargs:
         first, second = node.args
@@ -213,7 +215,7 @@ def _fill(value: Any) -> float:
     if not is_number(value):
         raise NotRewritableError("its scores are filled with a tensor")
     if value > SURE_TO_HIDE:
-        raise NotRewritableError(f"its scores are filled with {value}, which may not hide them")
+        raise NotRewritableError(f"its scores are filled with {value}, which may not mask them")
     return float(value)
 
 
@@ -240,14 +242,16 @@ def _check_softmax(mg: MaseGraph, node: fx.Node) -> None:
 
 
 def _operand(product: fx.Node, position: int) -> fx.Node:
-    found = argument(product, position, ("input", "other")[position], product.kwargs.get("mat2"))
-    if not isinstance(found, fx.Node):
-        raise NotRewritableError("a factor of its products is no node")
-    return found
+    factor = argument(product, position, ("input", "other")[position], product.kwargs.get("mat2"))
+    if not isinstance(factor, fx.Node):
+        raise NotRewritableError("a factor of its products is not a node")
+    return factor
 
 
-def _check_operands(found: Attention) -> None:
-    query, key, value = (get_result(node) for node in (found.query, found.key, found.value))
+def _check_operands(attention: Attention) -> None:
+    query, key, value = (
+        get_result(node) for node in (attention.query, attention.key, attention.value)
+    )
     if len(query.shape) not in (3, 4):
         raise NotRewritableError(f"its queries have {len(query.shape)} axes, not 3 or 4")
     if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
@@ -256,9 +260,9 @@ def _check_operands(found: Attention) -> None:
         raise NotRewritableError("queries, keys and values have different dtypes")
 
 
-def _check_masks(mg: MaseGraph, found: Attention, product: fx.Node) -> None:
+def _check_masks(mg: MaseGraph, attention: Attention, product: fx.Node) -> None:
     scores = get_result(product).shape
-    for mask in found.masks:
+    for mask in attention.masks:
         info = get_result(mask.node)
         if not _broadcasts(info.shape, scores):
             raise NotRewritableError(
@@ -266,10 +270,10 @@ def _check_masks(mg: MaseGraph, found: Attention, product: fx.Node) -> None:
             )
         if (mask.kind == "added") != info.is_floating:
             raise NotRewritableError(f"mask '{mask.node.name}' has dtype {info.torch_dtype}")
-    if len(found.masks) == 1 and scores[-1] == scores[-2]:
-        mask = found.masks[0]
+    if len(attention.masks) == 1 and scores[-1] == scores[-2]:
+        mask = attention.masks[0]
         if get_result(mask.node).shape[-2:] == scores[-2:] and _is_causal(mg, mask):
-            found.is_causal = True
+            attention.is_causal = True
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -280,4 +284,4 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 def _is_causal(mg: MaseGraph, mask: Mask) -> bool:
     if mask.kind == "added":
         return causal_when_added(mg, mask.node)
-    return causal(mg, mask.node, kept=mask.kind == "kept")
+    return causal(mg, mask.node, is_allowed=mask.kind == "kept")

@@ -1,4 +1,4 @@
-"""Rewriting of attention: one call of `F.scaled_dot_product_attention` for what is written out."""
+"""Replacement of decomposed attention by `F.scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from chop.ir.metadata import MaseMetadata
 
 
 def fuse_attentions(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
-    """Replaces each attention of a graph by one call; the graph is changed.
+    """Replaces each attention of a graph by one fused call, in place.
 
-    Returns: the name of each softmax that was replaced, and by name the reason for each other.
+    Returns: the names of replaced softmaxes, and the reasons by name for the others.
     """
-    return rewrite(mg, partial(match_attention, mg), lambda found: _Rewriter(mg, found).rewrite())
+    return rewrite(
+        mg, partial(match_attention, mg), lambda attention: _Rewriter(mg, attention).rewrite()
+    )
 
 
 class _Rewriter:
-    """Puts one attention's fused call in place.
+    """Builder of the fused call of one attention.
 
     Args:
-        mg: the graph; it is changed.
-        found: the attention.
+        mg: graph to change.
+        attention: attention to replace.
     """
 
-    def __init__(self, mg: MaseGraph, found: Attention) -> None:
-        self.mg, self.found = mg, found
+    def __init__(self, mg: MaseGraph, attention: Attention) -> None:
+        self.mg, self.attention = mg, attention
         self.results: dict[fx.Node, Any] = {
             node: torch.empty(info.shape, dtype=info.torch_dtype, device="meta")
             for node in mg.nodes
@@ -45,30 +47,30 @@ class _Rewriter:
         }
 
     def rewrite(self) -> None:
-        """Inserts the call and erases what it replaces."""
-        found, graph = self.found, self.mg.fx_graph
-        with graph.inserting_before(found.context):
+        """Inserts the fused call and erases the replaced nodes."""
+        attention, graph = self.attention, self.mg.fx_graph
+        with graph.inserting_before(attention.context):
             key = self._key()
             options = {
                 "attn_mask": self._mask(),
                 "dropout_p": self._dropout(),
-                "is_causal": found.is_causal,
+                "is_causal": attention.is_causal,
                 "scale": self._scale(),
             }
             usual = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None}
             given = {name: value for name, value in options.items() if value != usual[name]}
-            arguments = (found.query, key, found.value)
+            arguments = (attention.query, key, attention.value)
             fused = self._new(F.scaled_dot_product_attention, *arguments, **given)
-        found.context.replace_all_uses_with(fused)
+        attention.context.replace_all_uses_with(fused)
         self._erase()
 
     def _new(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A call, with metadata like the context's."""
+        """Inserts a call with metadata like the context's."""
         is_method = getattr(torch.Tensor, getattr(function, "__name__", ""), None) is function
         graph, name = self.mg.fx_graph, function.__name__
         make = graph.call_method if is_method else graph.call_function
         node = make(name if is_method else function, args, kwargs)
-        context = self.found.context.meta
+        context = self.attention.context.meta
         node.meta.update(context)
         known = map_arg((args, kwargs), self.results.__getitem__)
         self._note(node, function(*known[0], **known[1]))
@@ -80,8 +82,8 @@ class _Rewriter:
         node.meta["mase"].common.update(common_metadata(self.mg, node, self.results))
 
     def _key(self) -> fx.Node:
-        """The keys as (..., K, D)."""
-        node = self.found.key
+        """Returns the keys as (..., K, D)."""
+        node = self.attention.key
         rank = len(get_result(node).shape)
         dims: Any = node.args[1:]
         is_swap = operation(self.mg, node) == "transpose" and not node.kwargs
@@ -90,31 +92,35 @@ class _Rewriter:
         return self._new(torch.Tensor.transpose, node, -2, -1)
 
     def _scale(self) -> float | None:
-        """None for the kernel's own 1 / sqrt(D)."""
-        usual = 1 / math.sqrt(get_result(self.found.query).shape[-1])
-        return None if math.isclose(self.found.scale, usual, rel_tol=1e-7) else self.found.scale
+        """Returns the scale, or None for the kernel's own 1 / sqrt(D)."""
+        usual = 1 / math.sqrt(get_result(self.attention.query).shape[-1])
+        return (
+            None
+            if math.isclose(self.attention.scale, usual, rel_tol=1e-7)
+            else self.attention.scale
+        )
 
     def _mask(self) -> fx.Node | None:
-        masks = self.found.masks
-        if not masks or self.found.is_causal:
+        masks = self.attention.masks
+        if not masks or self.attention.is_causal:
             return None
         if all(mask.kind != "added" and mask.fill == -math.inf for mask in masks):
-            kept = [self._kept(mask) for mask in masks]
-            return reduce(partial(self._new, torch.logical_and), kept)
+            allowed = [self._allowed(mask) for mask in masks]
+            return reduce(partial(self._new, torch.logical_and), allowed)
         numbers: Any = 0.0
         for mask in reversed(masks):
             numbers = self._added_mask(mask, numbers)
-        dtype = get_result(self.found.query).torch_dtype
+        dtype = get_result(self.attention.query).torch_dtype
         is_it = get_result(numbers).torch_dtype == dtype
         return numbers if is_it else self._new(torch.Tensor.to, numbers, dtype)
 
-    def _kept(self, mask: Mask) -> fx.Node:
+    def _allowed(self, mask: Mask) -> fx.Node:
         return mask.node if mask.kind == "kept" else self._new(torch.logical_not, mask.node)
 
     def _added_mask(self, mask: Mask, numbers: Any) -> fx.Node:
-        """What is added to the scores, after one more mask; 0.0 before the first.
+        """Returns the numbers added to the scores after one more mask, starting from 0.0.
 
-        A fill takes the place of what was there: two that are added would hide more than one.
+        A fill replaces earlier numbers, because the sum of two would differ from one.
         """
         if mask.kind == "added":
             return mask.node if numbers == 0.0 else self._new(torch.add, numbers, mask.node)
@@ -122,8 +128,8 @@ class _Rewriter:
         return self._new(torch.where, mask.node, *chosen)
 
     def _dropout(self) -> Any:
-        """The probability: a number, or a node that depends on the mode."""
-        node = self.found.dropout
+        """Returns the dropout probability: a number, or a node that depends on the mode."""
+        node = self.attention.dropout
         if node is None:
             return 0.0
         module = self.mg.get_module(node)
@@ -137,18 +143,18 @@ class _Rewriter:
 
     def _by_mode(self, dropout: nn.Dropout) -> fx.Node:
         node = self.mg.fx_graph.call_function(ByMode)
-        node.meta.update(self.found.context.meta)
+        node.meta.update(self.attention.context.meta)
         self.mg.replace(node, ByMode(dropout.p, 0.0).train(dropout.training))
         self._note(node, dropout.p)
         return node
 
     def _erase(self) -> None:
-        erase_calls(self.mg, self.found.replaced)
-        for node in (self.found.key, *(mask.node for mask in self.found.masks)):
+        erase_calls(self.mg, self.attention.replaced)
+        for node in (self.attention.key, *(mask.node for mask in self.attention.masks)):
             self._erase_unread(node)
 
     def _erase_unread(self, node: fx.Node) -> None:
-        """Erases a node without readers, and what only it has read."""
+        """Erases a node without readers, and inputs that only it has read."""
         writes = str(node.target).endswith("_") or node.is_impure()
         if node.users or writes or node.op in ("placeholder", "call_module"):
             return

@@ -1,4 +1,4 @@
-"""Batch norm folding: batch norms become part of the convolutions before them."""
+"""Batch norm folding into the preceding convolutions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FracWidth = Literal["keep", "minmax", "mse", "percentile"]
 
 
 def fold_batch_norms(mg: MaseGraph, frac_width: FracWidth) -> tuple[list[str], dict[str, str]]:
-    """Folds every batch norm that alone reads a convolution into it, and removes the norm.
+    """Folds every batch norm that is the only reader of a convolution, and removes the norm.
 
     Args:
-        mg: the graph; it is changed.
-        frac_width: `"keep"`, or the rule that derives the fraction of integer weights anew.
-    Returns: the path of each norm that was folded, and by node the reason for each other.
+        mg: graph to change.
+        frac_width: `"keep"`, or the rule that derives a new fraction width of integer weights.
+    Returns: the paths of folded norms, and the reasons by node for the others.
     """
     owned = Ownership(mg)
 
@@ -48,7 +48,7 @@ def fold_batch_norms(mg: MaseGraph, frac_width: FracWidth) -> tuple[list[str], d
 
 
 def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
-    """Why a norm cannot be folded; None if it can."""
+    """Returns the reason that a norm cannot be folded, or None."""
     norm = mg.get_module(node)
     if not isinstance(norm, BatchNorm):
         return "it is a function call, not a module"
@@ -60,7 +60,7 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
     convolution = mg.get_module(before)
     row = mg.operator(before)
     if convolution is None or not (row.is_product and row.spatial):
-        return "what it reads is no convolution module"
+        return "its input is not computed by a convolution module"
     if len(before.users) > 1:
         return "the convolution has other readers"
     for name, module_node in (("norm", node), ("convolution", before)):
@@ -110,14 +110,14 @@ def _fold(convolution: Convolution, norm: BatchNorm) -> None:
 def folded(
     weight: Tensor, bias: Tensor | None, norm: BatchNorm, transposed: bool, groups: int
 ) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the convolution that computes `norm(convolution(x))`.
+    """Returns weight and bias of the convolution that computes `norm(convolution(x))`.
 
     Args:
         weight: (out, in / groups, *kernel), or (in, out / groups, *kernel) when `transposed`.
         bias: (out,) or None.
-        norm: the norm, with running statistics.
-        transposed: True for transposed convolutions.
-        groups: the convolution's groups.
+        norm: norm with running statistics.
+        transposed: true for transposed convolutions.
+        groups: groups of the convolution.
     Returns: tensors of the same shapes, the bias (out,).
     """
     mean, scale = norm.running_mean.to(weight), _factors(norm).to(weight)  # type: ignore[union-attr]
@@ -140,10 +140,10 @@ def _factors(norm: BatchNorm) -> Tensor:
 
 @torch.no_grad()
 def _rescaled(convolution: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
-    """The formats of a convolution whose weight was folded, its scales folded too.
+    """Returns the formats of a convolution with a folded weight, with scales folded too.
 
-    Scales of output channels follow the channels, so that the codes stay. One learned scale of the
-    whole weight starts again from the new weight.
+    Per-channel scales are multiplied, so codes do not change. A single learned scale is initialized
+    again from the new weight.
     """
     weight: Any = convolution.weight
     factors, name = _factors(norm).abs().float(), SCALE_NAMES["weight"]
@@ -163,7 +163,7 @@ def _rescaled(convolution: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
 
 
 def _merged(spec: QuantSpec, norm: nn.Module, frac_width: FracWidth) -> QuantSpec:
-    """The formats of the fused convolution."""
+    """Returns the formats of the fused convolution."""
     after = norm.spec if isinstance(norm, QuantizedOperator) else QuantSpec()
     bias = after.bias if spec.bias.is_identity else spec.bias
     spec = spec.with_quantizers(bias=bias, data_out=after.data_out)
@@ -175,7 +175,7 @@ def _merged(spec: QuantSpec, norm: nn.Module, frac_width: FracWidth) -> QuantSpe
 
 
 def _warn_about_saturation(path: str, convolution: Convolution, spec: QuantSpec) -> None:
-    """Warns where folding has moved a parameter out of the range of its integers."""
+    """Warns if folding has moved a parameter out of the range of its integers."""
     for name in ("weight", "bias"):
         fmt, value = getattr(spec, name), getattr(convolution, name)
         if not isinstance(fmt, Integer) or not fmt.is_fitted or value is None:
@@ -191,7 +191,7 @@ def _warn_about_saturation(path: str, convolution: Convolution, spec: QuantSpec)
 
 
 def _waiting(quantizer: Quantizer, rule: Any) -> Quantizer:
-    """An integer format that derives its fraction again; others as they are."""
+    """Returns an integer format with a pending fraction width; other formats unchanged."""
     if isinstance(quantizer, Integer):
         return dataclasses.replace(quantizer, frac_width=rule)
     return quantizer

@@ -1,4 +1,4 @@
-"""Causal masks: recognition of masks that hide what lies above the diagonal, at any size."""
+"""Recognition of causal masks, which hide elements above the diagonal, at any size."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from chop.ir.dotted import deepgetattr
 from chop.ir.graph import MaseGraph
 
 Triangle = Literal["lower", "upper"]
-"""Where something is true: on and below the diagonal, or strictly above it."""
+"""Location of true elements: on and below the diagonal, or strictly above it."""
 
 OPPOSITE: dict[Triangle | None, Triangle | None] = {"lower": "upper", "upper": "lower", None: None}
 WHOLE = slice(None)
 
 
-def causal(mg: MaseGraph, booleans: fx.Node, kept: bool) -> bool:
-    """True when booleans keep, or if not `kept` hide, what a causal mask does.
+def causal(mg: MaseGraph, booleans: fx.Node, is_allowed: bool) -> bool:
+    """Returns true if the true booleans (the false ones without `is_allowed`) are a causal mask's.
 
-    Buffers that hold a triangle are taken to go on holding it.
+    Buffers with a triangle are assumed to be constant.
     """
-    return triangle(mg, booleans) == ("lower" if kept else "upper")
+    return triangle(mg, booleans) == ("lower" if is_allowed else "upper")
 
 
 def causal_when_added(mg: MaseGraph, numbers: fx.Node) -> bool:
-    """True for zeros with -inf, or at most `SURE_TO_HIDE`, strictly above the diagonal."""
+    """Returns true for zeros with -inf, or at most `SURE_TO_HIDE`, strictly above the diagonal."""
     if operation(mg, numbers) in ("getitem", "get_attr"):
         square = _sliced_buffer(mg, numbers)
         if square is None:
@@ -44,7 +44,7 @@ def causal_when_added(mg: MaseGraph, numbers: fx.Node) -> bool:
 
 
 def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
-    """Which triangle of a square is true; None if neither, or if it is unknown."""
+    """Returns the triangle of a square that is true; None if neither or unknown."""
     name = operation(mg, node)
     if not name:
         return None
@@ -67,7 +67,7 @@ def triangle(mg: MaseGraph, node: Any) -> Triangle | None:
 
 
 def _is_square(mg: MaseGraph, node: Any, name: str) -> bool:
-    """True for `ones(n, n)` or `full((n, n), ...)`."""
+    """Returns true for `ones(n, n)` or `full((n, n), ...)`."""
     if operation(mg, node) != name:
         return False
     first = argument(node, 0, "size")
@@ -76,7 +76,7 @@ def _is_square(mg: MaseGraph, node: Any, name: str) -> bool:
 
 
 def _sliced_buffer(mg: MaseGraph, node: Any) -> Tensor | None:
-    """The square that `buffer[..., :n, :n]`, or a whole buffer, has along its last two axes."""
+    """Returns the square of `buffer[..., :n, :n]`, or of a whole buffer, on the last two axes."""
     if operation(mg, node) == "getitem":
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         *leading, rows, columns = index if len(index) > 1 else (*index, WHOLE)

@@ -14,9 +14,9 @@ from chop.nn.quantized import QuantizedOperator
 
 
 def fuse_linear_activations(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
-    """Replaces each linear layer and the activation that alone reads it; the graph is changed.
+    """Replaces each linear layer and the activation that is its only reader, in place.
 
-    Returns: the path of each layer that was fused, and by path the reason for each other.
+    Returns: the paths of fused layers, and the reasons by path for the others.
     """
     owned = Ownership(mg)
 
@@ -30,11 +30,11 @@ def fuse_linear_activations(mg: MaseGraph) -> tuple[list[str], dict[str, str]]:
             raise NotRewritableError(reason, name)
         return Match(name, (linear, node, activation))
 
-    return rewrite(mg, match, lambda found: _fuse(mg, *found))
+    return rewrite(mg, match, lambda match: _fuse(mg, *match))
 
 
 def _activation(mg: MaseGraph, node: fx.Node) -> str:
-    """Which of `ACTIVATIONS` a node computes; "" if none."""
+    """Returns the name in `ACTIVATIONS` that a node computes, or ""."""
     name = operation(mg, node)
     if name == "gelu":
         how = getattr(mg.get_module(node), "approximate", node.kwargs.get("approximate", "none"))
@@ -43,18 +43,18 @@ def _activation(mg: MaseGraph, node: fx.Node) -> str:
 
 
 def _why_infeasible(mg: MaseGraph, linear: fx.Node, node: fx.Node, owned: Ownership) -> str | None:
-    """Why a layer and its activation stay apart; None if they need not."""
+    """Returns the reason that a layer and its activation cannot be fused, or None."""
     modules = [
         module for module in (mg.get_module(linear), mg.get_module(node)) if module is not None
     ]
     if any(isinstance(module, QuantizedOperator) for module in modules):
         return "it, or its activation, is quantized or pruned"
     if type(modules[0]) is not nn.Linear:
-        return f"it is a {type(modules[0]).__name__}, no plain nn.Linear"
+        return f"it is a {type(modules[0]).__name__} instead of a plain nn.Linear"
     if any(has_hooks(module) for module in modules):
         return "it, or its activation, has hooks"
     if len(linear.users) > 1:
-        return "its result is read elsewhere too"
+        return "its result has other readers"
     reason = owned.why_shared(linear)
     return None if reason is None else f"it {reason}"
 

@@ -1,3 +1,3 @@
-"""LoRA adapters of graphs: selection of layers, and PEFT's file format."""
+"""LoRA adapters of graphs: selection of layers, insertion, and PEFT's file format."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Adapters between a graph and PEFT's file format."""
+"""Conversion of adapters between a graph and PEFT's file format."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from chop.nn.transposed import stores_transposed
 
 
 def apply_adapter(mg: MaseGraph, adapter: AdapterFile, folder: Path, where: str) -> None:
-    """Gives a graph the adapters of a file; the graph is changed.
+    """Adds the adapters of a file to a graph, in place.
 
     Args:
-        mg: a graph of the model for which the adapters were made. Without adapters, everything
-            else is frozen.
-        adapter: what was read.
-        folder: where from, for messages.
-        where: the pass, for messages.
+        mg: graph of the adapters' base model. If it has no adapters yet, everything else is frozen.
+        adapter: content of the file.
+        folder: folder of the file, for messages.
+        where: name of the pass, for messages.
 
     Raises:
         CheckpointError: the file does not fit the model.
@@ -40,10 +39,10 @@ def apply_adapter(mg: MaseGraph, adapter: AdapterFile, folder: Path, where: str)
 
 
 def adapter_file(mg: MaseGraph, where: str) -> AdapterFile:
-    """The adapters of a graph and what else trains in it, for PEFT's file format.
+    """Returns the adapters of a graph, and its other trained parameters, for PEFT's file format.
 
     Raises:
-        GraphError: the graph has no adapter, or something trains that the format cannot hold.
+        GraphError: the graph has no adapter, or a trained parameter that the format cannot store.
     """
     layers = list_adapters(mg.model)
     if not layers:
@@ -53,7 +52,9 @@ def adapter_file(mg: MaseGraph, where: str) -> AdapterFile:
         )
     shared = {(layer.use_rslora, layer.lora_dropout.p) for layer in layers.values()}
     if len(shared) > 1:
-        raise GraphError(f"{where}: use_rslora or dropout differ; the format has one for all.")
+        raise GraphError(
+            f"{where}: use_rslora or dropout differ; the format stores one value for all layers."
+        )
     use_rslora, dropout = shared.pop()
     bias, biases, saved = trained_in_full(mg, layers, where)
     state = mg.model.state_dict()
@@ -85,10 +86,10 @@ def _check(
     modules, state = mg.modules, mg.model.state_dict()
     for path in adapter.layers:
         if path not in linears:
-            found = f"is a {type(modules[path]).__name__}" if path in modules else "is not there"
+            problem = f"is a {type(modules[path]).__name__}" if path in modules else "is not there"
             near = did_you_mean(path, linears)
             raise CheckpointError(
-                f"'{folder}': its layer '{path}' {found}, expected a linear layer: {near}"
+                f"'{folder}': its layer '{path}' {problem}, expected a linear layer: {near}"
             )
     for path, file in adapter.layers.items():
         _check_shapes(folder, path, file, linears[path])
@@ -110,10 +111,10 @@ def _check(
 
 def _check_shapes(folder: Path, path: str, file: LayerFile, linear: nn.Linear) -> None:
     expected = ((file.rank, linear.in_features), (linear.out_features, file.rank))
-    found = (tuple(file.a.shape), tuple(file.b.shape))
-    if found != expected:
+    actual = (tuple(file.a.shape), tuple(file.b.shape))
+    if actual != expected:
         raise CheckpointError(
-            f"'{folder}': layer '{path}' has lora_A {found[0]} and lora_B {found[1]}, expected "
+            f"'{folder}': layer '{path}' has lora_A {actual[0]} and lora_B {actual[1]}, expected "
             f"{expected[0]} and {expected[1]}."
         )
 

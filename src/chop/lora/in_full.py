@@ -1,7 +1,7 @@
-"""Parameters that train in full beside adapters: PEFT's `modules_to_save` and `bias`.
+"""Fully trained parameters beside adapters: PEFT's `modules_to_save` and `bias`.
 
-PEFT trains copies of modules, chop the modules themselves. A parameter that several modules share
-is one in chop and one for each module in PEFT's files.
+PEFT trains copies of modules, chop the modules themselves. A parameter shared by several modules is
+stored once in chop, and once per module in PEFT's files.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from chop.nn.transposed import stores_transposed
 
 
 def is_inside(name: str, paths: Collection[str]) -> bool:
-    """Returns whether one of some modules is, or has, what a dotted name is of."""
+    """Returns true if a dotted name equals a path or is inside one of them."""
     return any(name.startswith(f"{path}.") for path in paths)
 
 
 def trained_in_full(
     mg: MaseGraph, layers: Mapping[str, LoraLinear], where: str
 ) -> tuple[str, list[str], list[str]]:
-    """PEFT's `bias`, the biases that it covers, and the modules that train besides.
+    """Returns PEFT's `bias`, the biases that it covers, and other trained modules.
 
-    Of a shared parameter these are all the modules that compute with it.
+    For a shared parameter, all modules that use it are returned.
 
     Raises:
-        GraphError: the weight of an adapted layer trains, or a parameter of the model itself, or
-            what a module with adapters has beside them.
+        GraphError: a trained parameter is the weight of an adapted layer, belongs directly to the
+            model, or lies beside adapters in a module.
     """
     own = {f"{path}.{name}.weight" for path in layers for name in ADAPTER_MODULES}
     groups = _names_of_parameters(mg)
@@ -58,17 +58,17 @@ def trained_in_full(
         owner = name.rpartition(".")[0]
         if owner == "" or any(is_inside(f"{path}.", [owner]) for path in layers):
             raise GraphError(
-                f"{where}: '{name}' trains and PEFT's format has no place for it; freeze it, or "
+                f"{where}: '{name}' is trained and PEFT's format cannot store it; freeze it, or "
                 "fuse the adapters and export the graph."
             )
     return bias, covered, [owner for owner in owners if not is_inside(owner, owners)]
 
 
 def copy_in_full(mg: MaseGraph, adapter: AdapterFile) -> None:
-    """Gives a graph what an adapter file has beside the adapters.
+    """Copies the fully trained parameters of an adapter file to a graph.
 
-    Modules that share a parameter still do where the file has the same for all of them. Otherwise
-    the parameters are new ones: an output layer that was trained by itself leaves the embedding.
+    Modules keep sharing a parameter if the file has the same values for all of them. Otherwise they
+    get separate parameters, such as an output layer that was trained apart from the embedding.
     """
     rest = dict(adapter.full)
     for old, names in _names_of_parameters(mg):
@@ -89,9 +89,10 @@ def copy_in_full(mg: MaseGraph, adapter: AdapterFile) -> None:
 
 
 def are_tied_pairs(mg: MaseGraph, saved: Collection[str]) -> bool:
-    """Returns whether modules are tied in pairs, which PEFT can keep tied in training.
+    """Returns true if modules are tied in pairs, which PEFT can keep tied in training.
 
-    It ties by what transformers says of the model, and cannot where a third module has the weight.
+    PEFT ties modules by their transformers metadata, which does not cover a third module with the
+    weight.
     """
     config = mg.model.record.config
     tied = [names for _, names in _names_of_parameters(mg) if len(names) > 1]
@@ -101,7 +102,7 @@ def are_tied_pairs(mg: MaseGraph, saved: Collection[str]) -> bool:
 
 
 def warn_about_shared_weights(mg: MaseGraph, layers: Collection[str], where: str) -> None:
-    """Warns of adapted layers whose weight other modules have, which PEFT's merging changes too."""
+    """Warns of adapted layers with shared weights, which PEFT's merging also changes elsewhere."""
     names = {f"{path}.weight" for path in layers}
     shared = [sorted(group) for _, group in _names_of_parameters(mg) if len(group) > 1]
     pairs = [(name, other) for group in shared for name in group for other in group]
@@ -109,7 +110,7 @@ def warn_about_shared_weights(mg: MaseGraph, layers: Collection[str], where: str
     if first is not None:
         layer, other = (name.rpartition(".")[0] for name in first)
         warnings.warn(
-            f"{where}: the weight of '{layer}' is that of '{other}' too: peft computes the same as "
+            f"{where}: the weight of '{layer}' is shared with '{other}': peft computes the same as "
             f"the graph, but its merge_and_unload would change '{other}'; adapt other layers, or "
             "merge with fuse_lora_weights_transform_pass.",
             stacklevel=3,
@@ -117,7 +118,7 @@ def warn_about_shared_weights(mg: MaseGraph, layers: Collection[str], where: str
 
 
 def _names_of_parameters(mg: MaseGraph) -> list[tuple[nn.Parameter, list[str]]]:
-    """Every parameter of a graph with all names that it has."""
+    """Returns every parameter of a graph with all of its names."""
     names: defaultdict[int, list[str]] = defaultdict(list)
     parameters: dict[int, nn.Parameter] = {}
     for name, parameter in mg.model.named_parameters(remove_duplicate=False):
@@ -127,7 +128,7 @@ def _names_of_parameters(mg: MaseGraph) -> list[tuple[nn.Parameter, list[str]]]:
 
 
 def _used(mg: MaseGraph, names: Sequence[str]) -> set[str]:
-    """The names by which the graph reads a parameter; all of them where it reads none."""
+    """Returns the names by which the graph reads a parameter; all names if it reads none."""
     if len(names) == 1:
         return set(names)
     called = {str(node.target) for node in mg.nodes if node.op == "call_module"}
@@ -136,9 +137,9 @@ def _used(mg: MaseGraph, names: Sequence[str]) -> set[str]:
 
 
 def _trains(name: str, adapter: AdapterFile) -> bool:
-    """Returns whether PEFT trains a parameter that its file has.
+    """Returns true if PEFT trains a parameter of its file.
 
-    The file also has embeddings that it does not train, where a layer near them is adapted.
+    If a layer near an embedding is adapted, the file also contains the embedding, untrained.
     """
     path, _, own = name.rpartition(".")
     if own == "bias" and (adapter.bias == "all" or path in adapter.layers):
@@ -147,7 +148,7 @@ def _trains(name: str, adapter: AdapterFile) -> bool:
 
 
 def _ancestors(path: str) -> Iterator[str]:
-    """A path and those of the modules that it is in."""
+    """Returns a path and the paths of its parent modules."""
     while path:
         yield path
         path = path.rpartition(".")[0]

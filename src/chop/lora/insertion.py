@@ -26,16 +26,16 @@ def insert_adapters(
     saved: Collection[str],
     train_bias: TrainBias,
 ) -> dict[str, Any]:
-    """Gives Linears an adapter and freezes everything else; the graph is changed.
+    """Adds adapters to Linear layers and freezes all other parameters, in place.
 
     Args:
-        mg: a graph without adapters.
-        targets: the Linears by path.
-        adapter: the arguments of `LoraLinear.around`.
-        saved: paths of modules that train in full.
-        train_bias: which biases train.
-    Returns: `inserted`, the number of layers; `trainable_before` and `trainable_after`, parameters;
-        `layers`, rows of `layer`, `rank`, `before` and `after`.
+        mg: graph without adapters.
+        targets: Linear layers by path.
+        adapter: arguments of `LoraLinear.around`.
+        saved: paths of fully trained modules.
+        train_bias: selection of trained biases.
+    Returns: `inserted`, number of layers; `trainable_before` and `trainable_after`, numbers of
+    parameters; `layers`, rows of `layer`, `rank`, `before` and `after`.
     """
     warn_about_plain_weights(
         WHERE, {path: why_computed(linear) for path, linear in targets.items()}
@@ -59,7 +59,7 @@ def insert_adapters(
 
 
 def _train_also(mg: MaseGraph, saved: Iterable[str], train_bias: TrainBias) -> None:
-    """Unfreezes whole modules, and the biases that `train_bias` names."""
+    """Unfreezes complete modules, and the biases that `train_bias` selects."""
     for path in saved:
         for parameter in mg.model.get_submodule(path).parameters():
             parameter.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Linear layers of a graph, and their replacement by ones with or without LoRA adapters."""
+"""Linear layers of a graph, and their replacement by layers with or without LoRA adapters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from chop.ir.graph import MaseGraph
 
 
 def list_linears(mg: MaseGraph) -> dict[str, nn.Linear]:
-    """The Linears that the graph calls, float or quantized, by path."""
+    """Returns the float or quantized Linear layers that the graph calls, by path."""
     called = {str(node.target): mg.get_module(node) for node in mg.nodes if _calls_linear(mg, node)}
     return {path: module for path, module in called.items() if isinstance(module, nn.Linear)}
 
 
 def attach(mg: MaseGraph, layers: Mapping[str, nn.Linear]) -> None:
-    """Puts each layer in the place of the one at its path, for every node that calls it."""
+    """Replaces the layers at the given paths for every node that calls them."""
     for node in mg.nodes:
         if node.op == "call_module" and str(node.target) in layers:
             mg.replace(node, layers[str(node.target)])

@@ -25,7 +25,7 @@ CONFIG_FILE = "adapter_config.json"
 PREFIX = "base_model.model."
 ADAPTER_KEY = re.compile(r"(.+)\.lora_([AB])\.weight")
 BIAS_OF_COPY = re.compile(r"\.(modules_to_save|original_module)\.(.*\.)?bias$")
-"""With `bias="all"` PEFT writes biases of `modules_to_save` again, under names of its own."""
+"""Pattern of biases of `modules_to_save` that PEFT writes again with `bias="all"`."""
 # Keys that say how the file came about, or which layers it is for: the tensors say that too.
 NOT_NEEDED = frozenset(
     {
@@ -49,7 +49,8 @@ class LayerFile:
     Attributes:
         a: float (rank, in_features).
         b: float (out_features, rank).
-        alpha: the update is scaled by `alpha / rank`, or `alpha / sqrt(rank)` with `use_rslora`.
+        alpha: numerator of the update's scale, `alpha / rank`, or `alpha / sqrt(rank)` with
+            `use_rslora`.
     """
 
     a: Tensor
@@ -58,22 +59,22 @@ class LayerFile:
 
     @property
     def rank(self) -> int:
-        """The rank of the update."""
+        """Rank of the update."""
         return self.a.shape[0]
 
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """LoRA adapters of a model, as a folder holds them.
+    """LoRA adapters of a model in a folder.
 
     Attributes:
         layers: adapters by the path of their layer.
-        full: parameters that were trained in full, by `state_dict` key.
-        dropout: of the adapters' inputs in training.
-        use_rslora: how updates are scaled.
-        modules_to_save: as in PEFT: paths or their ends.
+        full: fully trained parameters by `state_dict` key.
+        dropout: dropout of the adapters' inputs in training.
+        use_rslora: true if updates are scaled by `alpha / sqrt(rank)`.
+        modules_to_save: paths or their suffixes, as in PEFT.
         bias: "none", "lora_only" or "all".
-        base_model: where the original model came from, if known.
+        base_model: origin of the base model, if known.
         fan_in_fan_out: true if the original layers store their weights as (in, out).
         ensure_weight_tying: true if PEFT keeps `modules_to_save` tied that share a weight.
     """
@@ -90,7 +91,7 @@ class AdapterFile:
 
 
 def write_adapter(folder: Path, adapter: AdapterFile, target_modules: list[str] | str) -> None:
-    """Writes both files into `folder`, each in one step."""
+    """Writes both files into `folder`, each atomically."""
     from safetensors.torch import save_file
 
     inside = {f"{path}.bias": f"{path}.base_layer.bias" for path in adapter.layers}
@@ -109,8 +110,8 @@ def read_adapter(folder: Path) -> AdapterFile:
     """Reads both files of `folder`.
 
     Raises:
-        CheckpointError: a file is missing or broken, or asks for what is more than LoRA on
-            linear layers; the message names the key.
+        CheckpointError: a file is missing or broken, or needs more than LoRA on linear layers; the
+            message names the key.
     """
     config = _read_config(folder)
     tensors = _read_tensors(folder / WEIGHTS_FILE)
@@ -137,9 +138,9 @@ def read_adapter(folder: Path) -> AdapterFile:
 
 
 def targets_for(paths: Iterable[str], all_paths: Iterable[str]) -> list[str] | str:
-    """`target_modules` that mean exactly `paths`: a list, or a pattern where a list says more.
+    """Returns `target_modules` that match exactly `paths`: a list, or a pattern if necessary.
 
-    PEFT takes an entry of a list for the end of a path too.
+    PEFT also matches an entry of a list as the suffix of a path.
 
     >>> targets_for(["fc"], ["fc", "head"]), targets_for(["fc"], ["fc", "block.fc"])
     (['fc'], '(fc)')
@@ -179,7 +180,7 @@ def _most_common(values: Iterable[Any]) -> Any:
 
 
 def _whole(value: float) -> float:
-    """PEFT writes alpha as an integer where it is one."""
+    """Converts alpha to an integer if it is whole, like PEFT."""
     return int(value) if float(value).is_integer() else value
 
 

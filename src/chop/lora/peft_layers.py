@@ -1,8 +1,8 @@
 """PEFT layers on packed layers.
 
-`ModulesToSaveWrapper` copies a layer and trains the copy's parameters; codes are none, so what it
-trains is unpacked, and what leaves it is packed. Adapters of convolutions are made by the class of
-the layer, which is the unpacked one here.
+`ModulesToSaveWrapper` copies a layer and trains the copy's parameters. Codes cannot be trained, so
+the copy is unpacked, and packed again when it is unloaded. Adapters of convolutions are created by
+the class of the layer, here the unpacked one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _has_codes(module: nn.Module) -> bool:
 
 
 def _replaced(module: nn.Module, make: Any) -> nn.Module:
-    """A module with what `make` gives in the places of its quantized operators."""
+    """Returns a module with its quantized operators replaced by the results of `make`."""
     if isinstance(module, QuantizedOperator):
         made: nn.Module = make(module)
         return made
@@ -71,8 +71,8 @@ def _update_unpacked(self: Any, adapter_name: str, tied_module: Any = None, **kw
 
 @functools.wraps(_unload)
 def _unload_packed(self: Any, *args: Any, **kwargs: Any) -> nn.Module:
-    found: nn.Module = _unload(self, *args, **kwargs)
-    return _replaced(found, _packed) if _has_codes(self.original_module) else found
+    unloaded: nn.Module = _unload(self, *args, **kwargs)
+    return _replaced(unloaded, _packed) if _has_codes(self.original_module) else unloaded
 
 
 @functools.wraps(_update_conv)

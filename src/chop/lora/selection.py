@@ -1,4 +1,4 @@
-"""Selection of the layers that get an adapter, and of those that train in full."""
+"""Selection of layers with adapters and of fully trained modules."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from chop.lora.layers import list_linears
 
 ALL_LINEAR = "all-linear"
 Names = Mapping[str, Sequence[str]]
-"""What each module may be called, by its path."""
+"""Names of each module by its path."""
 
 
 def modules_named(mg: MaseGraph, entries: Iterable[str], where: str) -> set[str]:
-    """Paths of the modules that entries name: by path, by the end of one, or by pattern.
+    """Returns the paths of modules that match entries: a path, a path suffix, or a pattern.
 
     Raises:
-        ConfigError: an entry names none.
+        ConfigError: an entry matches no module.
     """
     names = {path: (path,) for path, _ in mg.model.named_modules() if path}
     return set(_named(entries, names, where, "module"))
@@ -30,17 +30,17 @@ def modules_named(mg: MaseGraph, entries: Iterable[str], where: str) -> set[str]
 def adapted_linears(
     mg: MaseGraph, entries: Sequence[str] | str | None, saved: Collection[str], where: str
 ) -> dict[str, nn.Linear]:
-    """The Linears that get an adapter, by path.
+    """Returns the Linear layers that get an adapter, by path.
 
     Args:
         mg: the graph.
-        entries: paths, ends of paths, node names or patterns; None takes all, and "all-linear" as
-            in PEFT all but the output layer of a language model.
-        saved: paths of modules that train in full: nothing inside of them gets an adapter.
-        where: the pass, for messages.
+        entries: paths, path suffixes, node names or patterns; None selects all, and "all-linear",
+            as in PEFT, all except the output layer of a language model.
+        saved: paths of fully trained modules, whose layers get no adapter.
+        where: name of the pass, for messages.
 
     Raises:
-        ConfigError: an entry matches none, or nothing is left to adapt.
+        ConfigError: an entry matches no layer, or no layer remains.
     """
     linears = list_linears(mg)
     if entries is None:
@@ -52,10 +52,10 @@ def adapted_linears(
         entries = (entries,)
     names = {path: (path, *_node_names(mg, path)) for path in linears}
     chosen = _named(entries, names, f"{where}.target_modules", "Linear")
-    kept = [path for path in chosen if not _is_inside(path, saved)]
-    if not kept:
-        raise ConfigError(f"{where}: no Linear is left to adapt: the graph has {len(linears)}.")
-    return {path: linears[path] for path in kept}
+    adapted = [path for path in chosen if not _is_inside(path, saved)]
+    if not adapted:
+        raise ConfigError(f"{where}: no Linear remains to adapt; the graph has {len(linears)}.")
+    return {path: linears[path] for path in adapted}
 
 
 def _node_names(mg: MaseGraph, path: str) -> list[str]:
@@ -67,19 +67,19 @@ def _is_inside(path: str, parents: Iterable[str]) -> bool:
 
 
 def _named(entries: Iterable[str], names: Names, where: str, what: str) -> dict[str, None]:
-    """The paths that the entries name, in the order of `names`.
+    """Returns the paths that the entries match, in the order of `names`.
 
     Raises:
-        ConfigError: an entry names none.
+        ConfigError: an entry matches nothing.
     """
     chosen: set[str] = set()
     for entry in entries:
-        found = _by_name(entry, names) or _by_pattern(entry, names)
-        if not found:
+        matches = _by_name(entry, names) or _by_pattern(entry, names)
+        if not matches:
             ends = names if "." in entry else {path.rpartition(".")[2] for path in names}
             near = did_you_mean(entry, ends)
             raise ConfigError(f"{where}: no {what} in this graph matches '{entry}': {near}")
-        chosen |= found
+        chosen |= matches
     return {path: None for path in names if path in chosen}
 
 

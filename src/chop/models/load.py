@@ -14,7 +14,7 @@ import torch
 from chop.base.files.library_errors import get_reason, is_of_library, library_errors
 from chop.base.hub import hub_folder, hub_is_reachable
 from chop.base.installed import fitting_packages
-from chop.data.builtin_names import advice_of_builtin, tell_which
+from chop.data.builtin_names import advice_of_builtin, report_choice
 from chop.errors import (
     CheckpointError,
     ChopError,
@@ -106,7 +106,7 @@ def load_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         builtin = builtin_model(name)
-        tell_which(name, BUILTIN_MODELS, "model", builtin)
+        report_choice(name, BUILTIN_MODELS, "model", builtin)
         if builtin is not None:
             return _build(builtin, num_labels).eval()
         if is_own(name):

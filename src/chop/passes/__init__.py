@@ -1,4 +1,4 @@
-"""Passes: one per file; `PASSES` has those that take settings."""
+"""Graph passes, one per file. `PASSES` has those with settings."""
 
 import importlib
 
@@ -74,13 +74,13 @@ from chop.passes.transforms.smoothquant import smoothquant_transform_pass
 from chop.paths.not_built import missing_passes
 
 graph = importlib.import_module("chop.passes.graph")
-"""MASE's longer path of the passes, an alias."""
+"""Alias of the passes under MASE's longer path."""
 
 globals().update(missing_passes())
 
 
 def __getattr__(name: str) -> GraphPass:
-    """Returns a pass that another package or the program has added."""
+    """Returns a pass that was added by another package or by the program."""
     if name.startswith("__") or name not in PASSES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return PASSES[name]

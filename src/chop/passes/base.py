@@ -1,4 +1,4 @@
-"""Pass: a plain function in its own file under `@graph_pass`."""
+"""Graph passes: functions with the decorator `@graph_pass`, one per file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ C = TypeVar("C")
 
 
 class GraphPass(Protocol):
-    """What users call: `mg, info = some_pass(mg, {...})`."""
+    """Signature of passes: `mg, info = some_pass(mg, {...})`."""
 
     __name__: str
 
@@ -32,11 +32,11 @@ class GraphPass(Protocol):
         graph: MaseGraph | None = None,
         inplace: bool = False,
     ) -> tuple[MaseGraph, dict[str, Any]]:
-        """Runs the pass on `mg` (or `graph`) and returns the graph and what it found."""
+        """Runs the pass on `mg` (or `graph`) and returns the graph and the info."""
 
 
 def _checked_pass(name: str, value: Any) -> GraphPass:
-    """Checks what a package declares as the pass `name`."""
+    """Checks the value that a package declares as the pass `name`."""
     own_name = getattr(value, "__name__", None)
     if not callable(value) or own_name is None:
         raise PASSES.misfit(name, value, "a function under @graph_pass")
@@ -55,14 +55,14 @@ MASE_KEYS = (
     "add_value",
     "force_device_meta",
 )
-"""What MASE's configs tell a pass, or what reads them, and passes here do without."""
+"""Keys of MASE configs that are read elsewhere or not needed here."""
 PASSES: Registry[GraphPass] = Registry("passes", as_row=_checked_pass)
-"""Every pass made by `graph_pass`, by its name, and those of other packages."""
+"""Registry of the passes of `graph_pass` by name, and of passes of other packages."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NoConfig:
-    """The settings of a pass that has none."""
+    """Empty settings of passes without options."""
 
 
 def graph_pass(
@@ -71,24 +71,24 @@ def graph_pass(
     takes_packed: bool = False,
     ignores: Collection[str] = (),
 ) -> Callable[[Callable[[MaseGraph, C], dict[str, Any]]], GraphPass]:
-    """Makes a pass of a function `(mg, config) -> info`.
+    """Creates a pass from a function `(mg, config) -> info`.
 
-    The pass is called as `(mg, pass_args={}, inplace=False)`. Its settings are parsed once into
-    `config` and never changed. A pass whose name ends in `_transform_pass` works on a copy, unless
-    `inplace`, so the caller's graph stays as it was; others annotate the graph they are given. The
-    graph that comes back is verified, and remembers the pass.
+    The pass is called as `(mg, pass_args={}, inplace=False)`. Its settings are parsed into `config`
+    and do not change. A pass whose name ends in `_transform_pass` works on a copy, unless `inplace`
+    is true. Other passes annotate the given graph. The returned graph is verified and records the
+    pass.
 
     Args:
-        config: the frozen dataclass of the settings, or a function that makes one of a mapping.
-        requires: names of passes that must have run before. Analysis passes that have not, run
-            now with their defaults, on the graph that the pass works on; other passes do not.
-        takes_packed: whether a transform pass can work on layers whose weights are codes.
-        ignores: keys without an effect, a line of the debug log each call; with some, MASE's "NA"
-            is None.
+        config: frozen dataclass of the settings, or a function that builds one from a mapping.
+        requires: names of passes that must run before. Missing analysis passes are run with their
+            defaults; missing transform passes are an error.
+        takes_packed: true if a transform pass supports layers with packed weights.
+        ignores: keys without effect, which are logged at debug level; if given, MASE's "NA" is read
+            as None.
 
     Raises:
-        ConfigError: by the pass: a setting is wrong.
-        GraphError: by the pass: a transform pass that is required has not run, what is given is no
+        ConfigError: by the pass: a setting is invalid.
+        GraphError: by the pass: a required transform pass has not run, the graph is not a
             MaseGraph, or it has packed layers that the pass would have to change.
     """
 
@@ -128,7 +128,7 @@ def graph_pass(
 def _as_pass(
     run: Callable[..., Any], function: Callable[..., Any], config: Any, transforms: bool
 ) -> GraphPass:
-    """`run` under the name of `function`, with the signature and the help of a pass."""
+    """Wraps `run` with the name of `function` and the signature and help of a pass."""
     named = functools.wraps(function, assigned=("__module__", "__name__", "__qualname__"))(run)
     # What `help` and type hints show is how the pass is called, not the function inside.
     call = inspect.signature(GraphPass.__call__, eval_str=True)
@@ -142,16 +142,16 @@ def _as_pass(
 
 
 TRANSFORM_ARGUMENTS = {
-    "mg": "the graph; a copy of it is changed.",
+    "mg": "graph, of which a copy is changed.",
     "pass_args": "",
     "graph": "the same as `mg`; MASE's name.",
-    "inplace": "changes the graph itself.",
+    "inplace": "changes the graph instead of a copy.",
 }
 ANNOTATE_ARGUMENTS = {
-    "mg": "the graph; it is read and annotated.",
+    "mg": "graph to read and annotate.",
     "pass_args": "",
     "graph": "the same as `mg`; MASE's name.",
-    "inplace": "has no effect: the graph itself comes back.",
+    "inplace": "has no effect, since the graph itself is returned.",
 }
 
 
@@ -159,7 +159,7 @@ MAX_CONFIG_TEXT = 2000
 
 
 def check_graph(name: str, mg: object, requires: Iterable[str] = ()) -> None:
-    """Raises GraphError unless `mg` is a graph that went through the passes `requires`."""
+    """Raises GraphError unless `mg` is a graph on which the passes `requires` have run."""
     if not isinstance(mg, MaseGraph):
         raise GraphError(f"{name}: expected a MaseGraph, got {type(mg).__name__}.")
     done = {step.name for step in mg.provenance}
@@ -173,7 +173,7 @@ def _is_analysis(name: str) -> bool:
 
 
 def _run_missing(mg: MaseGraph, requires: Iterable[str]) -> None:
-    """Runs those required analysis passes that `mg` has not been through, with their defaults."""
+    """Runs the missing analysis passes among the required ones with their defaults."""
     done = {step.name for step in mg.provenance}
     for needed in requires:
         if needed not in done and _is_analysis(needed):
@@ -184,15 +184,15 @@ def _refuse_packed(name: str, mg: MaseGraph) -> None:
     for path, module in mg.model.named_modules():
         if isinstance(module, PackedOperator):
             raise GraphError(
-                f"{name}: layer '{path}' is packed, its weight cannot be changed; unpack first: "
+                f"{name}: layer '{path}' is packed and cannot be changed; unpack it first: "
                 "mg, _ = pack_transform_pass(mg, {'unpack': True})."
             )
 
 
 def _parse(config: type[C] | Callable[[Mapping[str, Any]], C], settings: Any, where: str) -> C:
     if isinstance(config, type) and dataclasses.is_dataclass(config):
-        found: C = parse(config, settings, where)
-        return found
+        parsed: C = parse(config, settings, where)
+        return parsed
     if isinstance(settings, Mapping | None):
         return config(dict(settings or {}))
     raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")

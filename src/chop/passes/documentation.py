@@ -1,4 +1,4 @@
-"""Help texts of passes: what the function says, its settings with defaults, and its `info`."""
+"""Help texts of passes: description, settings with defaults, and `info`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MODULE_PATH = re.compile(r"(?<!['\w.])(?:\w+\.)+(?=\w)")
 def pass_docstring(
     function: Callable[..., Any], config: Any, arguments: Mapping[str, str], result: str
 ) -> str:
-    """The docstring of a pass.
+    """Builds the docstring of a pass.
 
     Args:
-        function: its docstring describes the pass. The entries of its `Returns:` are the keys of
-            `info`; text without entries is kept as it is.
-        config: the dataclass of the settings, or a function that makes one of a mapping.
-        arguments: texts by name; that of `pass_args` gives way to the settings.
-        result: the first of the two things that the pass returns.
+        function: function whose docstring describes the pass. The entries of its `Returns:` are the
+            keys of `info`; text without entries stays unchanged.
+        config: dataclass of the settings, or a function that builds one from a mapping.
+        arguments: descriptions by name; the settings replace that of `pass_args`.
+        result: description of the first of the two returned values.
     """
     head, returns, tail = split_section(inspect.cleandoc(function.__doc__ or ""), "Returns")
     head = "".join(split_section(head, "Args")[::2]).rstrip()
@@ -34,7 +34,7 @@ def pass_docstring(
     for name, text in arguments.items():
         if name == "pass_args":
             settings = list(settings_lines(config, 8))
-            what = "the settings by name:" if settings else "there is nothing to set."
+            what = "settings by name:" if settings else "there are no settings."
             lines += [f"    pass_args: {what}", *settings]
         else:
             lines += _filled(f"{name}: {text}", 4)
@@ -48,12 +48,12 @@ def pass_docstring(
 
 
 def settings_lines(config: Any, indent: int) -> Iterator[str]:
-    """A paragraph per setting: name, type, default and text; those of a nested table below it.
+    """Formats a paragraph per setting: name, type, default and text, with nested tables below it.
 
     Args:
-        config: a dataclass, of which fields with `metadata={"is_setting": False}` are left out; or
-            a function that makes one of a mapping, whose text comes first.
-        indent: columns before each line.
+        config: a dataclass, without fields with `metadata={"is_setting": False}`; or a function
+            that builds one from a mapping, whose text is first.
+        indent: number of leading spaces.
     """
     if not isinstance(config, type):
         text = split_section(inspect.cleandoc(config.__doc__ or ""), "Raises")[0]
@@ -72,7 +72,7 @@ def settings_lines(config: Any, indent: int) -> Iterator[str]:
 
 
 def type_text(hint: Any) -> str:
-    """A type as in source code, without the modules of its parts.
+    """Formats a type like in source code, without module names.
 
     >>> type_text(Mapping[str, Any] | None)
     'Mapping[str, Any] | None'

@@ -1,3 +1,3 @@
-"""Pruning: masks (unstructured), removal of channels and heads (structured), activations."""
+"""Pruning: masks (unstructured), removal of channels and heads (structured), and activations."""
 
 __all__: list[str] = []

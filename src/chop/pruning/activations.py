@@ -1,4 +1,4 @@
-"""Activation pruning: pruners in front of the calls of chosen layers."""
+"""Activation pruning: pruners before the calls of chosen layers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ BATCHES = f"{WHERE}.batches"
 
 
 def prune_inputs(mg: MaseGraph, config: PruneConfig, settings: ActivationPruning) -> int:
-    """Puts a pruner before every call of the chosen layers; tables have no input to prune.
+    """Inserts a pruner before every call of the chosen layers, except embedding tables.
 
-    Returns: how many.
+    Returns: the number of pruners.
     Raises:
-        ConfigError: the settings choose nothing else than tables.
+        ConfigError: the settings choose only embedding tables.
     """
     chosen = choose(prunable_layers(mg), settings.sparsity, config.include, config.exclude)
     layers = {layer: share for layer, share in chosen.items() if layer.row.is_product}
@@ -49,10 +49,10 @@ def prune_inputs(mg: MaseGraph, config: PruneConfig, settings: ActivationPruning
 def _share_threshold(
     mg: MaseGraph, pruners: Sequence[PruneActivation], batches: Batches | None
 ) -> None:
-    """Gives the pruners the magnitude below which their share of all that enters them lies.
+    """Sets the magnitude threshold below which the pruned share of all inputs lies.
 
     Raises:
-        ConfigError: a row of a batch brings NaN or infinite values to one.
+        ConfigError: a row of a batch causes NaN or infinite inputs.
     """
     if batches is None:
         warnings.warn(
@@ -70,8 +70,8 @@ def _share_threshold(
 
     def note(number: int, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
         if mg.get_module(node) in pruners:
-            shown = zeroed(result)
-            check_finite(shown, None, given[number], number, Measured(BATCHES, str(node.target)))
+            masked = zeroed(result)
+            check_finite(masked, None, given[number], number, Measured(BATCHES, str(node.target)))
             magnitudes.append(visible(result).abs())
 
     observe_batches(mg, given, note)
@@ -82,7 +82,7 @@ def _share_threshold(
 
 
 def _put_before(mg: MaseGraph, layer: Layer, node: fx.Node, pruner: PruneActivation) -> None:
-    """Prunes a node's first input; a pruner that is there already is replaced."""
+    """Prunes a node's first input and replaces an existing pruner."""
     source = node.all_input_nodes[0]
     if isinstance(mg.get_module(source), PruneActivation):
         pruner.train(layer.module.training)
@@ -103,7 +103,7 @@ def _put_before(mg: MaseGraph, layer: Layer, node: fx.Node, pruner: PruneActivat
 
 
 def _add_beside(mg: MaseGraph, node: fx.Node, pruner: PruneActivation) -> str:
-    """Adds the pruner to the module that holds the layer, under a name of its own."""
+    """Adds the pruner to the layer's parent module under an unused name."""
     parent, _, name = str(node.target).rpartition(".")
     owner = mg.model.get_submodule(parent)
     name += "_pruner"

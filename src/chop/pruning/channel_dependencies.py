@@ -1,8 +1,9 @@
-"""Channel dependencies: a layer's channels or heads, followed to whatever reads them.
+"""Channel dependencies: the channels or heads of a layer, traced to all their readers.
 
-A unit is an output channel of a layer, or an attention head. It can leave the model where every
-reader is known to treat units alike and apart: then the reader is cut too. The dimension rules of
-the operator table say where they go; what has no rule stops the trace, and the layer stays whole.
+A unit is an output channel of a layer, or an attention head. It can be removed if every reader is
+known to treat units alike and separately; the readers are then cut as well. The dimension rules of
+the operator table determine the path of units. An operator without a rule stops the trace, and the
+layer stays complete.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class _Cut:
     """Removal of units from a module's parameters.
 
     Attributes:
-        module: whose parameters and buffers are cut.
-        axes: per parameter or buffer the axis along which units lie.
-        sizes: attributes that say how long that axis is.
-        run: neighbors along the axis that belong to one unit.
+        module: module whose parameters and buffers are cut.
+        axes: unit axis per parameter or buffer.
+        sizes: attributes with the length of that axis.
+        run: number of neighbors along the axis that belong to one unit.
     """
 
     module: nn.Module
@@ -39,7 +40,7 @@ class _Cut:
     sizes: tuple[str, ...]
     run: int = 1
 
-    def apply(self, kept: Tensor) -> None:
+    def apply(self, indices: Tensor) -> None:
         """Keeps the units with the given indices, in their order."""
         axes = dict(self.axes)
         if "weight" in axes:
@@ -47,18 +48,18 @@ class _Cut:
         for name, axis in axes.items():
             value = getattr(self.module, name, None)
             if isinstance(value, Tensor):
-                index = _unit_positions(kept, self.run).to(value.device)
+                index = _unit_positions(indices, self.run).to(value.device)
                 cut = value.detach().index_select(axis, index)
                 is_parameter = isinstance(value, nn.Parameter)
                 new = nn.Parameter(cut, value.requires_grad) if is_parameter else cut
                 setattr(self.module, name, new)
         for name in self.sizes:
-            setattr(self.module, name, len(kept) * self.run)
+            setattr(self.module, name, len(indices) * self.run)
 
 
-def _unit_positions(kept: Tensor, run: int) -> Tensor:
-    """Indices along a dimension of the kept units, of `run` neighbors each."""
-    return (kept[:, None] * run + torch.arange(run)).flatten()
+def _unit_positions(indices: Tensor, run: int) -> Tensor:
+    """Returns indices along a dimension of the selected units, of `run` neighbors each."""
+    return (indices[:, None] * run + torch.arange(run)).flatten()
 
 
 @dataclass
@@ -66,14 +67,14 @@ class ChannelTrace:
     """Trace of one set of units through a graph.
 
     Attributes:
-        mg: the graph; nothing is changed before `apply`.
-        shapes: of every node's result, with the example inputs.
-        units: how many units there are.
-        cuts: what modules lose.
-        places: the nodes whose results have the units, and where.
-        sizes: nodes whose arguments say the length of a dimension, and which.
-        met: per node that joins several tensors, where the units are in those that have come.
-        awaited: for the same nodes, all the tensors that have to bring the units.
+        mg: graph, which is unchanged before `apply`.
+        shapes: shape of every node's result, for the example inputs.
+        units: number of units.
+        cuts: cuts of modules.
+        places: nodes whose results have the units, with their positions.
+        sizes: nodes with the length of a dimension as an argument, and the dimension.
+        met: for nodes that join several tensors, the unit positions in tensors that were reached.
+        awaited: for the same nodes, all tensors that need to have the units.
     """
 
     mg: MaseGraph
@@ -86,10 +87,10 @@ class ChannelTrace:
     awaited: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
 
     def start(self, node: fx.Node, run: int = 1) -> None:
-        """Sets out from a layer whose outputs are the units, or `run` outputs each.
+        """Starts at a layer whose outputs are the units, with `run` outputs each.
 
         Raises:
-            BlockedError: the units cannot be taken out.
+            BlockedError: the units cannot be removed.
         """
         module = self.module(node)
         if getattr(module, "groups", 1) != 1:
@@ -100,7 +101,7 @@ class ChannelTrace:
         self.follow(node, UnitDim(len(self.shapes[node]) - 1 - row.spatial, run))
 
     def missing(self) -> tuple[fx.Node, UnitDim] | None:
-        """A tensor that has to bring the units too, joined with one that does, and where."""
+        """Returns a joined tensor that lacks the units so far, and the position that they need."""
         for node, inputs in self.awaited.items():
             for given in inputs:
                 if given not in self.met[node]:
@@ -110,7 +111,7 @@ class ChannelTrace:
     def meet(
         self, node: fx.Node, source: fx.Node, place: UnitDim, inputs: tuple[fx.Node, ...]
     ) -> UnitDim | None:
-        """Notes an arrival; the trace goes on from `node` once all of `inputs` have come."""
+        """Records a reached input. The trace continues once all of `inputs` are reached."""
         met = self.met.setdefault(node, {})
         self.awaited[node] = inputs
         if any(other != place for other in met.values()):
@@ -119,7 +120,7 @@ class ChannelTrace:
         return place if set(met) == set(inputs) else None
 
     def follow(self, node: fx.Node, place: UnitDim) -> None:
-        """Goes on from a node whose result has the units at `place`."""
+        """Continues from a node whose result has the units at `place`."""
         self.places.append((node, place))
         for user in node.users:
             after = self.arrive(node, place, user, self.step(user, node, place))
@@ -127,7 +128,7 @@ class ChannelTrace:
                 self.follow(user, after)
 
     def step(self, node: fx.Node, source: fx.Node, place: UnitDim) -> RuleResult:
-        """Where a node takes the units that an input has at `place`."""
+        """Returns the result of a node's dimension rule for units that an input has at `place`."""
         call = Call(node, self.mg.operator(node), self.mg.get_module(node), self.shapes)
         if call.row.follow is None:
             raise call.mixing()
@@ -136,7 +137,7 @@ class ChannelTrace:
     def arrive(
         self, source: fx.Node, place: UnitDim, node: fx.Node, after: RuleResult
     ) -> UnitDim | None:
-        """Notes what a node loses; where the units go on from it, if they do."""
+        """Records the cut of a node. Returns the unit position in its result, or None."""
         if after.parameters:
             self.cut(node, after.parameters, after.sizes, place.run)
         if after.aligned:
@@ -147,7 +148,7 @@ class ChannelTrace:
         return after.place
 
     def maker(self, node: fx.Node, place: UnitDim) -> fx.Node | None:
-        """The layer that made the units of a node, as long as they stayed at their place."""
+        """Returns the layer that computed the units of a node, if they kept their position."""
         while not self.mg.operator(node).is_product:
             source = next(iter(node.all_input_nodes), None)
             if source is None or self.step(node, source, place).place != place:
@@ -156,7 +157,7 @@ class ChannelTrace:
         return node
 
     def module(self, node: fx.Node) -> nn.Module:
-        """The module that a node calls, if nothing else uses it or its parameters."""
+        """Returns the module that a node calls, if no other node uses it or its parameters."""
         module = self.mg.get_module(node)
         if module is None:
             raise BlockedError(f"'{node.name}' has its weight outside of a module")
@@ -172,17 +173,17 @@ class ChannelTrace:
         return module
 
     def cut(self, node: fx.Node, axes: Mapping[str, int], sizes: Sequence[str], run: int) -> None:
-        """Notes what the module of a node will lose."""
+        """Records the cut of a node's module."""
         self.cuts.append(_Cut(self.module(node), axes, tuple(sizes), run))
 
-    def apply(self, kept: Tensor) -> None:
-        """Takes out all units but those with the given indices."""
+    def apply(self, indices: Tensor) -> None:
+        """Removes all units except those with the given indices."""
         for cut in self.cuts:
-            cut.apply(kept)
+            cut.apply(indices)
         for node, place in self.places:
-            _resize_spec(node, place.dim, len(kept) * place.run)
+            _resize_spec(node, place.dim, len(indices) * place.run)
         for node, dim in self.sizes:
-            _resize_argument(node, dim, len(kept), self.units)
+            _resize_argument(node, dim, len(indices), self.units)
 
 
 def _resize_spec(node: fx.Node, dim: int, size: int) -> None:
@@ -192,10 +193,10 @@ def _resize_spec(node: fx.Node, dim: int, size: int) -> None:
         node.meta["spec"] = dataclasses.replace(spec, shape=shape)
 
 
-def _resize_argument(node: fx.Node, dim: int, kept: int, units: int) -> None:
-    """Changes the number that a view is given for a dimension; -1 stays."""
+def _resize_argument(node: fx.Node, dim: int, count: int, units: int) -> None:
+    """Changes the size argument of a view for a dimension; -1 stays."""
     nested = isinstance(node.args[1], tuple | list)
     sizes: list[Any] = list(node.args[1] if nested else node.args[1:])  # type: ignore[arg-type]
     if sizes[dim] != -1:
-        sizes[dim] = sizes[dim] // units * kept
+        sizes[dim] = sizes[dim] // units * count
     node.args = (node.args[0], tuple(sizes)) if nested else (node.args[0], *sizes)

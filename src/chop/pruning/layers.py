@@ -1,4 +1,4 @@
-"""Prunable layers, and how settings choose them."""
+"""Prunable layers, and their selection by settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sparsity = float | Mapping[str, float]
 
 
 def prunable_layers(mg: MaseGraph) -> list[Layer]:
-    """Every layer that can be pruned, in the order of the graph; embedding tables too."""
+    """Returns every prunable layer in graph order, including embedding tables."""
     return list_layers(mg, lambda row, _: row.weight is not None and row.quantized is not None)
 
 
@@ -27,19 +27,19 @@ def choose(
     exclude: Iterable[str] = (),
     where: str = "prune_transform_pass",
 ) -> dict[Layer, float]:
-    """The layers to prune, each with its sparsity.
+    """Chooses layers to prune. Returns each with its sparsity.
 
     Args:
-        layers: those there are.
-        sparsity: one number, or numbers by selector; where several selectors mean a layer, one
-            that names it exactly comes first. Layers that none means are left alone.
-        include: selectors; default, all but embedding tables and what only training calls, and
-            with several sparsities whatever they name.
+        layers: all prunable layers.
+        sparsity: one number, or numbers by selector. An exact name takes precedence over other
+            selectors. Layers without a matching selector are not pruned.
+        include: selectors; default, all except embedding tables and layers that only training
+            calls; with sparsities by selector, all that they match.
         exclude: selectors.
-        where: for messages.
+        where: name of the pass, for messages.
 
     Raises:
-        ConfigError: a selector means no layer.
+        ConfigError: a selector matches no layer.
     """
     by_layer = isinstance(sparsity, Mapping)
     wanted = list(include or ())
@@ -58,7 +58,7 @@ def choose(
             if share is not None:
                 chosen[layer] = share
     if not chosen:
-        raise ConfigError(f"{where}: the settings choose no layer of this graph.")
+        raise ConfigError(f"{where}: the settings match no layer of this graph.")
     return chosen
 
 
@@ -70,7 +70,7 @@ def _share(layer: Layer, shares: Mapping[str, float]) -> float | None:
 
 
 def as_maskable(mg: MaseGraph, layer: Layer) -> Layer:
-    """The layer with an operator that can carry a mask; it replaces the layer's own module."""
+    """Returns the layer with an operator that can carry a mask, replacing the layer's module."""
     if isinstance(layer.module, QuantizedOperator):
         return layer
     assert layer.row.quantized is not None
@@ -81,10 +81,10 @@ def as_maskable(mg: MaseGraph, layer: Layer) -> Layer:
 
 
 def with_sharers(mg: MaseGraph, layer: Layer, layers: Sequence[Layer]) -> list[Layer]:
-    """The layer and those that have the same weight: one mask must serve them all.
+    """Returns the layers that share a weight, which need a common mask.
 
     Raises:
-        ConfigError: something that cannot carry a mask uses the weight too.
+        ConfigError: a user of the weight cannot carry a mask.
     """
     weight = layer.module.weight
     # A parametrized weight is another tensor each time: the layer would not find itself.

@@ -1,4 +1,4 @@
-"""Saliency of weights from data: gradients of the loss, and norms of the inputs."""
+"""Saliency of weights from data: loss gradients and input norms."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ LABELS = "labels"
 
 
 Users = Mapping[str, Sequence[Layer]]
-"""The layers that use a weight, by the path of one of them."""
+"""Layers that use a weight, by the path of one of them."""
 
 
 def gather_score_inputs(
     mg: MaseGraph, users: Users, method: str, seed: int, batches: Iterable[Mapping[str, Any]] | None
 ) -> dict[str, ScoreInputs]:
-    """Saliency and input norms as far as a score needs them, by path.
+    """Collects the saliency and input norms that a score needs, by path.
 
-    The model runs in eval mode and is left as it was.
+    The model runs in eval mode; its mode is restored.
 
     Raises:
-        ConfigError: there is no batch, or one without labels where a loss is needed, or one with
-            NaN or infinite values.
+        ConfigError: there is no batch, a batch lacks labels for a loss, or it has NaN or infinite
+            values.
     """
     generator = torch.Generator().manual_seed(seed)
     score_inputs = {path: ScoreInputs(generator) for path in users}
@@ -55,10 +55,10 @@ def gather_score_inputs(
 
 
 def compute_scores(path: str, weight: Tensor, score: Score, score_inputs: ScoreInputs) -> Tensor:
-    """A score per weight, of its shape.
+    """Computes a score per weight, in the weight's shape.
 
     Raises:
-        ConfigError: one is NaN, which has no place among the others.
+        ConfigError: a score is NaN, which cannot be ranked.
     """
     values = score.of(weight.detach(), score_inputs)
     if not bool(values.isnan().any()):
@@ -92,7 +92,7 @@ def _gather_saliency(
 
 
 def _add_saliency(score_inputs: ScoreInputs, weight: Tensor, gradient: Tensor | None) -> None:
-    """Adds weight * gradient of one batch; a weight without a gradient adds nothing."""
+    """Adds weight * gradient of one batch; nothing without a gradient."""
     weight = weight.detach()
     added = torch.zeros_like(weight) if gradient is None else weight * gradient
     before = score_inputs.saliency
@@ -113,7 +113,7 @@ def _requiring_gradients(weights: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
-    """The graph's own loss, or the mean cross entropy of its logits with the batch's labels."""
+    """Returns the graph's own loss, or the mean cross entropy of its logits and the labels."""
     has_logits = hasattr(output, "logits") and not isinstance(output, Tensor)
     named = output if isinstance(output, Mapping) else vars(output) if has_logits else {}
     loss: Tensor | None = named.get("loss")
@@ -153,8 +153,8 @@ def _gather_input_norms(
     for path, layers in users.items():
         if not all(layer.row.is_product for layer in layers):
             raise ConfigError(
-                f"prune_transform_pass: '{path}' looks rows up, it has no inputs to "
-                "weigh; exclude it or choose another method."
+                f"prune_transform_pass: '{path}' is a lookup table without input "
+                "norms; exclude it or choose another method."
             )
         paths.update((node, path) for layer in layers for node in layer.nodes)
     given = list(select_inputs(mg, batches, WHERE))
@@ -177,7 +177,7 @@ def _gather_input_norms(
 
 
 def _broadcast(norms: Tensor, weight: Tensor, axes: Weight) -> Tensor:
-    """One norm per input -> a shape that broadcasts to the weight's, groups of channels too."""
+    """Reshapes one norm per input to broadcast to the weight, including channel groups."""
     shape, norms = [1] * weight.dim(), norms.to(weight.device)
     shape[axes.inputs] = -1
     if axes.is_transposed or len(norms) == weight.shape[1]:

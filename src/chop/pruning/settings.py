@@ -18,16 +18,16 @@ class WeightPruning:
     """Weight pruning settings.
 
     Attributes:
-        sparsity: the share to prune, 0 to below 1, of what is not masked yet; or shares by
-            operator, module path, node name or pattern of these. Granularity n:m says it already.
-        method: a name of `chop.nn.sparsity.SCORES`: the lowest scores are pruned.
-        scope: `local` prunes the share of each layer, `global` that of all together. Columns,
-            channels and heads are counted, whatever their sizes.
-        granularity: `elementwise`; `column`, all weights of an input; `n:m`, such as `2:4`, keeps
-            n of every m neighbors along the input. `channel` or `row` take outputs of layers
-            out of the model, `head` attention heads: the model gets fewer parameters. Heads of
-            queries that share keys and values leave together with these.
-        seed: of `random`.
+        sparsity: share of the unmasked weights to prune, 0 to below 1; or shares by operator,
+            module path, node name or a pattern of these. Not used with granularity n:m.
+        method: a name of `chop.nn.sparsity.SCORES`; weights with the lowest scores are pruned.
+        scope: `local` prunes the share of each layer, `global` the share over all layers. Columns,
+            channels and heads count equally, independently of their sizes.
+        granularity: `elementwise`; `column`, all weights of an input; `n:m`, such as `2:4`, keeps n
+            of every m neighbors along the input. `channel` or `row` remove outputs of layers from
+            the model, `head` removes attention heads, which reduces the parameters. Query heads
+            that share keys and values are removed together with them.
+        seed: seed of `random`.
     """
 
     sparsity: Annotated[float | Mapping[str, float] | None, Range(0, below=1)] = None
@@ -55,14 +55,14 @@ class WeightPruning:
 
     @property
     def shares(self) -> float | Mapping[str, float]:
-        """The sparsity, also where the granularity says it."""
+        """Sparsity, also if the granularity determines it."""
         return (
             Granularity.parse(self.granularity).sparsity if self.sparsity is None else self.sparsity
         )
 
     @property
     def note(self) -> dict[str, str]:
-        """What a mask remembers of how it was chosen."""
+        """Settings that a mask stores."""
         return {"method": self.method, "scope": self.scope, "granularity": self.granularity}
 
 
@@ -73,12 +73,12 @@ class ActivationPruning:
     Attributes:
         sparsity: as for weights.
         method: `l1-norm` or `random`.
-        scope: `local`, the share of each tensor; `global`, magnitudes up to one threshold, below
-            which the share of all the chosen operators' inputs lies in `batches`; they are held in
-            memory together. Without batches (which is said in a warning), and of `random`, it is
-            the share of each tensor again.
+        scope: `local` prunes the share of each tensor; `global` prunes magnitudes below one
+            threshold, computed from all inputs of the chosen operators in `batches`, which are held
+            in memory together. Without batches (with a warning) and for `random`, it behaves like
+            `local`.
         granularity: `elementwise`.
-        seed: of `random`; every layer draws differently.
+        seed: seed of `random`; every layer draws differently.
     """
 
     sparsity: Annotated[float | Mapping[str, float], Range(0, below=1)]
@@ -101,9 +101,9 @@ class PruneConfig:
         activation: see `ActivationPruning`.
         include: operators, module paths, node names or patterns of these; default, linear and
             convolution layers.
-        exclude: the same, to be left out.
-        batches: inputs of the model by name, one mapping per batch, for methods that look at
-            data and for the `global` scope of activations; for gradients they have `labels`.
+        exclude: operators, paths, names or patterns to exclude.
+        batches: inputs of the model by name, one mapping per batch, for methods that use data and
+            for the `global` scope of activations; gradient methods need `labels`.
     """
 
     weight: WeightPruning | None = None

@@ -1,4 +1,4 @@
-"""Sparsity: counts of exact zeros in weights, and in what flows through a graph."""
+"""Sparsity: counts of exact zeros in weights and activations of a graph."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from chop.pruning.layers import prunable_layers
 
 @dataclass(frozen=True)
 class ZeroCount:
-    """Zeros of some tensors.
+    """Count of zeros in tensors.
 
     Attributes:
-        elements: how many numbers there are.
-        zeros: how many of them are exactly zero.
+        elements: number of elements.
+        zeros: number of elements that are exactly zero.
     """
 
     elements: int = 0
@@ -42,33 +42,33 @@ class ZeroCount:
 
     @property
     def share(self) -> float:
-        """Zeros of elements; 0 where there are none."""
+        """Share of zeros; 0 without elements."""
         return self.zeros / max(self.elements, 1)
 
 
 def total(counts: Iterable[ZeroCount]) -> ZeroCount:
-    """Zeros of all."""
+    """Sums counts."""
     return sum(counts, ZeroCount())
 
 
 def weight_zeros(mg: MaseGraph) -> dict[str, tuple[ZeroCount, int]]:
-    """Zeros, and masked elements among them, of parameters of two dimensions or more.
+    """Counts zeros, and masked elements among them, of parameters with at least two dimensions.
 
-    A parameter that hooks or parametrizations of torch compute is counted as it is computed, under
+    A parameter computed by torch hooks or parametrizations is counted by its computed value, under
     its own name.
 
-    Returns: by dotted path in the order of the model, the first of a shared one; packed ones last.
+    Returns: by dotted path in model order, the first path of a shared one; packed ones are last.
     """
-    found: dict[str, tuple[ZeroCount, int]] = {}
+    counts: dict[str, tuple[ZeroCount, int]] = {}
     for name, weight, mask in [*_weights(mg), *_packed_weights(mg)]:
         if weight.dim() > 1:
             seen = weight if mask is None else weight.masked_fill(mask, 0)
-            found[name] = ZeroCount.of(seen), 0 if mask is None else int(mask.sum())
-    return found
+            counts[name] = ZeroCount.of(seen), 0 if mask is None else int(mask.sum())
+    return counts
 
 
 def _weights(mg: MaseGraph) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """The parameters that a graph computes with, each once, and where masks hide them."""
+    """Yields the parameters that a graph computes with, each once, and their masks."""
     masks, seen = masked_weights(mg), set[int]()
     for path, module in mg.model.named_modules():
         if PARAMETRIZATIONS in path.split("."):
@@ -91,10 +91,10 @@ def _packed_weights(mg: MaseGraph) -> Iterator[tuple[str, Tensor, Tensor | None]
 def activation_zeros(
     mg: MaseGraph, batches: Iterable[Mapping[str, Any]]
 ) -> dict[fx.Node, ZeroCount]:
-    """Zeros in the results of calls that are one tensor of reals, in the order of the graph.
+    """Counts zeros in results of calls that are one real tensor, in graph order.
 
     Args:
-        mg: the graph; it runs in eval mode and is left as it was.
+        mg: graph, which runs in eval mode; its mode is restored.
         batches: from `select_inputs`.
     """
 
@@ -108,7 +108,7 @@ def activation_zeros(
 def layer_zeros(
     mg: MaseGraph, batches: Iterable[Mapping[str, Any]]
 ) -> dict[Layer, tuple[ZeroCount, ZeroCount]]:
-    """Zeros in the weight and in the inputs of each linear and convolution layer."""
+    """Counts zeros in the weight and the inputs of each linear and convolution layer."""
     layers = [layer for layer in prunable_layers(mg) if layer.row.is_product]
     nodes = {node for layer in layers for node in layer.nodes}
 
@@ -127,7 +127,7 @@ def _observed(
     batches: Iterable[Mapping[str, Any]],
     choose: Callable[[fx.Node, Mapping[fx.Node, Any], Any], Tensor | None],
 ) -> dict[fx.Node, ZeroCount]:
-    """Zeros of the tensor that `choose` takes at each node, padding left out."""
+    """Counts zeros of the tensor that `choose` returns at each node, without padding."""
     counts: dict[fx.Node, ZeroCount] = {}
 
     def count(node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:

@@ -1,4 +1,4 @@
-"""Structured pruning: removes channels and attention heads; the model becomes narrower."""
+"""Structured pruning: removal of channels and attention heads, which narrows the model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from chop.pruning.settings import PruneConfig, WeightPruning
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Dependency group: units that leave together.
+    """Dependency group: units that are removed together.
 
     Attributes:
-        names: what the info calls them: the layers that make them, or the attention.
-        sources: the layers that make them: one, or query, key and value projections.
-        trace: what has to be cut.
-        sparsity: the share of units to take out.
+        names: names in the info: the layers that compute the units, or the attention.
+        sources: layers that compute the units: one, or query, key and value projections.
+        trace: required cuts.
+        sparsity: share of units to remove.
     """
 
     names: tuple[str, ...]
@@ -45,15 +45,16 @@ class Group:
 
 
 def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning) -> dict[str, Any]:
-    """Structured pruning: removes the lowest units of the chosen layers.
+    """Removes the lowest-scored units of the chosen layers.
 
-    A unit leaves with everything that only it reaches: what follows it sees nothing of it, also
-    where an activation of zero is not zero. Layers whose outputs are added or multiplied lose the
-    same units, the share of the first of them. Layers whose units reach a norm over all of them,
-    the output or anything else that needs them stay whole. Each keeps one unit at least.
+    A unit is removed with everything that only it reaches, including the constant that an
+    activation returns for zero. Layers whose outputs are added or multiplied lose the same units,
+    by the share of the first layer. Layers stay complete if their units reach a norm over all
+    units, the model's output, or another operation that needs them. Each layer keeps at least one
+    unit.
 
-    Returns: `sparsity` (share of the units), `hidden` and `weights` (units removed, and all there
-        were), `layers`, `skipped`, and `parameters`: their number before and after.
+    Returns: `sparsity` (share of the units), `hidden` and `weights` (removed units and all units),
+    `layers`, `skipped`, and `parameters`: number before and after.
 
     Raises:
         GraphError: the graph has LoRA adapters, which would keep the old widths.
@@ -65,14 +66,14 @@ def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning
     scores = [_unit_scores(group, SCORES[settings.method], score_inputs) for group in groups]
     removed = _lowest_units(groups, scores, settings)
     before = _parameters(mg)
-    is_noted = all("mase" in n.meta and node_metadata(n).common.mase_op for n in mg.nodes)
-    noted = recorded_inputs(mg.model)
+    has_metadata = all("mase" in n.meta and node_metadata(n).common.mase_op for n in mg.nodes)
+    example_inputs = recorded_inputs(mg.model)
     for group, gone in zip(groups, removed, strict=True):
         group.trace.apply((~gone).nonzero()[:, 0].cpu())
     if settings.granularity == "head":
         _note_heads(mg, groups, removed)
-    if groups and is_noted:
-        annotate(mg, noted)
+    if groups and has_metadata:
+        annotate(mg, example_inputs)
     total, count = sum(map(len, removed)), sum(int(gone.sum()) for gone in removed)
     pairs = [(n, gone) for group, gone in zip(groups, removed, strict=True) for n in group.names]
     shares = {name: int(gone.sum()) / len(gone) for name, gone in pairs}
@@ -87,9 +88,9 @@ def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning
 
 
 def _note_heads(mg: MaseGraph, groups: Sequence[Group], removed: Sequence[Tensor]) -> None:
-    """Corrects the numbers of heads in the configuration, where one number says it for all layers.
+    """Updates the head counts of the configuration, if one count applies to all layers.
 
-    Caches of a fixed size and files of transformers follow them.
+    Caches of a fixed size and transformers files use these counts.
     """
     config: Any = mg.model.record.config
     attentions = [node for node in mg.nodes if mg.operator(node).follow is attention]
@@ -98,10 +99,13 @@ def _note_heads(mg: MaseGraph, groups: Sequence[Group], removed: Sequence[Tensor
     heads, keys, size = given
     if len(counts) != 1 or len(groups) < len(attentions) or None in (heads, keys):
         return
-    ((before, kept),) = counts
+    ((before, remaining),) = counts
     if keys == before:
         config.head_dim = size or config.hidden_size // heads
-        config.num_attention_heads, config.num_key_value_heads = heads // before * kept, kept
+        config.num_attention_heads, config.num_key_value_heads = (
+            heads // before * remaining,
+            remaining,
+        )
 
 
 def _parameters(mg: MaseGraph) -> int:
@@ -114,10 +118,10 @@ def _parameters(mg: MaseGraph) -> int:
 def _groups(
     mg: MaseGraph, config: PruneConfig, settings: WeightPruning
 ) -> tuple[list[Group], dict[str, str]]:
-    """The units that can leave, and the reason by name of those that cannot.
+    """Returns the removable units, and the reasons by name for the others.
 
     Raises:
-        ConfigError: heads are wanted, and there is no attention.
+        ConfigError: heads are requested, and the graph has no attention.
     """
     chosen = choose(prunable_layers(mg), settings.shares, config.include, config.exclude)
     shapes = _shapes(mg)
@@ -133,7 +137,7 @@ def _groups(
     skipped = {name: reason for name, reason in skipped.items() if name not in taken}
     if not groups and not skipped:
         raise ConfigError(
-            "prune_transform_pass: granularity 'head' takes heads out of calls of "
+            "prune_transform_pass: granularity 'head' removes heads from calls of "
             "scaled_dot_product_attention, and the graph has none; choose 'channel'."
         )
     return groups, skipped
@@ -152,7 +156,7 @@ def _shapes(mg: MaseGraph) -> dict[fx.Node, Shape]:
 def _channel_groups(
     mg: MaseGraph, chosen: Mapping[Layer, float], shapes: Mapping[fx.Node, Shape]
 ) -> Iterator[tuple[str, Group | str]]:
-    """The outputs of each chosen layer, with those that are added to or multiplied by them."""
+    """Returns the outputs of each chosen layer, joined with those that are added or multiplied."""
     taken: set[Layer] = set()
     for layer, share in chosen.items():
         if layer in taken:
@@ -169,11 +173,11 @@ def _channel_groups(
 def _joint_trace(
     mg: MaseGraph, layer: Layer, chosen: Iterable[Layer], shapes: Mapping[fx.Node, Shape]
 ) -> tuple[ChannelTrace, list[Layer]]:
-    """The trace of a layer's outputs and of all that are joined with them, and the layers."""
+    """Returns the trace of a layer's outputs and of all joined ones, and their layers."""
     if not layer.row.is_product:
-        raise BlockedError("a table has no output channels")
+        raise BlockedError("an embedding table has no output channels")
     if layer.axes.has_experts:
-        raise BlockedError("it has the outputs of several experts")
+        raise BlockedError("it has outputs of several experts")
     by_node = {node: each for each in chosen for node in each.nodes}
     trace = ChannelTrace(mg, shapes, layer.weight.shape[layer.axes.outputs])
     layers = [layer]
@@ -191,7 +195,7 @@ def _joint_trace(
 def _head_groups(
     mg: MaseGraph, chosen: Mapping[Layer, float], shapes: Mapping[fx.Node, Shape]
 ) -> Iterator[tuple[str, Group | str]]:
-    """The heads of each attention whose projections are all chosen; its output layer names it."""
+    """Yields the heads of each attention with all projections chosen, by its output layer."""
     by_node = {node: layer for layer in chosen for node in layer.nodes}
     for call in mg.nodes:
         if mg.operator(call).follow is not attention:
@@ -199,7 +203,7 @@ def _head_groups(
         try:
             layers = [_projection(mg, node, by_node) for node in call.all_input_nodes[:3]]
             if len(set(layers)) < 3:
-                raise BlockedError(f"'{layers[0].path}' gives its queries, keys and values at once")
+                raise BlockedError(f"'{layers[0].path}' computes queries, keys and values together")
             units = _units(call, layers, shapes)
             trace = ChannelTrace(mg, shapes, units)
             for layer in layers:
@@ -212,19 +216,19 @@ def _head_groups(
 
 
 def _units(call: fx.Node, layers: Sequence[Layer], shapes: Mapping[fx.Node, Shape]) -> int:
-    """How many heads of keys and values there are: queries that share one leave with it."""
+    """Returns the number of key-value heads; queries that share one are removed with it."""
     sizes = [shapes[node][-1] for node in call.all_input_nodes[:3]]
     pairs = zip(layers, sizes, strict=True)
     heads, keys, values = (layer.weight.shape[0] // size for layer, size in pairs)
     if keys != values or heads % keys:
-        raise BlockedError(f"it has {heads} heads of queries, {keys} of keys, {values} of values")
+        raise BlockedError(f"it has {heads} query, {keys} key and {values} value heads")
     if keys == 1 < heads:
-        raise BlockedError("all its heads share one of keys and values")
+        raise BlockedError("all its heads share one key-value head")
     return keys
 
 
 def _projection(mg: MaseGraph, node: fx.Node, chosen: Mapping[fx.Node, Layer]) -> Layer:
-    """The linear layer whose heads an input of an attention are, also after a rotation."""
+    """Returns the linear layer that computes an attention input, possibly before a rotation."""
 
     def sources(step: fx.Node) -> list[fx.Node]:
         given = [] if mg.operator(step).is_product else step.all_input_nodes
@@ -232,13 +236,15 @@ def _projection(mg: MaseGraph, node: fx.Node, chosen: Mapping[fx.Node, Layer]) -
             return [given[0].args[1 + int(step.args[1])]]  # type: ignore[arg-type, list-item]
         return given
 
-    found = [step for step in reached([node], sources) if mg.operator(step).is_product]
-    if len(found) != 1:
-        names = ", ".join(f"'{n.name}'" for n in found) or "none"
-        raise BlockedError(f"'{node.name}' comes of no single layer ({names})")
-    (made,) = found
+    products = [step for step in reached([node], sources) if mg.operator(step).is_product]
+    if len(products) != 1:
+        names = ", ".join(f"'{n.name}'" for n in products) or "none"
+        raise BlockedError(f"'{node.name}' does not come from a single layer ({names})")
+    (made,) = products
     if made not in chosen:
-        raise BlockedError(f"'{made.target}', which gives '{node.name}', is not chosen or no layer")
+        raise BlockedError(
+            f"'{made.target}', which computes '{node.name}', is not a selected layer"
+        )
     return chosen[made]
 
 
@@ -246,7 +252,7 @@ def _projection(mg: MaseGraph, node: fx.Node, chosen: Mapping[fx.Node, Layer]) -
 
 
 def _unit_scores(group: Group, score: Score, score_inputs: Mapping[str, ScoreInputs]) -> Tensor:
-    """One score per unit, the sum over the group's layers."""
+    """Returns one score per unit, summed over the group's layers."""
     total = torch.zeros(group.trace.units, dtype=torch.float64)
     for source in group.sources:
         module = source.module
@@ -261,14 +267,14 @@ def _unit_scores(group: Group, score: Score, score_inputs: Mapping[str, ScoreInp
 def _lowest_units(
     groups: Sequence[Group], scores: Sequence[Tensor], settings: WeightPruning
 ) -> list[Tensor]:
-    """Boolean per unit, True for those to remove: round(sparsity * units), but never all."""
-    kept = [_with_a_survivor(values) for values in scores]
+    """Returns a boolean per unit, True for the round(sparsity * units) to remove, but never all."""
+    candidates = [_with_a_survivor(values) for values in scores]
     if settings.scope == "global" and groups:
-        total = sum(map(len, kept))
-        return lowest(kept, min(round(groups[0].sparsity * total), total - len(kept)))
+        total = sum(map(len, candidates))
+        return lowest(candidates, min(round(groups[0].sparsity * total), total - len(candidates)))
     return [
         lowest([values], min(round(group.sparsity * len(values)), len(values) - 1))[0]
-        for group, values in zip(groups, kept, strict=True)
+        for group, values in zip(groups, candidates, strict=True)
     ]
 
 

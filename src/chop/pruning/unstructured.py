@@ -36,9 +36,9 @@ class Target:
     """Weight to prune, and the layers that share it.
 
     Attributes:
-        path: its layer.
-        layers: those that use it.
-        sparsity: the share to hide.
+        path: path of its layer.
+        layers: layers that use it.
+        sparsity: share to mask.
     """
 
     path: str
@@ -47,17 +47,17 @@ class Target:
 
     @property
     def weight(self) -> Tensor:
-        """The stored weight."""
+        """Stored weight."""
         return self.layers[0].weight
 
     @property
     def modules(self) -> list[QuantizedOperator]:
-        """The operators that use it; each carries the mask."""
+        """Operators that use it, each of which carries the mask."""
         return [cast(QuantizedOperator, layer.module) for layer in self.layers]
 
     @property
     def masked(self) -> Tensor:
-        """Boolean, the weight's shape: True for what the mask of any of its layers hides."""
+        """Boolean in the weight's shape, True for elements masked in any of its layers."""
         masks = [mask for module in self.modules if (mask := get_masked(module)) is not None]
         none = torch.zeros(self.weight.shape, dtype=torch.bool, device=self.weight.device)
         return reduce(torch.logical_or, masks, none)
@@ -68,7 +68,7 @@ def prune_unstructured(
 ) -> dict[str, Any]:
     """Masks the weights with the lowest scores.
 
-    Returns: what `count_masked` returns, and `skipped`, the reason by path of layers left out.
+    Returns: the result of `count_masked`, and `skipped`, the reasons by path for skipped layers.
     """
     targets, skipped = take_targets(mg, config, settings)
     users = {target.path: target.layers for target in targets}
@@ -80,9 +80,9 @@ def prune_unstructured(
 def take_targets(
     mg: MaseGraph, config: PruneConfig, settings: WeightPruning
 ) -> tuple[list[Target], dict[str, str]]:
-    """Makes the chosen layers of `mg` operators that can carry masks; masks that are there stay.
+    """Converts the chosen layers to operators that can carry masks, keeping existing masks.
 
-    Returns: the weights to prune, each once, and the reason by path of layers left out.
+    Returns: the weights to prune, each once, and the reasons by path for skipped layers.
     """
     layers = prunable_layers(mg)
     chosen = choose(layers, settings.shares, config.include, config.exclude)
@@ -110,21 +110,21 @@ def mask_lowest(
     targets: Sequence[Target],
     settings: WeightPruning,
     score_inputs: Mapping[str, ScoreInputs],
-    of_all: bool = False,
+    includes_masked: bool = False,
 ) -> None:
-    """Masks the lowest scores of every target, besides what is masked already.
+    """Masks the lowest scores of every target, in addition to existing masks.
 
     Args:
-        targets: the weights.
+        targets: weights.
         settings: score, granularity and scope.
-        score_inputs: of each target, by path.
-        of_all: see `lowest_weights`.
+        score_inputs: score inputs of each target, by path.
+        includes_masked: see `lowest_weights`.
     """
     if not targets:
         return
     score, granularity = SCORES[settings.method], Granularity.parse(settings.granularity)
     scored = [_scored(target, score, score_inputs[target.path]) for target in targets]
-    marks = lowest_weights(scored, score, granularity, settings.scope, of_all)
+    marks = lowest_weights(scored, score, granularity, settings.scope, includes_masked)
     for target, masked in zip(targets, marks, strict=True):
         full = full_weight(target.modules[0])
         for module in target.modules:
@@ -138,7 +138,7 @@ def _scored(target: Target, score: Score, score_inputs: ScoreInputs) -> Scored:
 
 
 def count_masked(targets: Sequence[Target]) -> dict[str, Any]:
-    """Sparsity now: `sparsity`, `hidden`, `weights` and `layers` of the pass's info."""
+    """Returns the current `sparsity`, `hidden`, `weights` and `layers` of the pass info."""
     count = sum(int(target.masked.sum()) for target in targets)
     total = sum(target.weight.numel() for target in targets)
     return {

@@ -1,3 +1,3 @@
-"""Quantization engines: calibration, GPTQ, SmoothQuant, packing, stored bits."""
+"""Quantization engines: calibration, GPTQ, SmoothQuant, AWQ, rotation and packing of graphs."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Calibration: observers that sample what reaches the operands of quantized operators."""
+"""Calibration: observers that sample the operands of quantized operators."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ MAX_SAMPLES = 2**17
 def sample_operands(
     model: nn.Module, batches: Iterable[Mapping[str, Any]], wanted: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Tensor]]:
-    """What reaches operands of quantized operators while all quantizers are off.
+    """Samples operands of quantized operators while all quantizers are off.
 
-    Parameters that are stored as codes have their rounded values. Elements of tokens that an
-    attention mask hides are left out, see `chop.captured.padding.hidden`.
+    Parameters stored as codes have their rounded values. Elements of masked tokens are skipped, see
+    `chop.captured.padding.hidden`.
 
     Args:
-        model: runs in eval mode without gradients, and is left as it was.
-        batches: its inputs by name.
-        wanted: operands by the path of a `leaf_operators`; the others are float meanwhile too.
+        model: runs in eval mode without gradients; its mode is restored.
+        batches: inputs of the model by name.
+        wanted: operands by the path of an operator, see `leaf_operators`.
     Returns: by path and operand float32 (n,): a uniform sample of at most 131,072 finite values,
-        and their extremes; operands that nothing reached are left out.
+    and their extremes. Operands without values are omitted.
     """
     steps = leaf_operators(model)
     specs = {name: step.spec for name, step in steps.items()}
@@ -53,33 +53,33 @@ def sample_operands(
         for name, step in steps.items():
             step.spec = specs[name]
     return {
-        name: {operand: observer.seen for operand, observer in found.items() if observer.has_seen}
-        for name, found in observers.items()
+        name: {operand: observer.seen for operand, observer in own.items() if observer.has_seen}
+        for name, own in observers.items()
     }
 
 
 def _warn_about_nan(observers: Mapping[str, Mapping[str, _Observer]], number: int) -> None:
-    """One warning of a batch with NaN, for the first operand that met it."""
+    """Warns once about a batch with NaN, for the first affected operand."""
     met = [
         (path, operand, observer.nan_row)
-        for path, found in observers.items()
-        for operand, observer in found.items()
+        for path, own in observers.items()
+        for operand, observer in own.items()
         if observer.nan_row is not None
     ]
-    for found in observers.values():
-        for observer in found.values():
+    for own in observers.values():
+        for observer in own.values():
             observer.nan_row = None
     if met:
         path, operand, row = met[0]
         warnings.warn(
-            f"calibration: row {row} of batch {number} brings NaN to {operand} of '{path}'; "
-            "formats are fitted to the other values: leave the row out.",
+            f"calibration: row {row} of batch {number} causes NaN in {operand} of '{path}'; "
+            "formats are fitted to the other values. Remove this row.",
             stacklevel=3,
         )
 
 
 class _Observer(StandIn):
-    """Keeps a sample of what passes and changes nothing."""
+    """Observer that samples its input and returns it unchanged."""
 
     neutral = -math.inf  # what is not finite is left out
 
@@ -107,12 +107,12 @@ class _Observer(StandIn):
 
     @property
     def has_seen(self) -> bool:
-        """False if nothing passed."""
+        """True if values were observed."""
         return self.sample.columns() is not None
 
     @property
     def seen(self) -> Tensor:
-        """The sample, with the extremes where it may lack them."""
+        """The sample with the extremes, which it may lack."""
         sample = self.sample.columns()
         assert sample is not None
         return sample if self.sample.is_everything else torch.cat([self.ends, sample])

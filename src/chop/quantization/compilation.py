@@ -1,4 +1,4 @@
-"""Compilation of quantized models: rounding as operations that Inductor fuses."""
+"""Compilation of quantized models: rounding in operations that Inductor fuses."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from chop.kernels.plan import get_layout
 from chop.private.compile_api import inductor_after
 
 EXACT_WIDTH = 24
-"""Bits of the whole numbers that float32 holds."""
+"""Width of the integers that float32 represents exactly."""
 LARGEST_SHIFT = 100
-"""Fraction bits, of either sign, with which steps and their inverses are normal in float32."""
+"""Maximum number of fraction bits of either sign for which steps and their inverses are normal
+float32.
+"""
 ROUNDING = (torch.ops.chop.fake_quantize, torch.ops.chop.fake_quantize.default)
 
 
 def compiled_model(model: nn.Module) -> Any:
-    """`torch.compile(model)` whose rounding to whole steps is fused with what is around it.
+    """Returns `torch.compile(model)` with rounding fused into the surrounding operations.
 
-    Where gradients are wanted it stays one operator, which hands them on.
+    If gradients are needed, rounding stays an operator with a straight-through gradient.
     """
     return torch.compile(model, backend=inductor_after(with_steps))
 
 
 def with_steps(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-    """The graph with `round_in_steps` in the place of the operator, where the format allows it.
+    """Replaces the rounding operator by `round_in_steps` where the format allows it.
 
     Args:
-        graph: is changed.
-        inputs: its examples, parameters among them.
+        graph: graph to change.
+        inputs: example inputs, including parameters.
     """
     if torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs):
         return graph
@@ -47,18 +49,18 @@ def with_steps(graph: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 
 
 def takes_steps(number_format: NumberFormat) -> bool:
-    """Whether `round_in_steps` gives what a format does: whole steps of one power of two."""
+    """Returns true if `round_in_steps` is exact for a format: integers times one power of two."""
     layout = get_layout(number_format) if number_format.is_fitted else None
     element = None if layout is None else layout.element
     return isinstance(layout, Layout) and isinstance(element, Fixed) and _is_plain(layout, element)
 
 
 def round_in_steps(x: Tensor, key: str) -> Tensor:
-    """Rounds to whole steps of a power of two, bit for bit as the format, without a gradient.
+    """Rounds to multiples of a power of two, bit-identical to the format, without a gradient.
 
     Args:
-        x: any shape, floating.
-        key: of a format that `takes_steps`.
+        x: floating tensor of any shape.
+        key: key of a format for which `takes_steps` is true.
     """
     layout = get_layout(from_key(key))
     assert layout is not None and isinstance(layout.element, Fixed)

@@ -1,4 +1,4 @@
-"""Summary of a quantized model in its `repr`: formats, share of the parameters and bytes."""
+"""Summary of a quantized model in its `repr`: formats, share of quantized parameters, bytes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from chop.ir.parameters import StoredParameter, count_stored_parameters, total_b
 
 Inputs = Mapping[str, Tensor]
 FRACTION = re.compile(r"(?<=\d)\.-?\d+$")
-"""The fraction of a format whose tensors have a fraction each."""
+"""Fraction width in a format name, which differs between tensors."""
 
 
 class Summary:
-    """First line of the text of a quantized model, its `extra_repr`, computed when asked.
+    """First line of the `repr` of a quantized model, its `extra_repr`, computed on demand.
 
-    It is an attribute of the model, which keeps its class; copies and pickles take it along. It
-    does not keep the model alive.
+    The summary is an attribute of the model, so the model's class does not change. Copies and
+    pickles include it. It holds no strong reference to the model.
 
     Args:
         model: model of `chop.quantize`.
-        example: inputs that it was captured with, which a pickle leaves behind; None: guessed ones.
+        example: inputs from the capture, which are not pickled; None uses guessed inputs.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Summary:
         self.example = example
 
     def __call__(self) -> str:
-        """The text of the model's class, if any, and the summary."""
+        """Returns the `extra_repr` of the model's class, if any, and the summary."""
         model = None if self._model is None else self._model()
         if model is None:
             return ""
@@ -52,24 +52,24 @@ class Summary:
 
 
 def add_summary(model: nn.Module, example: Inputs | None = None) -> nn.Module:
-    """The model, whose text begins with its formats, their share and bytes.
+    """Adds a line with formats, quantized share and bytes to the `repr` of a model.
 
     Args:
-        model: it is changed; its class stays.
-        example: inputs that it was captured with.
+        model: model to change; its class stays the same.
+        example: inputs from its capture.
     """
     model.extra_repr = Summary(model, example)  # type: ignore[method-assign]
     return model
 
 
 def captured_inputs(model: nn.Module) -> Inputs | None:
-    """The inputs that a quantized model was captured with; None where nothing is known of them."""
+    """Returns the inputs from the capture of a quantized model, or None if unknown."""
     extra_repr = vars(model).get("extra_repr")
     return extra_repr.example if isinstance(extra_repr, Summary) else None
 
 
 def describe(model: nn.Module) -> str:
-    """Formats of the weights, the share of parameters that have a format, and bytes, as one line.
+    """Describes the formats of weights, the quantized share and the bytes in one line.
 
     >>> describe(nn.Linear(2, 1))
     'not quantized: 3 parameters, 0.0 kB'
@@ -84,7 +84,7 @@ def describe(model: nn.Module) -> str:
     packed = total_bits(stored)[0] / 8
     if all(x.packed is not None for x in coded):
         return f"{text}, packed, {format_bytes(held)}"
-    return f"{text}; floats of {format_bytes(held)} now, {format_bytes(packed)} packed (chop.save)"
+    return f"{text}; {format_bytes(held)} as floats, {format_bytes(packed)} when packed (chop.save)"
 
 
 def _has_format(stored: StoredParameter) -> bool:
@@ -92,7 +92,7 @@ def _has_format(stored: StoredParameter) -> bool:
 
 
 def _formats(coded: list[StoredParameter]) -> str:
-    """The formats of the weights, without fractions that layers have their own of."""
+    """Lists the formats of weights, without fraction widths that differ between layers."""
     counts = Counter[str]()
     for each in coded:
         if each.operand == "weight":

@@ -1,4 +1,4 @@
-"""Calls that stay float: those that the code of a model makes itself, and no module can hold."""
+"""Calls that stay float because a model's code makes them without a module."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from chop.quantization.operators import quantize_nodes
 
 
 def leave_calls_of_forwards(mg: MaseGraph, where: str) -> tuple[str, ...]:
-    """Makes quantized calls float that `MaseGraph.to_module` could not give back, in place.
+    """Makes quantized calls float that `MaseGraph.to_module` could not restore, in place.
 
-    The router of a mixture of experts is one: its forward calls `F.linear` itself. Where nothing
-    else is quantized, or nothing of the graph could be given back, calls stay as they are. Warns
-    (`AdjustedWarning`) once for each model.
+    An example is the router of a mixture of experts, whose forward calls `F.linear`. If nothing
+    else is quantized, or nothing of the graph can be restored, calls stay quantized. Warns
+    (`AdjustedWarning`) once per model.
 
     Returns: the names of the nodes.
     """
     try:
-        found = list_unconvertible_calls(mg.model, mg.provenance)
+        calls = list_unconvertible_calls(mg.model, mg.provenance)
     except GraphError:
         return ()
     quantized = [
@@ -34,16 +34,16 @@ def leave_calls_of_forwards(mg: MaseGraph, where: str) -> tuple[str, ...]:
         for node in mg.nodes
         if isinstance(x := mg.get_module(node), QuantizedOperator) and not x.spec.is_float
     ]
-    if not found or found.keys() >= set(quantized):
+    if not calls or calls.keys() >= set(quantized):
         return ()
-    quantize_nodes(mg, dict.fromkeys(found, QuantSpec()))
-    warn_once_about(list_sources(mg.model), _sentence(found, where), AdjustedWarning, "float calls")
-    return tuple(node.name for node in found)
+    quantize_nodes(mg, dict.fromkeys(calls, QuantSpec()))
+    warn_once_about(list_sources(mg.model), _sentence(calls, where), AdjustedWarning, "float calls")
+    return tuple(node.name for node in calls)
 
 
-def _sentence(found: Mapping[fx.Node, str], where: str) -> str:
-    first, reason = next(iter(found.items()))
-    calls = "1 call stays" if len(found) == 1 else f"{len(found)} calls stay"
+def _sentence(floats: Mapping[fx.Node, str], where: str) -> str:
+    first, reason = next(iter(floats.items()))
+    calls = "1 call stays" if len(floats) == 1 else f"{len(floats)} calls stay"
     return (
         f"{where}: {calls} float, since a module that is given back could not round there: node "
         f"'{first.name}' is a function that {reason}. Name operators to round it in the graph and "

@@ -1,4 +1,4 @@
-"""Freezing: layers whose weights are rounded once, for graphs that only run from then on."""
+"""Freezing: layers with weights rounded once, for graphs that are only evaluated."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from chop.private.modules import own_buffers, own_parameters, set_members
 
 WHERE = "freeze_transform_pass"
 OPERATORS = frozenset(
-    found
-    for found in vars(ops).values()
-    if isinstance(found, type) and issubclass(found, QuantizedOperator)
+    value
+    for value in vars(ops).values()
+    if isinstance(value, type) and issubclass(value, QuantizedOperator)
 )
-"""Operators that round their weight and bias as they are stored, and then do what torch does."""
+"""Operators that quantize their weight and bias and then call the torch function."""
 NOT_OF_TORCH = ("spec", *COPIES)
 """Attributes that a plain layer does not have."""
 
 
 class Rounded(NamedTuple):
-    """A parameter that was rounded, and the tensors by whose identities it is found again."""
+    """Rounded parameter, with the tensors that identify it."""
 
     sources: tuple[Tensor | None, ...]
     parameter: nn.Parameter
@@ -48,21 +48,20 @@ Known = dict[tuple[Any, ...], Rounded]
 def freeze_layers(
     mg: MaseGraph, stays_packed: Callable[[PackedLinear], bool] | None = None
 ) -> dict[str, list[str]]:
-    """Replaces quantized layers by those that compute the same from rounded weights.
+    """Replaces quantized layers by equivalent ones with rounded weights.
 
     Args:
-        mg: the graph; it is changed, unless an error is raised.
-        stays_packed: which packed linear layers are left: `multiplies_codes`,
-            `multiplies_integers`. None: none.
-    Returns: paths by what became of them: `frozen`, layers that still round their inputs or
-        results; `plain`, layers of torch; `packed`, those that stayed packed for their products;
-        `kept`, other layers that stayed, see `frozen`.
+        mg: graph to change; unchanged if an error is raised.
+        stays_packed: returns true for packed linear layers to keep, such as `multiplies_codes` or
+            `multiplies_integers`; None keeps none.
+    Returns: paths by outcome: `frozen`, layers that still round inputs or results; `plain`, torch
+    layers; `packed`, layers that stay packed; `kept`, other unchanged layers, see `frozen`.
 
     Raises:
-        ConfigError: nothing is quantized, a format of a weight waits for data, or learned scales
-            for a first batch.
+        ConfigError: nothing is quantized, a weight format needs calibration, or learned scales need
+            a first batch.
     """
-    found: dict[str, list[str]] = {"frozen": [], "plain": [], "packed": [], "kept": []}
+    paths: dict[str, list[str]] = {"frozen": [], "plain": [], "packed": [], "kept": []}
     known: Known = {}
     layers = list_layers(mg, lambda _, module: isinstance(module, QuantizedOperator))
     replaced = []
@@ -72,38 +71,37 @@ def freeze_layers(
         if not _parameters(module):
             continue
         if stays_packed and isinstance(module, PackedLinear) and stays_packed(module):
-            found["packed"].append(layer.path)
+            paths["packed"].append(layer.path)
             continue
         twin = frozen(module, known)
         kind = "frozen" if isinstance(twin, QuantizedOperator) else "plain"
-        found["kept" if twin is module else kind].append(layer.path)
+        paths["kept" if twin is module else kind].append(layer.path)
         replaced.append((layer, twin))
-    if not any(found.values()):
+    if not any(paths.values()):
         raise ConfigError(
-            f"{WHERE}: the graph has no quantized layer with a weight; quantize it first with "
-            "quantize_transform_pass."
+            f"{WHERE}: the graph has no quantized layer with a weight; run "
+            "quantize_transform_pass first."
         )
     for layer, twin in replaced:
         mg.replace(layer.nodes[0], twin)
         for node in layer.nodes:
             if "mase" in node.meta:
                 record_formats(node, twin)
-    return found
+    return paths
 
 
 def frozen(layer: QuantizedOperator, known: Known) -> nn.Module:
-    """What a quantized layer computes in evaluation, from constant parameters.
+    """Returns a layer with constant parameters that evaluates like a quantized layer.
 
     Args:
-        layer: stays as it is.
-        known: rounded parameters; those that layers share stay shared. It is added to.
-    Returns: a layer of torch's class where nothing else is rounded; else an operator that rounds
-        inputs and results alone. The layer itself where that is not known to be the same, since it
-        draws at random, shortens the rows of a table that are looked up, or has a forward of one's
-        own.
+        layer: quantized layer, which is not changed.
+        known: rounded parameters, which layers share; new ones are added.
+    Returns: a torch layer if only parameters are rounded, otherwise an operator that rounds inputs
+    and results. The layer itself if equivalence is not certain: random rounding, renormalized table
+    rows, or a custom forward.
 
     Raises:
-        ConfigError: a format of a parameter waits for data, or learned scales for a first batch.
+        ConfigError: a parameter format needs calibration, or learned scales need a first batch.
     """
     names = _parameters(layer)
     home = _get_operator(layer)
@@ -115,7 +113,7 @@ def frozen(layer: QuantizedOperator, known: Known) -> nn.Module:
     for name in names:
         if not getattr(settled.spec, name).is_fitted:
             raise ConfigError(
-                f"{WHERE}: {type(layer).__name__}: the format of its {name} waits for data; run "
+                f"{WHERE}: {type(layer).__name__}: the format of its {name} needs calibration; run "
                 "calibrate_transform_pass first."
             )
     new = {name: _rounded(plain, settled, name, known) for name in names}
@@ -155,19 +153,19 @@ def _parameters(layer: QuantizedOperator) -> list[str]:
 
 
 def _draws(layer: QuantizedOperator, names: list[str]) -> bool:
-    """Whether what a parameter becomes is drawn anew at each call, or seen by a stand-in."""
+    """Returns true if a parameter is rounded randomly in each call, or a stand-in reads it."""
     return any(getattr(layer.spec, name).cache_key is None for name in names)
 
 
 def _get_operator(layer: QuantizedOperator) -> type[QuantizedOperator] | None:
-    """The operator of chop whose forward a layer has; None for a forward of one's own."""
+    """Returns the operator class of a layer's forward; None for a custom forward."""
     unpacked = layer.operator if isinstance(layer, PackedOperator) else type(layer)
     home = next((base for base in unpacked.__mro__ if base in OPERATORS), None)
     return home if home is not None and unpacked.forward is home.forward else None
 
 
 def multiplies_codes(layer: PackedLinear) -> bool:
-    """Whether codes are multiplied faster than floats: large ones, or as 8-bit integers."""
+    """Returns true if products of codes are faster than floats: large layers, 8-bit integers."""
     if layer.packed_exact:
         return False
     shape = layer.packed_shapes["weight"]
@@ -176,7 +174,7 @@ def multiplies_codes(layer: PackedLinear) -> bool:
 
 
 def multiplies_integers(layer: PackedLinear) -> bool:
-    """Whether codes are large and multiplied as 8-bit integers: faster than any compiled float."""
+    """Returns true for large layers with 8-bit integer products, which beat compiled floats."""
     is_on_cpu = layer.encoded("weight").codes.is_cpu
     is_known = is_large(layer.packed_shapes["weight"]) and is_on_cpu and not layer.packed_exact
     return is_known and _are_integers(layer)

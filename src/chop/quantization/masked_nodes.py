@@ -1,4 +1,4 @@
-"""Finds graph nodes that compute or read attention scores and may see a mask."""
+"""Detection of graph nodes that compute or read attention scores and may see a mask."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from chop.nn.quantized.scores import LOWEST_SCORE
 WITHOUT_ROW = frozenset(
     ["isinf", "isnan", "isfinite", "long", "int", "bool", "short", "char", "byte"]
 )
-"""Comparisons and casts to integers that the operator table does not have."""
+"""Comparisons and casts to integers that are not in the operator table."""
 NEVER_MASKED = frozenset({Kind.PRODUCT, Kind.NORM, Kind.ACTIVATION, Kind.POOLING, Kind.LOSS})
 MASK = 3
-"""The position of an attention's mask."""
+"""Position of the mask among the arguments of an attention."""
 
 
 def masked_nodes(mg: MaseGraph) -> set[fx.Node]:
-    """Arithmetic on scores and softmaxes that may read masked scores.
+    """Finds arithmetic on scores and softmaxes that may read masked scores.
 
-    Scores are what reaches a softmax, or the mask of an attention, by arithmetic, layouts, casts
-    and dropout. Products, norms and activations give none that are masked; inputs, buffers and
-    operators that are not known may.
+    Scores are values that reach a softmax, or the mask of an attention, through arithmetic, layout
+    changes, casts and dropout. Results of products, norms and activations are unmasked; inputs,
+    buffers and results of unknown operators may be masked.
     """
     rows = {node: mg.operator(node) for node in mg.nodes}
     maybe = maybe_masked(rows)
@@ -40,32 +40,32 @@ def masked_nodes(mg: MaseGraph) -> set[fx.Node]:
 
 
 def mask_arithmetic(mg: MaseGraph) -> set[fx.Node]:
-    """Arithmetic and layouts of numbers that become masks, positions or decisions.
+    """Finds arithmetic and layout changes of numbers that become masks, positions or decisions.
 
-    Their results are only compared, cast to integers or booleans, or multiplied by the very low
-    number that is then added to scores. A rounding would hide or show other tokens: a format
-    without a zero has no mask of zeros.
+    Their results are only compared, cast to integers or booleans, or multiplied by a very low
+    number that is added to scores. Rounding them could mask other tokens; a format without a zero
+    cannot represent a mask of zeros.
     """
     rows = {node: mg.operator(node) for node in mg.nodes}
-    scores, found = _scores(rows), set[fx.Node]()
+    scores, nodes = _scores(rows), set[fx.Node]()
     for node, row in reversed(rows.items()):
         if not (row.kind is Kind.ARITHMETIC or row.layout or row.name == "clone"):
             continue
         is_low = node in scores and _has_low_factor(row, node)
         readers = [user for user in node.users if rows[user].follow is not d.read_size]
-        if is_low or (readers and all(_decides(rows[x], x) or x in found for x in readers)):
-            found.add(node)
-    return found
+        if is_low or (readers and all(_decides(rows[x], x) or x in nodes for x in readers)):
+            nodes.add(node)
+    return nodes
 
 
 def _has_low_factor(row: Operator, node: fx.Node) -> bool:
-    """Returns whether a product has a factor that makes a mask of 0 and 1 hide scores."""
+    """Returns true if a factor of a product turns a mask of 0 and 1 into one that hides scores."""
     factors = node.args if row.name == "mul" else ()
     return any(isinstance(x, int | float) and abs(x) >= -LOWEST_SCORE for x in factors)
 
 
 def _decides(row: Operator, node: fx.Node) -> bool:
-    """Returns whether a node makes booleans or integers of numbers, element by element."""
+    """Returns true if a node maps numbers to booleans or integers element by element."""
     if row.is_comparison or row.name in WITHOUT_ROW:
         return True
     results = node_metadata(node).common.results.values() if row.layout == "cast" else ()
@@ -73,7 +73,7 @@ def _decides(row: Operator, node: fx.Node) -> bool:
 
 
 def maybe_masked(rows: Mapping[fx.Node, Operator]) -> set[fx.Node]:
-    """Nodes whose results may be masked scores, or masks."""
+    """Returns nodes whose results may be masked scores or masks."""
     maybe: set[fx.Node] = set()
     for node, row in rows.items():
         if _may_be_masked(row, any(given in maybe for given in node.all_input_nodes)):
@@ -90,12 +90,12 @@ def _may_be_masked(row: Operator, reads_masked: bool) -> bool:
 
 
 def _hands_on(row: Operator) -> bool:
-    """Returns whether scores remain scores behind an operator."""
+    """Returns true if an operator maps scores to scores."""
     return row.kind in (Kind.ARITHMETIC, Kind.DROPOUT) or bool(row.layout)
 
 
 def _scores(rows: dict[fx.Node, Operator]) -> set[fx.Node]:
-    """Nodes whose results are read as scores, or are added to some."""
+    """Returns nodes whose results are read as scores or added to scores."""
     nodes: set[fx.Node] = set()
     for node, row in reversed(rows.items()):
         if row.reads_scores or (node in nodes and _hands_on(row)):

@@ -1,8 +1,8 @@
 """Passes later attention masks to the calls that compute the scores.
 
-A scale that follows scores must not follow those that a mask hides a few operators later. So each
-quantized call between the product of queries and keys and a softmax gets the masks as an argument;
-see `chop.captured.padding.masks.MASKS_AHEAD`.
+A scale that depends on scores must ignore scores that a mask hides a few operators later. Each
+quantized call between the product of queries and keys and a softmax therefore gets the masks as an
+argument; see `chop.captured.padding.masks.MASKS_AHEAD`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from chop.nn.quantized import QuantCall
 from chop.quantization.masked_nodes import maybe_masked
 
 MOST, MOST_WRITES = 32, 8
-"""Series of masks, and writes into a memory, up to which a value may be scores."""
+"""Maximum numbers of mask series, and of writes into a memory, for which a value counts as scores.
+"""
 UNKNOWN = Operator("", "")
-"""Row of what reads a value behind more masks than scores have."""
+"""Row of a reader behind more masks than scores have."""
 TURNED = frozenset({"mT", "T"})
-"""Attributes that are a matrix with rows for columns."""
+"""Attributes that transpose a matrix."""
 
 MaskAhead = tuple[str, Any, tuple[tuple[str, tuple[Any, ...]], ...]]
-"""An entry of `MASKS_AHEAD`, its tensor and sizes as nodes."""
+"""Entry of `MASKS_AHEAD` with its tensor and sizes as nodes."""
 Masks = tuple[MaskAhead, ...]
 
 
 class Reader(NamedTuple):
-    """A node that reads a value behind operators that keep its elements apart.
+    """Node that reads a value through operators that preserve its elements.
 
     Attributes:
-        name: its name.
-        row: its row of the operator table.
+        name: name of the node.
+        row: its row in the operator table.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Reader(NamedTuple):
 
 
 class MasksAhead:
-    """Finds the masks that a graph applies to scores after a node.
+    """Search for the masks that a graph applies to scores after a node.
 
     Args:
         mg: the graph.
@@ -63,24 +64,24 @@ class MasksAhead:
         self._order = {node: place for place, node in enumerate(self._rows)}
         self._maybe = maybe_masked(self._rows)
         self._scores = _derived(self._rows, _is_product)
-        self._of_activations = _derived(self._rows, lambda row: row.is_product_of_activations)
+        self._activation_products = _derived(self._rows, lambda row: row.is_product_of_activations)
         self._weights = _derived(
             self._rows, lambda row: row.is_product_of_activations or _is_softmax(row)
         )
         self._known: dict[frozenset[fx.Node], dict[Masks, Reader]] = {}
 
     def of(self, node: fx.Node) -> tuple[MaskAhead, ...]:
-        """The masks that hide elements of a node's result from all that read it.
+        """Returns the masks that hide elements of a node's result from all readers.
 
-        They are found along operators that work element by element, views and dropout. There are
-        none where the result reaches no softmax behind a mask, unless it is a product of
-        activations whose hidden elements are all filled, as those of linear attention are by zeros.
+        The search follows elementwise operators, views and dropout. It returns nothing if no masked
+        softmax reads the result, unless all hidden elements of a product of activations are filled,
+        as in linear attention.
 
         Args:
-            node: a product, or an operator that works element by element.
+            node: a product or an elementwise operator.
         """
         readers = self._list_readers(node)
-        is_filled = node in self._of_activations and all(map(_fills, readers))
+        is_filled = node in self._activation_products and all(map(_fills, readers))
         is_masked = any(x.row.reads_scores and masks for masks, x in readers.items())
         if not (readers and (is_masked or is_filled)):
             return ()
@@ -89,19 +90,19 @@ class MasksAhead:
         return (("every", tuple(readers), ()),)
 
     def whole_reader(self, node: fx.Node) -> tuple[fx.Node | None, str]:
-        """A mask that hides attention scores from a softmax, and a reader of all the scores.
+        """Returns a mask of attention scores before a softmax, and a reader of the unmasked scores.
 
         Args:
             node: node with the scores, see `of`.
-        Returns: None without such a reader.
+        Returns: None if there is no such reader.
         """
         readers = self._list_readers(node) if node in self._scores else {}
         whole = readers.get(())
-        of_keys = self._rows[node].is_product_of_activations and not any(
+        reads_keys = self._rows[node].is_product_of_activations and not any(
             x.op == "get_attr" for x in node.all_input_nodes
         )
         is_mixed = whole and whole.row.kind is Kind.PRODUCT and not whole.row.arguments
-        if whole is not None and is_mixed and of_keys:  # as of talking heads
+        if whole is not None and is_mixed and reads_keys:  # as of talking heads
             mixed = next(x for x in self._order if x.name == whole.name)
             readers = {**readers, **self._readers(frozenset({mixed})), (): whole}
         masked = [masks for masks, x in readers.items() if masks and _is_softmax(x.row)]
@@ -120,24 +121,24 @@ class MasksAhead:
         return self._readers(frozenset({node}))
 
     def _readers(self, aliases: frozenset[fx.Node]) -> dict[Masks, Reader]:
-        """Readers of a value behind the operators that keep its elements apart.
+        """Returns readers of a value through operators that preserve its elements.
 
         Args:
-            aliases: nodes of one memory, which have been written in this order.
-        Returns: one for each series of masks on the way to it.
+            aliases: nodes of one memory, in the order of its writes.
+        Returns: one reader per series of masks on the path to it.
         """
-        found = self._known.get(aliases)
-        if found is None:
-            found = self._known[aliases] = {}
+        readers = self._known.get(aliases)
+        if readers is None:
+            readers = self._known[aliases] = {}
             for masks, reader in self._walk(aliases):
-                if len(found) == MOST:  # no scores, but a value that loops have changed
-                    found.clear()
-                    found[()] = Reader(reader.name, UNKNOWN)
+                if len(readers) == MOST:  # no scores, but a value that loops have changed
+                    readers.clear()
+                    readers[()] = Reader(reader.name, UNKNOWN)
                     break
                 # A softmax shows that the value is scores, whatever else reads it.
-                if masks not in found or reader.row.reads_scores:
-                    found[masks] = reader
-        return found
+                if masks not in readers or reader.row.reads_scores:
+                    readers[masks] = reader
+        return readers
 
     def _walk(self, aliases: frozenset[fx.Node]) -> Iterator[tuple[Masks, Reader]]:
         for user in self._users(aliases):
@@ -164,7 +165,7 @@ class MasksAhead:
                 return
 
     def _users(self, aliases: Collection[fx.Node]) -> list[fx.Node]:
-        """Nodes that read a value, after it was last written and in order."""
+        """Returns nodes that read a value after its last write, in order."""
         last = max(self._order[node] for node in aliases if node in self._order)
         users = {
             user
@@ -175,7 +176,7 @@ class MasksAhead:
         return sorted(users, key=self._order.__getitem__)
 
     def _other_reader(self, write: fx.Node, aliases: Collection[fx.Node]) -> fx.Node | None:
-        """A node that reads what has been written by another name of its memory."""
+        """Returns a node that reads written data through another name of the memory."""
         known = {*aliases, write}
         for later, names in self._reads_by_memory[get_memory(write)]:
             if self._order[later] > self._order[write] and names.isdisjoint(known):
@@ -184,18 +185,18 @@ class MasksAhead:
 
     @functools.cached_property
     def _reads_by_memory(self) -> dict[fx.Node, list[tuple[fx.Node, frozenset[fx.Node]]]]:
-        """Nodes that read a memory, in order, each with the views by which it does."""
-        found: dict[fx.Node, list[tuple[fx.Node, frozenset[fx.Node]]]] = defaultdict(list)
+        """Returns nodes that read a memory, in order, with the views that they use."""
+        readers: dict[fx.Node, list[tuple[fx.Node, frozenset[fx.Node]]]] = defaultdict(list)
         for node in self._order:
             for x in node.all_input_nodes:
                 names = get_views(x)
-                found[names[-1]].append((node, frozenset(names)))
-        return found
+                readers[names[-1]].append((node, frozenset(names)))
+        return readers
 
     def are_weights(self, x: Any) -> bool:
-        """Returns whether a value is made of a softmax, or of products behind a mask.
+        """Returns true if a value comes from a softmax, or from products behind a mask.
 
-        It is where dropout, layouts and operators that work element by element are in between.
+        Dropout, layout changes and elementwise operators may lie in between.
         """
         while isinstance(x, fx.Node):
             row = self._rows[x]
@@ -216,14 +217,14 @@ class MasksAhead:
         return row.layout == "read" and row.follow is not d.indexed and not _is_turned(node)
 
     def _find_mask(self, user: fx.Node, scores: Collection[fx.Node]) -> tuple[str, fx.Node] | None:
-        """The mask that an operator applies to scores; None for other operators."""
+        """Returns the mask that an operator applies to scores; None for other operators."""
         row = self._rows[user]
         if row.selector:
             module = self._mg.get_module(user)
             own = module.arguments if isinstance(module, QuantCall) else row.call_arguments(user)
-            found = _selected(own, row.selector, user, scores)
+            mask = _selected(own, row.selector, user, scores)
             # Scores that hide others by their size hide none that a token may not see.
-            return None if found is None or self._is_made_of(found[1], scores) else found
+            return None if mask is None or self._is_made_of(mask[1], scores) else mask
         if user.target is set_item:
             return _written(user, scores)
         if row.follow is not d.arithmetic:
@@ -235,7 +236,7 @@ class MasksAhead:
         return ("added", others[0]) if is_mask else None
 
     def _is_made_of(self, x: fx.Node, scores: Collection[fx.Node]) -> bool:
-        """Returns whether numbers of scores are in a value, such as their maximum."""
+        """Returns true if a value depends on numbers derived from scores, such as their maximum."""
         first = min(self._order[node] for node in scores if node in self._order)
 
         def sources(node: fx.Node) -> list[fx.Node]:
@@ -248,7 +249,7 @@ class MasksAhead:
 def _selected(
     arguments: Iterable[str], selector: str, user: fx.Node, scores: Collection[fx.Node]
 ) -> tuple[str, fx.Node] | None:
-    """The boolean by which an operator takes scores or other numbers."""
+    """Returns the boolean that selects between scores and other numbers."""
     given = {**dict(zip(arguments, user.args, strict=False)), **user.kwargs}
     boolean, is_first = given.get(selector), given.get("input", given.get("self")) in scores
     if not isinstance(boolean, fx.Node) or boolean in scores:
@@ -259,7 +260,7 @@ def _selected(
 
 
 def _written(user: fx.Node, scores: Collection[fx.Node]) -> tuple[str, fx.Node] | None:
-    """The boolean mask of `scores[mask] = number`; None for other indexes and values."""
+    """Returns the mask of `scores[mask] = number`; None for other indices and values."""
     tensor, index, value = user.args
     if tensor not in scores or not isinstance(index, fx.Node) or not isinstance(value, int | float):
         return None
@@ -274,24 +275,24 @@ def _is_product(row: Operator) -> bool:
 
 
 def _fills(masks: Masks) -> bool:
-    """Returns whether other numbers take the place of what some masks hide."""
+    """Returns true if the masks replace hidden values by other numbers."""
     return any(kind in ("hidden", "shown") for kind, _, _ in masks)
 
 
 def _derived(
     rows: Mapping[fx.Node, Operator], is_source: Callable[[Operator], bool]
 ) -> set[fx.Node]:
-    """Nodes whose elements are those of sources, or made of them one by one."""
-    found: set[fx.Node] = set()
+    """Returns nodes whose elements are derived from those of sources one by one."""
+    nodes: set[fx.Node] = set()
     for node, row in rows.items():
         hands_on = _is_elementwise(row) or (row.layout and row.layout != "read") or _is_turned(node)
-        if is_source(row) or (hands_on and not found.isdisjoint(node.all_input_nodes)):
-            found.add(node)
-    return found
+        if is_source(row) or (hands_on and not nodes.isdisjoint(node.all_input_nodes)):
+            nodes.add(node)
+    return nodes
 
 
 def _is_elementwise(row: Operator) -> bool:
-    """Returns whether an operator gives each score a result of its own, in the same place."""
+    """Returns true if an operator maps each score to a result in the same position."""
     if row.selector or row.kind is Kind.DROPOUT or row.name == "clone":
         return True
     return row.follow in (d.arithmetic, d.unchanged)
@@ -306,7 +307,7 @@ def _is_turned(node: fx.Node) -> bool:
 
 
 def _step(row: Operator, node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
-    """The method that lays out scores otherwise, and its arguments; None for other operators."""
+    """Returns the layout method of an operator and its arguments; None for other operators."""
     if _is_turned(node):
         return "transpose", (-2, -1)
     is_view = row.layout == "view" and row.follow is not d.unchanged
@@ -316,23 +317,23 @@ def _step(row: Operator, node: fx.Node) -> tuple[str, tuple[Any, ...]] | None:
 
 
 def first_mask(masks: Sequence[MaskAhead]) -> fx.Node | None:
-    """The first of some masks; None of none."""
+    """Returns the first mask, or None."""
     return next(iter(_nodes_in(masks)), None)
 
 
 def _nodes_in(masks: Sequence[MaskAhead]) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg(tuple(masks), found.append)
-    return found
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(tuple(masks), nodes.append)
+    return nodes
 
 
 def hand_masks(node: fx.Node, masks: Sequence[MaskAhead]) -> Sequence[MaskAhead]:
-    """Gives a quantized call those of its masks that can be known before it.
+    """Passes to a quantized call those of its masks that can be computed before it.
 
     Args:
         node: the call.
         masks: from `MasksAhead`.
-    Returns: the others.
+    Returns: the remaining masks.
     """
     late = [mask for mask in masks if not _move_ahead(node, mask)]
     handed = tuple(mask for mask in masks if mask not in late)
@@ -342,10 +343,10 @@ def hand_masks(node: fx.Node, masks: Sequence[MaskAhead]) -> Sequence[MaskAhead]
 
 
 def _move_ahead(node: fx.Node, mask: MaskAhead) -> bool:
-    """Moves the nodes of a mask ahead of a node, and returns whether they can be.
+    """Moves the nodes of a mask before a node if possible, and returns true if they were moved.
 
-    They cannot where a mask is made of the node's result, or is random, and where something in
-    between writes what it reads, or begins a region. Then nothing is changed.
+    A mask cannot move if it depends on the node's result or is random, or if a node in between
+    writes its inputs or starts a region. Then the graph is unchanged.
     """
     place = {x: n for n, x in enumerate(node.graph.nodes)}
 
@@ -367,7 +368,7 @@ def _move_ahead(node: fx.Node, mask: MaskAhead) -> bool:
 
 
 def _is_module(node: fx.Node) -> bool:
-    """Returns whether a node calls a module other than a quantized function."""
+    """Returns true if a node calls a module other than a quantized function."""
     model = node.graph.owning_module
     is_module = node.op == "call_module" and model is not None
     return is_module and not isinstance(model.get_submodule(str(node.target)), QuantCall)  # type: ignore[union-attr]
@@ -376,12 +377,12 @@ def _is_module(node: fx.Node) -> bool:
 def _binds(
     passed: fx.Node, node: fx.Node, late: Collection[fx.Node], place: Mapping[fx.Node, int]
 ) -> bool:
-    """Returns whether nodes that are computed after another one cannot be computed before it.
+    """Returns true if a node between prevents later nodes from being computed before it.
 
     Args:
-        passed: node before which the others would be computed.
-        node: memory that was made before it may be read by any of them.
-        late: the nodes.
+        passed: node that the others would be moved before.
+        node: node whose earlier memory any of them may read.
+        late: nodes to move.
         place: position of each node in the graph.
     """
     memory = [get_memory(x) for x in written_by(passed)]

@@ -1,4 +1,4 @@
-"""Replacement of modules by their quantized twins, without a graph."""
+"""Replacement of modules by quantized ones, without a graph."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from chop.quantization.selection import QuantizeConfig, check_its_class
 
 
 def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Module, int]:
-    """A copy of `network` with quantized twins of the modules that a config chooses, and how many.
+    """Returns a copy of `network` with the modules chosen by a config quantized, and their number.
 
     Raises:
-        ConfigError: a key matches no module, its config does not fit the operator, or what a
-            module computes is not what its class says.
+        ConfigError: a key matches no module, its config does not fit the operator, or a module does
+            not compute the function of its class.
     """
     _check_copies(network, config.where)
     result = copy.deepcopy(network, computed_tensors(network))
-    found = {path: (row, module) for path, row, module in _quantizable(result, "")}
+    quantizable = {path: (row, module) for path, row, module in _quantizable(result, "")}
     by_module: dict[nn.Module, list[str]] = {}
-    for path, (_, module) in found.items():
+    for path, (_, module) in quantizable.items():
         by_module.setdefault(module, []).append(path)
-    left = config.left({path for path, _ in result.named_modules()})
-    rows = {module: row for row, module in found.values()}
+    skipped = config.skipped_paths({path for path, _ in result.named_modules()})
+    rows = {module: row for row, module in quantizable.values()}
     names = {m: [rows[m].name] if config.by == "type" else p for m, p in by_module.items()}
     twins = {}
-    kept = {module for module, paths in by_module.items() if left.isdisjoint(paths)}
-    for module, (settings, where) in config.choose(names, found).items():
-        if module not in kept:
+    eligible = {module for module, paths in by_module.items() if skipped.isdisjoint(paths)}
+    for module, (settings, where) in config.choose(names, quantizable).items():
+        if module not in eligible:
             continue
         check_its_class(module, by_module[module][0], where)
         twins[module] = _twin(rows[module], module, settings, where)
     layers = {
         module: paths
         for module, paths in by_module.items()
-        if module in kept and rows[module].weight and config.may_override(module, twins)
+        if module in eligible and rows[module].weight and config.may_override(module, twins)
     }
     for module, text in config.recipe.choose(layers, config.where).items():
         base = twins.get(module, module)
@@ -61,7 +61,7 @@ def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Mod
 
 
 def _check_copies(network: nn.Module, where: str) -> None:
-    """Raises ConfigError where a copy would go on calling modules of the original."""
+    """Raises ConfigError if a copy would call modules of the original."""
     for path, module in network.named_modules():
         reason = why_not_copyable(module)
         if reason is not None:
@@ -70,7 +70,7 @@ def _check_copies(network: nn.Module, where: str) -> None:
 
 
 def _quantizable(module: nn.Module, path: str) -> Iterator[tuple[str, Operator, nn.Module]]:
-    """Modules that have a twin, at each of their paths, with their rows of the table."""
+    """Yields path, operator row and module of quantizable modules, for each of their paths."""
     row = get_class_row(type(module))
     if row.quantized is not None:
         yield path, row, module

@@ -1,4 +1,4 @@
-"""Operators by name, as settings list them: which there are, and which of them a graph has."""
+"""Operator names in settings: the known ones, and those in a graph."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from chop.ir.ops import OPS, quantizable_operators
 
 
 def weighted_operators() -> tuple[str, ...]:
-    """The names of quantizable operators with a matrix of weights."""
+    """Returns the names of quantizable operators with weight matrices."""
     return tuple(row.name for row in OPS.values() if row.weight and row.quantized)
 
 
 def relevant_operators(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of `names` that results can depend on: those of experts where a model has experts.
+    """Returns the names that can affect results: expert operators only if the model has experts.
 
-    Journals of models without experts then hold whether or not these operators are named.
+    Journals of models without experts thus do not depend on the names of expert operators.
     """
     has_experts = any(
         isinstance(x, ExpertLinear) or matrices_by_parameter(x) for x in model.modules()
@@ -30,11 +30,11 @@ def relevant_operators(model: nn.Module, names: Sequence[str]) -> tuple[str, ...
 
 
 def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:
-    """Raises ConfigError where there is no name, or one is not among the choices.
+    """Checks that there is at least one name, and that all are known.
 
     Args:
-        names: they.
-        choices: default, all operators that can be quantized.
+        names: names of operators.
+        choices: default, all quantizable operators.
     """
     choices = choices or quantizable_operators(opt_in=True)
     for name in names:
@@ -44,16 +44,16 @@ def check_operators(names: Sequence[str], choices: Sequence[str] = ()) -> None:
 
 
 def present_operators(mg: MaseGraph, names: Sequence[str]) -> list[str]:
-    """Those of `names` that the graph has.
+    """Returns the names of operators that occur in the graph.
 
     Raises:
-        ConfigError: it has none of them.
+        ConfigError: none occurs.
     """
     present = {mg.operator(node).name for node in mg.nodes}
-    found = [name for name in names if name in present]
-    if not found:
+    matches = [name for name in names if name in present]
+    if not matches:
         raise ConfigError(
             f"the model has none of the operators {', '.join(names)}; "
             f"it has: {', '.join(sorted(name for name in present if name in OPS))}."
         )
-    return found
+    return matches

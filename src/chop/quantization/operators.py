@@ -1,4 +1,4 @@
-"""Replacement of the operators of a graph by their quantized twins."""
+"""Replacement of the operators of a graph by quantized ones."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from chop.quantization.masks_ahead import MasksAhead, first_mask, hand_masks
 
 
 def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
-    """Quantizes the chosen nodes; the graph and their metadata are changed.
+    """Quantizes nodes of a graph in place, with their metadata.
 
-    Calls of one module share its twin.
+    Calls of the same module share the quantized module.
     """
     computed = {str(n.target): why_computed(mg.get_module(n)) for n in chosen}
     twins: dict[str, QuantizedOperator] = {}
@@ -53,9 +53,9 @@ def quantize_nodes(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
 
 
 def _call_with_masks(mg: MaseGraph, node: fx.Node, twin: QuantCall, ahead: MasksAhead) -> QuantCall:
-    """The twin for a node that computes scores or reads weights of keys; others stay as they are.
+    """Replaces a quantized call that computes scores or reads weights of keys by one with masks.
 
-    The node gets the masks that hide some of its scores later.
+    The node gets the later masks of its scores as an argument. Other calls are returned unchanged.
     """
     if MASKS_AHEAD not in node.kwargs:
         _hand_masks(node, twin, ahead)
@@ -70,15 +70,15 @@ def _call_with_masks(mg: MaseGraph, node: fx.Node, twin: QuantCall, ahead: Masks
 
 
 def _hand_masks(node: fx.Node, twin: QuantCall, ahead: MasksAhead) -> None:
-    """Gives a node the masks of its scores; warns where it cannot and scales follow hidden ones."""
+    """Passes the masks of scores to a node. Warns if scales would depend on hidden scores."""
     masks = ahead.of(node)
-    late, reason = hand_masks(node, masks), "that cannot be known before"
-    way_out = "make the mask of sizes rather than of scores, or use scaled_dot_product_attention"
+    late, reason = hand_masks(node, masks), "that cannot be computed earlier"
+    way_out = "compute the mask from sizes instead of scores, or use scaled_dot_product_attention"
     mask = first_mask(late)
     if not masks:
         mask, reader = ahead.whole_reader(node)
         reason = f"that '{reader}' reads unmasked"
-        way_out = f"let '{reader}' read them behind the mask, or choose a format without scales"
+        way_out = f"let '{reader}' read masked scores, or choose a format without scales"
     if mask is not None and any(_follows_data(twin.spec, name) for name, _ in twin.spec.items()):
         warn_once(
             f"quantize: '{node.name}' computes scores that '{mask.name}' hides later and {reason}, "
@@ -87,7 +87,7 @@ def _hand_masks(node: fx.Node, twin: QuantCall, ahead: MasksAhead) -> None:
 
 
 def _follows_data(spec: QuantSpec, operand: str) -> bool:
-    """Returns whether the steps of an operand depend on the numbers that are rounded."""
+    """Returns true if the step size of an operand depends on the rounded numbers."""
     number_format = spec.number_format(operand)
     if number_format.is_identity:
         return False
@@ -101,7 +101,7 @@ def _follows_data(spec: QuantSpec, operand: str) -> bool:
 
 
 def _quantized_twin(mg: MaseGraph, node: fx.Node, spec: QuantSpec) -> QuantizedOperator:
-    """The quantized module for what a node calls."""
+    """Returns the quantized module for the function or module that a node calls."""
     row, module = mg.operator(node), mg.get_module(node)
     if isinstance(module, QuantizedOperator):
         return module.with_spec(spec)

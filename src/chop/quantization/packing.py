@@ -1,4 +1,4 @@
-"""Bit packing of a graph's layers: codes and scales in place of quantized parameters."""
+"""Bit packing of layers: codes and scales replace quantized parameters."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from chop.private.modules import class_label, own_parameters
 
 WHERE = "pack_transform_pass"
 READ_DIRECTLY = "the model reads directly"
-"""Why parameters that belong to no layer of the graph stay float."""
+"""Reason that parameters outside the layers of a graph stay float."""
 MAX_NAMES = 4
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """What the parameters of one module take.
+    """Storage of the parameters of a module.
 
     Attributes:
-        layer: its dotted path.
-        kind: its class.
-        elements: of all its parameters.
-        bytes: that they take, scales included.
-        bits: per element.
-        why_float: why its weight is not packed; empty where it is.
-        parameters: their names in the model.
+        layer: dotted path of the module.
+        kind: class of the module.
+        elements: number of elements of all parameters.
+        bytes: stored bytes, including scales.
+        bits: bits per element.
+        why_float: reason that its weight is not packed, or "".
+        parameters: names of the parameters in the model.
     """
 
     layer: str
@@ -48,11 +48,11 @@ class PackedRow:
 
 @dataclass(frozen=True)
 class Selection:
-    """Layers that are chosen by operator, module path, node name or a pattern of these.
+    """Layers chosen by operator, module path, node name or a pattern of these.
 
     Attributes:
-        include: selectors; None takes every layer with parameters.
-        exclude: selectors of those to be left out.
+        include: selectors; None selects all layers with parameters.
+        exclude: selectors of excluded layers.
     """
 
     include: tuple[str, ...] | None = None
@@ -60,17 +60,17 @@ class Selection:
 
 
 def pack_layers(mg: MaseGraph, selection: Selection, exact: bool) -> tuple[int, dict[str, str]]:
-    """Replaces the chosen quantized layers by their packed twins.
+    """Replaces the chosen quantized layers by packed ones.
 
     Args:
-        mg: the graph; it is changed. Learned scales of all operators become part of the formats.
-        selection: which layers.
+        mg: graph to change; learned scales of all operators become part of the formats.
+        selection: layers to pack.
         exact: see `chop.nn.packed.pack`.
-    Returns: how many were packed, and by path the reason for each layer that stays float.
+    Returns: the number of packed layers, and by path the reason for each layer that stays float.
 
     Raises:
-        ConfigError: a selector means no layer, there is none to pack, or learned scales still wait
-            for a first batch.
+        ConfigError: a selector matches no layer, there is nothing to pack, or learned scales need a
+            first batch.
     """
     _freeze_scales(mg)
     layers = _layers(mg)
@@ -90,12 +90,12 @@ def pack_layers(mg: MaseGraph, selection: Selection, exact: bool) -> tuple[int, 
 
 
 def unpack_layers(mg: MaseGraph, selection: Selection) -> tuple[int, dict[str, str]]:
-    """Gives packed layers their parameters back, with the values that were stored.
+    """Unpacks packed layers to float parameters with the stored values.
 
-    Returns: how many, and by path the reason for each layer that is float now.
+    Returns: the number of unpacked layers, and by path the reason for each layer that is float now.
 
     Raises:
-        ConfigError: a selector means no layer, or no chosen layer is packed.
+        ConfigError: a selector matches no layer, or no chosen layer is packed.
     """
     chosen = _choose(_layers(mg), selection)
     shared: dict[int, nn.Parameter | None] = {}
@@ -108,7 +108,7 @@ def unpack_layers(mg: MaseGraph, selection: Selection) -> tuple[int, dict[str, s
             own_parameters(twin)[name] = shared.setdefault(id(codes), own_parameters(twin)[name])
         mg.replace(layer.nodes[0], twin)
     if not packed:
-        raise ConfigError(f"{WHERE}: there is nothing to unpack: no chosen layer is packed.")
+        raise ConfigError(f"{WHERE}: nothing to unpack, since no selected layer is packed.")
     unpacked = {layer.path for layer in packed}
     return len(packed), {
         layer.path: "was unpacked" if layer.path in unpacked else _why_not_packed(layer)
@@ -134,7 +134,7 @@ def _freeze_scales(mg: MaseGraph) -> None:
 
 
 def _layers(mg: MaseGraph) -> list[Layer]:
-    """Every module with parameters of its own that a node calls, in the order of the graph."""
+    """Returns each called module with its own parameters, in graph order."""
     return list_layers(mg, lambda _, x: bool(own_parameters(x)) or isinstance(x, PackedOperator))
 
 
@@ -152,9 +152,9 @@ def _choose(layers: Sequence[Layer], selection: Selection) -> list[Layer]:
 def _why_float(
     mg: MaseGraph, layers: Iterable[Layer], chosen: Sequence[Layer]
 ) -> tuple[dict[str, str], KnownCodes]:
-    """Why layers stay float, by path, and the codes of those that do not."""
+    """Returns the reasons by path that layers stay float, and the codes of the other layers."""
     known: KnownCodes = {}
-    reasons = {layer.path: "was not chosen" for layer in layers if layer not in chosen}
+    reasons = {layer.path: "is not selected" for layer in layers if layer not in chosen}
     for layer in chosen:
         reason = why_not_packable(layer.module, known)
         if reason is not None:
@@ -179,12 +179,12 @@ def _explain(reasons: dict[str, str]) -> str:
 def packed_rows(
     mg: MaseGraph, stored: Iterable[StoredParameter], reasons: Mapping[str, str]
 ) -> list[PackedRow]:
-    """A row per module with parameters.
+    """Returns a row per module with parameters.
 
     Args:
         mg: the graph.
-        stored: its `stored_parameters`.
-        reasons: why layers stay float, by path, from `pack_layers`.
+        stored: result of `stored_parameters`.
+        reasons: reasons by path that layers stay float, from `pack_layers`.
     """
     by_layer: dict[str, list[StoredParameter]] = {}
     for parameter in stored:
@@ -203,11 +203,11 @@ def _row(mg: MaseGraph, path: str, parts: Sequence[StoredParameter], reason: str
 
 
 def explained(reason: str, parameters: Sequence[str]) -> str:
-    """Why parameters stay float, with the names of those that belong to no layer.
+    """Returns the reason that parameters stay float, with their names if they are outside layers.
 
     Args:
         reason: `PackedRow.why_float`.
-        parameters: names of all that stay float for it.
+        parameters: names of the parameters with this reason.
     """
     if reason != READ_DIRECTLY:
         return reason

@@ -1,4 +1,4 @@
-"""Selection of the operators to quantize: by type, by name or by pattern, each operand's format."""
+"""Selection of operators to quantize by type, name or pattern, with formats per operand."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class QuantizeConfig:
-    """Rules that choose operators, each with the formats of its operands.
+    """Rules that choose operators and the formats of their operands.
 
     Attributes:
-        by: what the keys of `rules` are: operators, names of nodes or patterns of module paths (see
-            `chop.formats.recipe`), or regular expressions that match a whole name or path.
-        rules: the formats of what each key names: a `QuantSpec`, or the mapping that describes one.
-        default: what holds for quantizable operators that no rule names; None leaves them.
-        recipe: of `overrides`, by pattern other formats of the weights of operators that the rules
-            choose, or of any without rules, and of `skip`, patterns of modules that are left.
+        by: kind of the keys of `rules`: operators; names of nodes or patterns of module paths (see
+            `chop.formats.recipe`); or regular expressions that match a whole name or path.
+        rules: formats by key: a `QuantSpec`, or a mapping that describes one.
+        default: formats of quantizable operators without a rule; None skips them.
+        recipe: `overrides`, weight formats by pattern for operators that the rules choose, or for
+            any without rules; and `skip`, patterns of skipped modules.
         where: the pass, for messages.
     """
 
@@ -51,21 +51,21 @@ class QuantizeConfig:
     def from_settings(
         cls, settings: Mapping[str, Any], where: str, ignores: Collection[str] = ()
     ) -> QuantizeConfig:
-        """A flat mapping as MASE's: each key is one of `rules`, beside `by`, `default` and those
-        of the recipe, `overrides` and `skip`.
+        """Builds a config from a flat mapping as in MASE.
 
-        Formats are given as `{"config": {...}}`, "NA" is None, and the keys `ignores` have no
+        Each key is a rule, except `by`, `default`, and `overrides` and `skip` of the recipe.
+        Formats are given as `{"config": {...}}`, "NA" is None, and the keys in `ignores` have no
         effect.
 
         Raises:
-            ConfigError: `by` is unknown, or an entry is not of the form `{"config": {...}}`.
+            ConfigError: `by` is unknown, or an entry does not have the form `{"config": {...}}`.
         """
         # A node may be called as one of MASE's keys is.
         options = [key for key in ignores if not _is_rule(settings.get(key))]
         settings = ignoring(without_na(dict(settings)), options, where)
         by = convert(settings.get("by", cls.by), By, f"{where}.by")
-        found = {key: settings[key] for key in RECIPE if key in settings}
-        own = {key: entry for key, entry in found.items() if not _is_rule(entry)}
+        recipe_entries = {key: settings[key] for key in RECIPE if key in settings}
+        own = {key: entry for key, entry in recipe_entries.items() if not _is_rule(entry)}
         recipe = Recipe.read(own.get("overrides"), own.get("skip"), where)
         entries = {key: entry for key, entry in settings.items() if key not in ("by", *own)}
         rules = {key: _get_config(key, entry, where) for key, entry in entries.items()}
@@ -74,37 +74,37 @@ class QuantizeConfig:
         if isinstance(default, Mapping) and default.get("name") is None and len(default) <= 1:
             default = None
         if not rules and default is None and not recipe.overrides:
-            raise ConfigError(f"{where}: nothing to quantize: name an operator.")
+            raise ConfigError(f"{where}: nothing to quantize; name an operator.")
         return cls(by, rules, default, recipe, where)
 
     def select(self, mg: MaseGraph) -> dict[fx.Node, QuantSpec]:
-        """The nodes to quantize, each with its spec.
+        """Returns the nodes to quantize with their specs.
 
-        Rules by type leave arithmetic that computes masks or positions as it is.
+        Rules by type skip arithmetic that computes masks or positions.
 
         Raises:
             ConfigError: a rule or a pattern matches no node, or its mapping does not fit the
                 operator.
         """
-        left = self._left(mg)
+        skipped_paths = self._skipped_names(mg)
         exact = mask_arithmetic(mg) if self.by == "type" else set()
         names = {node: list_names(node) for node in mg.nodes if _is_quantizable(mg, node)}
         places = {name for own in names.values() for name in own}
         keys = names
         if self.by == "type":
             keys = {node: (_get_row(mg, node).name,) for node in names}
-        left_out = self._unnamed({n: x for n, x in keys.items() if _get_row(mg, n).is_opt_in}, keys)
-        ruled = self.choose({n: x for n, x in keys.items() if n not in left_out}, places)
+        unnamed = self._unnamed({n: x for n, x in keys.items() if _get_row(mg, n).is_opt_in}, keys)
+        ruled = self.choose({n: x for n, x in keys.items() if n not in unnamed}, places)
         chosen = {
             node: _spec_for(mg, node, settings, where)
             for node, (settings, where) in ruled.items()
-            if left.isdisjoint(_places(node)) and node not in exact
+            if skipped_paths.isdisjoint(_places(node)) and node not in exact
         }
         layers = {
             node: own
             for node, own in names.items()
             if _get_row(mg, node).weight
-            and left.isdisjoint(_places(node))
+            and skipped_paths.isdisjoint(_places(node))
             and self.may_override(node, chosen)
         }
         for node, text in self.recipe.choose(layers, self.where).items():
@@ -116,7 +116,9 @@ class QuantizeConfig:
     def _unnamed(
         self, opt_in: Mapping[fx.Node, Sequence[str]], every: Mapping[fx.Node, Sequence[str]]
     ) -> set[fx.Node]:
-        """Nodes of opt-in operators that no rule names, be it by a pattern of these alone."""
+        """Returns nodes of opt-in operators without a rule; a pattern of only such nodes counts as
+        one.
+        """
         others = {name for node, own in every.items() if node not in opt_in for name in own}
         names = {name for own in opt_in.values() for name in own}
         named: set[str] = set()
@@ -125,16 +127,16 @@ class QuantizeConfig:
         return {node for node, own in opt_in.items() if named.isdisjoint(own)}
 
     def may_override(self, candidate: T, chosen: Collection[T]) -> bool:
-        """Whether an override can mean a candidate: where there are rules, one of theirs."""
+        """Returns true if an override can apply: to nodes with a rule, or without rules to all."""
         return candidate in chosen or not (self.rules or self.default)
 
-    def _left(self, mg: MaseGraph) -> set[str]:
-        """The names of nodes, and the paths of modules, that the recipe leaves."""
+    def _skipped_names(self, mg: MaseGraph) -> set[str]:
+        """Returns the names of nodes and the paths of modules that the recipe skips."""
         paths = {path for path, _ in mg.model.named_modules()}
-        return self.left({*paths, *(name for node in mg.nodes for name in _places(node))})
+        return self.skipped_paths({*paths, *(name for node in mg.nodes for name in _places(node))})
 
-    def left(self, paths: Collection[str]) -> set[str]:
-        """Those of the paths that the recipe leaves.
+    def skipped_paths(self, paths: Collection[str]) -> set[str]:
+        """Returns the paths that the recipe skips.
 
         Raises:
             ConfigError: a pattern matches none.
@@ -149,12 +151,12 @@ class QuantizeConfig:
     def choose(
         self, candidates: Mapping[T, Sequence[str]], places: Collection[str] = ()
     ) -> dict[T, tuple[Settings, str]]:
-        """The settings of each candidate that has some, and the rule they are from, as text.
+        """Returns the settings of candidates that have some, and the text of the rule.
 
         Args:
-            candidates: what a rule can call each of them by.
-            places: names of the candidates' nodes: rules by type that are called so have no
-                effect, with a warning; MASE's configs have some.
+            candidates: names by which a rule can refer to each candidate.
+            places: names of the candidates' nodes. Rules by type with such a name, which occur in
+                MASE configs, cause a warning and have no effect.
         Raises:
             ConfigError: a rule matches no candidate.
         """
@@ -180,7 +182,7 @@ class QuantizeConfig:
         return chosen
 
     def may_mean(self, path: str) -> bool:
-        """Whether rules mean what is at a path, if it could be quantized: names mean others."""
+        """Returns true if rules would apply to a path if it were quantizable."""
         if any(match_paths(pattern, [path]) for pattern in self.recipe.skip):
             return False
         if (self.by == "type" and self.rules) or self.default is not None:
@@ -189,7 +191,7 @@ class QuantizeConfig:
         return any(self._named(key, names) for key in self.rules)
 
     def _named(self, key: str, names: Collection[str]) -> set[str]:
-        """Those of the names that a rule means."""
+        """Returns the names that a rule matches."""
         if self.by == "name":
             return match_paths(key, names)
         if self.by == "regex_name":
@@ -213,18 +215,18 @@ def _check_patterns(keys: Iterable[str], by: By, where: str) -> None:
 
 
 def _places(node: fx.Node) -> tuple[str, ...]:
-    """The names of a node, and the path of the module whose forward calls it."""
+    """Returns the names of a node, and the path of the module whose forward calls it."""
     return (*list_names(node), *list(node.meta.get("nn_module_stack", ()))[-1:])
 
 
 def _present_spec(mg: MaseGraph, node: fx.Node) -> QuantSpec:
-    """The formats that what a node calls has by now."""
+    """Returns the current formats of the function or module that a node calls."""
     module = mg.get_module(node)
     return module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
 
 
 def _check_shared(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
-    """Raises ConfigError where two calls of one module are given different formats."""
+    """Raises ConfigError if two calls of one module get different formats."""
     specs: dict[str, QuantSpec] = {}
     for node, spec in chosen.items():
         if node.op == "call_module" and specs.setdefault(str(node.target), spec) != spec:
@@ -247,14 +249,14 @@ def _get_config(key: str, entry: Any, where: str) -> Settings:
 
 
 def check_its_class(module: nn.Module, path: str, where: str) -> None:
-    """Raises ConfigError for a chosen module that a twin of its class would not replace."""
+    """Raises ConfigError for a chosen module that does not compute the function of its class."""
     reason = why_not_its_class(module)
     if reason is not None:
         raise ConfigError(f"{where}: module '{path}' cannot be quantized: {reason}.")
 
 
 def _get_row(mg: MaseGraph, node: fx.Node) -> Operator:
-    """The row of what a node calls; of a module, that of its class, whatever it computes."""
+    """Returns the operator row of a node, for a module that of its class."""
     module = mg.get_module(node)
     if module is None or isinstance(module, QuantizedOperator):
         return mg.operator(node)
@@ -278,7 +280,7 @@ def _spec_for(mg: MaseGraph, node: fx.Node, settings: Settings, where: str) -> Q
 
 
 def _is_quantizable(mg: MaseGraph, node: fx.Node) -> bool:
-    """True for calls of reals that have a twin; arithmetic on sizes and masks is left alone."""
+    """Returns true for quantizable calls on reals, except arithmetic on sizes and masks."""
     row, module = _get_row(mg, node), mg.get_module(node)
     if node.op == "call_module":
         has_twin = row.quantized is not None or isinstance(module, QuantizedOperator)

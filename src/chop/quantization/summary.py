@@ -1,4 +1,4 @@
-"""Summary of a quantized graph: formats per operator, and the fit of each layer's weights."""
+"""Summary of a quantized graph: formats per operator, and weight errors per layer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from chop.nn.quantized import QuantizedOperator
 
 LARGE_SHARE = 0.5
 PART = 2**18
-"""Elements of a weight at a time, of which the comparison makes some ten copies."""
+"""Number of weight elements compared at once, which needs about ten copies."""
 
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator in one set of formats (`formats` is empty for those left float)."""
+    """Operator count with one set of formats; `formats` is empty for float ones."""
 
     operator: str
     count: int
@@ -32,9 +32,9 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """How the weights of one layer fit their format; shares are of its non-zero weights.
+    """Fit of a layer's weights to their format; shares are of its non-zero weights.
 
-    `weight_error` is |Q(W) - W|^2 / |W|^2, what rounding changes.
+    `weight_error` is |Q(W) - W|^2 / |W|^2.
     """
 
     layer: str
@@ -46,7 +46,7 @@ class LayerRow:
 
 
 def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
-    """The quantizable operators of a graph, counted by name and formats."""
+    """Returns the quantizable operators of a graph, counted by name and formats."""
     groups: dict[tuple[str, str], list[fx.Node]] = {}
     for node in mg.nodes:
         operator = mg.operator(node)
@@ -65,7 +65,7 @@ def operator_rows(mg: MaseGraph) -> list[OperatorRow]:
 
 
 def describe(spec: QuantSpec) -> str:
-    """The formats of a spec as one line; empty when all is float."""
+    """Describes the formats of a spec in one line; empty if all operands are float."""
     chosen = {operand: fmt.label for operand, fmt in spec.items() if not fmt.is_identity}
     labels = set(chosen.values())
     if len(labels) == 1:
@@ -74,7 +74,7 @@ def describe(spec: QuantSpec) -> str:
 
 
 def _mean_bits(mg: MaseGraph, node: fx.Node) -> tuple[float, float]:
-    """Mean width of a node's operands, the result aside: of their dtypes, and of their formats."""
+    """Returns the mean bits of a node's operands without its result, by dtype and by format."""
     widths = [
         (float(bits), bits if fmt.is_identity else fmt.bits())
         for _, _, bits, fmt in operand_formats(mg, node)
@@ -84,13 +84,13 @@ def _mean_bits(mg: MaseGraph, node: fx.Node) -> tuple[float, float]:
 
 
 def layer_rows(mg: MaseGraph, exact: Mapping[str, Tensor] | None = None) -> list[LayerRow]:
-    """The layers whose weights are quantized, in the order of the model's parameters.
+    """Returns the layers with quantized weights, in the order of the model's parameters.
 
-    Packed ones are left out: what rounding took is gone.
+    Packed layers are omitted, because their original weights are lost.
 
     Args:
         mg: the quantized graph.
-        exact: float weights by name, where those of the graph are rounded already.
+        exact: float weights by name, if those of the graph are already rounded.
     """
     before = exact or {}
     weights = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
@@ -126,29 +126,29 @@ def _layer_row(parameter: StoredParameter, masked: Tensor | None, exact: Tensor 
 
 
 def format_rows(mg: MaseGraph) -> list[dict[str, str]]:
-    """The format of every operand of each quantized operator.
+    """Returns the format of each operand of each quantized operator.
 
-    Returns: rows of `layer` (its path), and by operand what `parse_format_string` reads; operands
-        that stay float are left out.
+    Returns: rows with `layer` (its path), and by operand a string for `parse_format_string`; float
+    operands are omitted.
     """
-    found = {}
+    rows = {}
     for node in mg.nodes:
         module = mg.get_module(node)
         if isinstance(module, QuantizedOperator) and not module.spec.is_float:
             chosen = ((name, fmt) for name, fmt in module.spec.items() if not fmt.is_identity)
-            found[str(node.target)] = {
+            rows[str(node.target)] = {
                 name: format_string(fmt) if isinstance(fmt, NumberFormat) else fmt.label
                 for name, fmt in chosen
             }
-    return [{"layer": path, **formats} for path, formats in found.items()]
+    return [{"layer": path, **formats} for path, formats in rows.items()]
 
 
 def poor_fit(mg: MaseGraph, layers: Sequence[LayerRow]) -> str | None:
-    """One sentence on the layers whose weights their format fits badly; None where none are.
+    """Describes layers whose weights fit their format badly in one sentence, or returns None.
 
     Args:
         mg: the graph.
-        layers: its `layer_rows`.
+        layers: result of `layer_rows`.
     """
     poor = [
         row
@@ -168,10 +168,11 @@ def poor_fit(mg: MaseGraph, layers: Sequence[LayerRow]) -> str | None:
 
 
 def _derives_another(mg: MaseGraph, layer: str) -> bool:
-    """Whether the weights of a layer derive another fraction than its integers have."""
+    """Returns true if a layer's weights would derive another fraction width than it has."""
     parameters = (p for p in stored_parameters(mg) if p.operand == "weight")
-    found = next(p for p in parameters if p.name.removesuffix(".weight") == layer)
-    kept = found.format
+    parameter = next(p for p in parameters if p.name.removesuffix(".weight") == layer)
+    current = parameter.format
     return (
-        isinstance(kept, Integer) and replace(kept, frac_width="auto").fitted(found.value) != kept
+        isinstance(current, Integer)
+        and replace(current, frac_width="auto").fitted(parameter.value) != current
     )

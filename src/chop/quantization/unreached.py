@@ -1,4 +1,4 @@
-"""Unreached parameters of a graph, and the warning of passes whose formats leave them out."""
+"""Unreached parameters of a graph, and the warning of passes whose formats do not cover them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LOOK_UPS = ("getitem", "index_select", "gather")
 def warn_about_unreached(
     mg: MaseGraph, where: str, means: Callable[[str], bool] = lambda path: True, packs: bool = False
 ) -> None:
-    """Warns once for each model, where over a tenth of the weights that were meant lack a format.
+    """Warns once per model if over a tenth of the intended weights have no format.
 
     Args:
-        mg: the graph after the pass.
-        where: the pass.
-        means: whether its settings mean what is at a path.
-        packs: the pass stores weights as codes, which formats alone do not.
+        mg: graph after the pass.
+        where: name of the pass.
+        means: returns true if the settings apply to a path.
+        packs: true if the pass stores weights as codes rather than only assigning formats.
     """
     text = describe_unreached(mg, where, means, packs)
     if text is not None:
@@ -38,7 +38,7 @@ def warn_about_unreached(
 def describe_unreached(
     mg: MaseGraph, where: str, means: Callable[[str], bool] = lambda path: True, packs: bool = False
 ) -> str | None:
-    """The sentence of `warn_about_unreached`; None where there is nothing to say."""
+    """Returns the message of `warn_about_unreached`, or None."""
     matrices = [x for x in stored_parameters(mg) if x.value.dim() > 1]
     reached = sum(
         x.value.numel()
@@ -50,35 +50,35 @@ def describe_unreached(
 
 
 def unreached_matrices(mg: MaseGraph, formats_count: bool = True) -> list[Unreached]:
-    """The matrices of a graph that no layer of the table holds.
+    """Returns the matrices of a graph that no layer of the operator table holds.
 
-    Matrices that are added, looked up or normalized by, as positions are, are none.
+    Matrices that are only added, looked up or used in norms, such as positions, are excluded.
     """
-    found: dict[int, tuple[str, Tensor]] = {}
+    matrices: dict[int, tuple[str, Tensor]] = {}
     for node in mg.nodes:
         module = mg.get_module(node)
         if module is not None and not is_of_table(module):
             for name, x in module.named_parameters(prefix=str(node.target)):
-                found.setdefault(id(x), (name, x))
+                matrices.setdefault(id(x), (name, x))
     for name in _read_by_products(mg, formats_count):
         parameter = deepgetattr(mg.model, name)
-        found.setdefault(id(parameter), (name, parameter))
-    return by_owner(mg.model, found.values())
+        matrices.setdefault(id(parameter), (name, parameter))
+    return by_owner(mg.model, matrices.values())
 
 
 def matrices_of_experts(mg: MaseGraph) -> list[Unreached]:
-    """The matrices of layers of several experts, which get formats and no adapters."""
-    found = []
+    """Returns the matrices of expert layers, which get formats and no adapters."""
+    matrices = []
     for node in mg.nodes:
         if has_experts(mg, node):
             module = mg.get_module(node)
             assert module is not None
-            found.append((f"{node.target}.weight", cast(Tensor, module.weight)))
-    return by_owner(mg.model, found)
+            matrices.append((f"{node.target}.weight", cast(Tensor, module.weight)))
+    return by_owner(mg.model, matrices)
 
 
 def _read_by_products(mg: MaseGraph, formats_count: bool) -> list[str]:
-    """The parameters by which functions multiply, by path."""
+    """Returns the parameters by which functions multiply, by path."""
     carried: dict[fx.Node, frozenset[str]] = {}
     read: dict[str, None] = {}
     for node in mg.nodes:

@@ -1,4 +1,4 @@
-"""Arrays that are no plain ones: sparse matrices, masked and structured arrays."""
+"""Conversion of sparse, masked and structured arrays."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SCIPY_SPARSE = "scipy.sparse"
 
 
 def dense(value: Any) -> Any:
-    """Converts a sparse matrix of scipy or torch to a dense one; anything else stays as it is.
+    """Converts a sparse matrix of scipy or torch to a dense one. Returns other values unchanged.
 
     Raises:
-        ConfigError: an array with masked numbers, or a structured one.
+        ConfigError: the array is structured or has masked numbers.
     """
     if isinstance(value, Tensor):
         return value if value.layout == torch.strided else value.to_dense()

@@ -1,6 +1,6 @@
 """Binary, multilabel and ranking metrics of scikit-learn.
 
-Shapes: N rows, L labels of a row, C classes. Labels and predictions are 0 and 1.
+Shapes: N rows, L labels per row, C classes. Labels and predictions are 0 and 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chop.errors import ConfigError
 
 Score = Callable[[Tensor, Tensor], float]
 RANKING = ("roc_auc", "average_precision")
-"""Names of metrics of confidences; all others are of decisions."""
+"""Names of metrics that take confidences. All others take decisions."""
 
 
 def _decision_score(name: str, **settings: Any) -> Score:
@@ -36,11 +36,14 @@ def _decision_score(name: str, **settings: Any) -> Score:
 
 
 def roc_auc(confidences: Tensor, labels: Tensor) -> float:
-    """Area under the ROC curve: of yes and no (N,), the mean over labels (N, L), or over the pairs
-    of a class and the others where labels (N,) are classes of confidences (N, C).
+    """Returns the area under the ROC curve.
+
+    Binary labels (N,) give one area. Multilabel labels (N, L) give the mean over the labels. Class
+    labels (N,) with confidences (N, C) give the mean over all pairs of a class and the other
+    classes.
 
     Raises:
-        ConfigError: a class does not occur, for which there is no curve.
+        ConfigError: a class has no row, so its curve is undefined.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -56,10 +59,10 @@ def roc_auc(confidences: Tensor, labels: Tensor) -> float:
 
 
 def average_precision(confidences: Tensor, labels: Tensor) -> float:
-    """Area under the curve of precision by recall, (N,), or its mean over labels (N, L).
+    """Returns the area under the precision-recall curve, (N,), or its mean over labels (N, L).
 
     Raises:
-        ConfigError: a label does not occur.
+        ConfigError: a label has no positive row.
     """
     from sklearn.metrics import average_precision_score
 
@@ -72,14 +75,14 @@ def average_precision(confidences: Tensor, labels: Tensor) -> float:
 
 
 def _numbers(confidences: Tensor) -> Any:
-    """Converts to an array of finite numbers for scikit-learn, in the same order."""
+    """Converts confidences to a finite array for scikit-learn that has the same order."""
     return confidences.double().nan_to_num().cpu().numpy()
 
 
 def _check_both_occur(labels: Tensor, name: str) -> None:
     share = labels.double().reshape(len(labels), -1).mean(0)
     if bool(((share == 0) | (share == 1)).any()):
-        raise ConfigError(f"metric '{name}': some class has no row or every row: give more.")
+        raise ConfigError(f"metric '{name}': a class has no rows, or has them all; add rows.")
 
 
 _BINARY: dict[str, Any] = {"zero_division": 0}
@@ -93,7 +96,7 @@ BINARY_METRICS: dict[str, Score] = {
     "roc_auc": roc_auc,
     "average_precision": average_precision,
 }
-"""Metrics for one yes-or-no answer a row, about class 1. Accuracy is in `chop.train.metrics`."""
+"""Metrics of binary tasks, for class 1. Accuracy is in `chop.train.metrics`."""
 MULTILABEL_METRICS: dict[str, Score] = {
     "f1": _decision_score("f1_score", **_BY_LABEL),
     "f1_micro": _decision_score("f1_score", average="micro", zero_division=0),
@@ -104,12 +107,12 @@ MULTILABEL_METRICS: dict[str, Score] = {
     "roc_auc": roc_auc,
     "average_precision": average_precision,
 }
-"""Metrics for several answers a row, averaged over the labels.
+"""Metrics of multilabel tasks, averaged over the labels.
 
-Accuracy counts rows whose answers are all right, hamming_loss single wrong answers.
+`accuracy` is the share of rows with all answers right, `hamming_loss` that of single wrong answers.
 """
 CLASS_METRICS: dict[str, Score] = {
     "balanced_accuracy": _decision_score("balanced_accuracy_score"),
     "roc_auc": roc_auc,
 }
-"""Metrics for classes, in addition to those of `chop.train.metrics`."""
+"""Metrics of classification beyond those of `chop.train.metrics`."""

@@ -1,4 +1,4 @@
-"""Calibration rows: a few training rows, as a model takes them."""
+"""Calibration data: a few training rows in the form that the model takes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def calibration_batches(
     batch_size: int = 32,
     with_labels: bool = False,
 ) -> Iterator[dict[str, Tensor]]:
-    """Batches of inputs for `model`, on its device, from rows spread evenly over the data set.
+    """Yields batches of model inputs on the model's device, from rows spread over the data set.
 
     Args:
-        model: says which columns it takes, see `input_columns`.
-        dataset: rows with labels, texts tokenized; of a DatasetDict, its `train`.
-        rows: how many to take.
-        batch_size: rows of a batch at most, see `chop.train.rows.rows_per_batch`.
-        with_labels: adds `labels`, int64 (batch_size,), whether the model takes them or not.
+        model: determines the columns, see `input_columns`.
+        dataset: labeled rows, with texts tokenized. A DatasetDict gives its `train` split.
+        rows: number of rows.
+        batch_size: maximum batch size, see `chop.train.rows.rows_per_batch`.
+        with_labels: adds `labels`, int64 (batch_size,), even if the model takes none.
     Yields: the inputs by name, each (batch_size, ...).
     Raises:
-        ConfigError: no input of the model can be fed.
+        ConfigError: no column matches an input of the model.
     """
     chosen = read_rows(take_split(dataset, "train")).spread(rows)
     columns = input_columns(model, [*chosen.columns, LABELS])
@@ -51,9 +51,9 @@ def calibration_batches(
 
 
 def example_inputs(model: nn.Module, dataset: Any, rows: int = 3) -> dict[str, Tensor]:
-    """A few training rows in one batch, as the model takes them, without labels.
+    """Returns one batch of a few training rows as model inputs, without labels.
 
-    Of texts with pictures it is one row: see `has_pictures_in_text`.
+    Texts with pictures give a batch of one row, see `has_pictures_in_text`.
     """
     dataset = read_rows(take_split(dataset, "train"))
     rows = 1 if has_pictures_in_text(dataset) else rows
@@ -62,7 +62,7 @@ def example_inputs(model: nn.Module, dataset: Any, rows: int = 3) -> dict[str, T
 
 
 def calibrated(mg: MaseGraph, dataset: Any, rows: int) -> MaseGraph:
-    """A quantized graph with the scales that wait for data derived from training rows, in place."""
+    """Computes the pending scales of a quantized graph from training rows, in place."""
     operators = (m for m in mg.model.modules() if isinstance(m, QuantizedOperator))
     if all(operator.spec.is_fitted for operator in operators):
         return mg

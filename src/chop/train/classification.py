@@ -1,4 +1,4 @@
-"""Trainer subclass behind `get_trainer`. Importing this module imports transformers' Trainer.
+"""Trainer subclass behind `get_trainer`. Importing it imports transformers.
 
 Shapes: B rows, C classes.
 """
@@ -27,12 +27,12 @@ from chop.train.tasks import IGNORED, LEAVE_OUT
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows of a data set -> a batch with the inputs of a model, and always `labels`, classes.
+    """Collator that builds batches of model inputs and class `labels`.
 
     Attributes:
-        columns: parameter of the model -> column of the data set.
-        label: the column with the classes.
-        pad_id: the padding token.
+        columns: model parameter to data set column.
+        label: name of the label column.
+        pad_id: padding token ID.
     """
 
     columns: dict[str, str]
@@ -40,7 +40,7 @@ class Collator:
     pad_id: int
 
     def __call__(self, items: list[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Stacks the rows; those of differing length are padded to the longest."""
+        """Stacks rows and pads them to the longest one."""
         batch = {
             parameter: pad(
                 parameter, [torch.as_tensor(item[column]) for item in items], self.pad_id
@@ -51,19 +51,19 @@ class Collator:
 
 
 def _get_class(label: Any) -> int:
-    """Raises ConfigError where a label is a fraction, negative, or several."""
+    """Checks that a label is a single non-negative whole number."""
     if np.ndim(label) > 0 or int(label) != label:
         given = f"labels of shape {np.shape(label)}" if np.ndim(label) else f"the label {label}"
         raise ConfigError(
-            f"get_trainer trains classifiers, got {given}: chop.train.fit takes the other tasks."
+            f"get_trainer trains classifiers, got {given}; use chop.train.fit for other tasks."
         )
     if label < 0 and label != IGNORED:
-        raise ConfigError(f"get_trainer: got the label {int(label)}, and {LEAVE_OUT}")
+        raise ConfigError(f"get_trainer: got the label {int(label)}; {LEAVE_OUT}")
     return int(label)
 
 
 class ClassificationTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer for models that do not take `labels`, or answer with bare logits, as well."""
+    """Trainer that also accepts models without `labels` or with plain logits as output."""
 
     # The loss below is the mean of one batch.
     loss_is_scaled_for_ga = False
@@ -78,7 +78,7 @@ class ClassificationTrainer(Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and with `return_outputs` also `{"loss": scalar, "logits": (B, C)}`."""
+        """Returns the loss, and with `return_outputs` also `{"loss": scalar, "logits": (B, C)}`."""
         labels = inputs[LABELS]
         fed = {name: inputs[name] for name in self.data_collator.columns}
         loss, logits = loss_and_logits(model(**fed), labels)
@@ -88,11 +88,11 @@ class ClassificationTrainer(Trainer):  # type: ignore[misc]
         return (loss, {"loss": loss, "logits": logits}) if return_outputs else loss
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Those of the base class, without the learned scales of quantized operators."""
+        """Returns the names of decayed parameters, without learned scales of operators."""
         names = super().get_decay_parameter_names(model)
         return [name for name in names if not name.endswith(tuple(SCALE_NAMES.values()))]
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """That of the base class, in precise products; quantized weights are rounded once."""
+        """Evaluates with float32 products at full precision and weights quantized once."""
         with matmul_precision("highest"), cached_weights(self.model):
             return super().evaluation_loop(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Device selection: a CUDA GPU where there is one, or the CPU."""
+"""Device selection: a CUDA GPU if present, otherwise the CPU."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from chop.errors import ConfigError
 
 
 def usable_device(name: str | None = None) -> torch.device:
-    """The device of that name, once a number has been written to it and read back.
+    """Returns a device after a write and a read of one number have succeeded on it.
 
     Args:
-        name: "cpu", "cuda", "cuda:1" ...; None takes a GPU where there is one.
+        name: "cpu", "cuda", "cuda:1" ...; None selects a GPU if present.
     Raises:
-        ConfigError: there is none, or it holds no data, as "meta".
+        ConfigError: the device is missing or holds no data, like "meta".
     """
     chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         held = torch.zeros(1, device=chosen)
         held.item()
     except (RuntimeError, AssertionError) as error:
-        found = [each for each in ("cuda", "mps", "xpu") if getattr(torch, each).is_available()]
+        names = [each for each in ("cuda", "mps", "xpu") if getattr(torch, each).is_available()]
         raise ConfigError(
-            f"device '{chosen}' cannot be used here: choose from: {', '.join(['cpu', *found])}."
+            f"device '{chosen}' is not available here; choose from: {', '.join(['cpu', *names])}."
         ) from error
     return held.device

@@ -1,4 +1,4 @@
-"""Rows in the floating-point dtype of a model, which takes no other."""
+"""Conversion of rows to the floating-point dtype of a model."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ log = logging.getLogger(__name__)
 
 
 def cast_inputs(model: nn.Module, splits: Mapping[str, Rows]) -> dict[str, Rows]:
-    """Rows with their floating-point inputs in the dtype of the model's parameters.
+    """Converts floating-point inputs to the dtype of the model's parameters.
 
-    A model whose parameters are of several dtypes gets the rows as they are.
+    If the parameters have several dtypes, the rows stay unchanged.
 
     Args:
-        model: its parameters are read.
-        splits: by name; labels stay as they are.
-    Warns: by the logger, where inputs are converted.
+        model: model whose parameters are read.
+        splits: rows by split; labels are not converted.
+    Warns: by the logger, if inputs are converted.
     """
     dtypes = {x.dtype for x in model.parameters() if x.is_floating_point()}
     if len(dtypes) != 1:
         return dict(splits)
     (dtype,) = dtypes
-    found = {name: _converted(rows, dtype) for name, rows in splits.items()}
-    if any(rows is not splits[name] for name, rows in found.items()):
+    converted = {name: _converted(rows, dtype) for name, rows in splits.items()}
+    if any(rows is not splits[name] for name, rows in converted.items()):
         assume(f"inputs are converted to {dtype}, the dtype of the model's parameters", log)
-    return found
+    return converted
 
 
 def _converted(rows: Rows, dtype: torch.dtype) -> Rows:

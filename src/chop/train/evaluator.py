@@ -1,6 +1,6 @@
-"""Evaluator: measures models on the same rows; batches are made once and kept.
+"""Evaluation of models on the same rows, with batches that are built once.
 
-Shapes: N rows, B rows of a batch, C classes.
+Shapes: N rows, B rows per batch, C classes.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from chop.train.rows import Rows, read_rows, rows_per_batch
 from chop.train.tasks import Task, find_task
 
 BATCH_SIZE = 64
-"""Rows of a batch; of texts, the most."""
+"""Default batch size, and the maximum for texts."""
 DOUBLES = 2**24
-"""Logits that are in double precision at once."""
+"""Number of logits converted to double precision at once."""
 BATCH_TOKENS = 4096
-"""Of the usual length of a text, so many in a batch: more of them leave a processor's cache."""
+"""Tokens per batch of texts of usual length. Larger batches exceed the processor's cache."""
 
 
 class Evaluator:
-    """Runs a model on the same labeled rows again and again.
+    """Evaluates a model on the same labeled rows repeatedly.
 
-    The rows are cut into batches of similar length, padded and put on the model's device once.
-    The model runs in evaluation mode under `torch.inference_mode`, and products of float32 are made
-    in float32, whatever `torch.set_float32_matmul_precision` allows.
+    Rows are sorted into batches of similar length, padded and copied to the model's device once.
+    The model runs in evaluation mode under `torch.inference_mode`. Float32 products run at full
+    precision, regardless of `torch.set_float32_matmul_precision`.
 
     Args:
         model: see `chop.train.model_io`.
-        rows: with labels, texts tokenized; what `chop.train.read_rows` takes.
-        batch_size: rows of a step; None takes what is fast: `BATCH_SIZE`, of long texts fewer.
-        task: what the model is asked to do: a name of `chop.train.TASKS` or a `Task`; None takes
-            what the labels are.
+        rows: labeled rows with texts tokenized, in any form that `chop.train.read_rows` takes.
+        batch_size: rows per step; default `BATCH_SIZE`, fewer for long texts.
+        task: a name of `chop.train.TASKS` or a `Task`; default, inferred from the labels.
     Raises:
-        ConfigError: no input of the model can be fed, no rows, or a batch size below 1.
+        ConfigError: no column matches an input of the model, there are no rows, or the batch size
+            is below 1.
 
     Attributes:
-        task: what the model is asked to do.
-        labels: int64 (N,), in the order of the batches, which is that of `logits`; of tokens,
-            those that count, once the model has run.
+        task: the task of the model.
+        labels: int64 (N,), in the order of the batches and of `logits`; for token labels those that
+            count, available after the first run.
     """
 
     def __init__(
@@ -71,33 +71,33 @@ class Evaluator:
 
     @property
     def labels(self) -> Tensor:
-        """What answers are compared with; see the class."""
+        """The labels that predictions are compared with; see the class."""
         return torch.cat(list(self._compared.values()))
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Returns the number of rows."""
         return self._rows
 
     def of(self, model: nn.Module) -> Evaluator:
-        """The same rows for another model that takes the same inputs."""
-        found = copy.copy(self)
-        found.model = model
-        return found
+        """Returns an evaluator of the same rows for another model with the same inputs."""
+        evaluator = copy.copy(self)
+        evaluator.model = model
+        return evaluator
 
     def part(self, share: float) -> Evaluator:
-        """A share of the batches, evenly spaced, at least one."""
-        found, count = copy.copy(self), max(1, int(min(share, 1.0) * len(self.batches)))
-        found.batches = [self.batches[i * len(self.batches) // count] for i in range(count)]
-        found._rows = sum(len(labels) for _, labels in found.batches)
-        found._compared = {}
-        return found
+        """Returns an evaluator of a share of the batches, evenly spaced, at least one."""
+        evaluator, count = copy.copy(self), max(1, int(min(share, 1.0) * len(self.batches)))
+        evaluator.batches = [self.batches[i * len(self.batches) // count] for i in range(count)]
+        evaluator._rows = sum(len(labels) for _, labels in evaluator.batches)
+        evaluator._compared = {}
+        return evaluator
 
     def logits(self, on_batch: Callable[[list[Tensor]], None] | None = None) -> Tensor:
-        """The model's answers, (N, C) in the dtype of the model; of numbers, as the labels are.
+        """Returns logits (N, C) in the model's dtype, or for regression in the labels' shape.
 
         Args:
-            on_batch: called after each batch with the answers of every batch so far; what it
-                raises ends the run.
+            on_batch: called after each batch with the logits of all batches so far. An exception in
+                it ends the run.
         """
         answers: list[Tensor] = []
         with (
@@ -115,10 +115,10 @@ class Evaluator:
         return torch.cat(answers)
 
     def scores(self, logits_NC: Tensor) -> dict[str, float]:  # noqa: N803 (shape suffix)
-        """What answers in the order of `logits` are worth; of the first rows, if fewer.
+        """Computes the metric and the loss of logits, which may cover only the first rows.
 
-        Returns: the task's metric by its name (`accuracy`), the worst where it is no number; and
-            `loss`, of classes the cross entropy in nats, infinite where an answer is no number.
+        Returns: the task's metric by its name (`accuracy`), or its worst value if it is NaN; and
+            `loss`, for classes the cross entropy in nats, infinite if a logit is not finite.
         """
         labels, metric = self.labels[: len(logits_NC)], self.task.metric
         value = metric.score(*metric.read(logits_NC, labels))
@@ -139,29 +139,27 @@ def _usual_size(rows: Rows) -> int:
 
 
 def kl_divergence(reference_NC: Tensor, other_NC: Tensor) -> float:  # noqa: N803 (shape suffix)
-    """Mean over the rows of KL(softmax(reference) || softmax(other)), in nats, at least 0.
+    """Returns the mean over rows of KL(softmax(reference) || softmax(other)), in nats, at least 0.
 
     Args:
         reference_NC: logits.
-        other_NC: logits, of the same shape. Where they are not finite the divergence is infinite.
+        other_NC: logits of the same shape. The divergence is infinite if they are not finite.
     """
     return divergences(reference_NC, other_NC).mean().clamp(min=0).item()
 
 
 def divergences(reference_NC: Tensor, other_NC: Tensor) -> Tensor:  # noqa: N803 (shape suffix)
-    """KL(softmax(reference) || softmax(other)) of each row in nats, float64 (N,).
-
-    Many answers over many classes are taken in parts: in double precision each takes several
-    times the memory of its logits.
+    """Returns KL(softmax(reference) || softmax(other)) of each row in nats, float64 (N,).
 
     Args:
         reference_NC: logits.
-        other_NC: logits, of the same shape. Where they are not finite the divergence is infinite.
+        other_NC: logits of the same shape. The divergence is infinite if they are not finite.
     """
     part = max(1, DOUBLES // max(reference_NC[0].numel(), 1)) if len(reference_NC) else 1
-    found = []
+    # In double precision each row takes several times the memory of its logits: work in parts.
+    parts = []
     for logits in zip(reference_NC.split(part), other_NC.split(part), strict=True):
         p, q = (x.double().log_softmax(-1) for x in logits)
-        found.append(F.kl_div(q, p, reduction="none", log_target=True).sum(-1))
-    divergences = torch.cat(found)
+        parts.append(F.kl_div(q, p, reduction="none", log_target=True).sum(-1))
+    divergences = torch.cat(parts)
     return divergences.masked_fill(divergences.isnan(), math.inf)

@@ -1,4 +1,4 @@
-"""Rows fed to a model in batches, on one device."""
+"""Batches of rows for a model on one device."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from chop.train.tasks import Task, find_task
 
 
 class Feed:
-    """Labeled rows as batches of a model's inputs.
+    """Labeled rows as batches of model inputs.
 
     Args:
         model: see `chop.train.model_io`; it is moved to the device.
-        rows: what `chop.train.read_rows` takes.
-        batch_size: rows of a batch; of texts of similar length.
-        task: what the model is asked to do; None takes what the labels are.
-        device: where the batches are put; None takes that of the model.
+        rows: any form that `chop.train.read_rows` takes.
+        batch_size: rows per batch; texts are batched by similar length.
+        task: task of the model; default, inferred from the labels.
+        device: device of the batches; default, the model's.
     Raises:
-        ConfigError: no input of the model can be fed, no rows, labels that do not fit the task, or
-            a batch size below 1.
+        ConfigError: no column matches an input of the model, there are no rows, the labels do not
+            fit the task, or the batch size is below 1.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Feed:
     def batches(
         self, shuffle: torch.Generator | None = None
     ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """The inputs by name, and the labels, of each batch; `shuffle` draws the order."""
+        """Yields inputs by name and the labels of each batch. `shuffle` draws the order."""
         pad_id = padding_token(self.model)
         for batch in self.rows.batches(self.batch_size, pad_id=pad_id, shuffle=shuffle):
             fed = {name: batch[column].to(self.device) for name, column in self.columns.items()}
             yield fed, batch[LABELS].to(self.device)
 
     def outputs(self, shuffle: torch.Generator | None = None) -> Iterator[tuple[Any, Tensor]]:
-        """The model's output for each batch, and the batch's labels."""
+        """Yields the model's output and the labels of each batch."""
         for step, (fed, labels) in enumerate(self.batches(shuffle)):
             output = self._run(fed)
             if step == 0 and self.task.is_categorical:
@@ -82,19 +82,19 @@ class Feed:
             if LABELS not in fed:
                 raise
             raise ConfigError(
-                f"task '{self.task.name}': the model's own loss refuses the labels: {error}"
+                f"task '{self.task.name}': the model's own loss rejects the labels: {error}"
             ) from error
 
 
 def bound_task(task: Task, model: nn.Module, rows: Rows) -> Task:
-    """The task with the shapes of a model's outputs, where it needs them; see `Task.bind`.
+    """Binds a task to the output shapes of a model if the task needs them, see `Task.bind`.
 
     Args:
-        task: bound or not.
-        model: on its device; called on a few rows where the task is not bound.
+        task: bound or unbound task.
+        model: called on a few rows if the task is unbound.
         rows: labeled.
     Raises:
-        ConfigError: labels and outputs do not go together.
+        ConfigError: labels and outputs do not match.
     """
     if task.bind is None:
         return task
@@ -109,7 +109,7 @@ def bound_task(task: Task, model: nn.Module, rows: Rows) -> Task:
 
 @contextmanager
 def module_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Context that sets training or evaluation mode and restores the mode of each module."""
+    """Sets training or evaluation mode in a context and restores the mode of each module."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
@@ -120,4 +120,4 @@ def module_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 eval_mode = partial(module_mode, training=False)
-"""Context that sets evaluation mode and restores the mode of each module."""
+"""Context manager for evaluation mode that restores the mode of each module."""

@@ -1,4 +1,4 @@
-"""Frames and series of pandas as columns of numbers."""
+"""Conversion of pandas frames and series to columns of numbers."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def _is_of_pandas(value: Any) -> bool:
 
 
 def split_frame(frame: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """Splits a frame into inputs and labels. None if there is no column of labels.
+    """Splits a frame into inputs and labels. Returns None if it has no label column.
 
     Args:
-        frame: with a column `labels` or `label`, or without.
+        frame: may have a column `labels` or `label`.
     Raises:
         ConfigError: a column holds no numbers, or a cell is blank, NaN or infinite.
     """
@@ -58,13 +58,13 @@ def to_matrix(frame: Any) -> np.ndarray:
 
 
 def to_array(series: Any, name: str | None = None) -> np.ndarray:
-    """Converts a series to numbers. Missing ones are NaN.
+    """Converts a series to numbers. Missing values become NaN.
 
     Args:
-        series: series of pandas.
-        name: for the message; None takes its own.
+        series: pandas series.
+        name: column name for the error; default, the series' own.
     Raises:
-        ConfigError: it holds no numbers.
+        ConfigError: it holds values that are not numbers.
     """
     kind = getattr(series.dtype, "kind", "O")
     if kind not in "biuf":

@@ -1,6 +1,6 @@
 """Confidence of a metric: 95 % intervals, and the score of a constant answer.
 
-Shapes: K answers that are compared.
+Shapes: K compared answers.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from chop.train.metric import CONSTANTS, Metric, surprise
 from chop.train.task import IGNORED
 
 METRIC_DRAWS, LEAST_DRAWS, DRAWN_ANSWERS = 400, 100, 10**7
-"""Of a bootstrap, see `draws_for`."""
+"""Settings of the bootstrap, see `draws_for`."""
 FEW_ROWS = 100
-"""With fewer rows, intervals are wider than the differences between most formats."""
+"""Row count below which intervals are wider than the differences between most formats."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a model on some rows.
+    """Score of a model on some rows, with its confidence interval.
 
     Attributes:
         value: the metric.
-        interval: at the level `LEVEL`; None where it is unknown.
-        constant: the metric of the best answer that looks at no input, see `constant_score`; None
-            where that is unknown.
-        rows: number of rows, each with one or (as in texts) several answers. 0 if a function of
-            the user returns only one number.
-        has_one_class: all labels are one class.
+        interval: at the level `LEVEL`; None if unknown.
+        constant: score of the best constant answer, see `constant_score`; None if unknown.
+        rows: number of rows, each with one or (in texts) several answers; 0 if a user function
+            returns only one number.
+        has_one_class: true if all labels are the same class.
         parts: scores of several outputs by name.
-        useless: those of `parts` that are no better than a constant answer, with its score.
+        useless: entries of `parts` that do not beat a constant answer, with the constant's score.
     """
 
     value: float
@@ -48,16 +47,16 @@ class Score:
     useless: Mapping[str, float] = field(default_factory=dict)
 
     def format(self, metric: Metric) -> str:
-        """The value with its interval, for a sentence."""
+        """Formats the value with its interval for a sentence."""
         return f"{metric.format_value(self.value)}{format_interval(self.interval, metric)}"
 
     def format_cell(self, metric: Metric) -> str:
-        """The same for a table."""
+        """Formats the value with its interval for a table."""
         return format_cell(self.value, self.interval, metric)
 
 
 def format_interval(interval: Interval | None, metric: Metric) -> str:
-    """The interval in brackets, behind a value; "" where there is none."""
+    """Formats the interval in brackets to follow a value; "" without an interval."""
     if interval is None:
         return ""
     low, high = map(metric.format_value, interval)
@@ -65,7 +64,7 @@ def format_interval(interval: Interval | None, metric: Metric) -> str:
 
 
 def format_cell(value: float, interval: Interval | None, metric: Metric) -> str:
-    """A value with its interval, for a table that says what is in brackets.
+    """Formats a value with its interval for a table whose header explains the brackets.
 
     >>> from chop.train.tasks import CLASSIFICATION
     >>> format_cell(0.9, (0.5958, 0.9821), CLASSIFICATION.metric)
@@ -78,21 +77,21 @@ def format_cell(value: float, interval: Interval | None, metric: Metric) -> str:
 
 
 def interval_note(metric: Metric) -> str:
-    """How the intervals of a metric are made, for a line below a table."""
+    """Returns the note below a table that names the method of its intervals."""
     kind = "Wilson's" if metric.score is metrics.accuracy else "those of the bootstrap"
     return f"Intervals are {kind}, at {LEVEL_TEXT}."
 
 
 def compute_interval(metric: Metric, predictions: Tensor, labels: Tensor) -> Interval | None:
-    """The interval of a metric: Wilson's of an accuracy, else that of the bootstrap.
+    """Computes the confidence interval of a metric: Wilson for accuracy, bootstrap otherwise.
 
-    Answers count as independent, tokens of one text too.
+    Answers count as independent, including tokens of the same text.
 
     Args:
         metric: the metric.
-        predictions: (K, ...), what it takes.
+        predictions: (K, ...), in the form that the metric takes.
         labels: (K, ...).
-    Returns: None where some draw has no number.
+    Returns: None if the metric of a draw is not a number.
     """
     if metric.score is metrics.accuracy:
         return wilson(int((predictions == labels).sum()), len(labels))
@@ -105,21 +104,21 @@ def compute_interval(metric: Metric, predictions: Tensor, labels: Tensor) -> Int
 
 
 def draws_for(answers: int) -> int:
-    """Draws that tell how sure a metric is: many answers, which vary less, are drawn less often."""
+    """Returns the number of bootstrap draws; fewer for many answers, whose metric varies less."""
     return max(LEAST_DRAWS, min(METRIC_DRAWS, DRAWN_ANSWERS // max(answers, 1)))
 
 
 def constant_score(
     metric: Metric, labels: Tensor, frequencies: Callable[[], Tensor] | None = None
 ) -> float | None:
-    """The metric of the best answer that looks at no input, see `CONSTANTS`.
+    """Computes the metric of the best constant answer, see `CONSTANTS`.
 
     Args:
         metric: the metric.
-        labels: (K, ...) as the metric takes them, of the rows that a model is judged on.
-        frequencies: gives int64 (C,), how often each class is a label of the training rows; of
-            perplexity alone. Each counts once more, so that an unseen one has a chance.
-    Returns: None where the metric takes something else, or cannot be had of a constant.
+        labels: (K, ...) of the evaluated rows, in the form that the metric takes.
+        frequencies: returns int64 (C,), label counts of the training rows; used by perplexity. Each
+            count is raised by one, which gives unseen classes a probability above 0.
+    Returns: None if the metric has no constant answer or is undefined for it.
     """
     if not len(labels):
         return None
@@ -141,7 +140,7 @@ def constant_score(
 
 
 def counted(labels: Tensor | list[Tensor]) -> Tensor:
-    """Labels of rows or tokens, without those that do not count: (K,)."""
+    """Returns the labels of rows or tokens that count: (K,)."""
     rows = [labels] if isinstance(labels, Tensor) else labels
     flat = torch.cat([row.flatten() for row in rows])
     return flat[flat != IGNORED]

@@ -1,4 +1,4 @@
-"""Judges: evaluation functions supplied by the user."""
+"""Judges: user-supplied evaluation functions."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from chop.train.intervals import Score, draws_for
 from chop.train.metric import Metric, values
 
 UNNAMED = "score"
-"""The name of a function without one, such as a lambda."""
+"""Name of a function without one, such as a lambda."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Evaluation function that gives a number for a model.
+    """Evaluation function that returns a number for a model.
 
     Attributes:
-        function: takes the model, in evaluation mode and without gradients, and gives a number, or
-            a sequence of numbers, one for each row, whose mean counts.
+        function: called with the model in evaluation mode and without gradients; returns a number,
+            or a sequence with one number per row, of which the mean is used.
         name: name of the number in tables and results.
         higher_is_better: true if a larger number is a better model.
-        code: name of the function in a command, `file.py:fn`. "" if it was passed.
+        code: name of the function in a command, `file.py:fn`; "" if it was passed in Python.
     """
 
     function: Callable[[nn.Module], Any]
@@ -55,31 +55,31 @@ class Judge:
         lower_is_better: bool = False,
         code: str = "",
     ) -> Judge:
-        """Builds the judge for a function, named after it by default.
+        """Builds the judge of a function, by default named after the function.
 
         Raises:
-            ConfigError: it cannot be called, or not with a model alone.
+            ConfigError: it is not callable with a model as its only argument.
         """
         _check_function(function, 1, "evaluate", "the model")
         return cls(function, name or get_name(function), not lower_is_better, code)
 
     @property
     def metric(self) -> Metric:
-        """The metric whose predictions are the numbers of the rows, of which it is the mean."""
+        """Mean of the numbers of the rows, which are its predictions."""
         return Metric(
             self.name, _mean, values, higher_is_better=self.higher_is_better, is_relative=True
         )
 
     @property
     def title(self) -> str:
-        """The name, and the code that gives the number."""
+        """Name of the judge and of its function."""
         return f"evaluate '{self.code or self.name}'"
 
     def rows(self, model: nn.Module) -> tuple[Tensor, bool]:
-        """The numbers of a model, float64 or bool (K,), and whether there is one for each row.
+        """Returns the numbers of a model, float64 or bool (K,), and true if there is one per row.
 
         Raises:
-            ConfigError: the function raises, or gives something else than numbers.
+            ConfigError: the function raises or does not return numbers.
         """
         model = _as_given(model)
         with torch.no_grad(), matmul_precision("highest"), cached_weights(model), eval_mode(model):
@@ -92,19 +92,19 @@ class Judge:
         return self._numbers(given)
 
     def score(self, model: nn.Module) -> Score:
-        """Evaluates a model. The score has an interval if there is a number for each row."""
+        """Evaluates a model. The score has an interval if there is a number per row."""
         numbers, is_by_row = self.rows(model)
         return self.compute_score(numbers, is_by_row)
 
     def compute_score(self, rows: Tensor, is_by_row: bool) -> Score:
-        """The score that the numbers of `rows` make."""
+        """Returns the score of the numbers in `rows`."""
         interval = interval_of_rows(rows) if is_by_row else None
         return Score(_mean(rows, rows), interval, None, len(rows) if is_by_row else 0)
 
     def _numbers(self, given: Any) -> tuple[Tensor, bool]:
         wrong = ConfigError(
-            f"{self.title}: gave {_shown(given)}, expected a number, or a sequence of numbers, one "
-            "for each row."
+            f"{self.title}: returned {_describe(given)}, expected a number or a "
+            "sequence with one number per row."
         )
         if isinstance(given, numbers.Real) and not isinstance(given, bool | np.bool_):
             return torch.tensor([float(given)], dtype=torch.float64), False
@@ -122,23 +122,23 @@ class Judge:
 
 
 def _as_given(model: nn.Module) -> nn.Module:
-    """The model of a graph, of the class that the user gave.
+    """Returns the model of a graph as an instance of the user's class.
 
-    A graph whose change the class's own forward cannot make is given as it is.
+    Returns the graph's module itself if the class's own forward cannot apply the graph's changes.
     """
     if not isinstance(model, CapturedModule):
         return model
     try:
         return to_module(model, ())
     except GraphError as error:
-        warn_once(f"evaluate: takes the model's graph, which has no other methods: {error}")
+        warn_once(f"evaluate: gets the captured graph instead of your class: {error}")
         return model
 
 
 def interval_of_rows(rows: Tensor) -> Interval | None:
     """Returns the confidence interval of the mean of rows (K,): Wilson's for bools, else bootstrap.
 
-    Returns: None where some are no finite numbers, or there is only one.
+    Returns: None for a single row or if some rows are not finite.
     """
     if len(rows) < 2 or not bool(rows.isfinite().all()):
         return None
@@ -149,7 +149,7 @@ def interval_of_rows(rows: Tensor) -> Interval | None:
 
 
 def get_name(function: Callable[..., Any]) -> str:
-    """The name of a function, of the one that is wrapped, or of a callable object's class.
+    """Returns the name of a function, of the function that it wraps, or of a callable's class.
 
     >>> get_name(len), get_name(lambda model: 0.0)
     ('len', 'score')
@@ -160,32 +160,32 @@ def get_name(function: Callable[..., Any]) -> str:
 
 
 def _check_function(function: Any, count: int, setting: str, takes: str) -> None:
-    """Checks that something can be called with so many arguments.
+    """Checks that a callable accepts the given number of arguments.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it does not.
     """
     if not callable(function) or isinstance(function, nn.Module | type):
-        raise ConfigError(f"{setting}: expected a function of {takes}, got {_shown(function)}.")
+        raise ConfigError(f"{setting}: expected a function of {takes}, got {_describe(function)}.")
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError as error:
         raise ConfigError(
-            f"{setting}: '{get_name(function)}' is called with {takes} alone: {error}."
+            f"{setting}: '{get_name(function)}' must be callable with only {takes}: {error}."
         ) from None
     except ValueError:  # some of those written in C have no signature
         return
 
 
 def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tensor]:
-    """Wraps a loss of the user and checks each result.
+    """Wraps a user-supplied loss so that each result is checked.
 
     Args:
         function: (output of the model, labels of the batch) -> a scalar.
-        code: name of the function in a command, `file.py:fn`. "" if it was passed.
+        code: name of the function in a command, `file.py:fn`; "" if it was passed in Python.
     Raises:
-        ConfigError: it cannot be called so; in training, it raises or gives no number that has a
-            gradient.
+        ConfigError: it does not accept these arguments; in training, it raises or returns no number
+            with a gradient.
     """
     _check_function(function, 2, "loss", "the model's output and the labels")
     title = f"loss '{code or get_name(function)}'"
@@ -199,8 +199,8 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
             raise ConfigError(f"{title}: {_reason(function, error)}") from error
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ConfigError(
-                f"{title}: gave {_shown(value)}, expected one number with a gradient, such as the "
-                "mean over the rows."
+                f"{title}: returned {_describe(value)}, expected one number with a "
+                "gradient, such as the mean over the rows."
             )
         return value.reshape(())
 
@@ -220,7 +220,7 @@ def _mean(predictions: Tensor, labels: Tensor) -> float:
     return predictions.double().mean().item()
 
 
-def _shown(given: Any) -> str:
+def _describe(given: Any) -> str:
     if isinstance(given, Tensor | np.ndarray):
         return f"a {type(given).__name__} of shape {list(given.shape)} ({given.dtype})"
     return f"{given!r:.60}"

@@ -1,4 +1,4 @@
-"""Columns of labels: one of most data, several where a model has several outputs."""
+"""Label columns: one per model output."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from chop.train.model_io import LABELS
 from chop.train.outputs import OUTPUT, POSITIONS
 from chop.train.task import Labels
 
-SHOWN = 5
-"""Columns that a message names."""
+MAX_LISTED = 5
+"""Maximum number of columns that a message lists."""
 
 
 def _output_name(column: str) -> str | None:
-    """The name of the output that a column has labels of, see `OUTPUT`; None of others."""
+    """Returns the output whose labels a column holds, see `OUTPUT`; None for other columns."""
     start = OUTPUT.format("")
     return column[len(start) :] if column.startswith(start) else None
 
 
 def label_columns(labels: Any, rows: int | None = None) -> dict[str, Any]:
-    """Labels as a column, or as one for each output: a mapping, or a tuple or list of arrays.
+    """Converts labels to a column, or to a mapping with a column per output.
 
     Args:
-        labels: labels of rows or of one row.
-        rows: how many there are, by which a list of outputs is told from a list of rows; None: one.
+        labels: labels of rows or of one row; a mapping, tuple or list of arrays has several
+            outputs.
+        rows: number of rows, which distinguishes a list of outputs from a list of rows; None for
+            labels of one row.
     """
     if isinstance(labels, Mapping):
         return {OUTPUT.format(name): column for name, column in labels.items()}
@@ -47,13 +49,13 @@ def label_columns(labels: Any, rows: int | None = None) -> dict[str, Any]:
 
 
 def outputs_among(table: dict[str, Labels], names: tuple[str, ...]) -> dict[str, str]:
-    """The column with the labels of each output, by its name; those of one label are none.
+    """Returns the label column of each output by name; empty for labels of a single output.
 
     Args:
-        table: columns; one `labels` with a number for each output is split.
-        names: of outputs that were asked for; () takes what the labels say.
+        table: columns; a column `labels` with a number per output is split.
+        names: requested outputs; () takes them from the labels.
     Raises:
-        ConfigError: an output that was asked for has no labels.
+        ConfigError: a requested output has no labels.
     """
     given = {name: column for column in table if (name := _output_name(column)) is not None}
     if not names:
@@ -69,7 +71,7 @@ def outputs_among(table: dict[str, Labels], names: tuple[str, ...]) -> dict[str,
     missing = [name for name in names if name not in known]
     if missing:
         raise ConfigError(
-            f"task: no column of numbers '{missing[0]}' for the labels of this output among "
-            f"{enumerate_names(list(map(repr, known)), SHOWN)}; classes are numbered from 0."
+            f"task: no numeric label column '{missing[0]}' for this output among "
+            f"{enumerate_names(list(map(repr, known)), MAX_LISTED)}; number classes from 0."
         )
     return {name: known[name] for name in names}

@@ -1,4 +1,4 @@
-"""Labels of rows as classes and numbers.
+"""Conversion of labels to classes and numbers.
 
 Shapes: N rows, C classes.
 """
@@ -16,18 +16,18 @@ from chop.train.tasks import BINARY, CLASSIFICATION
 
 
 def read_labels(column: Column) -> Column:
-    """The labels as integers where they are classes, else as floats.
+    """Converts labels to integers if they are classes, otherwise to floats.
 
     Raises:
-        ConfigError: some are missing, infinite or complex, or pictures differ in size.
+        ConfigError: labels are missing, infinite or complex, or pictures differ in size.
     """
     if isinstance(column, Tensor):
         return _as_labels(column)
     if any(row.dim() > 1 for row in column):
         sizes = list(dict.fromkeys(tuple(row.shape) for row in column))
         raise ConfigError(
-            f"labels: got pictures of differing sizes, {sizes[0]} and {sizes[1]}: scale pictures "
-            "and masks to one size, masks by the nearest pixel."
+            f"labels: got pictures of different sizes, {sizes[0]} and {sizes[1]}; scale pictures "
+            "and masks to one size (masks with nearest-pixel interpolation)."
         )
     return [_as_labels(row) for row in column]
 
@@ -41,23 +41,23 @@ def _as_labels(column: Tensor) -> Tensor:
     missing = int(column.isnan().sum())
     if missing:
         raise ConfigError(
-            f"labels: {missing} of {len(column)} rows have none (NaN): leave them out."
+            f"labels: {missing} of {len(column)} rows have no label (NaN); remove these rows."
         )
     endless = int(column.isinf().sum())
     if endless:
         raise ConfigError(
-            f"labels: {endless} of {len(column)} rows have infinite numbers: leave them out."
+            f"labels: {endless} of {len(column)} rows have infinite values; remove these rows."
         )
     return column.long() if _are_classes(column) else column
 
 
 def _are_classes(numbers: Tensor) -> bool:
-    found = numbers.unique()
-    return numbers.dim() == 1 and torch.equal(found, torch.arange(len(found), dtype=found.dtype))
+    unique = numbers.unique()
+    return numbers.dim() == 1 and torch.equal(unique, torch.arange(len(unique), dtype=unique.dtype))
 
 
 def with_classes(labels: Column, task: Task | None) -> Column:
-    """The labels; of one-hot ones for a task of one class a row their classes."""
+    """Converts one-hot labels to classes if the task has one class per row."""
     if task is None or task.name not in (CLASSIFICATION.name, BINARY) or not are_one_hot(labels):
         return labels
     assert isinstance(labels, Tensor), "one-hot labels are one tensor"

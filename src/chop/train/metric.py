@@ -1,6 +1,6 @@
-"""Metrics of tasks: predictions from answers, their score, and its direction.
+"""Metrics: predictions from model outputs, the score, and its direction.
 
-Shapes: K answers that are compared, C classes, L labels of a row.
+Shapes: K compared answers, C classes, L labels per row.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_SHARE = 0.00005
-"""Smaller ones are 0.00% with two decimals."""
+"""Smallest share that two decimals distinguish from 0.00%."""
 
 AT_ONCE = 64
-"""Labels whose cross entropy is taken at a time: of large vocabularies it needs much memory."""
+"""Number of labels whose cross entropy is computed at once, to limit memory.
+"""
 
 
 def classes(answers: Tensor, labels: Tensor) -> Tensor:
-    """The class of the largest logit: (K, C) to (K,)."""
+    """Returns the class of the largest logit: (K, C) to (K,)."""
     return answers.argmax(-1)
 
 
 def values(answers: Tensor, labels: Tensor) -> Tensor:
-    """The answers themselves."""
+    """Returns the answers unchanged."""
     return answers
 
 
 def surprise(answers: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of each label in nats, float32: (K, C) and (K,) to (K,)."""
+    """Returns the cross entropy of each label in nats, float32: (K, C) and (K,) to (K,)."""
     parts = zip(answers.split(AT_ONCE), labels.split(AT_ONCE), strict=True)
     losses = [F.cross_entropy(x.float(), y, reduction="none") for x, y in parts]
     return torch.cat(losses) if losses else answers.new_zeros(0, dtype=torch.float32)
@@ -43,22 +44,22 @@ def positives(answers: Tensor, labels: Tensor) -> Tensor:
 
 
 def confidences(answers: Tensor, labels: Tensor) -> Tensor:
-    """Returns the logits, by which ranking metrics sort rows."""
+    """Returns the logits, which ranking metrics use to sort rows."""
     return answers
 
 
 def _expected_labels(predictions: Tensor, labels: Tensor) -> Tensor:
-    """The labels themselves."""
+    """Returns the labels unchanged."""
     return labels
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The best answer that looks at no input.
+    """Best constant answer: the same prediction for every input.
 
     Attributes:
-        about: sentence part on it.
-        answer: expected labels -> the predictions of that answer.
+        about: phrase that describes it in a sentence.
+        answer: labels -> predictions.
     """
 
     about: str
@@ -77,16 +78,16 @@ def _commonest(labels: Tensor) -> Tensor:
     return torch.full_like(labels, int(labels.mode().values))
 
 
-COMMONEST = "always answering the commonest class"
+COMMONEST = "always predicting the most common class"
 CONSTANTS: dict[Callable[[Tensor, Tensor], Tensor], Constant] = {
     classes: Constant(COMMONEST, _commonest),
     positives: Constant(COMMONEST, _commonest_of_each),
-    values: Constant("always answering the mean", _mean_of_each),
+    values: Constant("always predicting the mean", _mean_of_each),
     confidences: Constant("the same confidence for every row", _mean_of_each),
 }
-"""By what a metric takes; tasks add theirs."""
+"""Constant answer by prediction function of a metric. Tasks add their own."""
 GUESSED = "guessing each token by its frequency in the training rows"
-"""The same of perplexity, which needs the training rows."""
+"""Description of the constant answer of perplexity, which needs the training rows."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,15 @@ class Metric:
     """Score of a model's answers.
 
     Attributes:
-        name: in tables and results.
-        score: (predictions (K, ...), labels (K, ...)) -> the number, over all rows at once.
+        name: name in tables and results.
+        score: (predictions (K, ...), labels (K, ...)) -> number, computed over all rows at once.
         predict: (answers, labels) of a batch -> the predictions that `score` takes.
         higher_is_better: true if a larger number is a better model.
-        is_share: printed in percent.
-        is_relative: a drop is a share of the reference, as it is wherever lower is better.
+        is_share: true if it is printed in percent.
+        is_relative: true if a drop is a share of the reference; implied if lower is better.
         expect: (predictions, labels) of a batch -> the labels as `score` takes them.
-        parts: (predictions, labels) -> scores of several outputs by name; None of one.
-        constant: labels as `score` takes them -> the score of the best constant answer; None: see
+        parts: (predictions, labels) -> scores of several outputs by name; None for one output.
+        constant: labels as `score` takes them -> score of the best constant answer; default from
             `CONSTANTS`.
     """
 
@@ -117,17 +118,17 @@ class Metric:
     constant: Callable[[Tensor], float | None] | None = None
 
     def read(self, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions and labels of a batch as `score` takes them, for rows to be joined."""
+        """Returns predictions and labels of a batch in the form that `score` takes."""
         predictions = self.predict(answers, labels)
         return predictions, self.expect(predictions, labels)
 
     @property
     def title(self) -> str:
-        """The name, and which way is better where it is the unusual one."""
+        """Name of the metric, with the direction if lower is better."""
         return self.name if self.higher_is_better else f"{self.name} (lower is better)"
 
     def key(self, value: float) -> float:
-        """Sorts numbers: larger is better, and NaN is worst."""
+        """Returns a sort key: larger is better, and NaN is worst."""
         if math.isnan(value):
             return -math.inf
         return value if self.higher_is_better else -value
@@ -139,9 +140,9 @@ class Metric:
     def within(self, value: float, reference: float, drop: float) -> bool:
         """Returns true if `value` is worse than `reference` by at most `drop`.
 
-        Where higher is better (accuracy, R2) the drop is absolute: value >= reference - drop.
-        Else (perplexity, errors, numbers of a user's function) it is a share of the reference:
-        value <= reference * (1 + drop).
+        If higher is better (accuracy, R2), the drop is absolute: value >= reference - drop.
+        Otherwise (perplexity, errors, user functions) it is a share of the reference: value <=
+        reference * (1 + drop).
         """
         allowed = drop * abs(reference) if self._takes_share else drop
         if self.higher_is_better:
@@ -158,7 +159,7 @@ class Metric:
         return worse / abs(reference) if self._takes_share and reference else worse
 
     def format_drop(self, drop: float) -> str:
-        """A drop for a message: in percent where it is a share.
+        """Formats a drop for a message, in percent if it is a share.
 
         >>> Metric("accuracy", math.dist, is_share=True).format_drop(0.0125)
         '1.25%'
@@ -170,15 +171,15 @@ class Metric:
     def format_loss(self, value: float, reference: float) -> str:
         """Formats the loss of `value` against the float model's `reference`, for a message.
 
-        Of an error of 0 there is no share; the difference itself is shown.
+        If the reference is 0, the absolute difference is shown instead of a share.
         """
         drop = self.drop(value, reference)
         if not self._takes_share or reference:
             return self.format_drop(drop)
-        return f"{drop:.4g} where float's {self.name} is 0, of which a share allows nothing"
+        return f"{drop:.4g} in absolute terms, as the float model's {self.name} is 0"
 
     def format_value(self, value: float) -> str:
-        """For a table.
+        """Formats a value for a table.
 
         >>> Metric("accuracy", math.dist, is_share=True).format_value(0.5)
         '50.00%'

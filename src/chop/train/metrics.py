@@ -1,4 +1,4 @@
-"""Metrics that need no network. N rows, C classes."""
+"""Metrics that work offline. N rows, C classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chop.errors import check_known
 
 
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
-    """The share of rows that are right: #(prediction = label) / N.
+    """Returns the share of correct rows: #(prediction = label) / N.
 
     >>> accuracy(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 0, 1]))
     0.75
@@ -20,7 +20,7 @@ def accuracy(predictions: Tensor, labels: Tensor) -> float:
 
 
 def _per_class(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """True positives, predicted and actual counts, of each class that occurs in either."""
+    """Returns true positives, predicted and actual counts of each class that occurs."""
     classes = torch.cat([predictions, labels]).unique()
     is_predicted = predictions == classes[:, None]
     is_actual = labels == classes[:, None]
@@ -29,7 +29,7 @@ def _per_class(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def precision(predictions: Tensor, labels: Tensor) -> float:
-    """Mean over the classes of TP / (TP + FP); 0 for a class that is never predicted.
+    """Returns the mean over classes of TP / (TP + FP); 0 for a class without predictions.
 
     >>> precision(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 0, 1]))
     0.8333333333333333
@@ -39,7 +39,7 @@ def precision(predictions: Tensor, labels: Tensor) -> float:
 
 
 def recall(predictions: Tensor, labels: Tensor) -> float:
-    """Mean over the classes of TP / (TP + FN); 0 for a class that does not occur.
+    """Returns the mean over classes of TP / (TP + FN); 0 for a class without labels.
 
     >>> recall(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 0, 1]))
     0.75
@@ -49,7 +49,7 @@ def recall(predictions: Tensor, labels: Tensor) -> float:
 
 
 def f1(predictions: Tensor, labels: Tensor) -> float:
-    """Mean over the classes of 2 TP / (2 TP + FP + FN), the macro average.
+    """Returns the macro average over classes of 2 TP / (2 TP + FP + FN).
 
     >>> f1(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 0, 1]))
     0.7333333333333334
@@ -59,10 +59,10 @@ def f1(predictions: Tensor, labels: Tensor) -> float:
 
 
 def matthews_correlation(predictions: Tensor, labels: Tensor) -> float:
-    """The correlation of predicted and actual class, -1 to 1; 0 where either is constant.
+    """Returns the correlation of predicted and actual class, -1 to 1; 0 if either is constant.
 
-    (c N - sum p_k t_k) / sqrt((N^2 - sum p_k^2) (N^2 - sum t_k^2)), with c right rows, p_k
-    rows predicted and t_k rows actually in class k (Gorodkin 2004).
+    (c N - sum p_k t_k) / sqrt((N^2 - sum p_k^2) (N^2 - sum t_k^2)), with c correct rows, p_k rows
+    predicted and t_k rows actually in class k (Gorodkin 2004).
 
     >>> round(matthews_correlation(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 0, 1])), 4)
     0.5774
@@ -81,10 +81,10 @@ METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
 
 
 def r2(predictions: Tensor, labels: Tensor) -> float:
-    """The share of the labels' variance that is explained: 1 - sum (p - t)^2 / sum (t - mean)^2.
+    """Returns the explained share of the variance: 1 - sum (p - t)^2 / sum (t - mean)^2.
 
-    The mean over outputs; 1 is perfect, 0 as good as always answering the mean. Of labels that
-    are all equal it is 1 where they are met, else 0.
+    Averages over outputs. 1 is perfect, 0 is as good as always answering the mean. If all labels
+    are equal, the result is 1 for exact predictions, otherwise 0.
 
     >>> r2(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 2.0, 3.0]))
     0.5
@@ -96,7 +96,7 @@ def r2(predictions: Tensor, labels: Tensor) -> float:
 
 
 def pearson(predictions: Tensor, labels: Tensor) -> float:
-    """Pearson's correlation, -1 to 1, the mean over outputs; 0 where either is constant.
+    """Returns Pearson's correlation, -1 to 1, averaged over outputs; 0 if either side is constant.
 
     >>> round(pearson(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([1.0, 2.0, 3.0])), 6)
     1.0
@@ -107,7 +107,7 @@ def pearson(predictions: Tensor, labels: Tensor) -> float:
 
 
 def mse(predictions: Tensor, labels: Tensor) -> float:
-    """The mean squared error.
+    """Returns the mean squared error.
 
     >>> mse(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
     2.0
@@ -116,7 +116,7 @@ def mse(predictions: Tensor, labels: Tensor) -> float:
 
 
 def mae(predictions: Tensor, labels: Tensor) -> float:
-    """The mean absolute error.
+    """Returns the mean absolute error.
 
     >>> mae(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
     1.0
@@ -129,7 +129,7 @@ def _by_output(numbers: Tensor) -> Tensor:
 
 
 def perplexity(surprise: Tensor, labels: Tensor) -> float:
-    """exp of the mean cross entropy of each token, in nats.
+    """Returns exp of the mean cross entropy per token, in nats.
 
     >>> round(perplexity(torch.tensor([2.0, 4.0]).log(), torch.zeros(2)), 4)
     2.8284
@@ -143,10 +143,10 @@ REGRESSION_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
 
 
 def find_metric(name: str) -> Callable[[Tensor, Tensor], float]:
-    """The function `(predictions (N,), labels (N,)) -> float` of that name.
+    """Returns the metric function `(predictions (N,), labels (N,)) -> float` with the given name.
 
     Raises:
-        ConfigError: there is none; the message names the nearest.
+        ConfigError: the name is unknown; the message suggests the nearest.
     """
     check_known(name, METRICS, "unknown metric")
     return METRICS[name]

@@ -1,4 +1,4 @@
-"""Model inputs and outputs of any origin: Hugging Face, plain or captured.
+"""Inputs and outputs of Hugging Face, plain PyTorch and captured models.
 
 Shapes: B rows, C classes.
 """
@@ -21,22 +21,22 @@ from chop.train.tasks import CLASSIFICATION
 
 LABELS = "labels"
 POSITION = "input {}"
-"""The name of a column that has none, such as X of `(X, y)`: no parameter can have it."""
+"""Name of an unnamed column, such as X of `(X, y)`. No parameter can have this name."""
 
 
 def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
-    """Parameter of the model's `forward` -> the column of the data set that feeds it.
+    """Maps parameters of the model's `forward` to columns of the data set.
 
-    A captured graph need not take every column (`token_type_ids`, `attention_mask`), and a
-    column that it does not take must not reach it. Columns are matched by name; where none
-    matches, a single input column feeds the first parameter, so that `forward(x)` works. Columns
-    without names (`POSITION`) feed the parameters in their order.
+    Columns are matched by name. If no name matches, a single input column feeds the first
+    parameter, so that `forward(x)` works. Unnamed columns (`POSITION`) feed the parameters in
+    order. Columns without a matching parameter are skipped, such as `token_type_ids` of a captured
+    graph.
 
-    Warns: a captured graph leaves out a column that its model would read, `attention_mask` for
-        example; labels may be left out, the loss is then computed from the logits.
+    Warns: a captured graph skips a column that its model would read, such as `attention_mask`.
+        Labels may be skipped; the loss is then computed from the logits.
 
     Raises:
-        ConfigError: no input of the model can be fed.
+        ConfigError: no column matches an input of the model.
     """
     columns = list(columns)
     parameters = inspect.signature(model.forward).parameters
@@ -59,10 +59,10 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
 
 
 def fed_columns(model: nn.Module, columns: Iterable[str], task: Task) -> dict[str, str]:
-    """The same, of input columns and labels; labels only where the model's own loss counts.
+    """Maps parameters to columns like `input_columns`, with labels if the model's own loss is used.
 
     Raises:
-        ConfigError: no input of the model can be fed.
+        ConfigError: no column matches an input of the model.
     """
     fed = input_columns(model, [*columns, LABELS])
     return fed if task.takes_model_loss else {n: c for n, c in fed.items() if c != LABELS}
@@ -80,15 +80,15 @@ def _by_position(
     if len(names) < len(inputs):
         raise ConfigError(
             f"{type(model).__name__}.forward takes {list(parameters)}, but the data have "
-            f"{len(inputs)} inputs: name them by rows that are mappings."
+            f"{len(inputs)} unnamed inputs; give rows as mappings with input names."
         )
     fed = dict(zip(names, inputs, strict=False))
     return fed if LABELS in fed or LABELS not in parameters else {**fed, LABELS: LABELS}
 
 
-def _warn_about_lost_columns(model: CapturedModule, left_out: Iterable[str]) -> None:
+def _warn_about_lost_columns(model: CapturedModule, skipped: Iterable[str]) -> None:
     ignored = set(model.record.ignored_inputs) - {LABELS, "token_type_ids"}
-    lost = [name for name in left_out if name in ignored]
+    lost = [name for name in skipped if name in ignored]
     if lost:
         names = [*model.record.example_inputs, *lost]
         warnings.warn(
@@ -101,14 +101,13 @@ def _warn_about_lost_columns(model: CapturedModule, left_out: Iterable[str]) -> 
 def loss_and_logits(
     output: Any, labels: Tensor, task: Task = CLASSIFICATION
 ) -> tuple[Tensor, Tensor]:
-    """The loss and the logits of a model's output.
+    """Returns the loss and the logits of a model's output.
 
     Args:
-        output: a mapping or object with `logits` (torchvision's `out`) and perhaps `loss`, a tuple
-            that starts with them, or the logits themselves.
-        labels: of these rows; the task's loss with them counts where the output has none, or the
-            task's own wins.
-        task: what the model is asked to do.
+        output: a mapping or object with `logits` (torchvision's `out`) and optionally `loss`, a
+            tuple that starts with them, or the logits themselves.
+        labels: used for the task's loss, if the output has no loss or the task's takes precedence.
+        task: task of the model.
     Returns: a scalar, and the logits.
     Raises:
         ConfigError: the output has no logits, or they do not fit the task.
@@ -123,15 +122,17 @@ def loss_and_logits(
 
 
 def batch_loss(output: Any, labels: Tensor, task: Task) -> Tensor:
-    """The loss of a model's output, that of the user where there is one; see `loss_and_logits`."""
+    """Returns the loss of a model's output or of the user's function; see `loss_and_logits`."""
     if task.output_loss is not None:
         return task.output_loss(output, _as_given(task, labels))
     return loss_and_logits(output, labels, task)[0]
 
 
 def loss_and_answers(output: Any, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """The loss of the task or of the user, which the model's own does not replace, and the answers
-    or labels that it is the mean of, (K, ...)."""
+    """Returns the task's or the user's loss, ignoring the model's own, and its terms, (K, ...).
+
+    The terms are the answers or labels that the loss averages over.
+    """
     if task.output_loss is not None:
         return task.output_loss(output, _as_given(task, labels)), labels
     answers, expected = task.compare(read_answers(output, task, len(labels)), labels)
@@ -146,11 +147,11 @@ def read_answers(output: Any, task: Task, rows: int) -> Tensor:
     """Extracts the answers that a task compares from a model's output.
 
     Args:
-        output: see `read_output`. A task that reads everything has nested tensors of any shape.
+        output: see `read_output`. Nested tensors of any shape if the task reads all outputs.
         task: task of the model.
-        rows: in the batch.
+        rows: number of rows in the batch.
     Raises:
-        ConfigError: the output has no logits; of a task that reads all, no number for each row.
+        ConfigError: the output has no logits, or, if the task reads all outputs, no number per row.
     """
     if task.read is not None:
         return task.read(output, rows)
@@ -173,7 +174,7 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 def read_output(output: Any) -> tuple[Tensor | None, Tensor]:
-    """The model's own loss, if it gives one, and its logits.
+    """Returns the model's own loss, or None, and its logits.
 
     Raises:
         ConfigError: the output has no logits.

@@ -1,9 +1,9 @@
-"""Several outputs: a model whose outputs have a label each, trained and judged together.
+"""Multi-output models: outputs with their own labels, trained and evaluated together.
 
-Labels of a row are kept as one vector and answers as another, so that rows are drawn, shuffled and
-compared as those of any task. `Layout` says where each output is in them.
+Labels and answers of a row are each stored as one vector, so rows are drawn, shuffled and compared
+like those of any task. `Layout` holds the position of each output in these vectors.
 
-Shapes: B rows, D numbers of all labels of a row, W numbers of all answers to a row.
+Shapes: B rows, D label numbers per row, W answer numbers per row.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from chop.train.metric import Metric
 from chop.train.task import TASKS, Labels, Task
 
 MULTIOUTPUT = "multioutput"
-"""The name of the task where the labels say what each output is asked to do."""
+"""Name of the task whose outputs take their tasks from the labels."""
 MEAN, WORST = "mean_score", "worst_score"
-"""Metrics over all outputs: the mean of theirs, and the least."""
+"""Metrics over all outputs: the mean score and the lowest score."""
 OUTPUT = "label of {}"
-"""The column with the labels of an output, which no parameter is called."""
+"""Name of the label column of an output. No parameter can have this name."""
 POSITIONS = "output_{}"
-"""The name of an output that has none, by its position."""
+"""Name of an unnamed output, by its position."""
 
 
 @dataclass(frozen=True)
 class LabelPart:
-    """Labels of one output among those of a row.
+    """Labels of one output within the label vector of a row.
 
     Attributes:
         name: name of the output.
@@ -51,26 +51,28 @@ class LabelPart:
 
     @property
     def size(self) -> int:
-        """Numbers of a row."""
+        """Number of label values per row."""
         return math.prod(self.shape)
 
 
 def join_labels(columns: Mapping[str, Labels]) -> tuple[Tensor, tuple[LabelPart, ...]]:
-    """Labels of several outputs as one float64 (B, D), which holds classes exactly.
+    """Joins the labels of several outputs into float64 (B, D), which represents classes exactly.
 
     Args:
         columns: (B, ...) by output.
     Raises:
-        ConfigError: some differ in length, from row to row or from one another.
+        ConfigError: lengths differ between rows or between outputs.
     """
     tensors = {}
     for name, column in columns.items():
         if not isinstance(column, Tensor):
-            raise ConfigError(f"labels of '{name}': got rows of differing length, expected one.")
+            raise ConfigError(
+                f"labels of '{name}': got rows of different lengths, expected one length."
+            )
         tensors[name] = column
     if len({len(column) for column in tensors.values()}) > 1:
         listed = ", ".join(f"{name} {len(column)}" for name, column in tensors.items())
-        raise ConfigError(f"expected labels of as many rows for each output, got rows: {listed}.")
+        raise ConfigError(f"expected labels of equally many rows per output, got {listed}.")
     parts = tuple(
         LabelPart(name, tuple(column.shape[1:]), not column.is_floating_point())
         for name, column in tensors.items()
@@ -80,16 +82,16 @@ def join_labels(columns: Mapping[str, Labels]) -> tuple[Tensor, tuple[LabelPart,
 
 
 def split_labels(labels: Tensor, parts: Sequence[LabelPart]) -> dict[str, Tensor]:
-    """Labels (B, D) by output, as they were given."""
-    found = {}
+    """Splits labels (B, D) by output into their original shapes and kinds."""
+    result = {}
     for part, piece in zip(parts, labels.split([part.size for part in parts], 1), strict=True):
         kind = torch.int64 if part.is_whole else torch.float32
-        found[part.name] = piece.reshape(len(labels), *part.shape).to(kind)
-    return found
+        result[part.name] = piece.reshape(len(labels), *part.shape).to(kind)
+    return result
 
 
 def find_outputs_task(named: str | Mapping[str, str | Task]) -> Task:
-    """The task of several outputs, each with its own.
+    """Returns the multi-output task for the given tasks by output.
 
     Args:
         named: task by output; or a text, `kind=classification,age=regression`.
@@ -107,18 +109,20 @@ def find_outputs_task(named: str | Mapping[str, str | Task]) -> Task:
             check_known(task, TASKS, f"unknown task of '{name}'")
             task = TASKS[task]
         if task.labels_from is not None or task.parts or not task.metric.higher_is_better:
-            raise ConfigError(f"task of '{name}': '{task.name}' is of a model with one output.")
+            raise ConfigError(f"task of '{name}': '{task.name}' is for models with one output.")
         parts[str(name)] = task
     if len(parts) < 2:
-        raise ConfigError(f"task: expected several outputs, got {[*parts]}; name the task alone.")
+        raise ConfigError(
+            f"task: expected several outputs, got {[*parts]}; for one output give only the task."
+        )
     return outputs_task(parts)
 
 
 def outputs_task(tasks: Mapping[str, Task]) -> Task:
-    """The task of several outputs, which learns their shapes from a model (`Task.bind`).
+    """Builds a multi-output task, which takes its shapes from a model (`Task.bind`).
 
     Args:
-        tasks: by output; {} takes what the labels of each are.
+        tasks: by output; {} infers them from the labels.
     """
     listed = ",".join(f"{output}={task.name}" for output, task in tasks.items())
     name = listed or MULTIOUTPUT
@@ -131,12 +135,12 @@ def outputs_task(tasks: Mapping[str, Task]) -> Task:
         bind=_bind,
         metrics=metrics,
         compare=_pair,
-        summary="several outputs, a task each",
+        summary="several outputs, each with its own task",
     )
 
 
 def _unbound(answers: Tensor, labels: Tensor) -> Tensor:
-    raise AssertionError("a task of several outputs is bound to a model before it is used")
+    raise AssertionError("a multi-output task must be bound to a model before use")
 
 
 def _pair(answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +149,7 @@ def _pair(answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of outputs among the answers and labels of a row.
+    """Positions of outputs in the answer and label vectors of a row.
 
     Attributes:
         tasks: by output.
@@ -160,20 +164,20 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
 
     def read(self, output: Any, rows: int) -> Tensor:
-        """Answers (B, W) out of what the model returns."""
-        found = _leaves(output, rows)
-        missing = [path for path in self.paths if path not in found]
+        """Extracts answers (B, W) from a model's output."""
+        outputs = _leaves(output, rows)
+        missing = [path for path in self.paths if path not in outputs]
         if missing:
-            raise ConfigError(f"expected the outputs {missing} of the model, got {[*found]}.")
-        return torch.cat([found[path].reshape(rows, -1) for path in self.paths], 1)
+            raise ConfigError(f"expected the outputs {missing} of the model, got {[*outputs]}.")
+        return torch.cat([outputs[path].reshape(rows, -1) for path in self.paths], 1)
 
     def names_among(self, output: Any, rows: int, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Names that tensors of an output have elsewhere, in the order of the outputs."""
-        found, names = _leaves(output, rows), {id(x): name for name, x in tensors.items()}
-        return [names[id(found[path])] for path in self.paths]
+        """Returns the names of the tensors that are outputs, in the order of the outputs."""
+        outputs, names = _leaves(output, rows), {id(x): name for name, x in tensors.items()}
+        return [names[id(outputs[path])] for path in self.paths]
 
     def pairs(self, answers: Tensor, labels: Tensor) -> Iterator[tuple[str, Task, Tensor, Tensor]]:
-        """Name, task, answers and labels of each output, as its task compares them."""
+        """Yields name, task, answers and labels of each output, in its task's form."""
         given = split_labels(labels, self.labels)
         sizes = [math.prod(shape) for shape in self.shapes]
         pieces = answers.split(sizes, 1)
@@ -181,33 +185,33 @@ class Layout:
             yield name, task, *task.compare(piece.reshape(len(piece), *shape), given[name])
 
     def loss(self, answers: Tensor, labels: Tensor) -> Tensor:
-        """The sum of the losses of all outputs."""
+        """Returns the sum of the losses of all outputs."""
         losses = [task.loss(x, y) for _, task, x, y in self.pairs(answers, labels)]
         return torch.stack(losses).sum()
 
     def scores(self, answers: Tensor, labels: Tensor) -> dict[str, float]:
-        """The metric of each output's task by name."""
+        """Returns the metric of each output by name."""
         return {
             f"{_plain(name)}_{task.metric.name}": task.metric.score(*task.metric.read(x, y))
             for name, task, x, y in self.pairs(answers, labels)
         }
 
     def split(self, labels: Tensor) -> dict[str, Tensor]:
-        """Labels by output."""
+        """Splits labels by output."""
         return split_labels(labels, self.labels)
 
     def constants(self, labels: Tensor) -> dict[str, float]:
-        """The score of a constant answer for each output, by the names of `scores`."""
+        """Returns the score of a constant answer for each output, with the names of `scores`."""
         own = {name: task.metric for name, task in self.tasks.items()}
         names = [f"{_plain(name)}_{metric.name}" for name, metric in own.items()]
-        found = zip(names, _constants(self, labels, own), strict=True)
-        return {name: value for name, value in found if value is not None}
+        scores = zip(names, _constants(self, labels, own), strict=True)
+        return {name: value for name, value in scores if value is not None}
 
     def given(self, labels: Tensor) -> Any:
-        """Labels as the rows had them: a mapping, or of outputs without names a tuple."""
-        found = self.split(labels)
-        is_tuple = list(found) == [POSITIONS.format(i) for i in range(len(found))]
-        return tuple(found.values()) if is_tuple else found
+        """Returns labels in their original form: a mapping, or a tuple for unnamed outputs."""
+        labels_by_name = self.split(labels)
+        is_tuple = list(labels_by_name) == [POSITIONS.format(i) for i in range(len(labels_by_name))]
+        return tuple(labels_by_name.values()) if is_tuple else labels_by_name
 
 
 def _plain(name: str) -> str:
@@ -215,15 +219,15 @@ def _plain(name: str) -> str:
 
 
 def _metrics(tasks: Mapping[str, Task], layout: Any) -> dict[str, Metric]:
-    """Metrics over all outputs, and those of one output by its name and theirs.
+    """Builds the metrics over all outputs and the metrics of single outputs.
 
     Args:
         tasks: by output.
-        layout: of a bound task; None: the metrics have names, and cannot be taken yet.
+        layout: of a bound task; None builds named metrics that cannot be computed yet.
     """
     own = [task.metric for task in tasks.values()]
     are_shares = bool(own) and all(metric.is_share for metric in own)
-    found = {
+    metrics = {
         name: Metric(
             name,
             partial(_over_all, layout, how),
@@ -235,16 +239,16 @@ def _metrics(tasks: Mapping[str, Task], layout: Any) -> dict[str, Metric]:
     }
     for output, task in tasks.items():
         for name, metric in task.metrics.items():
-            found[f"{_plain(output)}_{name}"] = replace(
+            metrics[f"{_plain(output)}_{name}"] = replace(
                 metric,
                 name=f"{_plain(output)}_{name}",
-                score=partial(_of_one, layout, output, metric),
+                score=partial(_one_score, layout, output, metric),
                 predict=_answers,
                 expect=lambda predictions, labels: labels,
                 parts=None if layout is None else layout.scores,
                 constant=partial(_constant_of_one, layout, output, metric),
             )
-    return found
+    return metrics
 
 
 def _answers(answers: Tensor, labels: Tensor) -> Tensor:
@@ -265,13 +269,15 @@ def _over_all(
     return how([*layout.scores(answers, labels).values()])
 
 
-def _of_one(layout: Layout, output: str, metric: Metric, answers: Tensor, labels: Tensor) -> float:
+def _one_score(
+    layout: Layout, output: str, metric: Metric, answers: Tensor, labels: Tensor
+) -> float:
     pairs = {name: (x, y) for name, _, x, y in layout.pairs(answers, labels)}
     return metric.score(*metric.read(*pairs[output]))
 
 
 def _constants(layout: Layout, labels: Tensor, metrics: Mapping[str, Metric]) -> list[float | None]:
-    """The score of a constant answer for each of some outputs; None where that is unknown."""
+    """Returns the score of a constant answer for some outputs; None if unknown."""
     from chop.train.intervals import constant_score
 
     zeros = labels.new_zeros(len(labels), sum(map(math.prod, layout.shapes)))
@@ -295,33 +301,33 @@ def _constant_of_one(layout: Layout, output: str, metric: Metric, labels: Tensor
 
 
 def _bind(task: Task, output: Any, labels: Tensor, parts: Sequence[LabelPart]) -> Task:
-    """The task with the shapes of a model's outputs.
+    """Binds a task to the output shapes of a model.
 
     Args:
         task: made by `outputs_task`.
-        output: what a model returns for some rows.
+        output: the model's output for some rows.
         labels: (B, D) of these rows.
         parts: parts of the labels.
     Raises:
-        ConfigError: labels and outputs do not go together.
+        ConfigError: labels and outputs do not match.
     """
     names = [part.name for part in parts]
     if {*names} != task.parts.keys():
         raise ConfigError(
             f"task '{task.name}': got labels of {', '.join(names)}: expected one for each output."
         )
-    found = _leaves(output, len(labels))
-    paths = _paths(names, found)
+    outputs = _leaves(output, len(labels))
+    paths = _paths(names, outputs)
     tasks = {name: task.parts[name] for name in names}
-    shapes = tuple(tuple(found[path].shape[1:]) for path in paths)
+    shapes = tuple(tuple(outputs[path].shape[1:]) for path in paths)
     layout = Layout(tasks, tuple(parts), paths, shapes)
     given = split_labels(labels, parts)
     for name, path in zip(names, paths, strict=True):
         with _about(name):
-            tasks[name].check(found[path], given[name])
-            tasks[name].compare(found[path], given[name])
+            tasks[name].check(outputs[path], given[name])
+            tasks[name].compare(outputs[path], given[name])
     own = [f"{_plain(name)}_{each.metric.name}" for name, each in tasks.items()]
-    unlabeled = [path for path in found if path not in paths]
+    unlabeled = [path for path in outputs if path not in paths]
     rest = f" Outputs without labels do not count: {', '.join(unlabeled)}." if unlabeled else ""
     listed = ", ".join(
         f"{name} ({each.name}, output '{path}')"
@@ -329,7 +335,7 @@ def _bind(task: Task, output: Any, labels: Tensor, parts: Sequence[LabelPart]) -
     )
     metrics = _metrics(tasks, layout)
     assume(
-        f"Several outputs: {listed}; the loss is the sum of theirs, {MEAN} the mean of "
+        f"Several outputs: {listed}. The loss is the sum of their losses, {MEAN} the mean of "
         f"{' and '.join(own)}; --metric {WORST} takes the least, --metric {own[0]} one alone."
         f"{rest}"
     )
@@ -346,7 +352,7 @@ def _bind(task: Task, output: Any, labels: Tensor, parts: Sequence[LabelPart]) -
 
 @contextmanager
 def _about(name: str) -> Iterator[None]:
-    """Context that names the output in an error of its task."""
+    """Adds the output's name to an error of its task."""
     try:
         yield
     except ConfigError as error:
@@ -354,7 +360,7 @@ def _about(name: str) -> Iterator[None]:
 
 
 def _leaves(output: Any, rows: int) -> dict[str, Tensor]:
-    """Tensors with numbers for each row by path, `heads.kind` or `1`."""
+    """Returns tensors with numbers per row by path, `heads.kind` or `1`."""
 
     def visit(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
         if isinstance(value, Tensor):
@@ -370,25 +376,25 @@ def _leaves(output: Any, rows: int) -> dict[str, Tensor]:
     return {".".join(path): x for path, x in visit(output, ())}
 
 
-def _paths(names: Sequence[str], found: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The path of each output, by its name or, where no name is one of theirs, its position."""
+def _paths(names: Sequence[str], outputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Returns the path of each output, matched by name, or by position if no name matches."""
     by_name = [
-        [path for path in found if name in (path, path.rpartition(".")[2])] for name in names
+        [path for path in outputs if name in (path, path.rpartition(".")[2])] for name in names
     ]
     if all(len(paths) == 1 for paths in by_name):
         return tuple(path for (path,) in by_name)
-    are_positions = all(path.rpartition(".")[2].isdigit() for path in found)
+    are_positions = all(path.rpartition(".")[2].isdigit() for path in outputs)
     unnamed = all(name == POSITIONS.format(i) for i, name in enumerate(names))
-    if len(found) == len(names) and not any(by_name) and (are_positions or unnamed):
-        return tuple(found)
-    if list(found) == [""]:
+    if len(outputs) == len(names) and not any(by_name) and (are_positions or unnamed):
+        return tuple(outputs)
+    if list(outputs) == [""]:
         raise ConfigError(
-            f"labels of {len(names)} outputs ({', '.join(names)}), and the model returns one "
-            f"tensor {tuple(found[''].shape)}: give one array of labels, or a model that returns a "
-            "dictionary with an output of each name."
+            f"labels of {len(names)} outputs ({', '.join(names)}), but the model returns one "
+            f"tensor {tuple(outputs[''].shape)}; pass one array of labels, or use a model that "
+            "returns a dictionary with these names."
         )
     raise ConfigError(
-        f"labels of the outputs {', '.join(names)}, and the model returns "
-        f"{', '.join(found) or 'no tensor with numbers for each row'}: name labels as the outputs, "
-        "or give a label for each in their order."
+        f"labels of the outputs {', '.join(names)}, but the model returns "
+        f"{', '.join(outputs) or 'no tensor with numbers per row'}; name the labels like the "
+        "outputs, or give a label for each output in their order."
     )

@@ -1,4 +1,4 @@
-"""Trained built-in models: trained on first use in seconds, then read from the user's cache."""
+"""Trained built-in models, trained on first use within seconds and cached for the user."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 def load_trained(
     name: str, *, seed: int = 0, progress: bool = False, held_out: float = 0.0
 ) -> nn.Module:
-    """A built-in model, trained by its recipe on its data set, in evaluation mode on the CPU.
+    """Returns a built-in model in evaluation mode on the CPU, trained with its recipe.
 
-    The weights are kept as safetensors in `chop.base.hub.cache_folder()`, keyed by model, data set,
-    recipe, seed and share held out. A file that cannot be read is replaced by training again.
+    The weights are cached as safetensors in `chop.base.hub.cache_folder()`, keyed by model, data
+    set, recipe, seed and held-out share. An unreadable file is replaced by training again.
 
     Args:
         name: `mlp`, `cnn`, `vit`, `bert-tiny` or `gpt-tiny`.
-        seed: of the initial weights and of training.
-        progress: show a bar while training.
-        held_out: share of the training rows that it is not trained on: the second part of
+        seed: seed of the initial weights and of training.
+        progress: shows a progress bar.
+        held_out: share of the training rows excluded from training: the second part of
             `split_rows(rows, held_out)`.
     Raises:
-        ConfigError: there is no such built-in model.
+        ConfigError: the name is not a built-in model.
     """
     name = plain_name(name)
     if name not in BUILTIN_MODELS:
@@ -73,12 +73,12 @@ def _trained(name: str, seed: int, progress: bool, held_out: float) -> nn.Module
 def default_dataset(
     name: str, *, limit: int | None = None, max_length: int | None = None
 ) -> DatasetDict:
-    """The data set of a built-in model, ready to train on: tokenized where it is text.
+    """Returns the data set of a built-in model, ready for training, with texts tokenized.
 
     Args:
         name: a built-in model.
-        limit: keep that many rows of each split.
-        max_length: of texts, tokens of a row at most.
+        limit: maximum number of rows per split.
+        max_length: maximum number of tokens per text.
     """
     name = plain_name(name)
     check_known(name, BUILTIN_MODELS, "unknown built-in model")
@@ -99,9 +99,10 @@ def _weights_path(name: str, model: nn.Module, seed: int, held_out: float) -> Pa
 
 
 def _read_into(model: nn.Module, path: Path) -> bool:
-    """False when there is no file, or one that was cut short or holds something else.
+    """Loads weights into a model. Returns false if the file is missing, truncated or foreign.
 
-    In the last case some weights have been overwritten, and the model is of no use.
+    If it returns false for an existing file, some weights may be overwritten and the model is
+    invalid.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_model as read_model

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 def constant(done: float) -> float:
-    """All of the sparsity at once."""
+    """Returns the full sparsity at once."""
     return 1.0
 
 
 def cubic(done: float) -> float:
-    """Fast at first, while there is much that can go, then slower.
+    """Returns a sparsity that rises fast while redundant weights remain, and then slowly.
 
-    The share of the way from the initial to the final sparsity when the share `done` of the
-    pruning steps is over.
+    The value is the fraction between initial and final sparsity after the share `done` of the
+    pruning steps.
 
     Source: Zhu and Gupta 2017, arXiv:1710.01878, equation 1.
     """
@@ -46,28 +46,28 @@ PRUNING_SCHEDULES = {"constant": constant, "cubic": cubic}
 class GradualPruning:
     """Raises the sparsity of a graph's weights during training; masked weights stay masked.
 
-    `fit(mg.model, data, on_step=GradualPruning(mg, config))`, or, with a Hugging Face Trainer,
-    `trainer.add_callback(GradualPruning(mg, config).callback())`. At the end exactly the
-    configured share is masked, in each layer or, with scope `global`, over all.
+    Use `fit(mg.model, data, on_step=GradualPruning(mg, config))`, or, with a Hugging Face Trainer,
+    `trainer.add_callback(GradualPruning(mg, config).callback())`. At the end exactly the configured
+    share is masked, per layer or, with scope `global`, over all layers.
 
-    Weights that are masked already stay so and count. The schedule's state is in the `state_dict`
-    of the model: the masks and, for methods that look at gradients, a buffer `weight_saliency` of
-    each layer. To resume, make the same `GradualPruning` and load the state, or make it for a graph
-    that was read from a checkpoint.
+    Weights that are already masked stay masked and count. The `state_dict` of the model holds the
+    state of the schedule: the masks and, for gradient methods, a buffer `weight_saliency` per
+    layer. To resume, create the same `GradualPruning` and load the state, or create it for a graph
+    read from a checkpoint.
 
     Args:
-        mg: its layers become operators with masks, in place.
-        config: the settings of `prune_transform_pass`, `weight` only, with granularity
-            `elementwise`. Methods that look at gradients take those of the training.
+        mg: graph; its layers become operators with masks, in place.
+        config: settings of `prune_transform_pass`, with `weight` only and granularity
+            `elementwise`. Gradient methods use the gradients of the training.
         schedule: `cubic` or `constant`.
-        begin: the share of all steps before pruning begins.
-        end: the share of all steps at which the full sparsity is reached.
-        every: steps between two choices of what to hide.
+        begin: share of all steps before pruning begins.
+        end: share of all steps at which the full sparsity is reached.
+        every: steps between two updates of the masks.
 
     Raises:
-        ConfigError: a setting is wrong, or cannot be scheduled; a method looks at gradients of a
-            weight that is frozen.
-        GraphError: `mg` is no graph.
+        ConfigError: a setting is invalid or cannot be scheduled, or a gradient method meets a
+            frozen weight.
+        GraphError: `mg` is not a graph.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class GradualPruning:
         self._prune(0.0)
 
     def __call__(self, step: int, steps: int) -> None:
-        """Hides what is due before optimizer step `step` of `steps`, counted from 1."""
+        """Updates the masks before optimizer step `step` of `steps`, counted from 1."""
         for target in self.targets if self.looks_at_gradients else ():
             if target.weight.grad is not None:
                 saliency = _saliency(target)
@@ -125,14 +125,14 @@ class GradualPruning:
             )
             for target in self.targets
         }
-        mask_lowest(due, self.settings, score_inputs, of_all=True)
+        mask_lowest(due, self.settings, score_inputs, includes_masked=True)
 
     def _check_targets(self) -> None:
-        """Raises ConfigError where a weight gets no gradients; warns where too much is masked."""
+        """Checks that all weights get gradients. Warns if too many weights are already masked."""
         frozen = [target.path for target in self.targets if not target.weight.requires_grad]
         if self.looks_at_gradients and frozen:
             raise ConfigError(
-                f"GradualPruning: method '{self.settings.method}' looks at gradients and the "
+                f"GradualPruning: method '{self.settings.method}' needs gradients, and the "
                 f"weight of '{frozen[0]}' is frozen; choose 'l1-norm', or exclude '{frozen[0]}'."
             )
         masked = sum(int(target.masked.sum()) for target in self.targets)
@@ -145,11 +145,11 @@ class GradualPruning:
             )
 
     def report(self) -> dict[str, Any]:
-        """What is masked now: `sparsity`, `hidden`, `weights`, and `layers` by path."""
+        """Returns the current masks as `sparsity`, `hidden`, `weights`, and `layers` by path."""
         return count_masked(self.targets)
 
     def callback(self) -> TrainerCallback:
-        """The same for a `transformers.Trainer` of the graph's model."""
+        """Returns a callback for a `transformers.Trainer` of the graph's model."""
         from transformers import TrainerCallback
 
         pruning = self
@@ -164,7 +164,7 @@ class GradualPruning:
 
 
 def _saliency(target: Target) -> Tensor:
-    """The buffer with the sum of weight * gradient; zeros where there is none yet."""
+    """Returns the buffer with the sum of weight * gradient, initialized to zeros."""
     module = target.modules[0]
     if own_buffers(module).get(SALIENCY) is None:
         module.register_buffer(SALIENCY, torch.zeros_like(target.weight.detach()))
@@ -173,14 +173,14 @@ def _saliency(target: Target) -> Tensor:
 
 
 def _schedulable(settings: PruneConfig) -> WeightPruning:
-    """The weight settings, if they are such that sparsity can rise step by step."""
+    """Returns the weight settings after checking that sparsity can rise step by step."""
     weight = settings.weight
     if weight is None or settings.activation is not None:
         raise ConfigError("GradualPruning: expected 'weight' and no 'activation'.")
     if weight.granularity != "elementwise":
         reason = f"expected granularity 'elementwise', got '{weight.granularity}'"
     elif SCORES[weight.method].needs == "inputs":
-        reason = f"method '{weight.method}' looks at inputs, which training does not keep"
+        reason = f"method '{weight.method}' needs layer inputs, which are not available in training"
     else:
         return weight
     raise ConfigError(f"GradualPruning: {reason}; prune at once with prune_transform_pass.")

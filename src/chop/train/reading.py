@@ -1,4 +1,4 @@
-"""Input adapters: (X, y), DataLoaders and data sets as labeled columns.
+"""Input adapters that convert (X, y), DataLoaders and data sets to labeled columns.
 
 Shapes: N rows.
 """
@@ -33,63 +33,63 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Column = Tensor | list[Tensor]
-"""A tensor (N, ...), or N tensors of differing length."""
+"""Tensor (N, ...), or a list of N tensors of different lengths."""
 
 
 def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]:
-    """The columns of a data set by name, those without a name by `POSITION`.
+    """Returns the columns of a data set by name. Unnamed columns are named by `POSITION`.
 
     Args:
         dataset: see `chop.train.read_rows`.
-        outputs: names of outputs, which a frame may have as columns.
+        outputs: names of outputs that may be columns of a frame.
     Raises:
-        ConfigError: it is of none of these kinds, or its parts differ in length.
+        ConfigError: the kind of data set is unknown, or its parts differ in length.
     """
     if isinstance(dataset, str | os.PathLike):
         raise ConfigError(
-            f"expected rows, got the name '{dataset}': chop.data.load_dataset reads tables and "
-            "pictures by name; arrays are given as (inputs, labels), such as two of numpy.load's."
+            f"expected rows, got the name '{dataset}'; read tables and pictures with "
+            "chop.data.load_dataset, and pass arrays as (inputs, labels)."
         )
     if isinstance(dataset, TensorDataset):
-        return _of_arrays(dataset.tensors)
+        return _from_arrays(dataset.tensors)
     if isinstance(dataset, DataLoader):
         batched = dataset.batch_sampler is not None
         with torch.random.fork_rng(devices=[]):  # starting a loader draws a number
             loaded = in_order(dataset)
             kinds: set[bool] = set()  # the first batch shows if labels are of several outputs
-            return _of_items(row for batch in loaded for row in _get_rows(batch, batched, kinds))
+            return _from_items(row for batch in loaded for row in _get_rows(batch, batched, kinds))
     if is_frame(dataset):
         if outputs and {*outputs} <= {*dataset.columns}:
             named = {name: to_array(dataset[name], name) for name in outputs}
-            return _of_arrays((dataset.drop(columns=list(outputs)), named))
+            return _from_arrays((dataset.drop(columns=list(outputs)), named))
         inputs, labels = split_frame(dataset)
         if labels is None:
             raise ConfigError(
                 "expected a frame with a column 'labels' or 'label', or (frame, labels), got the "
                 f"columns {enumerate_names(list(map(repr, dataset.columns)), MOST_NAMES)}; "
-                "chop.compress takes label_column=, too."
+                "chop.compress also takes label_column=."
             )
-        return _of_arrays((inputs, labels))
+        return _from_arrays((inputs, labels))
     if _is_named_pair(dataset):
-        return _of_named(*dataset)
+        return _from_named(*dataset)
     if isinstance(dataset, tuple):
         are_rows = all(isinstance(part, tuple) for part in dataset)
-        return _of_items(dataset) if are_rows else _of_arrays(dataset)
+        return _from_items(dataset) if are_rows else _from_arrays(dataset)
     # A transform of the user's makes its columns row by row, and they are not in the table.
     if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):
         form = getattr(dataset, "format", None)
-        return _of_table(dataset) if form and form["type"] != "custom" else _of_items(dataset)
+        return _from_table(dataset) if form and form["type"] != "custom" else _from_items(dataset)
     if isinstance(dataset, Iterator) and not (dataset := list(dataset)):
         raise ConfigError(
-            "expected rows, got an iterator that has none: one that was read before, for another "
-            "split, has none left. Give a list, or a new iterator for each."
+            "expected rows, got an empty or already consumed iterator; give a list, or a new "
+            "iterator for each split."
         )
     if isinstance(dataset, Mapping):
         return {name: as_column(column) for name, column in dataset.items()}
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return _of_items(dataset[i] for i in range(len(dataset)))
+        return _from_items(dataset[i] for i in range(len(dataset)))
     if isinstance(dataset, Iterable):
-        return _of_items(dataset)
+        return _from_items(dataset)
     raise ConfigError(
         f"expected rows as a data set, a DataLoader, a TensorDataset or (X, y), got "
         f"{type(dataset).__name__}."
@@ -106,8 +106,8 @@ def _is_named_pair(value: Any) -> bool:
     return all(np.ndim(column) for column in columns) and len({*map(len, columns)}) == 1
 
 
-def _of_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
-    """Columns by name, and the labels of their rows."""
+def _from_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
+    """Returns columns by name with the labels of their rows."""
     columns = {name: as_column(_array(column)) for name, column in inputs.items()}
     rows = len(next(iter(columns.values()), ()))
     for name, column in label_columns(labels, rows).items():
@@ -115,26 +115,26 @@ def _of_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1 or len(columns) < 2:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise ConfigError(f"expected inputs and labels of as many rows, got rows: {listed}.")
+        raise ConfigError(f"expected inputs and labels with equally many rows, got {listed}.")
     return columns
 
 
 def _array(value: Any) -> Any:
-    """Arrays of frames and series, dense ones of sparse matrices; anything else as it is."""
+    """Converts frames, series and sparse matrices to arrays. Returns other values unchanged."""
     if is_frame(value):
         return to_matrix(value)
     return to_array(value) if is_series(value) else dense(value)
 
 
 def _get_labels(value: Any) -> Any:
-    """The same of labels: a frame of one column is a series."""
+    """Converts labels like `_array`. A frame with one column becomes a series."""
     if is_frame(value) and value.shape[1] == 1:
         value = value.iloc[:, 0]
     return to_array(value, str(value.name or LABELS)) if is_series(value) else _array(value)
 
 
 @without_bars()
-def _of_table(dataset: Dataset) -> dict[str, Column]:
+def _from_table(dataset: Dataset) -> dict[str, Column]:
     names = [name for name in dataset.column_names if is_numeric(dataset, name)]
     table = dataset.select_columns(names).with_format("numpy")[:]
     return {name: as_column(table[name]) for name in names}
@@ -148,7 +148,7 @@ def is_numeric(dataset: Dataset, name: str) -> bool:
     return str(getattr(feature, "dtype", "")).startswith(("int", "uint", "float", "bool"))
 
 
-def _of_items(items: Iterable[Any]) -> dict[str, Column]:
+def _from_items(items: Iterable[Any]) -> dict[str, Column]:
     rows = [_named(item) for item in items]
     if _are_batches(rows):
         rows = [row for batch in rows for row in _get_rows(batch, False, set())]
@@ -157,9 +157,9 @@ def _of_items(items: Iterable[Any]) -> dict[str, Column]:
 
 
 def _are_batches(items: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns true if items are batches of one size with a class for each row, the last smaller.
+    """Returns true if items are batches of one size with a class per row. The last may be smaller.
 
-    Rows with a class for each position are of one length, or of many.
+    Token-labeled rows, in contrast, have one length or many lengths.
     """
     sizes = []
     for item in items:
@@ -180,8 +180,8 @@ def _named(item: Any) -> Mapping[str, Any]:
     if isinstance(item, tuple | list) and len(item) > 1:
         return _by_position(item)
     raise ConfigError(
-        f"expected each row to be a mapping or (x, label), got {type(item).__name__}; arrays are "
-        "given as (inputs, labels)."
+        f"expected each row to be a mapping or (x, label), got {type(item).__name__}; pass arrays "
+        "as (inputs, labels)."
     )
 
 
@@ -193,17 +193,17 @@ def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
+def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     arrays = [list(array) if isinstance(array, Iterator) else dense(array) for array in arrays]
     for array in arrays:
         if isinstance(array, str):
             raise ConfigError(
-                f"expected (X, y) of arrays, got the text '{array}': give the column itself."
+                f"expected (X, y) of arrays, got the text '{array}'; pass the column itself."
             )
     if len(arrays) > 1 and LABELS not in label_columns(arrays[-1], len(arrays[0])):
         inputs = _by_position([*map(_array, arrays[:-1]), ()])
         del inputs[LABELS]
-        return _of_named(inputs, arrays[-1])
+        return _from_named(inputs, arrays[-1])
     arrays = [*map(_array, arrays[:-1]), *map(_get_labels, arrays[-1:])]
     lengths = [len(array) for array in arrays]
     if len(arrays) < 2 or len(set(lengths)) > 1:
@@ -215,7 +215,7 @@ def _of_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
 
 
 def in_order(loader: DataLoader[Any]) -> Iterable[Any]:
-    """Batches with every row once: one that merely shuffles or drops is read as its data stand."""
+    """Returns batches with every row once, in data order even if the loader shuffles or drops."""
     sampler = loader.sampler
     is_shuffled = (
         isinstance(sampler, RandomSampler)
@@ -233,7 +233,7 @@ def _row_count(inputs: Any) -> int:
 
 
 def _get_rows(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping[str, Any]]:
-    """The rows of what a loader yields: a batch, or without automatic batching either."""
+    """Returns the rows of a loader's item: a batch, or either kind without automatic batching."""
     if is_batch and isinstance(loaded, list | tuple) and len(loaded) > 1:
         *inputs, labels = loaded
         # Collated labels are a list of batches, where each row has a tuple of them.
@@ -251,8 +251,8 @@ def _get_rows(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping
         return
     if not is_batch and set(dims.values()) == {1}:
         raise ConfigError(
-            "a DataLoader with batch_size=None yields one dimension, a row or a batch of numbers: "
-            "give its data set itself, or a batch size."
+            "a DataLoader with batch_size=None yields one-dimensional items, which may be rows or "
+            "batches; pass its data set, or set a batch size."
         )
     count = len(next(iter(named.values())))
     for i in range(count):
@@ -260,12 +260,12 @@ def _get_rows(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping
 
 
 def as_column(values: Any) -> Column:
-    """Rows as one tensor, or where they differ in length as a list.
+    """Stacks rows into one tensor, or returns a list if they differ in length.
 
-    NumPy's float64 becomes torch's default dtype, as models have it; tensors keep theirs.
+    NumPy's float64 becomes torch's default dtype, which models use. Tensors keep their dtype.
 
     Raises:
-        ConfigError: text, pictures or other objects, which are no numbers.
+        ConfigError: values are text, pictures or other objects.
     """
     values = _array(values)
     if isinstance(values, Tensor):
@@ -288,7 +288,7 @@ def _numbers(value: Any) -> Tensor:
         is_whole = all(isinstance(x, Integral) for x in array.flat)
         array = array.astype(np.int64 if is_whole else np.float64)
     if array.dtype.kind not in "biuf":
-        what = "a picture: give tensors, as ToTensor() makes them" if is_picture else repr(value)
+        what = "a picture, which ToTensor() converts" if is_picture else repr(value)
         raise ConfigError(f"expected rows of numbers, got {what:.80}; number texts and classes.")
     halve = array.dtype == np.float64 and torch.get_default_dtype() != torch.float64
     return torch.from_numpy(np.array(array, np.float32 if halve else array.dtype, order="C"))

@@ -1,9 +1,9 @@
-"""Rows: a labeled data set, read once into tensors and given in batches.
+"""Rows: a labeled data set in memory, batched.
 
-Tokenized texts are cut into batches of similar length and padded within the batch, which is
-several times cheaper than padding all of them to one length.
+Tokenized texts are batched by similar length and padded within the batch, which is several times
+cheaper than padding all of them to one length.
 
-Shapes: N rows, B rows of a batch, T tokens of its longest row.
+Shapes: N rows, B rows per batch, T tokens of the longest row of a batch.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 SPLITS = {"train", "validation", "test"}
 VALIDATION_SHARE = 0.2
-"""Of the training rows, where a data set has no validation rows of its own."""
-SHOWN_ROWS = 5
-"""Rows that a message names."""
+"""Share of the training rows used for validation if the data set has no validation split."""
+MAX_LISTED_ROWS = 5
+"""Maximum number of rows that a message lists."""
 LOGIT_BYTES = 2**25
-"""Of a batch of texts: a row of 128 tokens over 50,000 others has 25 MB of logits."""
+"""Maximum logits of a batch of texts; 128 tokens over a vocabulary of 50,000 take 25 MB."""
 LABELED_PIXELS = 2**19
-"""Largest batch of pictures that have a label for each pixel."""
+"""Maximum number of pixels per batch of pictures with pixel labels."""
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
 BATCHES_PER_POOL = 50
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns of a labeled data set.
+    """Columns of a labeled data set.
 
     Attributes:
-        columns: a tensor (N, ...) each, or a list of N tensors of differing length.
-        labels: classes are int64 (N,), those of tokens (N, T) or a list; numbers are floats. Labels
-            of several outputs are float64 (N, D).
+        columns: each a tensor (N, ...), or a list of N tensors of different lengths.
+        labels: classes as int64 (N,), token classes as (N, T) or a list; numbers as floats; labels
+            of several outputs as float64 (N, D).
         parts: labels of several outputs, see `chop.train.outputs.join_labels`.
     """
 
@@ -63,35 +63,35 @@ class Rows:
 
     @property
     def task(self) -> Task:
-        """The task that the labels are of, see `chop.train.tasks.infer_task`."""
+        """Task inferred from the labels, see `chop.train.tasks.infer_task`."""
         if self.parts:
             given = split_labels(torch.as_tensor(self.labels), self.parts)
             return outputs_task({name: infer_task({}, part) for name, part in given.items()})
         return infer_task(self.columns, self.labels)
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Returns the number of rows."""
         return len(self.labels)
 
     def take(self, index: Tensor) -> Rows:
-        """The rows of that index, integers (n,), in its order."""
+        """Returns the rows with the given indices (n,), in their order."""
         columns = {name: _take(column, index) for name, column in self.columns.items()}
         return replace(self, columns=columns, labels=_take(self.labels, index))
 
     def spread(self, count: int) -> Rows:
-        """At most `count` rows, spread evenly over all."""
+        """Returns at most `count` rows, evenly spread over all."""
         return self.take(torch.linspace(0, len(self) - 1, min(count, len(self))).long())
 
     def batches(
         self, batch_size: int, *, pad_id: int = 0, shuffle: torch.Generator | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Every row once, in batches of `batch_size`, `labels` among the columns.
+        """Yields every row once, in batches with `labels` among the columns.
 
         Args:
-            batch_size: rows of a batch; the last may have fewer.
-            pad_id: fills `input_ids`; labels are filled with `IGNORED`, and all other token
-                columns with zeros.
-            shuffle: draws the order; without it the order is fixed, and for texts by length.
+            batch_size: rows per batch; the last batch may be smaller.
+            pad_id: padding of `input_ids`. Labels are padded with `IGNORED`, other token columns
+                with zeros.
+            shuffle: draws the order; by default, the order is fixed, for texts by length.
         """
         for index in self._order(batch_size, shuffle):
             yield {
@@ -121,10 +121,10 @@ class Rows:
 
 
 def task_for(asked: Task | None, rows: Rows) -> Task:
-    """The task that was asked for; None, or `multioutput` without names, takes that of the labels.
+    """Returns the requested task, or infers it from the labels for None or a bare `multioutput`.
 
     Raises:
-        ConfigError: labels that may well be meant for another task.
+        ConfigError: the labels suggest another task.
     """
     if asked is not None and (asked.bind is None or asked.parts):
         return asked
@@ -141,12 +141,12 @@ def task_for(asked: Task | None, rows: Rows) -> Task:
 
 
 def split_rows(rows: Rows, share: float = VALIDATION_SHARE, *, seed: int = 0) -> tuple[Rows, Rows]:
-    """Training and validation rows, drawn at random.
+    """Splits rows at random into training and validation rows.
 
     Args:
         rows: at least two.
-        share: of the rows that are kept for validation; either part has at least one row.
-        seed: of the draw.
+        share: share of validation rows; each part has at least one row.
+        seed: seed of the draw.
     Raises:
         ConfigError: the share is not between 0 and 1, or there are fewer than two rows.
     """
@@ -154,19 +154,19 @@ def split_rows(rows: Rows, share: float = VALIDATION_SHARE, *, seed: int = 0) ->
         raise ConfigError(f"share: got {share}, expected more than 0 and less than 1.")
     if len(rows) < 2:
         raise ConfigError(
-            f"got {len(rows)} training row, and some are kept for validation: expected at least "
-            "two, or validation rows of their own."
+            f"got {len(rows)} training row, which cannot be split for validation; give at least "
+            "two, or a validation split."
         )
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    kept = min(max(1, round(share * len(rows))), len(rows) - 1)
-    return rows.take(order[kept:]), rows.take(order[:kept])
+    count = min(max(1, round(share * len(rows))), len(rows) - 1)
+    return rows.take(order[count:]), rows.take(order[:count])
 
 
 def take_split(dataset: Any, name: str) -> Any:
-    """A split of a mapping of splits; any other data set as it is.
+    """Returns a split of a mapping of splits, or any other data set unchanged.
 
     Raises:
-        ConfigError: there are splits, and none of that name.
+        ConfigError: the mapping has no split of that name.
     """
     if not isinstance(dataset, dict) or not dataset.keys() & SPLITS:
         return dataset
@@ -184,20 +184,20 @@ def read_rows(
 ) -> Rows:
     """Reads a data set into memory.
 
-    Labels with fractions stay floats, and all others are int64; whole floats are classes where
-    every class from 0 occurs. A transform that draws at random draws once.
+    Labels with fractions stay floats. Other labels become int64; whole floats do so if every class
+    from 0 occurs. A random transform is applied once.
 
     Args:
-        dataset: a `datasets.Dataset` or anything with a length or an end whose items are
-            mappings, with a column `labels` or `label`; or what has the inputs first and the
-            labels last: `(X, y)` of arrays or tensors, a TensorDataset, a data set of pairs. Or a
-            mapping of columns, or a DataLoader: every row is read, in the order of its data set,
-            whether it shuffles or drops the last. Columns of text are left out.
-        task: one with `labels_from` takes its labels from that column, where there is no label
-            for each token; one that `reads_all` needs no labels.
+        dataset: a `datasets.Dataset`, a DataLoader, a mapping of columns, or a sized or finite
+            iterable of mappings, each with a column `labels` or `label`; or inputs followed by
+            labels, such as `(X, y)` of arrays or tensors, a TensorDataset or a data set of pairs.
+            A DataLoader is read completely in the order of its data set, even if it shuffles or
+            drops the last batch. Text columns are skipped.
+        task: a task with `labels_from` takes its labels from that column, if there are no token
+            labels; a task that `reads_all` needs no labels.
     Raises:
-        ConfigError: no label column, no column of numbers, no rows, labels that are missing, or
-            NaN among the inputs.
+        ConfigError: no label column, no column of numbers, no rows, missing labels, or NaN among
+            the inputs.
     """
     if isinstance(dataset, Rows):
         return dataset
@@ -225,19 +225,19 @@ def read_rows(
         held = f"{len(table[next(iter(table))])} rows" if table else "0 rows"
         raise ConfigError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
-            f"(texts have to be tokenized first), or (inputs, labels), got {held} with "
+            f"(tokenize texts first), or (inputs, labels), got {held} with "
             f"{list(table)}."
         )
     return Rows(inputs, with_classes(read_labels(labels), task))
 
 
 def check_no_gaps(name: str, column: Column) -> None:
-    """Checks that a column has no NaN, which is what readers make of blank cells.
+    """Checks that a column has no NaN, which readers use for blank cells.
 
-    Nor may one of a number or vector for each row be infinite; larger ones may be masks.
+    A number or vector per row must also be finite. Larger inputs may be masks with infinities.
 
     Raises:
-        ConfigError: it has; the message has their number and the first rows.
+        ConfigError: there are gaps; the message has their number and the first rows.
     """
     if not len(column):
         return
@@ -260,15 +260,15 @@ def _check_none(name: str, bad: Tensor, what: str, advice: str) -> None:
     if numbers:
         raise ConfigError(
             f"column '{name}': {len(numbers)} of {len(bad)} rows have {what} (row "
-            f"{enumerate_names(numbers, SHOWN_ROWS)}): {advice} or leave these rows out."
+            f"{enumerate_names(numbers, MAX_LISTED_ROWS)}): {advice} or remove these rows."
         )
 
 
 def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
-    """The labels alone, as `read_rows` reads them, and the task that they are of.
+    """Reads the labels like `read_rows`. Returns them and their task.
 
     Raises:
-        ConfigError: they are texts.
+        ConfigError: the labels are texts.
     """
     label = label_column(dataset.column_names)
     assert label is not None, "callers look for it"
@@ -276,15 +276,15 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
         first = dataset.with_format(None)[label][0]
         raise ConfigError(
             f"label column '{label}': expected numbers, got {first!r:.60}; number the classes from "
-            f"0, those of tokens too ({IGNORED} of tokens that do not count), or name another "
-            "column by --label-column, label= in Python."
+            f"0 ({IGNORED} for tokens that do not count), or name another column with "
+            "--label-column (label= in Python)."
         )
     labels = read_labels(as_column(dataset.with_format("numpy")[label][:]))
     return labels, infer_task({}, labels)
 
 
 def tokens_as_labels(inputs: dict[str, Column], ids: Column) -> Column:
-    """The tokens as labels, `IGNORED` where the attention mask is zero."""
+    """Returns the tokens as labels, with `IGNORED` where the attention mask is zero."""
     mask = inputs.get("attention_mask")
     if isinstance(ids, Tensor):
         return _unmasked(ids, mask)
@@ -298,13 +298,13 @@ def _unmasked(ids: Tensor, mask: Column | None) -> Tensor:
 
 
 def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
-    """Stacks the rows of one column; those that differ in length are padded: (B, T, ...).
+    """Stacks the rows of one column, padded to the longest: (B, T, ...).
 
     Args:
-        name: the column's; `input_ids` is filled with `pad_id`, `labels` with `IGNORED`, any other
-            with zeros.
-        rows: (T_i, ...) each.
-        pad_id: the padding token.
+        name: name of the column; `input_ids` is padded with `pad_id`, `labels` with `IGNORED`,
+            others with zeros.
+        rows: each (T_i, ...).
+        pad_id: padding token ID.
     """
     if len({row.shape for row in rows}) == 1:
         return torch.stack(rows)
@@ -313,34 +313,34 @@ def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
 
 
 def has_pictures_in_text(rows: Rows) -> bool:
-    """Returns true if rows are texts with pictures, of which a graph takes one at a time.
+    """Returns true if rows are texts with pictures, which a graph takes one at a time.
 
-    Vision-language models take a batch of pictures apart in Python, so that a graph of one holds
-    for the number of pictures that it was captured with.
+    Vision-language models split a batch of pictures in Python, so a graph is specialized to the
+    number of pictures that it was captured with.
     """
     return {"input_ids", "pixel_values"} <= rows.columns.keys()
 
 
 def check_batch(rows: Rows, size: int) -> None:
-    """Does nothing where a graph takes so many of the rows at a time.
+    """Checks that a graph can take the given number of rows at once.
 
     Raises:
-        ConfigError: they are texts with pictures.
+        ConfigError: several rows are texts with pictures.
     """
     if size > 1 and has_pictures_in_text(rows):
         raise ConfigError(
-            f"batch {size}: a graph takes one text with pictures at a time; expected 1."
+            f"batch {size}: expected 1, since a graph takes one text with pictures at a time."
         )
 
 
 def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
-    """How many rows a forward without gradients takes.
+    """Returns the batch size of a forward without gradients.
 
     Args:
-        model: its configuration names the vocabulary.
+        model: model whose configuration has the vocabulary size.
         rows: to be cut into batches.
-        task: where its labels are tokens, the logits of a batch stay below `LOGIT_BYTES`.
-        most: rows.
+        task: for token labels, the logits of a batch stay below `LOGIT_BYTES`.
+        most: maximum batch size.
     """
     if has_pictures_in_text(rows):
         return 1
@@ -355,9 +355,10 @@ def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
 
 
 def padding_token(model: nn.Module) -> int:
-    """The padding token that a model's configuration names within its vocabulary, else 0.
+    """Returns the padding token of a model's configuration if it is within the vocabulary, else 0.
 
-    Of a model that sees, the decoder's: what the whole names may be a default of larger ones.
+    For a vision-language model, the decoder's configuration is used; the outer one may hold
+    defaults.
     """
     config = getattr(model, "config", None)
     text = getattr(config, "text_config", config)

@@ -1,4 +1,4 @@
-"""Seeds of every random generator in use."""
+"""Seeding of all random generators in use."""
 
 from __future__ import annotations
 

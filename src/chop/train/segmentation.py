@@ -1,4 +1,4 @@
-"""Segmentation: a class for each pixel, judged by the overlap of predicted and labeled regions.
+"""Segmentation: pixel classification, evaluated by the overlap of predicted and labeled regions.
 
 Shapes: B rows, C classes, H rows and W columns of pixels.
 """
@@ -17,21 +17,20 @@ from chop.train.metric import COMMONEST, CONSTANTS, Constant, Metric
 from chop.train.task import IGNORED, Labels, Pair, Task, beyond_classes, unfit
 
 SEGMENTATION = "segmentation"
-"""The name of the task."""
+"""Name of the task."""
 
 
 def are_masks(labels: Labels) -> bool:
-    """Returns true if labels are a number for each pixel: (B, H, W) or (B, 1, H, W)."""
+    """Returns true if labels have a number per pixel: (B, H, W) or (B, 1, H, W)."""
     shape = labels[0].shape
     return len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)
 
 
 def _each_pixel(logits: Tensor, labels: Tensor) -> Pair:
-    """Logits (B, H, W, C) of the size of the labels (B, H, W), where `IGNORED` are all that do not
-    count.
+    """Resizes logits to labels: (B, H, W, C) and (B, H, W), with `IGNORED` for uncounted pixels.
 
-    Smaller logits are scaled bilinearly, as transformers does. One logit is that of class 1: the
-    softmax of it and 0 is its sigmoid.
+    Smaller logits are scaled bilinearly, as in transformers. A single logit belongs to class 1; the
+    softmax of it and 0 equals its sigmoid.
     """
     masks = labels.squeeze(1) if labels.dim() == 4 else labels
     if logits.dim() == 3 and logits.shape == masks.shape:
@@ -51,14 +50,14 @@ def _each_pixel(logits: Tensor, labels: Tensor) -> Pair:
 
 
 def _class_count(logits: Tensor) -> int:
-    """The number of classes of logits (B, C, H, W); one logit tells two apart."""
+    """Returns the number of classes of logits (B, C, H, W); a single logit has two classes."""
     return max(2, logits.shape[1] if logits.dim() == 4 else 1)
 
 
 def _pixel_cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy in nats of the pixels that count, in the dtype of the answers.
+    """Returns the mean cross entropy in nats of the counted pixels, in the dtype of the answers.
 
-    Pictures without such pixels have a loss of 0: the mean of none, NaN, would become the weights.
+    The loss is 0 if no pixel counts, since NaN would spread to the weights.
 
     Args:
         answers: (B, H, W, C).
@@ -70,43 +69,45 @@ def _pixel_cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
 
 
 def confusions(answers: Tensor, labels: Tensor) -> Tensor:
-    """Counts of pixels by class and predicted class for each picture, int64 (B, C, C).
+    """Counts pixels by class and predicted class for each picture, int64 (B, C, C).
 
-    A metric over all pixels is one of their sum, and the bootstrap draws whole pictures.
+    Metrics over all pixels use their sum, and the bootstrap draws whole pictures.
     """
     count, rows = answers.shape[-1], len(answers)
     places = torch.arange(rows, device=labels.device)[:, None, None] * count
     cells = (places + labels) * count + answers.argmax(-1)
-    found = torch.bincount(cells[labels != IGNORED], minlength=rows * count * count)
-    return found.view(rows, count, count)
+    counts = torch.bincount(cells[labels != IGNORED], minlength=rows * count * count)
+    return counts.view(rows, count, count)
 
 
 def _pixels_of_classes(predictions: Tensor, labels: Tensor) -> Tensor:
-    """Counts of pixels by class, int64 (B, C)."""
+    """Counts pixels by class, int64 (B, C)."""
     return predictions.sum(-1)
 
 
 def _commonest(counts: Tensor) -> Tensor:
-    """The confusions (B, C, C) of predicting the commonest class for each pixel."""
+    """Returns the confusions (B, C, C) of predicting the most common class for each pixel."""
     predicted = counts.new_zeros(*counts.shape, counts.shape[-1])
     predicted[..., int(counts.sum(0).argmax())] = counts
     return predicted
 
 
 def _share(name: str, score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Metric:
-    """A metric of true positives, predicted and labeled pixels, float64 (C,) each."""
+    """Builds a metric from a function of true positives, predicted and labeled pixels, float64 (C,)
+    each.
+    """
 
-    def of_all(predictions: Tensor, expected: Tensor) -> float:
+    def score_all(predictions: Tensor, expected: Tensor) -> float:
         total = predictions.sum(0).double()
         if not bool(total.any()):
             return math.nan
         return float(score(total.diagonal(), total.sum(0), total.sum(1)))
 
-    return Metric(name, of_all, confusions, is_share=True, expect=_pixels_of_classes)
+    return Metric(name, score_all, confusions, is_share=True, expect=_pixels_of_classes)
 
 
 def _mean(values: Tensor, of: Tensor) -> Tensor:
-    """The mean of shares over the classes that occur."""
+    """Returns the mean of shares over the classes that occur."""
     return (values[of > 0] / of[of > 0]).mean()
 
 
@@ -114,14 +115,17 @@ CONSTANTS[confusions] = Constant(COMMONEST, _commonest)
 METRICS = {
     metric.name: metric
     for metric in (
-        _share("mean_iou", lambda hits, found, real: _mean(hits, found + real - hits)),
-        _share("pixel_accuracy", lambda hits, found, real: hits.sum() / real.sum()),
-        _share("balanced_accuracy", lambda hits, found, real: _mean(hits, real)),
-        _share("f1", lambda hits, found, real: _mean(2 * hits, found + real)),
+        _share("mean_iou", lambda hits, predicted, real: _mean(hits, predicted + real - hits)),
+        _share("pixel_accuracy", lambda hits, predicted, real: hits.sum() / real.sum()),
+        _share("balanced_accuracy", lambda hits, predicted, real: _mean(hits, real)),
+        _share("f1", lambda hits, predicted, real: _mean(2 * hits, predicted + real)),
     )
 }
-"""Shares of the pixels that count. Jaccard (intersection over union), recall (balanced_accuracy)
-and F1 (Dice) are means over classes, as scikit-learn's `average="macro"`."""
+"""Metrics of the counted pixels.
+
+Jaccard (intersection over union), recall (balanced_accuracy) and F1 (Dice) are means over classes,
+like scikit-learn's `average="macro"`.
+"""
 SEGMENTATION_TASK = Task(
     SEGMENTATION,
     METRICS["mean_iou"],
@@ -132,12 +136,12 @@ SEGMENTATION_TASK = Task(
     classes=_class_count,
     void=VOID,
     is_one_class=lambda counts: int((counts.sum(0) > 0).sum()) == 1,
-    one_class_hint=f" Pixels of {VOID} do not count: save a foreground as 1.",
+    one_class_hint=f" Pixels with the value {VOID} do not count; save the foreground as 1.",
     auto_task="semantic-segmentation",
     inferred_note=(
         f"Labels are a class for each pixel: task {SEGMENTATION}. Pixels of {IGNORED} or {VOID} do "
         "not count."
     ),
     metrics=METRICS,
-    summary="one class a pixel",
+    summary="one class per pixel",
 )

@@ -1,6 +1,6 @@
-"""Task: how outputs of a model meet labels, its training loss, and its metric.
+"""Task: comparison of outputs with labels, training loss, and metric.
 
-Shapes: B rows, C classes, K answers that are compared.
+Shapes: B rows, C classes, K compared answers.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from chop.errors import ConfigError, check_known
 from chop.train.metric import Metric
 
 IGNORED = -100
-"""The label of a position that counts neither in a loss nor in a metric."""
+"""Label of a position that is excluded from losses and metrics."""
 
 LEAVE_OUT = (
-    f"classes count from 0: leave rows without a label out, or label them {IGNORED}, which "
-    "neither loss nor metric counts."
+    f"classes are numbered from 0. Remove rows without a label, or label them {IGNORED}, which "
+    "loss and metric ignore."
 )
-SIGNS = "got the labels -1 and 1: classes count from 0, which (labels + 1) // 2 does."
+SIGNS = "got the labels -1 and 1; classes are numbered from 0: use (labels + 1) // 2."
 Pair = tuple[Tensor, Tensor]
-"""Answers and the labels that they are compared with; the first dimension of both is K."""
+"""Answers and labels to compare; the first dimension of both is K."""
 Labels = Tensor | list[Tensor]
-"""Labels of rows: a tensor, or of rows that differ in length a list."""
-UNTOLD = "untold"
-"""The name of the task of a model that a function of the user's judges, and no task was named."""
+"""Labels of rows: a tensor, or a list if rows differ in length."""
+JUDGED = "untold"
+"""Name of the task of a model with a user-supplied judge and no named task."""
 
 
 def _as_they_are(answers: Tensor, labels: Tensor) -> Pair:
@@ -38,43 +38,45 @@ def _as_they_are(answers: Tensor, labels: Tensor) -> Pair:
 
 
 def _last_size(logits: Tensor) -> int:
-    """The size of the last dimension."""
+    """Returns the size of the last dimension."""
     return logits.shape[-1]
 
 
 @dataclass(frozen=True)
 class Task:
-    """Kind of question that a model answers.
+    """Kind of problem that a model solves.
 
     Attributes:
         name: name for users.
-        metric: the metric.
-        loss: (answers, labels) -> the mean loss, a scalar; what is trained.
-        compare: (logits, labels) of a batch -> what of them is compared.
-        is_categorical: answers are logits over classes, their last dimension, so that entropies
-            mean something.
-        takes_model_loss: a loss that the model computes itself wins over `loss`.
-        labels_from: the column that stands in for labels where there are none.
-        output_loss: (output, labels) -> the mean loss, a scalar, in the place of `loss`: a function
-            of the user's, which takes what the model returns as it is.
-        reads_all: answers are all numbers that the model returns for a row, (B, D); else logits.
-        fits: returns true if logits and labels may be meant for the task, for messages.
-        classes: number of classes that logits are over.
-        void: another label beside `IGNORED` that does not count, where the classes are fewer.
-        is_one_class: returns true if expected answers, as the metric takes them, are one class, on
-            which no metric tells anything.
-        one_class_hint: sentence on the commonest reason of that.
-        heads: answers that a model needs for labels. None leaves a model as it is.
-        takes_names: labels may be texts, or names of folders.
-        auto_task: kind of model in transformers; None: a classifier of texts or pictures.
-        inferred_note: assumption to report where the task was inferred from the labels.
-        parts: of several outputs, the task of each by name.
-        bind: (task, output, labels, parts of the labels) -> the task with the shapes of a model's
-            outputs, without which it cannot be used; None: it needs none.
-        layout: of a bound task of several outputs, a `chop.train.outputs.Layout`.
-        read: (output, rows) -> the answers (B, W) of several outputs; None: logits are read.
-        metrics: further metrics that may be asked for, by name.
-        summary: phrase that tells what a model answers, for help.
+        metric: the main metric.
+        loss: (answers, labels) -> mean training loss, a scalar.
+        compare: (logits, labels) of a batch -> compared answers and labels.
+        is_categorical: true if answers are logits with classes in the last dimension, so entropies
+            are defined.
+        takes_model_loss: true if the model's own loss replaces `loss`.
+        labels_from: column used as labels if there are none.
+        output_loss: (output, labels) -> mean loss, a scalar; a user function that takes the raw
+            output of the model and replaces `loss`.
+        reads_all: true if answers are all numbers that the model returns for a row, (B, D);
+            otherwise they are logits.
+        fits: returns true if logits and labels may belong to the task, for messages.
+        classes: returns the number of classes of logits.
+        void: second label besides `IGNORED` that does not count, if there are fewer classes.
+        is_one_class: returns true if expected answers, in the form of the metric, are a single
+            class, which makes metrics meaningless.
+        one_class_hint: sentence on its most common cause.
+        heads: returns the number of outputs that a model needs for labels; None leaves the model
+            unchanged.
+        takes_names: true if labels may be texts or folder names.
+        auto_task: kind of model in transformers; default, a classifier of texts or pictures.
+        inferred_note: assumption to report if the task was inferred from the labels.
+        parts: task of each output by name, for multi-output models.
+        bind: (task, output, labels, parts of the labels) -> the task with the output shapes of a
+            model, required before use; None if not needed.
+        layout: `chop.train.outputs.Layout` of a bound multi-output task.
+        read: (output, rows) -> answers (B, W) of several outputs; default, reads logits.
+        metrics: further metrics by name.
+        summary: phrase for help that describes the answers.
     """
 
     name: str
@@ -105,16 +107,16 @@ class Task:
     @property
     def can_train(self) -> bool:
         """True if there is a loss for training."""
-        return self.output_loss is not None or self.name != UNTOLD
+        return self.output_loss is not None or self.name != JUDGED
 
     def with_metric(self, metric: str | Metric | Callable[..., float] | None) -> Task:
-        """The task with another metric.
+        """Returns the task with another metric.
 
         Args:
-            metric: a name, a `Metric`, or a function (predictions, labels) -> float of which
-                higher is better and whose predictions are those of the task's own metric.
+            metric: a name, a `Metric`, or a function (predictions, labels) -> float of which higher
+                is better. The function gets the predictions of the task's own metric.
         Raises:
-            ConfigError: the task has no metric of that name.
+            ConfigError: the task has no metric with this name.
         """
         if metric is None:
             return self
@@ -128,10 +130,13 @@ class Task:
         return dataclasses.replace(self, metric=metric)
 
     def check_labels(self, labels: Tensor | list[Tensor]) -> None:
-        """Raises ConfigError where some labels are no classes, whatever the model.
+        """Checks that labels are classes, independently of a model.
 
-        Labels are whole and count from 0; `IGNORED` and `void` are none, but not all of them may be
-        that.
+        Labels are whole numbers from 0, except `IGNORED` and `void`. At least one label must be a
+        class.
+
+        Raises:
+            ConfigError: a label is not a class, or no label counts.
         """
         if self.layout is not None:
             for name, part in self.layout.split(labels).items():
@@ -141,8 +146,7 @@ class Task:
         flat = _flat(labels)
         if flat.is_floating_point() and bool((flat != flat.round()).any()):
             raise ConfigError(
-                f"task '{self.name}': the labels have fractions; numbers that are no classes are "
-                "task 'regression'."
+                f"task '{self.name}': the labels have fractions; use task 'regression' for numbers."
             )
         if not len(flat) or (int(flat.min()) >= 0 and self.void is None):
             return
@@ -156,16 +160,16 @@ class Task:
             row = int(torch.searchsorted(ends, wrong[0].cpu(), right=True))
             raise ConfigError(
                 f"task '{self.name}': row {row} has the label {int(flat[wrong[0]])}, one of "
-                f"{len(wrong)} negative labels, and {LEAVE_OUT}"
+                f"{len(wrong)} negative labels; {LEAVE_OUT}"
             )
         if bool(is_ignored.all()):
             raise ConfigError(
-                f"task '{self.name}': every label is {self._uncounted}, which neither loss nor "
-                "metric counts: expected some classes, counted from 0."
+                f"task '{self.name}': every label is {self._uncounted}, which loss and metric "
+                "ignore; expected classes, numbered from 0."
             )
 
     def check(self, logits: Tensor, labels: Tensor | list[Tensor]) -> None:
-        """Raises ConfigError where some labels are beyond the classes of the logits."""
+        """Checks that labels are within the classes of the logits."""
         if not self.is_categorical or not len(labels):
             return
         flat, count = _flat(labels), self.classes(logits)
@@ -181,7 +185,7 @@ class Task:
 
 
 TASKS: Registry[Task] = Registry("tasks", kind=Task, own_name=lambda task: task.name)
-"""Tasks by name: those of chop, which `chop.train.tasks` declares, and those of other packages."""
+"""Tasks by name: those of `chop.train.tasks` and those of other packages."""
 
 
 def _flat(labels: Tensor | list[Tensor]) -> Tensor:
@@ -195,7 +199,7 @@ def _are_in(flat: Tensor, *values: int) -> Tensor:
 
 
 def unfit(task: str, wanted: str, logits: Tensor, labels: Tensor) -> ConfigError:
-    """The error for logits and labels of other shapes than a task takes."""
+    """Builds the error for logits and labels whose shapes do not fit a task."""
     return ConfigError(
         f"task '{task}': expected logits of {wanted}, got {tuple(logits.shape)} and "
         f"{tuple(labels.shape)}; {suggested(logits, labels, task)}"
@@ -203,7 +207,7 @@ def unfit(task: str, wanted: str, logits: Tensor, labels: Tensor) -> ConfigError
 
 
 def beyond_classes(task: Task, label: int, logits: Tensor, labels: Labels) -> ConfigError:
-    """The error for a label that is none of the classes of the logits."""
+    """Builds the error for a label outside the classes of the logits."""
     count = task.classes(logits)
     numbers = f"{count} number{'s' * (count > 1)}"
     if task.classes is not _last_size:
@@ -215,13 +219,13 @@ def beyond_classes(task: Task, label: int, logits: Tensor, labels: Labels) -> Co
     else:
         hint = suggested(logits, given, task.name)
     return ConfigError(
-        f"task '{task.name}': got the label {label}, and the model answers with {numbers}, for the "
+        f"task '{task.name}': got the label {label}, and the model returns {numbers}, for the "
         f"classes 0 to {count - 1}; {hint}"
     )
 
 
 def suggested(logits: Tensor, labels: Tensor, tried: str) -> str:
-    """Names other tasks than `tried` that such logits and labels may be meant for."""
+    """Suggests tasks other than `tried` that the logits and labels may belong to."""
     fitting = [x.name for x in TASKS.values() if x.fits and x.fits(logits, labels)]
     names = [f"'{name}'" for name in fitting if name != tried]
     if not names:
@@ -230,7 +234,7 @@ def suggested(logits: Tensor, labels: Tensor, tried: str) -> str:
 
 
 def are_one_hot(labels: Labels) -> bool:
-    """Returns true if labels (B, C) are 0 but for one 1 in each row."""
+    """Returns true if each row of labels (B, C) has one 1 and zeros."""
     if not isinstance(labels, Tensor) or labels.dim() != 2 or labels.shape[1] < 2:
         return False
     is_bit = (labels == 0) | (labels == 1)
@@ -238,6 +242,6 @@ def are_one_hot(labels: Labels) -> bool:
 
 
 def one_class(labels: Tensor) -> bool:
-    """Returns true if all labels that count are one class."""
+    """Returns true if all labels that count are the same class."""
     counted = labels[labels != IGNORED]
     return bool(len(counted)) and bool((counted == counted[0]).all())

@@ -1,6 +1,6 @@
-"""Tasks by name, and which one labels are of.
+"""Built-in tasks, and inference of a task from labels.
 
-Shapes: B rows, T tokens, C classes, K answers that are compared.
+Shapes: B rows, T tokens, C classes, K compared answers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from chop.train.outputs import find_outputs_task, outputs_task
 from chop.train.segmentation import SEGMENTATION, SEGMENTATION_TASK, are_masks
 from chop.train.task import (
     IGNORED,
+    JUDGED,
     LEAVE_OUT,
     SIGNS,
     TASKS,
-    UNTOLD,
     Labels,
     Pair,
     Task,
@@ -38,9 +38,9 @@ from chop.train.task import (
 
 __all__ = [
     "IGNORED",
+    "JUDGED",
     "LEAVE_OUT",
     "TASKS",
-    "UNTOLD",
     "Task",
 ]
 
@@ -103,7 +103,7 @@ def _check_zero_or_one(task: str, labels: Tensor) -> None:
     wrong = labels[(labels != 0) & (labels != 1) & (labels != IGNORED)]
     if len(wrong):
         raise ConfigError(
-            f"task '{task}': got the label {wrong[0].item():g}, expected 0 or 1, or {IGNORED} of "
+            f"task '{task}': got the label {wrong[0].item():g}, expected 0 or 1, or {IGNORED} for "
             "rows that do not count."
         )
 
@@ -113,20 +113,22 @@ def _are_zero_or_one(labels: Tensor) -> bool:
 
 
 def cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy in nats, (K, C) and (K,), in the dtype of the answers; 0 of no labels."""
+    """Returns the mean cross entropy in nats, (K, C) and (K,), in the dtype of the answers; 0 if
+    empty.
+    """
     if not len(labels):  # a batch of ignored rows: the mean of none, NaN, would become the weights
         return answers.sum()
     return F.cross_entropy(answers, labels)
 
 
 def _binary_cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of yes and no in nats, in the dtype of the answers; 0 of no labels."""
+    """Returns the mean binary cross entropy in nats, in the dtype of the answers; 0 if empty."""
     if not len(labels):
         return answers.sum()
     return F.binary_cross_entropy_with_logits(answers, labels.to(answers.dtype))
 
 
-def _of_yes_and_no(scores: Mapping[str, Callable[[Tensor, Tensor], float]]) -> dict[str, Metric]:
+def _binary_metrics(scores: Mapping[str, Callable[[Tensor, Tensor], float]]) -> dict[str, Metric]:
     return {
         name: Metric(
             name,
@@ -139,24 +141,24 @@ def _of_yes_and_no(scores: Mapping[str, Callable[[Tensor, Tensor], float]]) -> d
     }
 
 
-_OF_CLASSES = {
+_CLASS_METRICS = {
     name: Metric(name, score, classes, is_share=name != "matthews_correlation")
     for name, score in METRICS.items()
 }
-_OF_ROWS = {
-    **_OF_CLASSES,
+_ROW_METRICS = {
+    **_CLASS_METRICS,
     "balanced_accuracy": Metric(
         "balanced_accuracy", CLASS_METRICS["balanced_accuracy"], classes, is_share=True
     ),
     "roc_auc": Metric("roc_auc", CLASS_METRICS["roc_auc"], confidences),
 }
-_OF_BINARY = _of_yes_and_no({"accuracy": METRICS["accuracy"], **BINARY_METRICS})
-_OF_LABELS = _of_yes_and_no(MULTILABEL_METRICS)
-_OF_TOKENS = {
-    **_OF_CLASSES,
+_BINARY_METRICS = _binary_metrics({"accuracy": METRICS["accuracy"], **BINARY_METRICS})
+_MULTILABEL_METRICS = _binary_metrics(MULTILABEL_METRICS)
+_TOKEN_METRICS = {
+    **_CLASS_METRICS,
     "perplexity": Metric("perplexity", perplexity, surprise, higher_is_better=False),
 }
-_OF_NUMBERS = {
+_REGRESSION_METRICS = {
     name: Metric(name, score, values, higher_is_better=name not in ("mse", "mae"))
     for name, score in REGRESSION_METRICS.items()
 }
@@ -166,7 +168,7 @@ def _over_classes(
     name: str,
     metric: str,
     compare: Callable[[Tensor, Tensor], Pair],
-    metrics: Mapping[str, Metric] = _OF_TOKENS,
+    metrics: Mapping[str, Metric] = _TOKEN_METRICS,
     **further: Any,
 ) -> Task:
     return Task(
@@ -183,7 +185,7 @@ def _over_classes(
 
 
 def _numbered_classes(labels: Labels) -> int:
-    """One more than the largest label."""
+    """Returns the largest label plus one."""
     return max(int(row.max()) for row in labels if row.numel()) + 1
 
 
@@ -192,50 +194,50 @@ def _numbers_of_a_row(labels: Labels) -> int:
 
 
 CAUSAL_LM = "causal-lm"
-"""The task of models that continue texts."""
+"""Task of models that continue texts."""
 BINARY, MULTILABEL = "binary", "multilabel"
-"""Tasks of yes and no: one answer a row, and several."""
+"""Tasks with one and with several binary answers per row."""
 _ROWS = (
     _over_classes(
         "classification",
         "accuracy",
         _one_class_each,
-        _OF_ROWS,
+        _ROW_METRICS,
         fits=lambda x, y: x.shape == y.shape and are_one_hot(y),
         heads=_numbered_classes,
         takes_names=True,
-        summary="one class a row",
+        summary="one class per row",
     ),
     Task(
         BINARY,
-        _OF_BINARY["accuracy"],
+        _BINARY_METRICS["accuracy"],
         _binary_cross_entropy,
         _yes_or_no,
         fits=lambda x, y: x.shape[1:] in ((), (1,)) and y.dim() == 1 and _are_zero_or_one(y),
         is_one_class=one_class,
         heads=lambda labels: 1,
         takes_names=True,
-        metrics=_OF_BINARY,
-        summary="one logit for yes or no",
+        metrics=_BINARY_METRICS,
+        summary="one yes-or-no answer per row",
     ),
     Task(
         MULTILABEL,
-        _OF_LABELS["f1"],
+        _MULTILABEL_METRICS["f1"],
         _binary_cross_entropy,
         _labels_each,
         fits=lambda x, y: x.dim() == 2 and x.shape[1:] == y.shape[1:] and _are_zero_or_one(y),
         heads=_numbers_of_a_row,
-        metrics=_OF_LABELS,
-        summary="several answers, yes or no",
+        metrics=_MULTILABEL_METRICS,
+        summary="several yes-or-no answers per row",
     ),
     Task(
         "regression",
-        _OF_NUMBERS["r2"],
+        _REGRESSION_METRICS["r2"],
         F.mse_loss,
         _numbers,
         fits=lambda x, y: x.shape[1:] in ((), (1,), y.shape[1:]),
         heads=_numbers_of_a_row,
-        metrics=_OF_NUMBERS,
+        metrics=_REGRESSION_METRICS,
         summary="numbers",
     ),
     _over_classes(
@@ -244,10 +246,10 @@ _ROWS = (
         _one_class_per_token,
         heads=_numbered_classes,
         auto_task="token-classification",
-        summary="one class a token",
+        summary="one class per token",
         inferred_note=(
-            "Labels are a class for each token or position of a row: task token-classification. "
-            "Batches of rows are given as a DataLoader."
+            "Labels have a class per token or position of a row: task token-classification. "
+            "If the items are batches of rows, pass a DataLoader."
         ),
     ),
     _over_classes(
@@ -256,7 +258,7 @@ _ROWS = (
         _next_token,
         labels_from="input_ids",
         auto_task="text-generation",
-        summary="texts alone, judged by perplexity",
+        summary="next token of a text, measured by perplexity",
     ),
     SEGMENTATION_TASK,
     outputs_task({}),
@@ -272,35 +274,35 @@ def known_metrics() -> dict[str, Metric]:
 
 
 def imported_metrics() -> dict[str, Metric]:
-    """Returns the metrics of tasks by name, of other packages those that are imported already."""
+    """Returns the metrics of built-in tasks and of packages that are already imported, by name."""
     tasks = TASKS.imported_rows().values()
     return {m.name: m for task in tasks for m in (task.metric, *task.metrics.values())}
 
 
 def share_metrics() -> set[str]:
-    """Returns the names of metrics that are shares of 1."""
+    """Returns the names of metrics whose values are shares of 1."""
     return {name for name, metric in known_metrics().items() if metric.is_share}
 
 
 def _no_loss(answers: Tensor, labels: Tensor) -> Never:
     raise ConfigError(
-        "a function of yours judges the model, and nothing says which loss it is trained by: give "
+        "the model is evaluated by your function, so its training loss is unknown; give "
         "--loss file.py:fn or --task."
     )
 
 
 def _no_metric(predictions: Tensor, labels: Tensor) -> Never:
-    raise ConfigError("a function of yours judges the model: it has no metric of rows.")
+    raise ConfigError("the model is evaluated by your function and has no metric of rows.")
 
 
-UNTOLD_TASK = Task(UNTOLD, Metric("untold", _no_metric), _no_loss, reads_all=True)
+JUDGED_TASK = Task(JUDGED, Metric("untold", _no_metric), _no_loss, reads_all=True)
 
 
 def find_task(task: str | Task | Mapping[str, str | Task]) -> Task:
-    """The task of that name, or the given one; of a mapping that of several outputs.
+    """Returns a task by name, or builds the multi-output task of a mapping.
 
     Raises:
-        ConfigError: there is none of that name; the message names the nearest.
+        ConfigError: the name is unknown; the message suggests the nearest.
     """
     if isinstance(task, Task):
         return task
@@ -311,24 +313,24 @@ def find_task(task: str | Task | Mapping[str, str | Task]) -> Task:
 
 
 def check_metric_name(name: str, task: str | None = None) -> None:
-    """Checks that some task has a metric of that name.
+    """Checks that a task has a metric of that name.
 
     Args:
         name: name of the metric.
-        task: the given task; several outputs have metrics of their own, such as `age_r2`.
+        task: the given task; multi-output tasks have their own metrics, such as `age_r2`.
     Raises:
-        ConfigError: none has; the message names the nearest.
+        ConfigError: the name is unknown; the message suggests the nearest.
     """
     further = {} if task is None else find_task(task).metrics
     check_known(name, {*known_metrics(), *further}, "unknown metric")
 
 
 def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | list[Tensor]) -> Task:
-    """The task that labels are of.
+    """Infers the task from labels.
 
-    Numbers with fractions are regression, one class each is classification; a label for each
-    token is token classification, and causal language modeling where the labels are the tokens; a
-    class for each pixel is segmentation.
+    Numbers with fractions are regression, and one class per row is classification. A label per
+    token is token classification, or causal language modeling if the labels are the tokens. A class
+    per pixel is segmentation.
     """
     if isinstance(labels, Tensor) and labels.dim() < 2:
         return TASKS["regression" if labels.is_floating_point() else "classification"]
@@ -343,15 +345,15 @@ def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | li
 
 
 def check_is_clear(task: Task, labels: Tensor | list[Tensor], *, is_of_rows: bool = True) -> None:
-    """Checks that labels from which a task was inferred cannot well be meant for another.
+    """Checks that labels do not also suggest another task than the inferred one.
 
     Args:
-        task: the inferred one.
-        labels: of all rows.
-        is_of_rows: no input has as many positions as a row has labels.
+        task: the inferred task.
+        labels: labels of all rows.
+        is_of_rows: true if no input has as many positions as a row has labels.
     Raises:
-        ConfigError: they are several numbers a row or pictures, all 0 or 1, which are rarely a
-            regression, or one class as one-hot numbers.
+        ConfigError: the labels are one-hot, or several numbers per row or pictures of only 0 and 1,
+            which are rarely a regression.
     """
     if not isinstance(labels, Tensor) or labels.dim() < 2:
         return

@@ -1,4 +1,4 @@
-"""Labels that are text in frames, arrays, lists and mappings: classes by number."""
+"""Conversion of text labels in frames, arrays, lists and mappings to class numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from chop.base.notices import assume
 from chop.data import label_column
-from chop.data.labels import SHOWN, numbers_of_names
+from chop.data.labels import MAX_LISTED, numbers_of_names
 from chop.errors import ConfigError, enumerate_names
 from chop.train.frames import is_frame, is_series
 
@@ -17,16 +17,16 @@ from chop.train.frames import is_frame, is_series
 def with_numbered_texts(
     splits: Mapping[str, Any], known: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Splits with labels that are text as classes, alike in all splits.
+    """Converts text labels to classes, with the same numbers in all splits.
 
     Args:
-        splits: rows by split: frames, pairs `(X, y)` or mappings of columns; others, and labels
-            that are no text, stay as they are.
-        known: name -> number, of the model; None where it says nothing.
+        splits: rows by split: frames, pairs `(X, y)` or mappings of columns. Other kinds and
+            numeric labels stay unchanged.
+        known: class numbers by name from the model; None if it has none.
     Raises:
         ConfigError: a row has no label.
     """
-    texts = {key: found for key, data in splits.items() if (found := _texts(data)) is not None}
+    texts = {key: labels for key, data in splits.items() if (labels := _texts(data)) is not None}
     if not texts:
         return dict(splits)
     numbered = [
@@ -34,10 +34,10 @@ def with_numbered_texts(
     ]
     if numbered:
         raise ConfigError(
-            f"labels: those of '{next(iter(texts))}' are text, those of '{numbered[0]}' are not: "
-            "give both alike."
+            f"labels of the split '{next(iter(texts))}' are text, those of '{numbered[0]}' are "
+            "numbers; use one form."
         )
-    names = sorted({text for found in texts.values() for text in found})
+    names = sorted({text for labels in texts.values() for text in labels})
     number = numbers_of_names(names, known)
     _check_are_trained(texts)
     return {
@@ -49,22 +49,24 @@ def with_numbered_texts(
 
 
 def _check_are_trained(texts: Mapping[str, Sequence[str]]) -> None:
-    """Raises ConfigError if no class of a split is one of the training rows; notes some."""
+    """Checks that each split shares a class with the training rows. Notes classes without training
+    rows.
+    """
     trained = set(texts.get("train", ()))
-    for key, found in texts.items():
-        others = sorted({*found} - trained)
-        listed = enumerate_names(others, SHOWN)
-        if trained and others and len(others) == len({*found}):
+    for key, labels in texts.items():
+        others = sorted({*labels} - trained)
+        listed = enumerate_names(others, MAX_LISTED)
+        if trained and others and len(others) == len({*labels}):
             raise ConfigError(
-                f"the classes of the split '{key}' ({listed}) are none of the training rows "
-                f"({enumerate_names(sorted(trained), SHOWN)})."
+                f"the classes of the split '{key}' ({listed}) do not occur in the training rows "
+                f"({enumerate_names(sorted(trained), MAX_LISTED)})."
             )
         if trained and others:
             assume(f"No training row has the class {listed} of the split '{key}'.")
 
 
 def _labels(data: Any) -> Any:
-    """The labels of rows; None where their place is not known."""
+    """Returns the labels of rows; None if their place is unknown."""
     if is_frame(data) or isinstance(data, Mapping):
         column = label_column(list(data))
         return None if column is None else data[column]
@@ -75,7 +77,7 @@ def _labels(data: Any) -> Any:
 
 
 def _texts(data: Any) -> list[str] | None:
-    """Labels that are text; None of others."""
+    """Returns labels that are text; None for other labels."""
     labels = _labels(data)
     if not (is_series(labels) or isinstance(labels, list | np.ndarray)):
         return None
@@ -86,8 +88,8 @@ def _texts(data: Any) -> list[str] | None:
     missing = [i + 1 for i, value in enumerate(values) if not isinstance(value, str | bytes)]
     if missing:
         raise ConfigError(
-            f"labels: {len(missing)} of {len(values)} rows have no text, the first row "
-            f"{missing[0]}: name their class or leave them out."
+            f"labels: {len(missing)} of {len(values)} rows have no label, the first is row "
+            f"{missing[0]}; add their class or remove these rows."
         )
     return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 

@@ -1,4 +1,4 @@
-"""Training loop with a learning-rate schedule, and evaluation, for the short runs of a search."""
+"""Training loop with a learning-rate schedule, and evaluation, for short runs of a search."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 Progress = str | Callable[[float], None] | None
-"""The label of a progress bar, a function that takes the share that is done, or none."""
+"""Label of a progress bar, a function that takes the finished share, or None."""
 EVALUATED = 256
-"""Rows of a step of `evaluate` at most."""
+"""Maximum batch size of `evaluate`."""
 SCHEDULES = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -51,33 +51,34 @@ def fit(
     on_step: Callable[[int, int], None] | None = None,
     task: str | Task | None = None,
 ) -> list[float]:
-    """Trains `model` in place with AdamW; frozen parameters stay as they are.
+    """Trains `model` in place with AdamW. Frozen parameters stay unchanged.
 
     Args:
         model: see `chop.train.model_io`.
-        dataset: what `read_rows` takes, with labels, texts tokenized; of a mapping of splits, its
-            `train`.
+        dataset: labeled rows with texts tokenized, in any form that `read_rows` takes. A mapping of
+            splits gives its `train`.
         epochs: passes over the rows; 0 does nothing.
         lr: the largest learning rate, reached at the end of `warmup`.
-        batch_size: rows of a step.
-        weight_decay: of AdamW, on matrices and filters only: neither biases nor learned scales.
-        schedule: of the learning rate after the warm-up: `constant`, or down to 0 along `linear`
-            or `cosine`.
+        batch_size: rows per step.
+        weight_decay: weight decay of AdamW, applied to matrices and filters, not to biases and
+            learned scales.
+        schedule: learning-rate schedule after the warm-up: `constant`, or decay to 0 by `linear` or
+            `cosine`.
         warmup: share of all steps, 0 to 1, in which the learning rate rises.
-        max_grad_norm: the gradient's norm is clipped to it.
-        seed: of the order of the rows and of dropout; the global generators are left as they
-            were. Equal seeds give equal weights on the same machine.
-        device: where to train; default, where the model is. The model stays there.
-        progress: the label of a progress bar, or a function that is called with the share of the
-            steps that are done; None shows none.
-        on_step: called before each optimizer step, gradients in place, with its number from 1
-            and the number of all steps; see `chop.train.GradualPruning`.
-        task: says which loss: a name of `chop.train.TASKS`, or a `Task`; default, that of the
-            labels, see `chop.train.tasks.infer_task`.
-    Returns: the mean loss of each epoch. Each module's mode (`train`, `eval`) is restored.
+        max_grad_norm: maximum norm of the gradient, enforced by clipping.
+        seed: seed of the row order and of dropout. The state of the global generators is restored.
+            Equal seeds give equal weights on the same machine.
+        device: training device, where the model stays; default, the model's device.
+        progress: label of a progress bar, or a function called with the finished share of the
+            steps; None shows no bar.
+        on_step: called before each optimizer step, after the gradients are computed, with the
+            step's number from 1 and the total; see `chop.train.GradualPruning`.
+        task: determines the loss: a name of `chop.train.TASKS`, or a `Task`; default, inferred from
+            the labels, see `chop.train.tasks.infer_task`.
+    Returns: the mean loss of each epoch. The mode (`train`, `eval`) of each module is restored.
     Raises:
-        ConfigError: wrong columns, an unknown schedule or task, labels that do not fit it, or
-            nothing to train.
+        ConfigError: wrong columns, an unknown schedule or task, labels that do not fit the task, or
+            no trainable parameter.
     """
     check_known(schedule, SCHEDULES, "unknown schedule")
     feed = Feed(model, take_split(dataset, "train"), batch_size, task, device)
@@ -117,14 +118,14 @@ def fit_and_report(
     report: Callable[[int, float], None] | None,
     value: Callable[[], float],
 ) -> None:
-    """Trains a model in place, and reports its value after each epoch but the last.
+    """Trains a model in place and reports its value after each epoch except the last.
 
     Args:
-        model: model to train, in place.
+        model: model to train.
         train: training rows.
         training: arguments of `fit`, `batch_size` among them.
-        report: called with the number of epochs that have ended and the value; None reports none.
-        value: judges the model as it is.
+        report: called with the number of finished epochs and the value; optional.
+        value: evaluates the current model.
     """
     steps = math.ceil(len(train) / training["batch_size"])
 
@@ -146,27 +147,27 @@ def evaluate(
     progress: Progress = None,
     task: str | Task | None = None,
 ) -> float:
-    """The metric of `model` on labeled rows, in evaluation mode and without gradients.
+    """Returns the metric of `model` on labeled rows, in evaluation mode and without gradients.
 
-    Quantized weights are rounded once, see `chop.nn.cached_weights`. Products of float32 are made
-    in float32, whatever `torch.set_float32_matmul_precision` allows.
+    Quantized weights are rounded once, see `chop.nn.cached_weights`. Float32 products run at full
+    precision, regardless of `torch.set_float32_matmul_precision`.
 
     Args:
         model: see `chop.train.model_io`.
-        dataset: what `read_rows` takes, with labels, texts tokenized; of a mapping of splits, its
-            `test`. `read_rows` of it spares reading it again at every call.
-        batch_size: rows of a step; for texts, neighbors in length. Default: 256, and fewer where
-            the logits of so many tokens are large, see `chop.train.rows.rows_per_batch`.
-        metric: a name of the task's `metrics`, a `Metric`, or a function of predictions and
-            labels; default, the task's own: accuracy of classes, R2 of numbers, perplexity of
-            text.
-        device: where to evaluate; default, where the model is. The model stays there.
-        progress: the label of a progress bar, or a function that is called with the share of the
-            steps that are done; None shows none.
-        task: what the model is asked to do: a name of `chop.train.TASKS`, or a `Task`; default,
-            that of the labels, see `chop.train.tasks.infer_task`.
+        dataset: labeled rows with texts tokenized, in any form that `read_rows` takes. A mapping of
+            splits gives its `test`. Pass the result of `read_rows` to avoid reading it in every
+            call.
+        batch_size: rows per step, for texts of similar length. Default: 256, fewer if the logits of
+            all tokens are large, see `chop.train.rows.rows_per_batch`.
+        metric: a name of the task's `metrics`, a `Metric`, or a function of predictions and labels;
+            default, the task's own: accuracy for classes, R2 for numbers, perplexity for text.
+        device: evaluation device, where the model stays; default, the model's device.
+        progress: label of a progress bar, or a function called with the finished share of the
+            steps; None shows no bar.
+        task: a name of `chop.train.TASKS`, or a `Task`; default, inferred from the labels, see
+            `chop.train.tasks.infer_task`.
     Raises:
-        ConfigError: wrong columns, an unknown metric or task, or labels that do not fit it.
+        ConfigError: wrong columns, an unknown metric or task, or labels that do not fit the task.
     """
     judged, predictions, labels = predict(
         model,
@@ -190,7 +191,7 @@ def predict(
     progress: Progress = None,
     task: str | Task | None = None,
 ) -> tuple[Metric, Tensor, Tensor]:
-    """Returns what `evaluate` scores.
+    """Returns the predictions that `evaluate` scores, with their labels and metric.
 
     Args:
         model: see `evaluate`.
@@ -201,7 +202,7 @@ def predict(
         progress: see `evaluate`.
         task: see `evaluate`.
 
-    Returns: the metric, and on the CPU predictions (K, ...) and labels (K, ...) as it takes them.
+    Returns: the metric, and on the CPU predictions (K, ...) and labels (K, ...) in its form.
     """
     feed = Feed(model, take_split(dataset, "test"), batch_size or EVALUATED, task, device)
     if batch_size is None:
@@ -219,8 +220,8 @@ def predict(
             answers, expected = judged.compare(
                 read_answers(output, judged, len(expected)), expected
             )
-            found, right = judged.metric.read(answers, expected)
-            predictions.append(found)
+            predicted, right = judged.metric.read(answers, expected)
+            predictions.append(predicted)
             labels.append(right)
             del output, answers  # as in `Feed.outputs`
             tick()
@@ -230,7 +231,7 @@ def predict(
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
-        raise ConfigError("nothing to train: every parameter of the model is frozen.")
+        raise ConfigError("nothing to train: all parameters of the model are frozen.")
     return trainable
 
 
@@ -254,7 +255,7 @@ def _rate(schedule: Callable[[float], float], warmup: float, steps: int) -> Call
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[torch.Generator]:
-    """Dropout draws from the global generators: they are seeded here and put back after."""
+    """Seeds the global generators, which dropout draws from, and restores them afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

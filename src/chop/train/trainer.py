@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, set up to be fast, quiet and offline."""
+"""Hugging Face Trainer with fast, quiet and offline defaults."""
 
 from __future__ import annotations
 
@@ -44,41 +44,41 @@ def get_trainer(
     seed: int = 42,
     **training_arguments: Any,
 ) -> Trainer:
-    """A `transformers.Trainer` for a classifier: `.train()`, `.evaluate()["eval_accuracy"]`.
+    """Returns a `transformers.Trainer` of a classifier: `.train()`, `.evaluate()["eval_accuracy"]`.
 
-    A script of MASE's trains to the same weights: batch size, learning rate, schedule, seed and
-    order of rows are those of MASE's trainer, which has `transformers.TrainingArguments`' own.
-    Other than there, evaluation takes larger batches, metrics need no network, and no checkpoint is
-    written unless it is asked for: none of it changes what is learned. On texts of unequal lengths
-    `train_sampling_strategy="group_by_length"` is faster, in another order; models of a few million
-    parameters hardly move in one epoch of 5e-5, and learn with `learning_rate=3e-4`.
+    A script written for MASE trains to the same weights, because batch size, learning rate,
+    schedule, seed and row order equal those of MASE's trainer, which are the defaults of
+    `transformers.TrainingArguments`. Evaluation differs: batches are larger, metrics work offline,
+    and checkpoints are written only on request. For texts of different lengths,
+    `train_sampling_strategy="group_by_length"` is faster, with another row order. Models of a few
+    million parameters need `learning_rate=3e-4`: one epoch at 5e-5 hardly changes them.
 
     Source of the defaults: `get_trainer` in `src/chop/tools/huggingface.py` of github.com/DeepWok/
     mase, and `transformers.TrainingArguments`.
 
     Args:
         model: a Hugging Face model, a plain module or a captured graph, see
-            `chop.train.model_io`; columns that its `forward` does not take are not fed.
-        tokenized_dataset: splits `train` and `test`; token columns are padded batch by batch.
-        tokenizer: saved with checkpoints, and names the padding token.
+            `chop.train.model_io`. Columns that its `forward` does not take are skipped.
+        tokenized_dataset: splits `train` and `test`; token columns are padded per batch.
+        tokenizer: saved with checkpoints; provides the padding token.
         evaluate_metric: one or several of `chop.train.metrics.METRICS`.
-        output_dir: the latest epoch's checkpoint is kept there; default, nothing is kept.
-        use_mps_device: train on Apple's GPU; otherwise on a CUDA GPU where there is one.
-        report_to: where to log to, `"none"`, `"tensorboard"` and so on.
+        output_dir: folder for the latest epoch's checkpoint; default, no checkpoint.
+        use_mps_device: trains on Apple's GPU; otherwise a CUDA GPU is used if present.
+        report_to: logging target, `"none"`, `"tensorboard"` and so on.
         num_train_epochs: passes over `train`.
-        train_batch_size: rows of a training step on each device.
-        eval_batch_size: rows of an evaluation step.
-        learning_rate: the largest; it falls linearly to zero.
-        seed: of the order of rows and of dropout; the global generators are seeded with it.
+        train_batch_size: rows per training step on each device.
+        eval_batch_size: rows per evaluation step.
+        learning_rate: initial learning rate, which decays linearly to zero.
+        seed: seed of the row order, of dropout and of the global generators.
         training_arguments: any further field of `transformers.TrainingArguments`.
     Raises:
         ConfigError: an unknown metric or argument, a missing split or wrong columns; in training,
-            labels that are no classes: `chop.train.fit` takes those.
+            labels that are not classes, which `chop.train.fit` takes.
         UnavailableError: `use_mps_device` without an Apple GPU.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model: expected a module, got {type(model).__name__}; of a MaseGraph, pass mg.model."
+            f"model: expected a module, got {type(model).__name__}; for a MaseGraph, pass mg.model."
         )
     names = [evaluate_metric] if isinstance(evaluate_metric, str) else list(evaluate_metric)
     scores = {name: find_metric(name) for name in names}
@@ -134,7 +134,7 @@ def _collator(
 
 def _fast_defaults(use_mps_device: bool) -> dict[str, Any]:
     if use_mps_device and not torch.backends.mps.is_available():
-        raise UnavailableError("use_mps_device: this machine has no Apple GPU that PyTorch sees.")
+        raise UnavailableError("use_mps_device: PyTorch finds no Apple GPU on this machine.")
     return {
         "use_cpu": not (use_mps_device or torch.cuda.is_available()),
         "logging_strategy": "epoch",

@@ -1,4 +1,4 @@
-"""Reads rows without labels: tensors, lists of rows or batches, and data loaders."""
+"""Reading of unlabeled rows: tensors, lists of rows or batches, and data loaders."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ FIRST = POSITION.format(0)
 
 
 def read_inputs(model: nn.Module, data: Any) -> Rows:
-    """Reads rows whose labels may be missing. Missing labels become zeros.
+    """Reads rows with or without labels. Missing labels become zeros.
 
     Args:
-        model: tells rows from batches in a list: it is called on the first item, as one of them.
-        data: any input of `read_rows`; or one tensor or array, a frame, a mapping of columns, or a
-            list, an iterator or a DataLoader of tensors, tuples of one, or mappings, each a row
-            or a batch.
+        model: called on the first item of a list to distinguish rows from batches.
+        data: any input of `read_rows`; a tensor, an array, a frame or a mapping of columns; or a
+            list, an iterator or a DataLoader of rows or batches, each a tensor, a tuple of one, or
+            a mapping.
     Raises:
-        ConfigError: it is none of these, or has no rows.
+        ConfigError: the kind of data is unknown, or there are no rows.
     """
     if isinstance(data, Mapping) and "train" in data:
         data = data["train"]
@@ -46,36 +46,36 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
     if isinstance(data, Mapping):
         return _zeros(data) if label_column(list(data)) is None else read_rows(data)
     if isinstance(data, DataLoader):
-        return _of_loader(data)
+        return _from_loader(data)
     if isinstance(data, Iterator):
         data = list(data)
     if isinstance(data, list):
-        return _of_list(model, data)
+        return _from_list(model, data)
     return read_rows(data)
 
 
 def _zeros(columns: Mapping[str, Any]) -> Rows:
-    """Columns with labels that nothing reads."""
+    """Adds zeros as labels to columns whose labels are not used."""
     read = {name: as_column(column) for name, column in columns.items()}
     for name, column in read.items():
         check_no_gaps(name, column)
     count = len(next(iter(read.values()), ()))
     if not count:
-        raise ConfigError("data: expected rows that show the model's inputs, got none.")
+        raise ConfigError("data: expected rows with the model's inputs, got none.")
     return read_rows({**read, LABELS: torch.zeros(count)})
 
 
-def _of_loader(loader: DataLoader[Any]) -> Rows:
-    """The rows of all batches; as labeled ones where they have labels."""
+def _from_loader(loader: DataLoader[Any]) -> Rows:
+    """Returns the rows of all batches, labeled if the batches are."""
     items = list(in_order(loader))
     if not items or _named(items[0]) is None or loader.batch_sampler is None:
         return read_rows(loader)
     return _joined([values for item in items if (values := _named(item)) is not None], True)
 
 
-def _of_list(model: nn.Module, items: list[Any]) -> Rows:
+def _from_list(model: nn.Module, items: list[Any]) -> Rows:
     if not items:
-        raise ConfigError("data: expected rows that show the model's inputs, got an empty list.")
+        raise ConfigError("data: expected rows with the model's inputs, got an empty list.")
     if all(isinstance(item, int | float) for item in items):
         return _zeros({FIRST: items})
     if _are_lists_of_numbers(items):
@@ -98,7 +98,7 @@ def _are_lists_of_numbers(items: list[Any]) -> bool:
 
 
 def _named(item: Any) -> Mapping[str, Any] | None:
-    """The inputs of an item without labels, by name; None of one with labels."""
+    """Returns the inputs of an unlabeled item by name; None for a labeled item."""
     if isinstance(item, tuple | list) and len(item) == 1:
         (item,) = item
     if isinstance(item, Mapping):
@@ -107,7 +107,7 @@ def _named(item: Any) -> Mapping[str, Any] | None:
 
 
 def _without_labels(item: Any) -> Mapping[str, Any] | None:
-    """The inputs of a pair of tensors or of a mapping and labels."""
+    """Returns the inputs of a labeled pair or mapping."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         return None
     return item[0] if isinstance(item[0], Mapping) else _named(item[0])
@@ -116,7 +116,7 @@ def _without_labels(item: Any) -> Mapping[str, Any] | None:
 def _joined(items: list[Mapping[str, Any]], are_batches: bool) -> Rows:
     names = list(items[0])
     if any(list(item) != names for item in items):
-        raise ConfigError(f"data: expected the same inputs in each item, {names} of the first.")
+        raise ConfigError(f"data: expected the inputs of the first item, {names}, in each item.")
     parts: Iterable[Mapping[str, Any]] = items
     if are_batches:
         parts = (
@@ -129,7 +129,9 @@ def _joined(items: list[Mapping[str, Any]], are_batches: bool) -> Rows:
 
 
 def _is_batch(model: nn.Module, items: list[Mapping[str, Any]]) -> bool:
-    """Returns true if items are batches. One-dimensional items are rows; others are tried."""
+    """Returns true if items are batches. One-dimensional items are rows; others are tried on the
+    model.
+    """
     first = {name: torch.as_tensor(x) for name, x in items[0].items()}
     if any(x.dim() == 0 for x in first.values()) or len({len(x) for x in first.values()}) > 1:
         return False

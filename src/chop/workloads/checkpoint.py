@@ -38,7 +38,7 @@ from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.train.outputs import MULTIOUTPUT
 from chop.train.reading import is_numeric
 from chop.train.segmentation import SEGMENTATION_TASK
-from chop.train.tasks import UNTOLD_TASK, check_is_clear
+from chop.train.tasks import JUDGED_TASK, check_is_clear
 from chop.workloads.pictures import SETTINGS, get_preprocessing, reduces_labels
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def load_checkpoint(
     data = _as_numbers(config, model, data, task)
     if config.own_functions.evaluate is None:
         return model, data, task.with_metric(config.metric)
-    return model, data, task if config.task else UNTOLD_TASK
+    return model, data, task if config.task else JUDGED_TASK
 
 
 def tokenizer_name(config: WorkloadConfig) -> str:
@@ -155,7 +155,7 @@ def _get_task(config: WorkloadConfig, data: DatasetDict) -> Task:
         return find_task(config.task)
     column = label_column(data["train"].column_names)
     if column is None:
-        return TASKS[CAUSAL_LM] if config.own_functions.evaluate is None else UNTOLD_TASK
+        return TASKS[CAUSAL_LM] if config.own_functions.evaluate is None else JUDGED_TASK
     if has_masks(data):
         assume(
             f"{SEGMENTATION_TASK.inferred_note} Masks are scaled with their pictures, by the "

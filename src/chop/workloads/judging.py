@@ -18,7 +18,7 @@ from chop.train import (
 )
 from chop.train.judge import Judge, checked_loss
 from chop.train.rows import task_for
-from chop.train.tasks import UNTOLD_TASK
+from chop.train.tasks import JUDGED_TASK
 
 
 def build_judge(
@@ -68,7 +68,7 @@ def build_task(
             assume(inferred.inferred_note)
         task = inferred.with_metric(metric)
     else:
-        task = replace(requested or UNTOLD_TASK, metric=judge.metric)
+        task = replace(requested or JUDGED_TASK, metric=judge.metric)
     if loss is None:
         return task
     code = loss if isinstance(loss, str) else ""

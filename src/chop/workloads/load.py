@@ -14,7 +14,7 @@ from torch import nn
 
 from chop.base.files import atomic_file, make_folder
 from chop.base.notices import assume, collected_assumptions, forget_assumptions
-from chop.data.builtin_names import MARK, plain_name, tell_which
+from chop.data.builtin_names import MARK, plain_name, report_choice
 from chop.data.load import SPLIT_OFF, builtin_dataset
 from chop.errors import ConfigError
 from chop.models import BUILTIN_MODELS, builtin_model, check_is_in_file
@@ -116,7 +116,7 @@ def load_workload(config: WorkloadConfig) -> Workload:
 
 def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Workload:
     """Loads the workload of the settings; `name` is that of a built-in model, else None."""
-    tell_which(config.model, BUILTIN_MODELS, "model", name)
+    report_choice(config.model, BUILTIN_MODELS, "model", name)
     functions = config.own_functions
     if name is not None:
         _check_is_of_builtin(config, name)

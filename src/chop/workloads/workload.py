@@ -36,7 +36,7 @@ from chop.train.feed import bound_task
 from chop.train.intervals import Score, compute_interval, constant_score, counted, interval_note
 from chop.train.judge import Judge
 from chop.train.metrics import accuracy
-from chop.train.tasks import CLASSIFICATION, UNTOLD_TASK
+from chop.train.tasks import CLASSIFICATION, JUDGED_TASK
 from chop.train.text_labels import with_numbered_texts
 from chop.train.train_loop import Progress
 from chop.workloads.judging import build_judge, build_task
@@ -165,7 +165,7 @@ class Workload:
         check_is_unwrapped(model, "model")
         requested = None if task is None else find_task(task)
         judge = build_judge(evaluate, metric, lower_is_better)
-        reads = UNTOLD_TASK if judge is not None and requested is None else requested
+        reads = JUDGED_TASK if judge is not None and requested is None else requested
         given = train, test, validation
         with collected_assumptions() as assumed:
             workload = cls._of(model, given, reads, judge is None, (name, dataset), device)

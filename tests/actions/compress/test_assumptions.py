@@ -77,7 +77,7 @@ def test_rows_that_were_split_off_are_said_first(files, capsys, unpainted):
     named = {"model": "net.py:Net", "weights": "net.pt", "dataset": "train.csv"}
     found = compress(CompressConfig(out=files / "run", **named, **QUICK))
     first, *_ = found["assumptions"]
-    assert first.startswith("No test rows were given: 20% of the rows were split off")
+    assert first.startswith("No test split found: 20% of the rows are used as test data")
     printed = " ".join(capsys.readouterr().out.split())
     assert "test rows" not in printed.replace("No test rows", "")
     outcome = "No test rows were given, so these numbers may be too good: saved integer 8.auto"
@@ -117,7 +117,7 @@ def test_other_jobs_say_the_same(files, capsys, unpainted):
 def test_pictures_of_one_split_name_the_folder_with_both(files):
     found = load_workload(WorkloadConfig(model="net.py:Pictures", dataset="pics/train"))
     texts = [each.text for each in found.assumptions]
-    assert "'pics/test' is beside it: give the folder 'pics', with both." in texts[0]
+    assert "To use 'pics/test', give the folder 'pics'." in texts[0]
     assert any("pixels from 0 to 1 as (x - 0.5) / 0.5: an assumption" in text for text in texts)
     whole = load_workload(WorkloadConfig(model="net.py:Pictures", dataset="pics"))
     assert not whole.has_seen_test and len(whole.test) == 12

@@ -57,7 +57,7 @@ def test_each_expert_is_corrected_as_a_layer_of_its_own(rows: str) -> None:
     assert list(info["layers"]) == ["layer[0]", "layer[1]"]
     assert all(error["after"] < error["before"] for error in info["layers"].values())
     assert info["skipped"] == {
-        "layer[2]": "it saw 7 rows, fewer than its 8 inputs: each weight is rounded to nearest"
+        "layer[2]": "it got 7 rows, fewer than its 8 inputs: each weight is rounded to nearest"
     }
     found = solved.modules["layer"].weight.detach().view(3, 16, 8)
     assert torch.equal(found[2], network.layer.weight.detach().view(3, 16, 8)[2])

@@ -65,7 +65,7 @@ def test_what_no_file_has_is_no_value(tmp_path):
     found = values.get(0)[mg.nodes[0]]
     assert torch.equal(found[0], x) and found[0].untyped_storage().nbytes() == 12
     values.write(tmp_path)
-    again = Values.of_files(mg.nodes, tmp_path).get(0)[mg.nodes[0]]
+    again = Values.from_files(mg.nodes, tmp_path).get(0)[mg.nodes[0]]
     assert torch.equal(again[2]["a"], x) and again[1] == [None, 2.5]
     with pytest.raises(NoBlocksError, match="is a object"):
         values.put(1, {mg.nodes[0]: object()})

@@ -32,7 +32,7 @@ def walked(prepared, out, start="nearest", row_weights="uniform"):
     learning = Learning(STEPS, 3, 0, solver, row_weights == "gradient")
     told = walk.run(BlockLearning(walk, learning, parts), lambda _: contextlib.nullcontext())
     walk.weights.load_rest()
-    return mg, {path: errors for part in told for path, errors in part.told.items()}
+    return mg, {path: errors for part in told for path, errors in part.report.items()}
 
 
 def in_memory(prepared, start="nearest", row_weights="uniform"):

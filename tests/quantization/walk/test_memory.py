@@ -23,7 +23,7 @@ METHODS = {
     "gptq": lambda walk: {
         path: row
         for part in walk.run(Gptq(walk, Solver(actorder=True), weighs_rows=True))
-        for path, row in part.told.items()
+        for path, row in part.report.items()
     },
 }
 

@@ -111,7 +111,7 @@ def walked(prepared, out, row_weights="gradient"):
     rounder = Gptq(walk, Solver(actorder=True), row_weights == "gradient")
     told = walk.run(rounder, lambda _: contextlib.nullcontext())
     walk.weights.load_rest()
-    return mg, {path: errors for part in told for path, errors in part.told.items()}
+    return mg, {path: errors for part in told for path, errors in part.report.items()}
 
 
 def in_memory(prepared, row_weights="gradient"):
@@ -357,7 +357,7 @@ def test_a_walk_that_goes_on_tells_of_all_experts_left_alone(tmp_path, monkeypat
         )
         rounder = learning or Gptq(walk, solver, False)
         parts = walk.run(rounder, lambda _: contextlib.nullcontext())
-        return [list(part.left.items()) for part in parts]
+        return [list(part.skipped.items()) for part in parts]
 
     whole = left(tmp_path / "whole")
     first, second = (" ".join(reason for _, reason in found) for found in whole[1:3])

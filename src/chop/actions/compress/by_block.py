@@ -158,7 +158,7 @@ class Decoder:
                 exact = measure(mg, FLOAT, FLOAT, workload, stages)
             rounder, rounding, skipped = _rounder(config, walk)
             for part in walk.run(rounder, lambda name: stages.stage(BLOCK, name)):
-                skipped.setdefault(rounding, {}).update(part.left)
+                skipped.setdefault(rounding, {}).update(part.skipped)
             walk.weights.load_rest()
             note = describe_skipped(mg, skipped)
             rounded = measure(mg, method_title(config.method), label, workload, stages, note)

@@ -1,3 +1,3 @@
-"""Passes that look and note."""
+"""Analysis passes, which annotate a graph without changing it."""
 
 __all__: list[str] = []

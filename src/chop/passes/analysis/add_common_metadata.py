@@ -1,4 +1,4 @@
-"""Notes what each node is, and the shape and dtype of all that flows through it."""
+"""Common metadata: operator, type, shapes and dtypes of each node."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class CommonMetadataConfig:
     """Settings of `add_common_metadata_analysis_pass`.
 
     Attributes:
-        dummy_in: example inputs by name; None takes inputs like those of the capture. A graph from
-            guessed inputs that does not hold for them is captured again from them.
-        add_value: also keeps the values that flow; this runs the model once.
-        force_device_meta: accepted for MASE's sake; shapes never need real memory here.
+        dummy_in: example inputs by name; default, inputs like those of the capture. A graph from
+            guessed inputs that is not valid for them is captured again.
+        add_value: also stores the values of all tensors, which runs the model once.
+        force_device_meta: accepted for compatibility with MASE; shapes never need real memory here.
     """
 
     dummy_in: Mapping[str, Any] | None = None
@@ -37,7 +37,7 @@ class CommonMetadataConfig:
 def add_common_metadata_analysis_pass(
     mg: MaseGraph, config: CommonMetadataConfig
 ) -> dict[str, Any]:
-    """Fills `common`: operator, type, and shape and dtype of every argument and result.
+    """Adds `common` metadata: operator, type, and shape and dtype of every argument and result.
 
     Shapes come from a run on fake tensors, which costs neither arithmetic nor memory.
 

@@ -1,4 +1,4 @@
-"""Notes which nodes a circuit would need no logic for, and which component the others are."""
+"""Hardware metadata: nodes without logic in a circuit, and components of the others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class HardwareMetadataConfig:
     """Settings of `add_hardware_metadata_analysis_pass`.
 
     Attributes:
-        fold: of a graph of integers: most cycles that a component may take for a sample; 0 chooses
-            a fold of about 256 multipliers.
+        fold: for an integer graph, maximum cycles per sample of a component; 0 selects a fold with
+            about 256 multipliers.
     """
 
     fold: int = 0
@@ -30,20 +30,19 @@ class HardwareMetadataConfig:
 def add_hardware_metadata_analysis_pass(
     mg: MaseGraph, config: HardwareMetadataConfig
 ) -> dict[str, Any]:
-    """Sets `hardware["is_implicit"]`: True where a node needs no logic of its own at inference.
+    """Sets `hardware["is_implicit"]`: true if a node needs no logic of its own at inference.
 
-    On a graph of integers, whose nodes are what a circuit is made of, the others get the keys
+    The nodes of an integer graph correspond to circuit components. Its other nodes get the keys
     `toolchain` ("INTERNAL_RTL"), `module` (SystemVerilog module), `parameters`, `lanes` (of each
     input) and `out_lanes`, `cycles` (between two samples) and `memory_bits` (of its ROMs).
 
     Returns:
-        implicit: number of nodes that need no logic of their own.
+        implicit: number of nodes without own logic.
         explicit: number of the other nodes.
-        interval: cycles between two samples when nothing stalls; None of graphs that compute with
-            real numbers.
+        interval: cycles between two samples without stalls; None for graphs with real numbers.
 
     Raises:
-        ConfigError: operators of a graph of integers have no circuit.
+        ConfigError: operators of an integer graph have no circuit.
     """
     for node in mg.nodes:
         row = mg.operator(node)
@@ -57,7 +56,7 @@ def add_hardware_metadata_analysis_pass(
 
 
 def _note_components(mg: MaseGraph, fold: int) -> int | None:
-    """The components of a graph of integers, and its interval; None of other graphs."""
+    """Adds the components of an integer graph. Returns its interval; None for other graphs."""
     # The engine is imported when it is used: it is large.
     from chop.hardware.design.emit import emit
     from chop.hardware.integer_form import is_integer

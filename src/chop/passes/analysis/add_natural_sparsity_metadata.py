@@ -1,4 +1,4 @@
-"""Notes how many zeros there are before anything is pruned."""
+"""Natural sparsity: shares of zeros before pruning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NaturalSparsityConfig:
 
     Attributes:
         dummy_in: inputs of the model by name.
-        add_meta: also notes the shares in the metadata, `software.args[name]["natural_sparsity"]`.
+        add_meta: also stores the shares in the metadata, `software.args[name]["natural_sparsity"]`.
     """
 
     dummy_in: Mapping[str, Any]
@@ -31,9 +31,9 @@ class NaturalSparsityConfig:
 def add_natural_sparsity_metadata_analysis_pass(
     mg: MaseGraph, config: NaturalSparsityConfig
 ) -> dict[str, Any]:
-    """The share of exact zeros in the weights and inputs of linear and convolution layers.
+    """Measures the share of exact zeros in weights and inputs of linear and convolution layers.
 
-    A share is that of zeros: 0.0 for a dense tensor. (MASE's pass gives the share of the others.)
+    A dense tensor has the share 0.0. (MASE's pass returns the share of non-zeros.)
 
     Returns:
         PATH_weight: (elements, share of zeros) of the weight of the layer at `PATH`.
@@ -42,16 +42,16 @@ def add_natural_sparsity_metadata_analysis_pass(
         avg_activation: share of zeros in all the inputs.
 
     Raises:
-        ConfigError: `dummy_in` is missing or no mapping.
+        ConfigError: `dummy_in` is missing or not a mapping.
     """
-    found = layer_zeros(mg, select_inputs(mg, [config.dummy_in], f"{WHERE}.dummy_in"))
-    for layer, (weight, data_in) in found.items() if config.add_meta else ():
+    zeros = layer_zeros(mg, select_inputs(mg, [config.dummy_in], f"{WHERE}.dummy_in"))
+    for layer, (weight, data_in) in zeros.items() if config.add_meta else ():
         for node in layer.nodes:
             entries = node_metadata(node).software["args"]
             entries.setdefault("weight", {})["natural_sparsity"] = weight.share
             entries.setdefault("data_in_0", {})["natural_sparsity"] = data_in.share
-    weights = {f"{layer.path}_weight": n for layer, (n, _) in found.items()}
-    inputs = {f"{layer.path}_activation": n for layer, (_, n) in found.items()}
+    weights = {f"{layer.path}_weight": n for layer, (n, _) in zeros.items()}
+    inputs = {f"{layer.path}_activation": n for layer, (_, n) in zeros.items()}
     return {
         **{name: (count.elements, count.share) for name, count in (weights | inputs).items()},
         "avg_weight": total(weights.values()).share,

@@ -1,4 +1,4 @@
-"""Notes at each layer how its weight and its input are pruned."""
+"""Pruning metadata: pruning of each layer's weight and input."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ UNPRUNED = {"method": None, "scope": None, "granularity": None}
 
 @graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("init_metadata_analysis_pass",))
 def add_pruning_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Sets `software["pruning"]` of every node that calls a layer which can be pruned.
+    """Sets `software["pruning"]` of every node that calls a prunable layer.
 
-    It has `weight` and `data_in_0`, each with `sparsity` (the share that is masked, 0.0 before
-    pruning), `method`, `scope` and `granularity` (None where nothing is pruned), and for the
-    weight `hidden` and `numel`, both in elements. Run again after pruning.
+    It has `weight` and `data_in_0`, each with `sparsity` (the masked share, 0.0 before pruning),
+    `method`, `scope` and `granularity` (None if nothing is pruned), and for the weight `hidden` and
+    `numel`, both in elements. Run the pass again after pruning.
 
     Returns:
-        layers: the mapping of each layer by module path.
+        layers: this mapping for each layer by module path.
         sparsity: masked share of all the weights, 0.0 to 1.0.
     """
     layers: dict[str, dict[str, Any]] = {}
     for layer in prunable_layers(mg):
         weight = _weight(layer)
         for node in layer.nodes:
-            noted = {"weight": dict(weight), "data_in_0": _data_in(mg, node)}
-            node_metadata(node).software["pruning"] = noted
-            layers.setdefault(layer.path, noted)
-    weights = [noted["weight"] for noted in layers.values()]
+            pruning = {"weight": dict(weight), "data_in_0": _data_in(mg, node)}
+            node_metadata(node).software["pruning"] = pruning
+            layers.setdefault(layer.path, pruning)
+    weights = [pruning["weight"] for pruning in layers.values()]
     total = sum(weight["numel"] for weight in weights)
     return {
         "layers": layers,

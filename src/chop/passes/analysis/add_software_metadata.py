@@ -1,4 +1,4 @@
-"""Adds the software section, for what is measured of each tensor."""
+"""Software metadata: the section for statistics of each tensor."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 
 @graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_common_metadata_analysis_pass",))
 def add_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Gives every tensor of `common` an entry `{"stat": {}}` under the same name in `software`.
+    """Adds an entry `{"stat": {}}` to `software` for every tensor of `common`, under the same name.
 
-    What is there already stays.
+    Existing entries are kept.
 
     Returns: nothing.
     """

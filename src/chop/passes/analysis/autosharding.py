@@ -1,4 +1,4 @@
-"""Finds a sharding plan: the fastest within a budget of memory."""
+"""Automatic sharding: search for the fastest plan within a memory budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIASES = {
     "communications_backend": "backend",
 }
 LINKS = ("inter_node_bandwidth", "intra_node_bandwidth")
-"""MASE's names for the bandwidths along the first and the second axis of a mesh."""
+"""MASE's names for the bandwidths along the first and second axis of a mesh."""
 IGNORED = (
     *("sharding_config", "algo", "skip_fully_replicated"),
     *("run_checks", "preload_solution", "ilp_solution_file", "mip_rel_gap", "module_map"),
@@ -32,28 +32,28 @@ IGNORED = (
 
 @dataclass(frozen=True)
 class AutoshardingConfig:
-    """Settings of `autosharding_analysis_pass`; MASE's names are taken too.
+    """Settings of `autosharding_analysis_pass`, also under MASE's names.
 
-    The default speeds are those of a GPU such as NVIDIA's A100 and of its links.
+    The default speeds are those of an NVIDIA A100 and its links.
 
     Attributes:
-        mesh: processes along each axis, as 4, (2, 2) or "2x2" (`mesh_shape`).
-        memory_bytes: what a process has for parameters, buffers and activations, as 4000000000 or
-            "4GB". None: there is enough.
-        flops: floating-point operations per second of one process.
+        mesh: number of processes along each axis, such as 4, (2, 2) or "2x2" (`mesh_shape`).
+        memory_bytes: memory per process for parameters, buffers and activations, such as 4000000000
+            or "4GB"; default, unlimited.
+        flops: floating-point operations per second of a process.
         memory_bandwidth: bytes per second between a process and its memory.
-        bandwidth: bytes per second that a process sends: one number, or one for each axis of the
-            mesh (`inter_node_bandwidth`, `intra_node_bandwidth`).
-        latency: seconds of one message without its bytes, the same way.
-        backend: of the collectives; "gloo" (CPU) needs memory for buffers, "nccl" (CUDA) does not
-            (`communications_backend`).
-        inputs: of the forward that is planned for, by name; only shapes and dtypes matter. None:
-            like those of the capture.
-        exact: repeated layers may have plans of their own; takes longer, by their number.
-        time_limit_s: for each integer program (`time_limit`).
-        compare: predicts the plans that need no search too, and takes the best of all.
-        broadcast: under torchrun, where every process calls the pass: joins them, only the first
-            searches, and all get its plan. False: the process that calls searches by itself.
+        bandwidth: bytes per second that a process sends: one number, or one per axis of the mesh
+            (`inter_node_bandwidth`, `intra_node_bandwidth`).
+        latency: fixed seconds per message: one number, or one per axis.
+        backend: backend of the collectives; "gloo" (CPU) needs memory for buffers, "nccl" (CUDA)
+            does not (`communications_backend`).
+        inputs: inputs of the planned forward by name, of which only shapes and dtypes matter;
+            default, those of the capture.
+        exact: allows different plans for repeated layers, which multiplies the planning time.
+        time_limit_s: time limit per integer program (`time_limit`).
+        compare: also predicts the fixed plans, and returns the best of all.
+        broadcast: under torchrun, where every process calls the pass, lets only the first process
+            search and sends its plan to all. False searches in the calling process.
     """
 
     mesh: tuple[int, ...] | int | str = 2
@@ -71,7 +71,7 @@ class AutoshardingConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> AutoshardingConfig:
-        """From our mapping or MASE's.
+        """Parses a mapping with our or MASE's names.
 
         Raises:
             ConfigError: a key is unknown, given under two names, or a value has the wrong type.
@@ -85,7 +85,7 @@ class AutoshardingConfig:
         return parse(cls, named | ({"bandwidth": tuple(links)} if links else {}), NAME)
 
     def machine(self) -> Machine:
-        """The mesh, its speeds and memory.
+        """Returns the mesh with its speeds and memory.
 
         Raises:
             PlanError: a number is out of range.
@@ -104,31 +104,31 @@ class AutoshardingConfig:
 
 @graph_pass(config=AutoshardingConfig.from_settings)
 def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dict[str, Any]:
-    """Finds the sharding plan by which a forward is predicted to be fastest, if its memory fits.
+    """Finds the sharding plan with the fastest predicted forward that fits into memory.
 
-    One process does it, on a laptop too: the others are simulated, in a process of its own, and
-    tensors have no numbers, so that the graph may be on the meta device. Each node may compute in
-    any layout in which it sends nothing; an integer program chooses the layouts, and a simulated
-    forward by the plan counts what is sent and what is in memory. `resharding_transform_pass` runs
-    the plan, and compares it with one process.
+    The search runs on a single machine. The processes of the mesh are simulated without data in a
+    separate process, so the graph may be on the meta device. An integer program chooses a layout
+    for each node among those that need no communication inside the node. A simulated forward counts
+    communication and memory of the plan. `resharding_transform_pass` runs the plan and compares it
+    with a single process.
 
     Returns:
         plan: the `ShardingPlan`.
-        simulation: of a forward by it: `seconds`, `collectives`, `parameter_bytes`, `peak_bytes`
-            and `steps` by node, of one process.
-        alternatives: the same of the plans that need no search, by name.
-        failures: why one of these cannot run, by name.
-        fallbacks: nodes that multiply matrices and have to be replicated, with their share of all
+        simulation: its simulated forward: `seconds`, `collectives`, `parameter_bytes`, `peak_bytes` and
+            `steps` by node, for one process.
+        alternatives: simulations of the fixed plans by name.
+        failures: reasons by name for fixed plans that cannot run.
+        fallbacks: nodes with matrix products that have to be replicated, with their share of all
             operations.
-        without_rule: operators that DTensor has no rule for, which compute on whole tensors.
+        without_rule: operators without a DTensor rule, which compute on complete tensors.
         gap: relative distance of the solution from the proven bound of the integer program.
-        planning_seconds: by phase.
+        planning_seconds: planning time by phase.
 
     Raises:
         ConfigError: see `AutoshardingConfig`.
-        PlanError: no plan fits; the message names the smallest mesh that does. Or the model cannot
-            run on DTensors, or the mesh has not the processes among which it is broadcast.
-        DistributedError: the search was ended, or a process that waited for it.
+        PlanError: no plan fits, and the message names the smallest sufficient mesh; the model
+            cannot run on DTensors; or the mesh does not match the processes of the broadcast.
+        DistributedError: the search or a waiting process was terminated.
 
     Source: Zheng et al. 2022, arXiv:2201.12023 (integer program of layouts); here edges are flows.
 
@@ -136,16 +136,16 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
 
         {"mesh": "2x2", "memory_bytes": "4GB", "bandwidth": [12e9, 100e9]}
     """
-    found = _sharding(mg, config)
+    sharding = _sharding(mg, config)
     return {
-        "plan": found.plan,
-        "simulation": found.simulation,
-        "alternatives": dict(found.alternatives),
-        "failures": dict(found.failures),
-        "fallbacks": dict(found.fallbacks),
-        "without_rule": list(found.without_rule),
-        "gap": found.gap,
-        "planning_seconds": dict(found.planning_seconds),
+        "plan": sharding.plan,
+        "simulation": sharding.simulation,
+        "alternatives": dict(sharding.alternatives),
+        "failures": dict(sharding.failures),
+        "fallbacks": dict(sharding.fallbacks),
+        "without_rule": list(sharding.without_rule),
+        "gap": sharding.gap,
+        "planning_seconds": dict(sharding.planning_seconds),
     }
 
 

@@ -1,4 +1,4 @@
-"""Average bits per number of a graph, as an analysis pass."""
+"""Average bits per number of a graph."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from chop.passes.base import NoConfig, graph_pass
 
 @graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
 def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Average storage width of parameters and of the inputs of quantizable operators.
+    """Computes the average storage width of parameters and of inputs of quantizable operators.
 
-    Every element counts once, with the width of its format: an 8-bit integer is 8 bits wherever
-    its binary point is. What is not quantized counts with the width of its dtype.
+    Every element counts once, with the width of its format: an 8-bit integer has 8 bits at any
+    binary point. Float tensors count with the width of their dtype.
 
     Returns:
         w_avg_bit: average width of a parameter in bits, a float.
@@ -44,7 +44,7 @@ def calculate_avg_bits_mg_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict
 
 
 def _data_in(mg: MaseGraph, node: fx.Node) -> list[tuple[float, int]]:
-    """(width, elements) of each floating input of a node."""
+    """Yields (width, elements) of each floating input of a node."""
     return [
         (bits if fmt.is_identity else fmt.bits(shape), math.prod(shape))
         for name, shape, bits, fmt in operand_formats(mg, node)

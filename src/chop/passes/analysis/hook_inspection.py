@@ -1,4 +1,4 @@
-"""Lists what is attached to modules: hooks, masks and activation pruners."""
+"""Inspection of modules: hooks, masks and activation pruners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HookConfig:
     """Settings of `hook_inspection_analysis_pass`.
 
     Attributes:
-        quiet: prints no table.
+        quiet: suppresses the table.
     """
 
     quiet: bool = False
@@ -28,21 +28,21 @@ class HookConfig:
 
 @graph_pass(config=HookConfig)
 def hook_inspection_analysis_pass(mg: MaseGraph, config: HookConfig) -> dict[str, Any]:
-    """A table of the modules that have hooks, parametrizations, masks or are activation pruners.
+    """Lists modules with hooks, parametrizations, masks or activation pruners.
 
     Returns:
-        modules: by module path a mapping with its `class`; the names of the functions in
-            `forward_pre`, `forward`, `backward_pre` and `backward`; the names of its
-            `parametrizations`; the sparsity of its `mask` and of its `pruner`, or None.
+        modules: for each module path a mapping with its `class`; the function names in
+            `forward_pre`, `forward`, `backward_pre` and `backward`; its `parametrizations`; and the
+            sparsity of its `mask` and `pruner`, or None.
     """
     attached = {path: _attached(module) for path, module in mg.model.named_modules()}
     modules = {
-        path: {"class": type(mg.model.get_submodule(path)).__name__, **found}
-        for path, found in attached.items()
-        if any(value not in ([], None) for value in found.values())
+        path: {"class": type(mg.model.get_submodule(path)).__name__, **attachments}
+        for path, attachments in attached.items()
+        if any(value not in ([], None) for value in attachments.values())
     }
     if not config.quiet:
-        rows = [{"module": path, **_as_text(found)} for path, found in modules.items()]
+        rows = [{"module": path, **_as_text(attachments)} for path, attachments in modules.items()]
         print_table("Hooks, masks and pruners", rows)
     return {"modules": modules}
 
@@ -65,8 +65,8 @@ def _name(hook: Any) -> str:
     return str(getattr(hook, "__qualname__", type(hook).__name__))
 
 
-def _as_text(found: dict[str, Any]) -> dict[str, str]:
-    return {name: _format(value) for name, value in found.items()}
+def _as_text(attachments: dict[str, Any]) -> dict[str, str]:
+    return {name: _format(value) for name, value in attachments.items()}
 
 
 def _format(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Gives every node empty metadata."""
+"""Initialization of empty node metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chop.passes.base import MASE_KEYS, NoConfig, graph_pass
 def init_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
     """Sets `node.meta["mase"]` of every node to an empty `MaseMetadata`.
 
-    A graph that waits for example inputs has no nodes yet; they get theirs with it.
+    A graph without example inputs has no nodes yet; its nodes get metadata when it is captured.
 
     Returns: nothing.
     """

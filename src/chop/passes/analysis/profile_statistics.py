@@ -1,4 +1,4 @@
-"""Measures weights, and the activations of the nodes that are asked for, over a few batches."""
+"""Statistics of weights, and of activations of selected nodes over batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_NAMES = 4
 
 
 class NotFiniteWarning(UserWarning):
-    """What was measured holds NaN or infinite values."""
+    """Warning that measured values are NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class ProfileConfig:
     """Settings of `profile_statistics_analysis_pass`.
 
     Attributes:
-        by: what the targets are: operators, or names of nodes (or module paths).
-        target_weight_nodes: whose parameters to measure.
-        target_activation_nodes: whose inputs and results to measure.
-        weight_statistics: a mapping of settings for each statistic by name.
-        activation_statistics: the same for activations.
+        by: kind of targets: operators, or names of nodes (or module paths).
+        target_weight_nodes: targets whose parameters are measured.
+        target_activation_nodes: targets whose inputs and results are measured.
+        weight_statistics: settings of each statistic by name.
+        activation_statistics: settings of each statistic of activations by name.
         input_generator: batches of inputs by name; needed for activations.
-        num_samples: stops after the batch that brings the rows to so many; None takes all batches.
-        quiet: prints no table.
+        num_samples: number of rows after which no further batch is taken; default, all batches.
+        quiet: suppresses the table.
     """
 
     by: Literal["type", "name"] = "type"
@@ -56,7 +56,7 @@ class ProfileConfig:
             targets, statistics = f"target_{kind}_nodes", f"{kind}_statistics"
             make_statistics(getattr(self, statistics), f"{WHERE}.{statistics}")
             if getattr(self, targets) and not getattr(self, statistics):
-                raise ConfigError(f"{WHERE}: {targets} is given, and no {statistics}.")
+                raise ConfigError(f"{WHERE}: {targets} needs {statistics}.")
         if self.target_activation_nodes and self.input_generator is None:
             raise ConfigError(f"{WHERE}: activations need batches as 'input_generator'.")
         check_fields(self, WHERE)
@@ -64,15 +64,15 @@ class ProfileConfig:
 
 @graph_pass(config=ProfileConfig, requires=("init_metadata_analysis_pass",))
 def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> dict[str, Any]:
-    """Measures parameters, and real inputs and results of nodes while the graph runs in eval mode.
+    """Measures parameters, and inputs and results of nodes while the graph runs in eval mode.
 
     Results go to `node.meta["mase"]["software"]["args" or "results"][tensor]["stat"][statistic]`.
     The statistics are those of `chop.statistics`.
 
-    Warns with `NotFiniteWarning` where a statistic of a parameter is NaN or infinite.
+    Warns (`NotFiniteWarning`) if a statistic of a parameter is NaN or infinite.
 
     Returns:
-        statistics: by node name the mappings `args` and `results`, the same as in the metadata.
+        statistics: mappings `args` and `results` by node name, as in the metadata.
 
     Example config::
 
@@ -92,27 +92,31 @@ def profile_statistics_analysis_pass(mg: MaseGraph, config: ProfileConfig) -> di
         batches = select_inputs(mg, config.input_generator, f"{WHERE}.input_generator")
         settings = config.activation_statistics
         profile.observe_activations(activations, settings, batches, config.num_samples)
-    found = profile.computed()
-    for node, statistics in found.items():
+    statistics_by_node = profile.computed()
+    for node, statistics in statistics_by_node.items():
         _note(node, statistics)
-    if unusable := list(_not_finite(found)):
+    if unusable := list(_not_finite(statistics_by_node)):
         warnings.warn(
             f"{WHERE}: NaN or infinite values in {enumerate_names(unusable, MOST_NAMES)}; "
-            "statistics of them say nothing of the other values",
+            "their statistics are not meaningful",
             NotFiniteWarning,
             stacklevel=2,
         )
     if not config.quiet:
-        print_table("Statistics", list(_rows(found)))
-    return {"statistics": {node.name: statistics for node, statistics in found.items()}}
+        print_table("Statistics", list(_rows(statistics_by_node)))
+    return {
+        "statistics": {node.name: statistics for node, statistics in statistics_by_node.items()}
+    }
 
 
-def _not_finite(found: Mapping[fx.Node, Statistics]) -> Iterator[str]:
-    """`node.parameter` of those with a statistic that is NaN or infinite; rows tell theirs."""
-    for node, sections in found.items():
+def _not_finite(statistics_by_node: Mapping[fx.Node, Statistics]) -> Iterator[str]:
+    """Yields `node.parameter` for statistics that are NaN or infinite, except per-row ones."""
+    for node, sections in statistics_by_node.items():
         for tensors in sections.values():
             for tensor, statistics in tensors.items():
-                values = (x for of_one in statistics.values() for x in of_one.values())
+                values = (
+                    x for values_by_name in statistics.values() for x in values_by_name.values()
+                )
                 is_parameter = not tensor.startswith(("data_in", "data_out"))
                 if is_parameter and not all(
                     torch.isfinite(torch.as_tensor(x)).all() for x in values
@@ -120,17 +124,17 @@ def _not_finite(found: Mapping[fx.Node, Statistics]) -> Iterator[str]:
                     yield f"{node.name}.{tensor}"
 
 
-def _note(node: fx.Node, found: Statistics) -> None:
+def _note(node: fx.Node, statistics_by_node: Statistics) -> None:
     software: Record = node_metadata(node).software
-    for section, tensors in found.items():
+    for section, tensors in statistics_by_node.items():
         for tensor, statistics in tensors.items():
             entry = software.setdefault(section, {}).setdefault(tensor, {})
             entry.setdefault("stat", {}).update(statistics)
 
 
-def _rows(found: Mapping[fx.Node, Statistics]) -> Iterator[dict[str, Any]]:
-    """One row per node, tensor and statistic; what is no single number as its shape."""
-    for node, sections in found.items():
+def _rows(statistics_by_node: Mapping[fx.Node, Statistics]) -> Iterator[dict[str, Any]]:
+    """Yields a row per node, tensor and statistic, with shapes in place of tensors."""
+    for node, sections in statistics_by_node.items():
         for tensors in sections.values():
             for tensor, statistics in tensors.items():
                 for name, values in statistics.items():

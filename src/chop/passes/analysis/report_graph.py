@@ -1,4 +1,4 @@
-"""Shows a graph as text, and how many nodes of which kind it has."""
+"""Graph as text, with node counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReportGraphConfig:
     """Settings of `report_graph_analysis_pass`.
 
     Attributes:
-        file_name: where to write the text; None prints it. Missing folders are made.
+        file_name: output file; default, prints the text. Missing folders are created.
     """
 
     file_name: Path | None = None
@@ -25,13 +25,13 @@ class ReportGraphConfig:
 
 @graph_pass(config=ReportGraphConfig)
 def report_graph_analysis_pass(mg: MaseGraph, config: ReportGraphConfig) -> dict[str, Any]:
-    """Prints or writes the graph, and counts its nodes.
+    """Prints or writes the graph and counts its nodes.
 
     Returns:
         nodes: number of nodes.
-        ops: number of nodes by the kind that FX gives them.
-        operators: number of nodes by MASE's name of the operator.
-        text: what was printed or written.
+        ops: number of nodes by FX kind.
+        operators: number of nodes by MASE operator.
+        text: the printed or written text.
     """
     ops = Counter(node.op for node in mg.nodes)
     operators = Counter(mg.operator(node).name for node in mg.nodes if node.op.startswith("call_"))

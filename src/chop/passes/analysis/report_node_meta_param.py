@@ -1,4 +1,4 @@
-"""A table of the metadata that passes left on each node."""
+"""Table of the metadata of each node."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ReportMetadataConfig:
     """Settings of `report_node_meta_param_analysis_pass`.
 
     Attributes:
-        which: which metadata to show; `("all",)` shows everything.
-        save_path: a text file to write the table to as well.
+        which: metadata to show; `("all",)` shows everything.
+        save_path: additional text file for the table.
     """
 
     which: tuple[Which | Literal["all"], ...] = ("all",)
@@ -34,11 +34,11 @@ class ReportMetadataConfig:
 def report_node_meta_param_analysis_pass(
     mg: MaseGraph, config: ReportMetadataConfig
 ) -> dict[str, Any]:
-    """Prints a table with a row per node.
+    """Prints a table of metadata with a row per node.
 
     Returns:
         rows: one dict per node: its name, operator and type, and the chosen metadata as plain
-            nested dicts. Tensors are described, not copied.
+            nested dicts. Tensors are described rather than copied.
     """
     chosen = [section for section in SECTIONS if section in config.which or "all" in config.which]
     rows = []
@@ -64,7 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 def _as_text(value: Any, indent: str = "") -> str:
-    """Nested dicts as indented lines."""
+    """Formats nested dicts as indented lines."""
     lines = []
     for name, item in value.items():
         if isinstance(item, Mapping) and item:

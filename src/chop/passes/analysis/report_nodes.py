@@ -1,4 +1,4 @@
-"""Tables with a row for each node: what it is, its shapes, and what it is in a circuit."""
+"""Tables of node types, shapes and hardware components."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TYPE_COLUMNS = ("node", "op", "operator", "mase_type", "module", "target")
 
 @graph_pass(config=NoConfig)
 def report_node_type_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Prints a table with a row per node.
+    """Prints a table of node types with a row per node.
 
     Returns:
-        rows: one dict per node: its name, the kind that FX gives it, MASE's operator and type, the
-            class of the module it calls ("" if none), and what it calls.
+        rows: one dict per node: its name, FX kind, MASE operator and type, the class of the called
+            module ("" if none), and the call target.
     """
     rows = []
     for node in mg.nodes:
@@ -37,7 +37,7 @@ SHAPE_COLUMNS = ("node", "inputs", "outputs")
 
 @graph_pass(config=NoConfig, requires=("add_common_metadata_analysis_pass",))
 def report_node_shape_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Prints a table with a row per node.
+    """Prints a table of shapes and dtypes with a row per node.
 
     Returns:
         rows: one dict per node: its name, and `inputs` and `outputs`, dicts from the name of the
@@ -72,12 +72,12 @@ HARDWARE_COLUMNS = ("node", "operator", "implicit", "module", "cycles")
 
 @graph_pass(config=NoConfig, requires=("add_hardware_metadata_analysis_pass",))
 def report_node_hardware_type_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Prints a table with a row per node.
+    """Prints a table of hardware components with a row per node.
 
     Returns:
-        rows: one dict per node: its name, MASE's operator, whether it needs no logic of its own,
-            and, of a graph of integers, its SystemVerilog module and the cycles between two
-            samples ("" where it has none).
+        rows: one dict per node: its name, MASE operator, true if it needs no logic of its own, and,
+            for an integer graph, its SystemVerilog module and the cycles between two samples ("" if
+            it has none).
     """
     rows = []
     for node in mg.nodes:

@@ -1,4 +1,4 @@
-"""Counts zeros: in weights, and in what really flows through the model."""
+"""Counts of zeros in weights and activations."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SparsityConfig:
 
     Attributes:
         batches: inputs of the model by name, one mapping per batch; without them activations are
-            not looked at.
-        quiet: prints no table.
+            not measured.
+        quiet: suppresses the table.
     """
 
     batches: Batches | None = field(default=None, repr=False)
@@ -33,13 +33,13 @@ class SparsityConfig:
 
 @graph_pass(config=SparsityConfig)
 def report_sparsity_analysis_pass(mg: MaseGraph, config: SparsityConfig) -> dict[str, Any]:
-    """Tables of exact zeros in matrices, filters and tables, and in results of real numbers.
+    """Counts exact zeros in matrices, filters and embedding tables, and in real-valued results.
 
-    Biases and the parameters of norms are left out. With `batches` the model runs in eval mode and
-    is left as it was.
+    Biases and the parameters of norms are excluded. With `batches` the model runs in eval mode, and
+    its mode is restored.
 
     Returns:
-        weights: one dict per parameter: `parameter` (its dotted path; a shared one has the first),
+        weights: one dict per parameter: `parameter` (its dotted path, the first one if shared),
             `elements`, `hidden` (masked elements), `zeros` (masked, or stored as zero) and `share`
             (zeros of elements).
         activations: one dict per result: `node`, `operator`, `elements`, `zeros` and `share`.
@@ -47,7 +47,7 @@ def report_sparsity_analysis_pass(mg: MaseGraph, config: SparsityConfig) -> dict
         activation_sparsity: share of zeros in all the results; None without `batches`.
 
     Raises:
-        ConfigError: `batches` is empty, or something in it is no mapping.
+        ConfigError: `batches` is empty, or an item is not a mapping.
     """
     weights = weight_zeros(mg)
     rows = [{"parameter": k, **_row(n, hidden=masked)} for k, (n, masked) in weights.items()]

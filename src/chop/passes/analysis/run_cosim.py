@@ -1,4 +1,4 @@
-"""Simulates the circuit of a graph."""
+"""Simulation of a graph's circuit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RunCosimConfig:
     """Settings of `run_cosim_analysis_pass`.
 
     Attributes:
-        project_dir: folder of the project, which `emit_cocotb_transform_pass` completed.
+        project_dir: folder of the project, completed by `emit_cocotb_transform_pass`.
         simulator: "verilator" or "icarus".
     """
 
@@ -26,19 +26,19 @@ class RunCosimConfig:
 
 @graph_pass(config=RunCosimConfig, ignores=MASE_KEYS)
 def run_cosim_analysis_pass(mg: MaseGraph, config: RunCosimConfig) -> dict[str, Any]:
-    """Simulates a project of the passes `emit_*`, and compares every output with its vectors.
+    """Simulates a project of the passes `emit_*` and compares every output with its vectors.
 
-    Runs the SystemVerilog of the folder, which is code; a `ForeignCodeWarning` says so where this
-    process did not write it.
+    Runs the SystemVerilog code of the folder. Warns (`ForeignCodeWarning`) if another process wrote
+    it.
 
     Returns:
-        simulations: a row for each profile of stalls: `simulator`, `version`, `profile`, `seed`,
-            `samples`, how many codes were `equal`, `cycles`, the measured `interval` between two
-            samples, the `planned` one, and `fills`, in Verilator the most beats of each FIFO.
+        simulations: a row per stall profile: `simulator`, `version`, `profile`, `seed`, `samples`,
+            number of `equal` codes, `cycles`, the measured `interval` between two samples, the
+            `planned` one, and `fills`, in Verilator the maximum fill of each FIFO in beats.
 
     Raises:
         CheckpointError: the folder has no project, or a project without vectors.
-        VerificationError: an output is not as expected.
+        VerificationError: an output differs from its vector.
         UnavailableError: a tool is not installed.
     """
     # The engine is imported when it is used: it is large.

@@ -1,4 +1,4 @@
-"""Quantization summary: operators, and the fit of each layer's weights to their grid."""
+"""Quantization summary: operators by format, and the weight error of each layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chop.quantization.unreached import unreached_matrices
 
 
 class PoorFitWarning(UserWarning):
-    """Most weights of some layers round to zero, or many saturate."""
+    """Warning that most weights of a layer round to zero or saturate."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class SummaryConfig:
     """Settings of `summarize_quantization_analysis_pass`.
 
     Attributes:
-        save_dir: folder for `operators.csv` and `layers.csv`; None writes nothing.
-        original_graph: the graph before quantization, for the column of bits before.
-        silent: prints no table; warnings stay.
+        save_dir: folder for `operators.csv` and `layers.csv`; default, no files.
+        original_graph: graph before quantization, for `bits_before`.
+        silent: suppresses the tables, but not warnings.
     """
 
     save_dir: Path | None = None
@@ -38,15 +38,15 @@ class SummaryConfig:
 
 @graph_pass(config=SummaryConfig, requires=("add_common_metadata_analysis_pass",))
 def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -> dict[str, Any]:
-    """Tables of what was quantized to what, and of the layers whose weights do not survive it.
+    """Summarizes quantized operators and their formats, and the weight errors of layers.
 
-    Warns (`PoorFitWarning`) where most weights of a layer round to zero or saturate: such a model
-    answers by chance, which is better known before an evaluation than after.
+    Warns (`PoorFitWarning`) if most weights of a layer round to zero or saturate, since such a
+    model answers by chance.
 
     Returns:
         operators: one dict per operator and formats, see `OperatorRow`.
         layers: one dict per quantized layer, see `LayerRow`.
-        unreached: one dict per module with matrices that no format can be given to, see
+        unreached: one dict per module with matrices that cannot have a format, see
             `chop.ir.unreached.Unreached`.
         bits_before: average bits per parameter before.
         bits_after: average bits per parameter after.
@@ -59,7 +59,7 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     if not config.silent:
         _print(operators, layers)
         if unreached:
-            print_table("Weights that no format can be given to", unreached)
+            print_table("Weights that cannot have a format", unreached)
     if config.save_dir is not None:
         for name, kind, rows in (
             ("operators", OperatorRow, operators),

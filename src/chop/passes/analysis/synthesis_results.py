@@ -1,4 +1,4 @@
-"""Resources of a project, by Yosys: MASE's name."""
+"""Synthesis results of a project from Yosys, under MASE's name."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def get_synthesis_results(
     target: str = TARGETS[0],
     output_dir: str | Path = PROJECT,
 ) -> dict[str, Any]:
-    """Synthesizes the project in a folder, and counts what it takes.
+    """Synthesizes the project in a folder and counts its resources.
 
     Args:
         model_name: name of the top module.
-        mg: the graph, as MASE passes it; what is synthesized is the project on the disk.
-        target: family of devices: "xc7", 7-series FPGAs of Xilinx.
+        mg: unused; accepted for compatibility with MASE. The project in the folder is synthesized.
+        target: device family: "xc7", Xilinx 7-series FPGAs.
         output_dir: folder of the project.
-    Returns: the row of the whole design, of `chop.hardware.costs.synth.synthesize`.
+    Returns: the row of the complete design from `chop.hardware.costs.synth.synthesize`.
     Raises:
         CheckpointError: the folder has no project.
-        ConfigError: it has another top module, or the target is another one.
+        ConfigError: the project has another top module, or the target is not supported.
         UnavailableError: Yosys is not installed.
     """
     # The engine is imported when it is used: it is large.

@@ -1,4 +1,4 @@
-"""Checks that the metadata still says what the graph does."""
+"""Verification that the metadata matches the graph."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class VerifyCommonConfig:
     """Settings of `verify_common_metadata_analysis_pass`.
 
     Attributes:
-        dummy_in: the example inputs that the metadata was made with; None takes inputs of the
-            shapes and dtypes that it notes.
+        dummy_in: example inputs of the metadata; default, inputs with the recorded shapes and
+            dtypes.
     """
 
     dummy_in: Mapping[str, Any] | None = None
@@ -34,16 +34,16 @@ class VerifyCommonConfig:
 def verify_common_metadata_analysis_pass(
     mg: MaseGraph, config: VerifyCommonConfig
 ) -> dict[str, Any]:
-    """Runs the graph on fake tensors again and compares `common` of every node.
+    """Runs the graph on fake tensors and compares the result with `common` of every node.
 
-    Compared are the operator and its type, and of every tensor among the arguments and results
-    shape, dtype, type and precision.
+    It compares the operator and its type, and the shape, dtype, type and precision of every tensor
+    among the arguments and results.
 
     Returns:
         checked: number of nodes.
 
     Raises:
-        GraphError: something differs; it names the node, what is noted and what is true.
+        GraphError: metadata differs; the message has the node, the recorded and the actual value.
     """
     results: dict[fx.Node, Any] = {}
 
@@ -56,24 +56,24 @@ def verify_common_metadata_analysis_pass(
     return {"checked": len(results)}
 
 
-def _compare(node: fx.Node, noted: CommonMetadata, true: CommonMetadata) -> None:
+def _compare(node: fx.Node, recorded: CommonMetadata, true: CommonMetadata) -> None:
     for what in ("mase_op", "mase_type"):
-        _expect(node, what, noted[what], true[what])
+        _expect(node, what, recorded[what], true[what])
     for side in ("args", "results"):
         tensors = {name: x for name, x in true[side].items() if isinstance(x, TensorInfo)}
-        _expect(node, side, _tensor_names(noted[side]), sorted(tensors))
+        _expect(node, side, _tensor_names(recorded[side]), sorted(tensors))
         for name, info in tensors.items():
             for what in CHECKED:
-                _expect(node, f"{side}.{name}.{what}", noted[side][name][what], info[what])
+                _expect(node, f"{side}.{name}.{what}", recorded[side][name][what], info[what])
 
 
 def _tensor_names(entries: Mapping[str, Any]) -> list[str]:
     return sorted(name for name, info in entries.items() if isinstance(info, TensorInfo))
 
 
-def _expect(node: fx.Node, what: str, noted: Any, true: Any) -> None:
-    if noted != true:
+def _expect(node: fx.Node, what: str, recorded: Any, true: Any) -> None:
+    if recorded != true:
         raise GraphError(
-            f"node '{node.name}': its metadata notes {what} as {noted!r} and it is {true!r}; run "
+            f"node '{node.name}': its metadata has {what} {recorded!r}, and it is {true!r}; run "
             "add_common_metadata_analysis_pass again."
         )

@@ -1,4 +1,4 @@
-"""Checks that nodes have the metadata that passes add: software, hardware, and all kinds."""
+"""Verification that nodes have the metadata of passes: software, hardware, and all kinds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chop.passes.base import MASE_KEYS, PASSES, NoConfig, graph_pass
 
 @graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_software_metadata_analysis_pass",))
 def verify_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Compares the names of the tensors in `software` with those in `common`, node by node.
+    """Compares the tensor names in `software` with those in `common` for each node.
 
     Returns:
         checked: number of nodes.
@@ -23,9 +23,9 @@ def verify_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> d
     for node in mg.nodes:
         metadata = node_metadata(node)
         for side in ("args", "results"):
-            noted = metadata.software.get(side, {})
+            recorded = metadata.software.get(side, {})
             for name, info in metadata.common[side].items():
-                if isinstance(info, TensorInfo) and "stat" not in noted.get(name, {}):
+                if isinstance(info, TensorInfo) and "stat" not in recorded.get(name, {}):
                     raise GraphError(
                         f"node '{node.name}': its software metadata lacks {side}.{name}; run "
                         "add_software_metadata_analysis_pass again."
@@ -35,13 +35,13 @@ def verify_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> d
 
 @graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_hardware_metadata_analysis_pass",))
 def verify_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Looks for `hardware["is_implicit"]` on every node.
+    """Checks that every node has `hardware["is_implicit"]`.
 
     Returns:
         checked: number of nodes.
 
     Raises:
-        GraphError: a node lacks it.
+        GraphError: a node does not have it.
     """
     for node in mg.nodes:
         if not isinstance(node_metadata(node).hardware.get("is_implicit"), bool):
@@ -57,14 +57,14 @@ PARTS = ("common", "software", "hardware")
 
 @graph_pass(config=NoConfig, ignores=MASE_KEYS, requires=("add_common_metadata_analysis_pass",))
 def verify_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Runs the checks of each kind of metadata that has been added.
+    """Verifies each kind of metadata that has been added.
 
     Returns:
         checked: number of nodes.
-        kinds: the kinds of metadata that were checked.
+        kinds: checked kinds of metadata.
 
     Raises:
-        GraphError: something is missing or differs; see the pass of its kind.
+        GraphError: metadata is missing or differs; see the pass of its kind.
     """
     done = {step.name for step in mg.provenance}
     kinds = [kind for kind in PARTS if f"add_{kind}_metadata_analysis_pass" in done]

@@ -1,3 +1,3 @@
-"""Passes that carry a graph to and from other places."""
+"""Interface passes, which save, load and export graphs."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Paths in the settings of interface passes."""
+"""Path settings of interface passes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from chop.config import convert
 from chop.errors import ConfigError, did_you_mean
 
 GRAPH_FILE = "graph_module"
-"""The name of an exported graph in its folder, without suffix."""
+"""Name of an exported graph in its folder, without suffix."""
 
 
 def settings_path(pass_args: Any, key: str, where: str) -> Path:
-    """The file or folder that the settings of a pass name, either alone or under `key`.
+    """Returns the file or folder in the settings, given directly or under `key`.
 
     Raises:
-        ConfigError: they name none.
+        ConfigError: there is no path.
     """
     if isinstance(pass_args, Mapping):
         for name in pass_args:

@@ -1,4 +1,4 @@
-"""Writes a graph for another engine: a file or folder that its own library reads."""
+"""Export of a graph to another engine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ class ExportConfig:
     """Settings of `export_interface_pass`.
 
     Attributes:
-        to: a target: "onnx", "openvino", "pt2", "compressed-tensors", "gptq", "qonnx" or
-            "gguf".
-        path: the file or folder; folders are made, and a missing suffix of the target is added.
-        tokenizer: of the model, for targets whose engines take text.
+        to: target: "onnx", "openvino", "pt2", "compressed-tensors", "gptq", "qonnx" or "gguf".
+        path: output file or folder; missing folders are created, and a missing suffix is added.
+        tokenizer: tokenizer of the model, for engines that take text.
     """
 
     to: str
@@ -28,27 +27,27 @@ class ExportConfig:
 
 @graph_pass(config=ExportConfig, takes_packed=True)
 def export_interface_pass(mg: MaseGraph, config: ExportConfig) -> dict[str, Any]:
-    """Writes the graph for another engine, in the codes and scales that it has.
+    """Exports the graph to another engine with identical codes and scales.
 
-    ONNX and OpenVINO hold any graph; inputs whose format ONNX lacks are not rounded there, which a
-    note says. Packages of torch hold any weights, and inputs in `integer`. Files of QONNX, made for
-    hls4ml and FINN, hold any graph in formats that have one scale for a tensor or channel. Folders
-    of compressed-tensors (vLLM, SGLang, transformers) and GPTQ (vLLM, SGLang, GPTQModel), and files
-    of GGUF (llama.cpp) hold weights of models of transformers, in formats that those engines know,
-    and the first of them 8-bit inputs; what is quantized and not packed is packed for them. What
-    the target cannot hold is listed by module in the error, before anything is written for it.
+    ONNX and OpenVINO support any graph; inputs in formats that ONNX lacks are not rounded, which a
+    note states. PT2 packages support any weights, and inputs in `integer`. QONNX, for hls4ml and
+    FINN, supports any graph with one scale per tensor or channel. Compressed-tensors (vLLM, SGLang,
+    transformers), GPTQ (vLLM, SGLang, GPTQModel) and GGUF (llama.cpp) support weights of
+    transformers models in the formats of these engines, and compressed-tensors also 8-bit inputs.
+    Quantized layers are packed for them. If the target does not support a module, the error lists
+    all such modules before anything is written.
 
     Returns:
-        path: what was written.
-        size_bytes: of all its files.
-        notes: sentences on what a user of the files would not expect, as formats that became
-            floats.
-        read: a function: the path -> what gives outputs by name of inputs by name, as the target's
-            library computes them; of folders of GPTQ chop itself.
+        path: the written file or folder.
+        size_bytes: size of all its files.
+        notes: unexpected properties of the files, such as formats exported as floats.
+        read: function: path -> a function from inputs by name to outputs by name, computed by the
+            target's library (for GPTQ by chop).
 
     Raises:
-        ConfigError: the target is unknown, or cannot hold a module.
-        GraphError: torch's exporter lacks an operator, or the model cannot be given back.
+        ConfigError: the target is unknown or does not support a module.
+        GraphError: torch's exporter lacks an operator, or the model cannot be restored from the
+            graph.
         UnavailableError: a library is not installed.
 
     Example::

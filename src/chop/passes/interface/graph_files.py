@@ -1,4 +1,4 @@
-"""Files of a graph and of its nodes' metadata, as steps of a pipeline."""
+"""Files of a graph and of its node metadata, as steps of a pipeline."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from chop.passes.interface.base import GRAPH_FILE, settings_path
 def save_mase_graph_interface_pass(
     graph: MaseGraph, pass_args: str | Path | Mapping[str, Any]
 ) -> tuple[MaseGraph, dict[str, Any]]:
-    """Writes `graph_module.pt` and `graph_module.mz` into a folder, which is made if missing.
+    """Writes `graph_module.pt` and `graph_module.mz` into a folder, which is created if missing.
 
     Args:
-        graph: the graph; it is returned as it is.
-        pass_args: the folder, or `{"save_dir": folder}`.
-    Returns: the graph, and `{"path": what MaseGraph.from_checkpoint takes}`.
+        graph: graph, which is returned unchanged.
+        pass_args: folder, or `{"save_dir": folder}`.
+    Returns: the graph, and `{"path": argument of MaseGraph.from_checkpoint}`.
 
     Raises:
-        GraphError: `graph` is no MaseGraph.
-        ConfigError: no folder is named.
-        CheckpointError: something in the graph cannot be exported.
+        GraphError: `graph` is not a MaseGraph.
+        ConfigError: there is no folder in the settings.
+        CheckpointError: a part of the graph cannot be exported.
     """
     check_graph("save_mase_graph_interface_pass", graph)
     path = settings_path(pass_args, "save_dir", "save_mase_graph_interface_pass") / GRAPH_FILE
@@ -36,16 +36,16 @@ def save_mase_graph_interface_pass(
 def load_mase_graph_interface_pass(
     graph: MaseGraph | None, pass_args: str | Path | Mapping[str, Any]
 ) -> tuple[MaseGraph, dict[str, Any]]:
-    """Reads what `save_mase_graph_interface_pass` wrote.
+    """Reads the graph that `save_mase_graph_interface_pass` wrote.
 
     Args:
-        graph: not used; what is read takes its place.
-        pass_args: the folder, or `{"load_dir": folder}`.
-    Returns: the graph that was read, and `{"path": where from}`.
+        graph: not used; the loaded graph replaces it.
+        pass_args: folder, or `{"load_dir": folder}`.
+    Returns: the loaded graph, and `{"path": its path}`.
 
     Raises:
-        ConfigError: no folder is named.
-        CheckpointError: the files are missing, broken, or name code that is not allowed.
+        ConfigError: there is no folder in the settings.
+        CheckpointError: files are missing or broken, or refer to code that is not allowed.
     """
     path = settings_path(pass_args, "load_dir", "load_mase_graph_interface_pass") / GRAPH_FILE
     return MaseGraph.from_checkpoint(path), {"path": path}
@@ -54,18 +54,18 @@ def load_mase_graph_interface_pass(
 def save_node_meta_param_interface_pass(
     graph: MaseGraph, pass_args: str | Path | Mapping[str, Any]
 ) -> tuple[MaseGraph, dict[str, Any]]:
-    """Writes what passes have noted on every node to a JSON file, whatever its suffix.
+    """Writes the metadata of every node to a JSON file with any suffix.
 
-    Values of tensors (`add_value`) are left out: they are large, and made again by a run.
+    Values of tensors (`add_value`) are omitted, since they are large and can be recomputed.
 
     Args:
-        graph: the graph; it is returned as it is.
-        pass_args: the file, or `{"path": file}`.
-    Returns: the graph, and `{"nodes": how many have metadata, "path": the file}`.
+        graph: graph, which is returned unchanged.
+        pass_args: file, or `{"path": file}`.
+    Returns: the graph, and `{"nodes": number of nodes with metadata, "path": the file}`.
 
     Raises:
-        GraphError: `graph` is no MaseGraph, or has no metadata.
-        ConfigError: no file is named.
+        GraphError: `graph` is not a MaseGraph, or has no metadata.
+        ConfigError: there is no file in the settings.
     """
     check_graph("save_node_meta_param_interface_pass", graph, ("init_metadata_analysis_pass",))
     path = settings_path(pass_args, "path", "save_node_meta_param_interface_pass")
@@ -75,16 +75,16 @@ def save_node_meta_param_interface_pass(
 def load_node_meta_param_interface_pass(
     graph: MaseGraph, pass_args: str | Path | Mapping[str, Any]
 ) -> tuple[MaseGraph, dict[str, Any]]:
-    """Reads what `save_node_meta_param_interface_pass` wrote of the same graph.
+    """Reads metadata that `save_node_meta_param_interface_pass` wrote for the same graph.
 
     Args:
-        graph: the graph; its nodes get the metadata in place of what they have.
-        pass_args: the file, or `{"path": file}`.
-    Returns: the graph, and `{"nodes": how many have metadata, "path": the file}`.
+        graph: graph; the metadata of its nodes is replaced.
+        pass_args: file, or `{"path": file}`.
+    Returns: the graph, and `{"nodes": number of nodes with metadata, "path": the file}`.
 
     Raises:
-        GraphError: `graph` is no MaseGraph, or not the one that was written.
-        ConfigError: no file is named.
+        GraphError: `graph` is not a MaseGraph, or not the written one.
+        ConfigError: there is no file in the settings.
         CheckpointError: the file is missing, broken or of another kind.
     """
     check_graph("load_node_meta_param_interface_pass", graph)

@@ -1,4 +1,4 @@
-"""Folders of LoRA adapters as PEFT reads and writes them."""
+"""Folders of LoRA adapters in PEFT's format."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def save_lora_adapter_interface_pass(
 ) -> tuple[MaseGraph, dict[str, Any]]:
     """Writes `adapter_model.safetensors` and `adapter_config.json`, which PEFT reads.
 
-    `peft.PeftModel.from_pretrained(original_model, folder)` then computes what the graph does, if
-    the graph was not quantized or pruned and no adapted module is at two paths of the model, of
-    which PEFT adapts one. What else trains in the graph is written too: biases
-    under PEFT's `bias`, other modules under its `modules_to_save`, of tied weights all modules that
-    have them. A warning names adapted layers whose weight other modules have: PEFT's
-    `merge_and_unload` would change these too.
+    `peft.PeftModel.from_pretrained(original_model, folder)` then computes the same as the graph,
+    unless the graph was quantized or pruned, or an adapted module is at two paths of the model, of
+    which PEFT adapts only one. Other trained parameters are written as well: biases under PEFT's
+    `bias`, modules under its `modules_to_save`, including all modules that share a weight. A
+    warning names adapted layers that share their weight, since PEFT's `merge_and_unload` would also
+    change the other modules.
 
     Args:
-        mg: a graph with adapters; it is returned as it is.
-        pass_args: the folder, or `{"save_dir": folder}`.
+        mg: graph with adapters, which is returned unchanged.
+        pass_args: folder, or `{"save_dir": folder}`.
     Returns: the graph, and `{"path": the folder, "layers": number of adapters}`.
 
     Raises:
-        GraphError: the graph has no adapter, or something trains that the format cannot hold.
-        ConfigError: no folder is named.
+        GraphError: the graph has no adapter, or a trained parameter that the format cannot store.
+        ConfigError: there is no folder in the settings.
     """
     check_graph("save_lora_adapter_interface_pass", mg)
     folder = settings_path(pass_args, "save_dir", "save_lora_adapter_interface_pass")
@@ -50,22 +50,22 @@ def save_lora_adapter_interface_pass(
 def load_lora_adapter_interface_pass(
     mg: MaseGraph, pass_args: str | Path | Mapping[str, Any]
 ) -> tuple[MaseGraph, dict[str, Any]]:
-    """A copy of the graph with the adapters that PEFT or `save_lora_adapter_interface_pass` wrote.
+    """Returns a copy of the graph with adapters from a folder of PEFT or chop.
 
-    A graph without adapters gets them, and only what the adapter file trained trains afterwards;
-    adapters that are there already are replaced. LoRA on linear layers is read in all its forms:
-    any `target_modules`, ranks and alphas by layer, `use_rslora`, biases, `modules_to_save`.
+    Existing adapters are replaced. A graph without adapters gets them, and afterwards only the
+    parameters trained in the file are trainable. All options of LoRA on linear layers are
+    supported: `target_modules`, ranks and alphas by layer, `use_rslora`, biases, `modules_to_save`.
 
     Args:
-        mg: a graph of the model for which the adapters were made; it stays as it is.
-        pass_args: the folder, or `{"load_dir": folder}`.
+        mg: graph of the adapters' base model, which is not changed.
+        pass_args: folder, or `{"load_dir": folder}`.
     Returns: the copy, and `{"path": the folder, "layers": number of adapters}`.
 
     Raises:
-        CheckpointError: files are missing or broken, do not fit the model, or are of another
-            method (DoRA and the like).
+        CheckpointError: files are missing or broken, do not fit the model, or use another method
+            (such as DoRA).
         GraphError: the graph has adapters on other layers than the file.
-        ConfigError: no folder is named.
+        ConfigError: there is no folder in the settings.
     """
     check_graph("load_lora_adapter_interface_pass", mg)
     folder = settings_path(pass_args, "load_dir", "load_lora_adapter_interface_pass")

@@ -1,4 +1,4 @@
-"""Passes on plain modules, for models that are not raised to a graph: `(module, settings)`."""
+"""Passes on plain modules without a graph: `(module, settings)`."""
 
 from chop.passes.analysis.autosharding import autosharding_analysis_pass
 from chop.passes.module.calculate_avg_bits import calculate_avg_bits_module_analysis_pass

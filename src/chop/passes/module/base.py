@@ -1,4 +1,4 @@
-"""Module passes: arguments of passes on plain modules."""
+"""Arguments and help of module passes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def documented(config: Any, result: str = "the module") -> Callable[[F], F]:
-    """Completes the help of a pass by its types, its settings and the keys of its `info`.
+    """Completes the help of a pass with its types, its settings and the keys of its `info`.
 
     Args:
         config: see `chop.passes.documentation.pass_docstring`.
-        result: the first of the two things that the pass returns.
+        result: description of the first of the two returned values.
     """
 
     def decorate(function: F) -> F:

@@ -1,4 +1,4 @@
-"""Average bits per parameter of a model that is not a graph."""
+"""Average bits per parameter of a plain model."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ NAME = "calculate_avg_bits_module_analysis_pass"
 def calculate_avg_bits_module_analysis_pass(
     module: M, pass_args: Mapping[str, Any] | None = None
 ) -> tuple[M, dict[str, Any]]:
-    """Average storage width of the parameters; a shared one counts once.
+    """Computes the average storage width of parameters; shared ones count once.
 
-    Counted as in `calculate_avg_bits_mg_analysis_pass`. The widths of inputs are not known
+    Counts like `calculate_avg_bits_mg_analysis_pass`, but without inputs, whose widths are unknown
     without a graph.
 
     Args:
-        module: any module, quantized or not; of a graph, `mg.model`.
-        pass_args: nothing can be set.
+        module: any module, quantized or not; for a graph, `mg.model`.
+        pass_args: there are no settings.
     Returns:
         w_avg_bit: average width of a parameter in bits, a float.
         weight_bytes: size of all parameters in bytes, a float.
 
     Raises:
-        ConfigError: `module` is no module, or a setting is given.
+        ConfigError: `module` is not a module, or a setting is given.
     """
     check_is_module(module, NAME)
     parse(NoConfig, pass_args, NAME)

@@ -1,4 +1,4 @@
-"""Quantizes the modules of a model that is not a graph."""
+"""Quantization of the modules of a plain model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ NAME = "quantize_module_transform_pass"
 def quantize_module_transform_pass(
     network: nn.Module, pass_args: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A copy of `network` with the selected modules replaced by their quantized twins.
+    """Returns a copy of `network` with the selected modules quantized.
 
-    A name is a module's dotted path. Only modules are found this way: what `forward` calls as a
-    function stays float, for which a graph is needed. The inside of `nn.MultiheadAttention` is left
-    alone, as it reads the weights of its modules without calling them: of a graph it is quantized.
-    Warns (`UnreachedWarning`) where more than a tenth of the weights are in no such module.
+    Names are dotted paths of modules. Functions called in `forward` stay float; quantizing them
+    needs a graph. The inside of `nn.MultiheadAttention` also stays float, because it reads the
+    weights of its modules without calling them; in a graph it is quantized. Warns
+    (`UnreachedWarning`) if more than a tenth of the weights are not in quantizable modules.
 
     Args:
-        network: any module; of a graph, `mg.model`.
+        network: any module; for a graph, `mg.model`.
         pass_args: see `QuantizeConfig`.
     Returns:
         quantized: number of modules.

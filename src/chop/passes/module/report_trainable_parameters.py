@@ -1,4 +1,4 @@
-"""Trainable parameters of a model, module by module."""
+"""Table of trainable parameters by submodule."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ReportConfig:
     """Settings of `report_trainable_parameters_analysis_pass`.
 
     Attributes:
-        depth: how many steps of a dotted path to unfold; None unfolds all.
-        silent: prints no table.
+        depth: maximum depth of dotted paths; default, all.
+        silent: suppresses the table.
     """
 
     depth: int | None = 3
@@ -35,23 +35,23 @@ class ReportConfig:
 def report_trainable_parameters_analysis_pass(
     module: M, pass_args: Mapping[str, Any] | None = None
 ) -> tuple[M, dict[str, Any]]:
-    """Prints how many parameters each submodule has and how many of them train.
+    """Prints total and trainable parameters of each submodule.
 
-    A row counts everything below its module, so rows of different depth overlap: the totals are
-    those of the model, each parameter once, and not sums over the rows.
+    A row includes everything below its module, so rows of different depth overlap. The totals count
+    each parameter of the model once.
 
     Args:
-        module: any module; of a graph, `mg.model`.
+        module: any module; for a graph, `mg.model`.
         pass_args: see `ReportConfig`.
     Returns:
         total: number of parameters.
-        trainable: number of those that train.
-        share: trainable out of all; 0 where there is none.
+        trainable: number of trainable parameters.
+        share: trainable share; 0 without parameters.
         rows: one dict per submodule that has parameters: `submodule`, `total`, `trainable` and
             `share`.
 
     Raises:
-        ConfigError: a setting is unknown, or `module` is no module.
+        ConfigError: a setting is unknown, or `module` is not a module.
     """
     check_is_module(module, NAME)
     config = parse(ReportConfig, pass_args, NAME)

@@ -1,3 +1,3 @@
-"""Passes that change the graph; each returns a new one."""
+"""Transform passes, which return a changed copy of the graph."""
 
 __all__: list[str] = []

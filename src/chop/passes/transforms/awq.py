@@ -1,4 +1,4 @@
-"""Scales weights up where inputs are large, before quantizing, without changing the function."""
+"""AWQ: scaling of weights with large inputs before quantization."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ class AwqConfig:
 
     Attributes:
         batches: inputs of the model by name, one mapping per batch; a few hundred training rows.
-        weight: the format that the weights are going to have, by name (`mxint:width=4`) or as a
-            mapping.
-        grid: exponents that are tried above 0, up to 1.
-        row_weights: what each token counts in a layer's error: `gradient`, its squared gradient of
-            the log likelihood, by one backward of the float model, averaged with 1 for all; or
-            `uniform`, all alike.
+        weight: future format of the weights, by name (`mxint:width=4`) or as a mapping.
+        grid: number of tried exponents above 0, up to 1.
+        row_weights: weight of each token in a layer's error: `gradient`, its squared gradient of
+            the log likelihood from one backward of the float model, averaged with 1; or `uniform`.
     """
 
     batches: Batches
@@ -46,28 +44,27 @@ class AwqConfig:
 
 @graph_pass(config=AwqConfig, requires=("add_common_metadata_analysis_pass",))
 def awq_transform_pass(mg: MaseGraph, config: AwqConfig) -> dict[str, Any]:
-    """Multiplies the weights of Linear layers by s per input channel and divides the inputs by it.
+    """Multiplies weights of Linear layers by s per input channel and divides the inputs by s.
 
-    s_j = f mean|x_j|^a, a in [0, 1] such that the outputs of all layers that read x have the least
-    error in the given format. f is 1 for formats with float scales; for others, whose error depends
-    on where weights lie between two powers of two, one of 1, 2^(1/4), 2^(1/2) and 2^(3/4) where x
-    comes from a norm. The division is folded into what x comes from: a norm, its gain, or a Linear,
-    through ReLU, dropout and products with another value; the float model computes what it did:
-    what reads x is run on the batches with each fold and without it, and a fold after which it
-    computes something else is undone, with a warning. Tokens that an `attention_mask` or torch's
-    `key_padding_mask` hides do not count. Layers with forward hooks or a parametrized weight are
-    left alone. It runs before `quantize_transform_pass`, and `gptq_transform_pass` may follow;
-    masks stay. Experts of a mixture have scales of their own between their two layers, from the
-    tokens that they saw; one that saw fewer than it has inputs has none.
+    The scale is s_j = f mean|x_j|^a. The exponent a in [0, 1] minimizes the output error of all
+    layers that read x, for the given format. The factor f is 1 for formats with float scales. For
+    other formats, whose error depends on the position of weights between two powers of two, f is
+    one of 1, 2^(1/4), 2^(1/2) and 2^(3/4), if x comes from a norm. The division is folded into the
+    source of x (a norm, its gain, or a Linear) through ReLU, dropout and products with another
+    value, so the float model does not change. Each fold is checked by running the readers of x on
+    the batches; a fold that changes their results is undone, with a warning. Tokens masked by an
+    `attention_mask` or torch's `key_padding_mask` do not count. Layers with forward hooks or a
+    parametrized weight are skipped. Run it before `quantize_transform_pass`; `gptq_transform_pass`
+    may follow. Masks stay. Experts of a mixture have their own scales between their two layers,
+    from the tokens routed to them, if they got at least as many tokens as they have inputs.
 
     Returns:
-        scaled: by the path of each source its `readers`, the `exponent` a, the `factor` f, and the
-            squared output error relative to the output `before` and `after`; experts have the path
-            of their layer with their number.
-        skipped: reason by the node of each other Linear, and of experts with their number.
+        scaled: by source path, `readers`, `exponent` a, `factor` f, and the relative squared output
+            error `before` and `after`; experts have the path of their layer with their number.
+        skipped: reasons by node for other Linear layers, and for experts by number.
 
     Raises:
-        ConfigError: a row of a batch brings NaN or infinite values to a layer.
+        ConfigError: a row of a batch causes NaN or infinite inputs of a layer.
 
     Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
     """

@@ -1,4 +1,4 @@
-"""Turns formats that wait for data into fixed ones, from what really flows through the model."""
+"""Calibration: formats with pending fields become fixed, from values on batches."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class CalibrateConfig:
     """Settings of `calibrate_transform_pass`.
 
     Attributes:
-        batches: inputs of the model by name, one mapping per batch; inputs that the graph does
-            not have are ignored.
-        static_scales: True fixes scales of activations that would follow each tensor as a whole
-            (`scale_integer` and `fp8` with granularity `tensor`, `binary_residual`): they become
-            those that the format has for all values in `batches`.
+        batches: inputs of the model by name, one mapping per batch; other inputs than the graph's
+            are ignored.
+        static_scales: fixes per-tensor scales of activations (`scale_integer` and `fp8` with
+            granularity `tensor`, `binary_residual`), which are then computed from all values in
+            `batches`.
     """
 
     batches: Batches
@@ -36,20 +36,19 @@ class CalibrateConfig:
 
 @graph_pass(config=CalibrateConfig, requires=("quantize_transform_pass",))
 def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str, Any]:
-    """Fits every format with a derived field to the values that reach it in `batches`.
+    """Fits every format with a derived field to the values of its operand in `batches`.
 
-    Learned scales of inputs and results start from these values too, those of weights from the
-    weights.
+    Learned scales of inputs and results are also initialized from these values, learned scales of
+    weights from the weights.
 
-    The model runs in eval mode with all quantizers off, so that one layer's error does not
-    disturb the next one's range. Extremes are kept exactly; of more than 131,072
-    values of an operand, a uniform sample. Tokens that an attention mask hides are left out. So is
-    NaN, with a warning that names the row.
+    The model runs in eval mode with all quantizers off, so the error of one layer does not affect
+    the range of the next. Extremes are exact; beyond 131,072 values of an operand, a uniform sample
+    is used. Masked tokens are excluded. NaN is also excluded, with a warning that names the row.
 
     Returns:
         fitted: number of operands fitted.
-        static: number of activations whose scales were fixed.
-        dynamic: number of activations whose scales still follow each tensor, or parts of it.
+        static: number of activations with fixed scales.
+        dynamic: number of activations with scales that still depend on each tensor or its parts.
     """
     steps = leaf_operators(mg.model)
     wanted = {name: _waiting(step) for name, step in steps.items()}
@@ -85,7 +84,7 @@ def _waiting(step: QuantizedOperator) -> list[str]:
 
 
 def _dynamic(step: QuantizedOperator) -> list[str]:
-    """The activations whose scales follow them, and are not learned."""
+    """Returns the activations with data-dependent scales that are not learned."""
     held = dict(step.named_parameters(recurse=False))
     return [
         operand
@@ -96,10 +95,10 @@ def _dynamic(step: QuantizedOperator) -> list[str]:
 
 
 def _static(step: QuantizedOperator, samples: Mapping[str, Tensor]) -> dict[str, NumberFormat]:
-    """The formats of sampled activations that get constant scales."""
-    found = {
+    """Returns the formats of sampled activations with constant scales."""
+    formats = {
         operand: static_format(step.spec.number_format(operand), samples[operand])
         for operand in _dynamic(step)
         if operand in samples
     }
-    return {operand: fixed for operand, fixed in found.items() if fixed is not None}
+    return {operand: fixed for operand, fixed in formats.items() if fixed is not None}

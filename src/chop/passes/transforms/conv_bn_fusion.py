@@ -1,4 +1,4 @@
-"""Folds batch norms into the convolutions before them: one operator less, the same function."""
+"""Folding of batch norms into the preceding convolutions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class FusionConfig:
     """Settings of `conv_bn_fusion_transform_pass`.
 
     Attributes:
-        frac_width: what becomes of the fraction of quantized integer weights and biases, whose
-            range changes: `"keep"`, or a rule of `Integer.frac_width` to derive it anew.
+        frac_width: fraction width of quantized integer weights and biases, whose range changes:
+            `"keep"`, or a rule of `Integer.frac_width` that derives a new one.
     """
 
     frac_width: FracWidth = "keep"
@@ -24,16 +24,16 @@ class FusionConfig:
 
 @graph_pass(config=FusionConfig)
 def conv_bn_fusion_transform_pass(mg: MaseGraph, config: FusionConfig) -> dict[str, Any]:
-    """Folds every batch norm that alone reads a convolution into it, and removes the norm.
+    """Folds every batch norm that is the only reader of a convolution, and removes the norm.
 
     W' = W gamma / sqrt(var + eps) and b' = (b - mean) gamma / sqrt(var + eps) + beta, per output
-    channel, with the running statistics; training afterwards does not update these any more.
-    A convolution keeps its mask and its formats and takes over the norm's `data_out` format; what
-    was rounded between the two no longer is. A bias that the norm brings has the norm's format.
+    channel, with the running statistics, which later training does not update. A convolution keeps
+    its mask and its formats, and gets the norm's `data_out` format; rounding between the two is
+    removed. A bias from the norm has the norm's format.
 
     Returns:
-        fused: list of the paths of the norms that were folded.
-        skipped: reason by the name of a norm's node.
+        fused: paths of the folded norms.
+        skipped: reasons by node name of a norm.
 
     Source: Jacob et al. 2018, arXiv:1712.05877, section 3.2.
     """

@@ -1,4 +1,4 @@
-"""Writes the contents of a circuit's read-only memories."""
+"""Contents of a circuit's read-only memories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def emit_bram_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict[str, A
     Returns:
         project_dir: the folder.
         memories: names of the files.
-        bits: of all memories.
+        bits: size of all memories.
 
     Raises:
         ConfigError: the graph has no integer form, or operators have no circuit.

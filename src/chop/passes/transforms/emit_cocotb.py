@@ -1,4 +1,4 @@
-"""Writes testbenches of a circuit, and the vectors that they send and expect."""
+"""Testbenches of a circuit with input vectors and expected outputs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class EmitCocotbConfig(EmitSettings):
     """Settings of `emit_cocotb_transform_pass`.
 
     Attributes:
-        batches: inputs of the model by name, of the sizes of the graph; none: random ones.
-        num_batches: how many random batches, where there are no `batches`.
+        batches: inputs of the model by name, in the sizes of the graph; default, random inputs.
+        num_batches: number of random batches if there are no `batches`.
     """
 
     batches: Batches = ()
@@ -43,7 +43,7 @@ class EmitCocotbConfig(EmitSettings):
 def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[str, Any]:
     """Writes vectors and testbenches of the graph's circuit.
 
-    `vectors/*.hex` has the beats of every port, computed by the graph of integers;
+    `vectors/*.hex` has the beats of every port, computed by the integer graph;
     `testbench/testbench.sv` is a self-checking testbench in SystemVerilog, with four profiles of
     stalls; `testbench/test_TOP.py` and `testbench/Makefile` are a test for cocotb 1.9.
     `chop.actions.emit.simulate` runs the vectors through the faster harness.
@@ -71,8 +71,10 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     if config.batches:
         inputs = list(select_inputs(integer, config.batches, f"{NAME}.batches"))
     project = describe_project(design)
-    found = [get_codes(project, golden_values(integer, batch)) for batch in inputs]
-    codes = {port.name: torch.cat([one[port.name] for one in found]) for port in project.ports}
+    codes_by_batch = [get_codes(project, golden_values(integer, batch)) for batch in inputs]
+    codes = {
+        port.name: torch.cat([one[port.name] for one in codes_by_batch]) for port in project.ports
+    }
     samples = len(codes[project.ports[0].name])
     write_vectors(design, codes, config.project_dir)
     make_folder(config.project_dir / FOLDER)

@@ -1,4 +1,4 @@
-"""Writes the modules that a circuit's top module instantiates."""
+"""Modules that a circuit's top module instantiates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from chop.passes.base import MASE_KEYS, graph_pass
     ignores=MASE_KEYS,
 )
 def emit_internal_rtl_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict[str, Any]:
-    """Writes the modules of the graph's circuit that are below its top module, `rtl/NAME.sv`.
+    """Writes the modules below the top module of the graph's circuit, `rtl/NAME.sv`.
 
-    `hardware/rtl` of the project is a link to its `rtl`: MASE's path of the sources.
+    `hardware/rtl`, MASE's path of the sources, is a link to the project's `rtl`.
 
     Returns:
         project_dir: the folder.

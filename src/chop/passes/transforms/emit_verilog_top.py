@@ -1,4 +1,4 @@
-"""Writes the top module of a circuit."""
+"""Top module of a circuit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from chop.passes.base import MASE_KEYS, graph_pass
 def emit_verilog_top_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict[str, Any]:
     """Writes the top module of the graph's circuit, `rtl/TOP.sv`, and `design.json`.
 
-    Every integer operator becomes an instance of its component; forks, converters of lanes and
-    FIFOs stand between them. A quantized graph is lowered to integers first; the graph itself
-    stays as it is.
+    Every integer operator becomes an instance of its component, with forks, lane converters and
+    FIFOs in between. A quantized graph is lowered to integers first, in a copy.
 
-    `hardware/rtl` of the project is a link to its `rtl`: MASE's path of the sources.
+    `hardware/rtl`, MASE's path of the sources, is a link to the project's `rtl`.
 
     Returns:
         project_dir: the folder.
         components: number of instances.
-        interval: cycles between two samples when nothing stalls.
+        interval: cycles between two samples without stalls.
 
     Raises:
         ConfigError: the graph has no integer form, or operators have no circuit.

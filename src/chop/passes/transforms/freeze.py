@@ -1,4 +1,4 @@
-"""Freezes a quantized graph for running: weights rounded once, and compiled where that is asked."""
+"""Freezing of a quantized graph for inference, with optional compilation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class FreezeConfig:
     """Settings of `freeze_transform_pass`.
 
     Attributes:
-        compile: True gives the model as `torch.compile` makes it too; the first call then compiles,
-            which takes seconds to minutes and needs a C++ compiler. "aot" compiles now, and writes
-            a package that torch and C++ load without chop, on processors with the same
-            instructions; inputs may then be rounded to `integer` alone, to nearest.
-        path: the package to write, for "aot"; a missing suffix `.pt2` is added.
+        compile: True also returns the model compiled by `torch.compile`; its first call takes
+            seconds to minutes and needs a C++ compiler. "aot" compiles now and writes a package
+            that torch and C++ load without chop, on processors with the same instructions; inputs
+            then need the format `integer`, rounded to nearest, or float.
+        path: output package for "aot"; a missing suffix `.pt2` is added.
     """
 
     compile: bool | Literal["aot"] = False
@@ -30,46 +30,45 @@ class FreezeConfig:
     def __post_init__(self) -> None:
         if (self.compile == "aot") != (self.path is not None):
             raise ConfigError(
-                'freeze_transform_pass: expected a path with compile = "aot", and with nothing '
-                f"else; got compile = {self.compile!r} and path = {self.path!r}."
+                'freeze_transform_pass: compile = "aot" needs a path, and only it does; '
+                f"got compile = {self.compile!r} and path = {self.path!r}."
             )
 
 
 @graph_pass(config=FreezeConfig, takes_packed=True)
 def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]:
-    """Rounds the weights of quantized layers once: a graph that only runs rounds them no more.
+    """Rounds the weights of quantized layers once, for graphs that are only evaluated.
 
-    It answers as before, in evaluation, which it comes back in. A layer that rounds nothing else
-    becomes a layer of torch; one that rounds inputs or results keeps to that. Packed linear layers
-    stay packed where they multiply codes: of 65,536 weights or more, and of 8-bit integers with
-    inputs as such; compiled, where both hold, and not ahead of time. The parameters of replaced
-    layers get no gradients, and learned scales become part of the formats. Quantized calls of
-    functions, and operators with a forward of one's own, stay as they are.
+    The result is in evaluation mode and computes the same. Layers that round only parameters become
+    torch layers; others still round inputs or results. Packed linear layers stay packed if products
+    of codes are faster: with at least 65,536 weights, or 8-bit integer weights and inputs; when
+    compiled, only if both hold, and never ahead of time. The parameters of replaced layers get no
+    gradients, and learned scales become part of the formats. Quantized function calls and operators
+    with a custom forward do not change.
 
-    Frozen weights are floats: a graph that is to be small is packed and not frozen. Compiled, the
-    rounding of inputs to `integer` is fused with what is around it, where no gradient is wanted.
+    Frozen weights are floats; to reduce the size, pack the graph instead. When compiled, rounding
+    of inputs to `integer` is fused with the surrounding operations if no gradient is needed.
 
     Returns:
         frozen: paths of the layers that still round inputs or results.
-        plain: paths of those that are layers of torch now.
-        packed: paths of those that stayed packed.
-        kept: paths of other quantized layers that stayed: they draw at random, shorten rows of a
-            table, or have a forward of one's own.
-        compiled: what to call instead of `mg.model`, compiled; None without `compile`. A package
-            takes the tensors of the inputs in the order of `inputs`, and gives a list of those of
-            the outputs.
-        path: of the package, with "aot" alone, as all below.
+        plain: paths of layers that became torch layers.
+        packed: paths of layers that stay packed.
+        kept: paths of other quantized layers, with random rounding, renormalized table rows, or a
+            custom forward.
+        compiled: compiled replacement of `mg.model`; None without `compile`. A package takes input
+            tensors in the order of `inputs` and returns a list of output tensors.
+        path: path of the package; this and all entries below only with "aot".
         inputs: names of its inputs.
         outputs: names of its outputs.
-        varying: axes of each input that may have other sizes than the example; a package does not
-            look at those of others.
-        unchecked: conditions of the graph on sizes that it does not test.
+        varying: axes of each input that may differ in size from the example; a package does not
+            check other axes.
+        unchecked: conditions of the graph on sizes that the package does not test.
 
     Raises:
-        ConfigError: nothing is quantized, a format of a weight waits for data, or learned scales
-            for a first batch.
+        ConfigError: nothing is quantized, a weight format needs calibration, or learned scales need
+            a first batch.
         GraphError: torch cannot compile the graph ahead of time, or a part of it needs chop.
-        VerificationError: the package computes something else.
+        VerificationError: the results of the package differ.
 
     Example::
 
@@ -80,15 +79,15 @@ def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]
     """
     mg.model.eval()
     in_torch = multiplies_integers if config.compile else multiplies_codes
-    found: dict[str, Any] = freeze_layers(mg, None if config.path else in_torch)
+    paths: dict[str, Any] = freeze_layers(mg, None if config.path else in_torch)
     if config.path is not None:
         # Registers operators with torch, which takes as long as importing all other engines.
         from chop.export import pt2
 
-        return {**found, **pt2.write(mg, config.path, freeze_transform_pass.__name__)}
+        return {**paths, **pt2.write(mg, config.path, freeze_transform_pass.__name__)}
     compiled = None
     if config.compile:
         from chop.quantization.compilation import compiled_model
 
         compiled = compiled_model(mg.model)
-    return {**found, "compiled": compiled}
+    return {**paths, "compiled": compiled}

@@ -1,4 +1,4 @@
-"""Adds low-rank adapters into the weights that they adapt, and takes them away."""
+"""Merging of LoRA adapters into the adapted weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from chop.passes.base import NoConfig, graph_pass
 
 @graph_pass(config=NoConfig)
 def fuse_lora_weights_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Makes each adapted layer a plain one with the weight W + scaling B A.
+    """Replaces each adapted layer by a plain one with the weight W + scaling B A.
 
     In evaluation mode a float graph computes the same as before, and a pruned one keeps its masks.
-    A layer with formats becomes a `QuantLinear` whose formats now round the whole updated weight,
-    so outputs move by that rounding; a fraction that was derived stays what it was. Parameters
-    that the insertion froze train again.
+    A quantized layer becomes a `QuantLinear` that rounds the updated weight, which changes outputs
+    by that rounding; a derived fraction width stays the same. Parameters frozen by the insertion
+    become trainable again.
 
     Returns:
         fused: number of layers.

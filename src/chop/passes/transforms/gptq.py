@@ -1,4 +1,4 @@
-"""Corrects quantized weights so that each layer's output, not each weight, is nearest to float."""
+"""GPTQ: correction of quantized weights that minimizes each layer's output error."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ class GptqConfig:
 
     Attributes:
         batches: inputs of the model by name, one mapping per batch; a few hundred training rows.
-        damp_percent: what is added to the diagonal of each Hessian, as a share of its mean, above
-            0 to 1.
-        block_size: columns after which the changes are applied to all columns that follow; it
-            changes the speed, not the result.
-        actorder: corrects the columns with the largest inputs first, while the others can still
-            make up for them.
-        row_weights: what each token (or pixel) counts in a layer's error: `gradient`, its squared
-            gradient of the log likelihood, by one backward of the float model, which says what
-            it does to the answer, averaged with 1 for all; or `uniform`, all alike. Tokens that
-            an `attention_mask` or a `key_padding_mask` hides count nothing.
+        damp_percent: damping added to the diagonal of each Hessian, as a share of its mean, above 0
+            to 1.
+        block_size: number of columns after which changes are applied to all later columns; affects
+            only the speed.
+        actorder: corrects columns with the largest inputs first, while later columns can still
+            compensate.
+        row_weights: weight of each token (or pixel) in a layer's error: `gradient`, its squared
+            gradient of the log likelihood from one backward of the float model, averaged with 1; or
+            `uniform`. Tokens masked by an `attention_mask` or a `key_padding_mask` do not count.
     """
 
     batches: Batches
@@ -44,24 +43,23 @@ class GptqConfig:
 
 @graph_pass(config=GptqConfig, requires=("quantize_transform_pass",))
 def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
-    """Chooses the rounded weights of Linear and Conv2d layers, and of experts, by output errors.
+    """Chooses rounded weights of Linear, Conv2d and expert layers that minimize output errors.
 
-    Layers are corrected in the order in which they run, each on what the layers before it, already
-    corrected and quantized, give it. A layer's format stays; a format with shared scales keeps
-    the scales of the float weights. What is stored is the weight that rounds to itself. Weights
-    that are masked stay as they are, and the others make up for them. A layer that
-    would not get better on `batches` gets its nearest weights. Of a layer of experts each expert is
-    corrected on the rows that it saw; one that saw fewer rows than it has inputs gets its nearest
-    weights.
+    Layers are corrected in execution order, each on the results of the corrected and quantized
+    layers before it. Formats do not change; shared scales stay those of the float weights. The
+    stored weight rounds to itself. Masked weights stay masked, and other weights compensate. If a
+    layer would not improve on `batches`, its weights are rounded to nearest. Experts are corrected
+    on the rows routed to them; with fewer rows than inputs, an expert's weights are rounded to
+    nearest.
 
     Returns:
-        layers: by the path of each corrected layer, of an expert with its number, its squared
-            output error on `batches` relative to its output, `{"before": float, "after": float}`.
-        skipped: reason by the name of each other node or expert.
+        layers: relative squared output error on `batches` by layer path, for experts with their
+            number, `{"before": float, "after": float}`.
+        skipped: reasons by name for other nodes and experts.
 
     Raises:
-        ConfigError: a weight format takes scales from the weights that the result would change, or
-            a row of a batch brings NaN or infinite values to a layer.
+        ConfigError: the corrected weights would change the scales of their format, or a row of a
+            batch causes NaN or infinite inputs of a layer.
 
     Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
     """
@@ -70,4 +68,4 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
     walk = Walk(mg, list(batches))
     gptq = Gptq(walk, solver, config.row_weights == "gradient")
     (rounded,) = walk.run(gptq)
-    return {"layers": rounded.told, "skipped": gptq.skipped | rounded.left}
+    return {"layers": rounded.report, "skipped": gptq.skipped | rounded.skipped}

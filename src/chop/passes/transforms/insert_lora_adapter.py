@@ -1,4 +1,4 @@
-"""Adds low-rank adapters (LoRA) to linear layers and freezes what they stand in for."""
+"""Insertion of LoRA adapters into linear layers, freezing other parameters."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ ALIASES = {"lora_alpha": "alpha", "lora_dropout": "dropout", "r": "rank", "bias"
 
 @dataclass(frozen=True)
 class InsertLoraConfig:
-    """Settings of `insert_lora_adapter_transform_pass`; PEFT's names are taken too.
+    """Settings of `insert_lora_adapter_transform_pass`, also under PEFT's names.
 
     Attributes:
-        rank: of the update (`r`), at least 1.
-        alpha: the update is scaled by `alpha / rank` (`lora_alpha`).
-        dropout: share of an adapter's inputs that training drops (`lora_dropout`).
-        target_modules: which Linears get one. Each entry is a module path, the end of one
-            ("query"), a node name or, where it is none of these, a regular expression for a whole
-            path. A single string is the same as a list of one. None takes all. "all-linear" takes,
-            as in PEFT, all but the output layer of a language model, whose weight is often that of
-            the embedding.
-        modules_to_save: modules, named in the same ways, that train in full and get no adapter.
-        train_bias: which biases train: "none", those of the adapted layers ("lora_only"), "all".
-        use_rslora: scale by `alpha / sqrt(rank)`.
+        rank: rank of the update (`r`), at least 1.
+        alpha: numerator of the update's scale, `alpha / rank` (`lora_alpha`).
+        dropout: dropout of the adapter's inputs in training (`lora_dropout`).
+        target_modules: Linear layers that get an adapter; default, all. Each entry is a module
+            path, a path suffix ("query"), a node name, or otherwise a regular expression for a
+            complete path. A string is a list of one entry. "all-linear", as in PEFT, selects all
+            except the output layer of a language model, which often shares its weight with the
+            embedding.
+        modules_to_save: fully trained modules, by the same kinds of names, which get no adapter.
+        train_bias: trained biases: "none", those of the adapted layers ("lora_only"), or "all".
+        use_rslora: scales updates by `alpha / sqrt(rank)`.
     """
 
     rank: int = 8
@@ -47,7 +47,7 @@ class InsertLoraConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> InsertLoraConfig:
-        """From MASE's or PEFT's mapping.
+        """Parses a mapping with MASE's or PEFT's names.
 
         Raises:
             ConfigError: a key is unknown, given under two names, or a value is out of range.
@@ -59,18 +59,17 @@ class InsertLoraConfig:
 
 @graph_pass(config=InsertLoraConfig.from_settings)
 def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) -> dict[str, Any]:
-    """Gives Linears a low-rank adapter; by default all of them. No output changes by this.
+    """Adds low-rank adapters to Linear layers, by default to all, without changing outputs.
 
-    What is no linear layer gets none. Where all were meant, a warning (`UnreachedWarning`) says so
-    if more than a tenth of the weights are in no layer of the graph, such as fused experts.
+    If all layers are selected, it warns (`UnreachedWarning`) when more than a tenth of the weights
+    are outside of linear layers, such as in fused experts.
 
-    What trains afterwards: the adapters, the modules in `modules_to_save`, and biases if
-    `train_bias` says so. **Everything else is frozen**, embeddings and norms too, until
-    `fuse_lora_weights_transform_pass` puts it back. A classifier's head is a Linear like the
-    others: it gets an adapter, and its own weight and bias stay as they are. PEFT's habit for
-    classifiers, to train a freshly drawn head in full, is `"modules_to_save": ["classifier"]`.
+    Adapters, the modules in `modules_to_save`, and the biases of `train_bias` are trainable
+    afterwards. **All other parameters are frozen**, including embeddings and norms, until
+    `fuse_lora_weights_transform_pass` restores them. The head of a classifier is adapted like other
+    Linear layers. To train a new head in full, like PEFT, set `"modules_to_save": ["classifier"]`.
 
-    Quantized Linears keep their formats, and a graph may be quantized after the insertion.
+    Quantized Linear layers keep their formats, and the graph may be quantized after the insertion.
 
     Returns:
         inserted: number of layers.
@@ -80,7 +79,7 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
             and `after`.
 
     Raises:
-        GraphError: the graph has adapters already.
+        GraphError: the graph already has adapters.
         ConfigError: see `InsertLoraConfig`.
 
     Source: Hu et al. 2021, arXiv:2106.09685.

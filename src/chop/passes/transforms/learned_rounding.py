@@ -1,4 +1,4 @@
-"""Learns the rounding of quantized weights, so that each block's output is nearest to float."""
+"""Learned rounding: optimization of rounding and scales by each block's output error."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class LearnedRoundingConfig:
 
     Attributes:
         batches: inputs of the model by name, one mapping per batch; a few hundred training rows.
-        steps: of signed gradient descent for each block.
-        batch_size: rows of a step at least; it takes whole batches.
-        start: what is learned from: `nearest`, or `gptq`, the block's layers after GPTQ, which this
-            pass applies itself.
-        row_weights: what each token (or pixel) counts in a block's error: `uniform`, all alike; or
-            `gradient`, its squared gradient of the log likelihood, averaged with 1 for all. Tokens
-            that an `attention_mask` or a `key_padding_mask` hides count nothing.
-        seed: of the order of the batches.
+        steps: steps of signed gradient descent per block.
+        batch_size: minimum number of rows per step; batches are not split.
+        start: starting point: `nearest`, or `gptq`, which this pass applies to the block's layers
+            itself.
+        row_weights: weight of each token (or pixel) in a block's error: `uniform`; or `gradient`,
+            its squared gradient of the log likelihood, averaged with 1. Tokens masked by an
+            `attention_mask` or a `key_padding_mask` do not count.
+        seed: seed of the order of the batches.
     """
 
     batches: Batches
@@ -42,7 +42,7 @@ class LearnedRoundingConfig:
 
     @property
     def learning(self) -> Learning:
-        """How roundings are learned."""
+        """Settings of the rounding engine."""
         solver = Solver(actorder=True) if self.start == "gptq" else None
         weighs_rows = self.row_weights == "gradient"
         return Learning(self.steps, self.batch_size, self.seed, solver, weighs_rows)
@@ -50,35 +50,34 @@ class LearnedRoundingConfig:
 
 @graph_pass(config=LearnedRoundingConfig, requires=("quantize_transform_pass",))
 def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig) -> dict[str, Any]:
-    """Learns roundings and scales of Linear and Conv2d weights by the error of a block's output.
+    """Learns rounding and scales of Linear and Conv2d weights that minimize block output errors.
 
-    Each weight has an offset of at most half a step before it is rounded, and each group a factor
-    of its scale, where the format stores scales as floats; scales start as those of least error
-    among a few, each error times the energy of its input, unless GPTQ has chosen them. Both follow
-    the signs of gradients of the squared error of the output of the block that has them: of a
-    decoder's list of blocks; each layer by itself in a model without such a list, or whose graph
-    cannot be cut between blocks, as where an attention writes in place. An expert that saw fewer
-    rows than it has inputs stays as it started: nearest, or as GPTQ leaves it. Blocks are learned
-    in the order in which they run, each on what those before it, rounded already, give it. A block
-    that would not get better on `batches` stays as it started.
-    Weights that are masked stay as they are.
+    Each weight has a rounding offset of at most half a step, and each group a factor of its scale
+    if the format stores float scales. Scales start with the least error among a few candidates,
+    weighted by input energy, unless GPTQ has chosen them. Offsets and factors follow the signs of
+    the gradient of the block's squared output error. Blocks are those of a decoder's list of
+    blocks. Layers are learned separately in a model without such a list, or if its graph cannot be
+    cut between blocks, for example because an attention writes in place. Blocks are learned in
+    execution order, each on the results of the rounded blocks before it. A block that would not
+    improve on `batches` keeps its starting point, and so does an expert with fewer rows than
+    inputs. Masked weights stay masked.
 
     Returns:
-        blocks: by the path of each block or layer its squared output error on `batches` relative
-            to the float output, `{"before": float, "after": float}`; parts outside the list of
-            blocks are `first` and `last`.
-        skipped: reason by the name of each other node, and of each expert that is left alone.
+        blocks: squared output error on `batches` relative to the float output, by path of block or
+            layer, `{"before": float, "after": float}`; parts outside the list of blocks are `first`
+            and `last`.
+        skipped: reasons by name for other nodes and skipped experts.
 
     Raises:
-        ConfigError: the weights have been rounded by `gptq_transform_pass` already, or a row of a
-            batch brings NaN or infinite values to a block.
+        ConfigError: the weights are already rounded by `gptq_transform_pass`, or a row of a batch
+            causes NaN or infinite values.
 
     Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, section 3 and algorithm 1.
     """
     if any(step.name == "gptq_transform_pass" for step in mg.provenance):
         raise ConfigError(
-            f"{PASS}: gptq_transform_pass has rounded the weights, and learning needs the float "
-            "ones; leave it out: start 'gptq' applies it."
+            f"{PASS}: gptq_transform_pass has already rounded the weights; remove it and use "
+            "start = 'gptq', which applies it to the float weights."
         )
     batches = list(select_inputs(mg, config.batches, WHERE))
     blocks, skipped = learn_rounding(mg, batches, config.learning)

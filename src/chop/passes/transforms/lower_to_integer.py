@@ -1,4 +1,4 @@
-"""Rewrites a quantized graph as one that computes in integers only."""
+"""Lowering of a quantized graph to integer operators."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class LowerToIntegerConfig:
     """Settings of `lower_to_integer_transform_pass`.
 
     Attributes:
-        batches: inputs of the model, by name or in order, of the example's sizes: what
-            both graphs are compared on. With the class of each row as `labels` accuracies are
-            measured.
-        example: inputs by name; batch and length of the integer graph are theirs where it
-            computes with them. None: the first of `batches`.
-        observed: inputs in which blocks with shared exponents find their windows. None: `batches`.
-        missing: what becomes of float operators between the others: "error", or a format that
-            they are quantized to, calibrated on `batches`.
-        internal_bits: how wide integers are inside softmax, LayerNorm and RMSNorm: "small", as in
-            a circuit, or "exact", as wide as int64 allows.
+        batches: inputs of the model, by name or in order, in the example's sizes, on which both
+            graphs are compared. With class labels as `labels`, accuracies are measured.
+        example: inputs by name, whose batch size and length the integer graph gets, if it depends
+            on them; default, the first of `batches`.
+        observed: inputs that determine the windows of blocks with shared exponents; default,
+            `batches`.
+        missing: treatment of float operators between the others: "error", or a format to quantize
+            them to, calibrated on `batches`.
+        internal_bits: width of integers inside softmax, LayerNorm and RMSNorm: "small", as in a
+            circuit, or "exact", as wide as int64 allows.
     """
 
     batches: Batches
@@ -53,28 +53,28 @@ class LowerToIntegerConfig:
     takes_packed=True,
 )
 def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig) -> dict[str, Any]:
-    """Rewrites the graph so that it computes in integers only, as a circuit does.
+    """Rewrites the graph to integer arithmetic, as in a circuit.
 
-    Formats stay: every operator reads what it read, rounded as it was. An edge between two
-    operators has whole numbers of a step, an exact sum; each format that reads it becomes one
-    requantizer after the producer, a shift where steps are powers of two. Activation functions
-    are tables over all codes. What follows from shapes alone is computed now, and attention masks
-    are proven to hide the keys that an input of 0 and 1 hides, or those after each query.
+    Formats do not change: every operator reads the same rounded inputs. Edges between operators
+    carry exact sums as integers; each format that reads an edge becomes one requantizer after the
+    producer, a shift if steps are powers of two. Activation functions become tables over all codes.
+    Values that depend only on shapes are computed now, and attention masks are proven to be causal
+    or to hide the keys that a 0-1 input hides.
 
-    The integer graph computes what the quantized one does in eval mode. Inputs and outputs keep
-    their names: the host encodes inputs, where NaN has the code 0, and decodes outputs, as float32.
+    The integer graph computes the same as the quantized one in eval mode. Inputs and outputs keep
+    their names. The host encodes inputs, where NaN has the code 0, and decodes outputs as float32.
 
     Returns:
-        operators: a row for each operator: `name`, `kind`, how many `codes` of its result were
-            compared, as its readers round them, with those of the quantized operator on the same
-            inputs, how many are `different`, the `largest` difference in steps, how many
-            `saturated`, the largest magnitude `seen` in the result before rounding, its proven
-            bounds `low` and `high`, and their `bits`.
-        accuracy: of the `float`, the `quantized` and the `integer` graph, 0 to 1; none without
+        operators: a row per operator: `name`, `kind`, number of result `codes` compared with the
+            quantized operator on the same inputs, after its readers' rounding, number of
+            `different` ones, the `largest` difference in steps, number of `saturated` ones, the
+            largest magnitude `seen` in the result before rounding, its proven bounds `low` and
+            `high`, and their `bits`.
+        accuracy: accuracies of the `float`, `quantized` and `integer` graph, 0 to 1; empty without
             labels.
 
     Raises:
-        ConfigError: formats, operators or masks have no integer form, all of them are named; or
+        ConfigError: formats, operators or masks have no integer form, and the message names all; or
             batches have other sizes than the example.
 
     Source: integer-only inference, Jacob et al. 2018, arXiv:1712.05877.
@@ -101,8 +101,8 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     records = compare(lowered.mg, lowered.steps, inputs)
     mg.model = lowered.mg.model
     measured["integer"] = accuracy(mg, batches)
-    found = {name: share for name, share in measured.items() if share is not None}
-    return {"operators": [asdict(record) for record in records], "accuracy": found}
+    accuracies = {name: share for name, share in measured.items() if share is not None}
+    return {"operators": [asdict(record) for record in records], "accuracy": accuracies}
 
 
 def _on_cpu(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _format(chosen: str | Mapping[str, Any] | NumberFormat) -> NumberFormat:
 def _quantize_missing(
     mg: MaseGraph, number_format: NumberFormat, inputs: list[dict[str, Any]]
 ) -> None:
-    """Quantizes what is float and can be quantized, and calibrates it."""
+    """Quantizes the quantizable float operators and calibrates them."""
     from chop.integer.masks import demanded_nodes
 
     spec = QuantSpec.uniform(number_format)
@@ -140,7 +140,7 @@ def _quantize_missing(
 
 
 def _accuracies(mg: MaseGraph, batches: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Accuracies of the graph without and with its formats; runs that write begin alike."""
+    """Returns accuracies of the graph without and with its formats, from the same state."""
     from chop.integer.compare import accuracy
 
     measured = dict[str, float | None]()

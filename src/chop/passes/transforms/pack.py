@@ -1,4 +1,4 @@
-"""Stores quantized weights as codes: the model then really is as small as its formats say."""
+"""Packing of quantized weights as codes, with the size that their formats imply."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class PackConfig:
     Attributes:
         include: operators, module paths, node names or patterns of these; default, every
             quantized layer.
-        exclude: the same, to be left out.
-        exact: packed layers give the same bits as unpacked ones; otherwise linear layers are
-            multiplied in the fastest way that is precise enough for their formats, see `pack`.
-        unpack: gives packed layers their parameters back instead.
-        silent: prints no table.
+        exclude: operators, paths, names or patterns to exclude.
+        exact: makes packed layers bit-identical to unpacked ones; otherwise linear layers use the
+            fastest product that is precise enough for their formats, see `pack`.
+        unpack: unpacks layers to float parameters instead.
+        silent: suppresses the table.
     """
 
     include: tuple[str, ...] | None = None
@@ -46,28 +46,27 @@ class PackConfig:
 
 @graph_pass(config=PackConfig, takes_packed=True)
 def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
-    """Replaces quantized parameters by bit-packed codes and scales; what is computed stays.
+    """Replaces quantized parameters by bit-packed codes and scales without changing results.
 
-    Learned scales of all operators settle first: they become part of the formats. A packed graph
-    runs, draws, and is exported and read back as any other. It is not trained:
-    `{"unpack": True}` gives the layers their parameters back, with the values that were stored.
+    Learned scales of all operators become part of the formats. A packed graph can be run, drawn,
+    exported and loaded. To train it, unpack it: `{"unpack": True}` restores the parameters with
+    their stored values.
 
-    Warns (`UnreachedWarning`) where more than a tenth of the weights are in no layer that can be
-    packed, unless `include` names some.
+    Warns (`UnreachedWarning`) if more than a tenth of the weights are not in packable layers,
+    unless `include` is set.
 
     Returns:
-        packed: number of layers that were packed.
-        unpacked: number of layers that were unpacked.
+        packed: number of packed layers.
+        unpacked: number of unpacked layers.
         rows: one dict per module with parameters, see `PackedRow`.
-        bits_per_weight: average of the weights that are packed, from their buffers; None where
-            there are none.
-        packed_share: how many of all parameters are packed, 0 to 1; tied ones count once.
-        float_bytes: what all parameters took as floats.
-        bytes: what they take now.
+        bits_per_weight: average over packed weights, from their buffers; None if there are none.
+        packed_share: packed share of all parameters, 0 to 1; tied ones count once.
+        float_bytes: size of all parameters as floats.
+        bytes: current size of all parameters.
 
     Raises:
-        ConfigError: a selector means no layer, there is none to pack or unpack, or learned scales
-            still wait for a first batch.
+        ConfigError: a selector matches no layer, there is nothing to pack or unpack, or learned
+            scales need a first batch.
 
     Example::
 
@@ -90,7 +89,7 @@ def _measure(mg: MaseGraph, reasons: dict[str, str], config: PackConfig) -> dict
     weights = [s for s in stored if s.packed and s.operand == "weight"]
     bits, count = total_bits(weights)
     if not config.silent:
-        print_table("What parameters take", _grouped(rows))
+        print_table("Storage of parameters", _grouped(rows))
     return {
         "rows": [dataclasses.asdict(row) for row in rows],
         "bits_per_weight": bits / count if count else None,
@@ -102,7 +101,7 @@ def _measure(mg: MaseGraph, reasons: dict[str, str], config: PackConfig) -> dict
 
 
 def _grouped(rows: Iterable[PackedRow]) -> list[dict[str, Any]]:
-    """A line for all modules of a kind that stayed float for the same reason, or did not."""
+    """Groups rows of modules with the same class and the same reason for staying float."""
     groups: dict[tuple[str, str], list[PackedRow]] = {}
     for row in rows:
         groups.setdefault((row.kind, row.why_float), []).append(row)

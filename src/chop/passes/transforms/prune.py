@@ -1,4 +1,4 @@
-"""Prunes weights by score, scope and granularity, and activations by share."""
+"""Pruning of weights by score, scope and granularity, and of activations by share."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from chop.pruning.unstructured import prune_unstructured
 
 @graph_pass(config=PruneConfig, ignores=MASE_KEYS)
 def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
-    """Hides the weights with the lowest scores, and prunes what flows into operators.
+    """Masks the weights with the lowest scores, and prunes inputs of operators.
 
-    Hidden weights are zero in `weight`, through training too; of each pruned layer a boolean
-    buffer `weight_mask` says which weights count, and a buffer `weight_orig` keeps those that were
-    masked. Exactly round(sparsity * number) of a layer's weights are masked, with scope `global`
-    of all weights together. Layers that share a weight share the mask.
+    Masked weights are zero in `weight`, also during training. Each pruned layer has a boolean
+    buffer `weight_mask`, true for active weights, and a buffer `weight_orig` with the values of
+    masked weights. Exactly round(sparsity * number) weights are masked, per layer or, with scope
+    `global`, over all layers. Layers that share a weight share the mask.
 
-    What is masked already stays masked, also by `torch.nn.utils.prune`, and the sparsity is a share
-    of the rest, as for a second pruning of torch: twice 0.5 masks 0.75.
-    `chop.nn.sparsity.detach_mask(layer)` takes a mask off.
+    Existing masks stay, including those of `torch.nn.utils.prune`. The sparsity is a share of the
+    remaining weights, as in torch: twice 0.5 masks 0.75. `chop.nn.sparsity.detach_mask(layer)`
+    removes a mask.
 
     Returns:
-        sparsity: share of the chosen layers' weights that is masked now; of structured
-            granularities, share of their units that was removed.
-        hidden: number of masked weights, or of removed units.
-        weights: number of all weights, or of units.
+        sparsity: masked share of the chosen layers' weights; for structured granularities, removed
+            share of their units.
+        hidden: number of masked weights or removed units.
+        weights: number of all weights or units.
         layers: sparsity by module path.
         skipped: reason by module path.
-        activations: number of operators whose input is pruned.
-        parameters: with structured granularities alone: number of the model's parameters before and
-            after.
+        activations: number of operators with pruned inputs.
+        parameters: number of the model's parameters before and after; only for structured
+            granularities.
 
     Raises:
-        ConfigError: a setting is wrong, a selector means no layer, something that cannot carry a
-            mask shares a chosen weight, the data that the method looks at are missing or not
-            finite, or weights are NaN.
+        ConfigError: a setting is invalid, a selector matches no layer, a user of a chosen weight
+            cannot carry a mask, required data are missing or not finite, or weights are NaN.
 
     Example config::
 

@@ -1,4 +1,4 @@
-"""Makes pruning permanent: zeros stay in the weights, masks and pruners go."""
+"""Removal of masks and pruners, keeping the zeros in the weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from chop.passes.base import NoConfig, graph_pass
 
 @graph_pass(config=NoConfig)
 def prune_detach_hook_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """Takes masks, what they hid and activation pruners away; the zeros stay in the weights.
+    """Removes masks, masked values and activation pruners; the zeros stay in the weights.
 
-    A module whose formats are all float becomes its plain `torch.nn` class again. What the model
-    computes stays the same where activations are not pruned; further training may move the zeros.
+    A module with only float formats becomes its plain `torch.nn` class again. Results do not change
+    if activations are not pruned. Further training may change the zeros.
 
     Returns:
         masks: number of masks made permanent.
         pruners: number of activation pruners removed.
 
     Raises:
-        GraphError: the graph has LoRA adapters, whose updates the masks hide too.
+        GraphError: the graph has LoRA adapters, whose updates are masked as well.
     """
     refuse_adapters(mg.model, "prune_detach_hook_transform_pass")
     masks = 0
@@ -54,7 +54,7 @@ def _make_plain(mg: MaseGraph) -> None:
 
 
 def _is_float_module(module: QuantizedOperator) -> bool:
-    """True for a module of `torch.nn` in float formats; calls of functions stay as they are."""
+    """Returns true for a module of `torch.nn` in float formats, except function calls."""
     return module.function is None and module.spec.is_float
 
 

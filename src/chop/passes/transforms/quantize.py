@@ -1,4 +1,4 @@
-"""Quantizes operators: chosen by type, by name or by pattern, each operand in its own format."""
+"""Quantization of operators by type, name or pattern, with a format per operand."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from chop.quantization.unreached import warn_about_unreached
 
 
 def quantize_config(settings: Mapping[str, Any]) -> QuantizeConfig:
-    """A flat mapping: beside `by` and `default`, each key is one of `rules`.
+    """Builds the settings from a flat mapping of `by`, `default` and rules.
 
-    Formats are given as `{"config": {...}}`, "NA" is None, and keys that MASE reads are ignored.
+    Formats are given as `{"config": {...}}`, "NA" is None, and MASE's other keys are ignored.
     """
     return QuantizeConfig.from_settings(settings, "quantize_transform_pass", MASE_KEYS)
 
 
 @graph_pass(config=quantize_config, requires=("add_common_metadata_analysis_pass",))
 def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, Any]:
-    """Replaces each selected operator by its quantized twin.
+    """Replaces each selected operator by a quantized one.
 
-    Parameters, buffers, hooks, device and dtype stay; `state_dict` keys too. A node that is
-    quantized already takes on the new formats.
+    Parameters, buffers, hooks, device, dtype and `state_dict` keys do not change. A node that is
+    already quantized gets the new formats.
 
-    Warns (`UnreachedWarning`) where more than a tenth of the weights that the rules could mean are
-    in no operator that has formats, such as recurrent layers.
+    Warns (`UnreachedWarning`) if more than a tenth of the weights that the rules could match are in
+    operators without formats, such as recurrent layers.
 
     Returns:
         quantized: number of nodes.

@@ -1,4 +1,4 @@
-"""Brings a graph to the level of modules, at which graphs are captured."""
+"""MASE's step from single operations to modules, which graphs have here from the start."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from chop.passes.base import NoConfig, graph_pass
 
 @graph_pass(config=NoConfig, takes_packed=True)
 def raise_granularity_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[str, Any]:
-    """A copy of the graph.
+    """Returns a copy of the graph.
 
-    MASE has graphs of single operations, from ONNX, to be raised to modules. Graphs here call whole
-    `torch.nn` modules from the beginning.
+    MASE raises graphs of single ONNX operations to modules. Graphs of chop call complete `torch.nn`
+    modules from the start.
 
     Returns:
-        raised: number of nodes that were raised: 0.
+        raised: number of raised nodes: 0.
         modules: number of nodes that call a module.
     """
     calls = [node for node in mg.nodes if node.op == "call_module"]

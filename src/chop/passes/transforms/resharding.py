@@ -1,4 +1,4 @@
-"""Shards a graph over processes by a given plan."""
+"""Sharding of a graph over processes by a given plan."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class ReshardingConfig:
     """Settings of `resharding_transform_pass`.
 
     Attributes:
-        plan: what each process keeps and reads: "replicate", "data", "rows" or "megatron"; or a
-            `chop.distributed.ShardingPlan`, the path of its JSON file, or what that holds.
-        mesh: processes along each axis, as 2, (2, 2) or "2x2". None: the plan's own, or all
-            processes along one axis.
-        backend: "gloo" (CPU) or "nccl" (CUDA, one device per process). None: nccl where each
-            process has a device, else gloo.
-        source: where tensors of a model on the meta device are read from, each process its part.
-        check: compares every node of a forward, on inputs like those of the capture, with one
-            process before the graph is given back; expects a model in evaluation mode.
+        plan: sharding plan: "replicate", "data", "rows" or "megatron"; or a
+            `chop.distributed.ShardingPlan`, the path of its JSON file, or the content of the file.
+        mesh: number of processes along each axis, such as 2, (2, 2) or "2x2"; default, that of the
+            plan, or all processes along one axis.
+        backend: "gloo" (CPU) or "nccl" (CUDA, one device per process). Default: nccl if each
+            process has a device, otherwise gloo.
+        source: source of the tensors of a model on the meta device, of which each process reads its
+            part.
+        check: compares every node of a forward with a single process, on inputs like those of the
+            capture; needs a model in evaluation mode.
     """
 
     plan: ShardingPlan | Mapping[str, Any] | str | Path = "megatron"
@@ -39,23 +40,23 @@ class ReshardingConfig:
 
 @graph_pass(config=ReshardingConfig, takes_packed=True)
 def resharding_transform_pass(mg: MaseGraph, config: ReshardingConfig) -> dict[str, Any]:
-    """Shards the graph: each process keeps its part of the parameters, as DTensors.
+    """Shards the graph: each process stores its part of the parameters as DTensors.
 
-    Called on every process that torchrun started, with the same graph. `mg.model` then takes plain
-    whole inputs on every process and gives plain whole outputs, for inference. Where the model is
-    on one process only, a mesh of 1, nothing has to be started.
+    Call it with the same graph on every process started by torchrun. `mg.model` then takes complete
+    plain inputs on every process and returns complete plain outputs, for inference. A mesh of 1
+    needs no torchrun.
 
     Returns:
-        plan: the `ShardingPlan`, its placements checked against the graph.
+        plan: the `ShardingPlan` with placements checked against the graph.
         mesh: the `torch.distributed.device_mesh.DeviceMesh`.
-        local_bytes: of the parameters and buffers that this process keeps.
-        whole_bytes: of those of the whole model.
+        local_bytes: size of the parameters and buffers on this process.
+        whole_bytes: size of those of the complete model.
         check: the `chop.distributed.checking.check.CheckReport`; None without a check.
 
     Raises:
         PlanError: the plan does not fit the graph or the processes, or torchrun did not start them.
-        DistributedError: not all processes came, have other weights or plans, or the sharded
-            graph differs from one process.
+        DistributedError: processes are missing or have different weights or plans, or results
+            differ from a single process.
         ConfigError: the model is in training mode, which cannot be checked.
     """
     # Imported when used: DTensor loads long.

@@ -1,4 +1,4 @@
-"""Moves the range of inputs into weights before quantizing, without changing the function."""
+"""SmoothQuant: the range of inputs moves into weights before quantization."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class SmoothQuantConfig:
 
     Attributes:
         batches: inputs of the model by name, one mapping per batch; a few hundred training rows.
-        migration_strength: from 0, which leaves all of the range in the inputs (and evens out the
-            weights), to 1, which moves all of it into the weights.
-        rescale_other_readers: where a norm is also read by something else, such as a residual
-            sum, multiplies what that reads by s instead of leaving the norm alone.
+        migration_strength: from 0, which keeps the range in the inputs and evens out the weights,
+            to 1, which moves all of it into the weights.
+        rescale_other_readers: if a norm has other readers, such as a residual sum, multiplies their
+            input by s instead of skipping the norm.
     """
 
     batches: Batches
@@ -35,22 +35,22 @@ class SmoothQuantConfig:
 
 @graph_pass(config=SmoothQuantConfig, requires=("add_common_metadata_analysis_pass",))
 def smoothquant_transform_pass(mg: MaseGraph, config: SmoothQuantConfig) -> dict[str, Any]:
-    """Divides the inputs of Linear layers by s per channel and multiplies their weights by it.
+    """Divides the inputs of Linear layers by s per channel and multiplies their weights by s.
 
-    s_j = max|x_j|^a / max|w_j|^(1-a), a the migration strength, w all layers that read x; a
-    channel that is zero on all batches or in all weights has s = 1. The division is folded into
-    the norm or Linear before the layers, through ReLU and dropout between them; the float model
-    computes what it did: what reads x is run on the batches with each fold and without it, and a
-    fold after which it computes something else is undone, with a warning. Tokens that an
-    `attention_mask` or torch's `key_padding_mask` hides do not count. Layers with forward hooks or
-    a parametrized weight are left alone. It runs before `quantize_transform_pass`; masks stay.
+    The scale is s_j = max|x_j|^a / max|w_j|^(1-a), with the migration strength a and the weights w
+    of all layers that read x. A channel that is zero on all batches or in all weights has s = 1.
+    The division is folded into the preceding norm or Linear, through ReLU and dropout, so the float
+    model does not change. Each fold is checked by running the readers of x on the batches; a fold
+    that changes their results is undone, with a warning. Tokens masked by an `attention_mask` or
+    torch's `key_padding_mask` do not count. Layers with forward hooks or a parametrized weight are
+    skipped. Run it before `quantize_transform_pass`. Masks stay.
 
     Returns:
-        smoothed: the paths of the readers by the path of their source.
-        skipped: reason by the node of each other Linear.
+        smoothed: reader paths by source path.
+        skipped: reasons by node for other Linear layers.
 
     Raises:
-        ConfigError: a row of a batch brings NaN or infinite values to a layer.
+        ConfigError: a row of a batch causes NaN or infinite inputs of a layer.
 
     Source: Xiao et al. 2022, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual
     branch: Wei et al. 2022, arXiv:2209.13325, section 4.1.

@@ -29,7 +29,7 @@ from chop.train import Task, calibration_batches, find_task, fit_and_report, rea
 from chop.train.evaluator import Evaluator, kl_divergence
 from chop.train.judge import Judge
 from chop.train.rows import take_split
-from chop.train.tasks import UNTOLD_TASK
+from chop.train.tasks import JUDGED_TASK
 
 if TYPE_CHECKING:
     from chop.problems.mixed_precision.circuit import CircuitCosts, CircuitSettings
@@ -133,7 +133,7 @@ class PrecisionProblem:
         self.judge: Judge | None = None
         if evaluate is not None:
             self.judge = evaluate if isinstance(evaluate, Judge) else Judge.of(evaluate)
-            own = UNTOLD_TASK if task is None else find_task(task)
+            own = JUDGED_TASK if task is None else find_task(task)
             task = dataclasses.replace(own, metric=self.judge.metric)
         asked = None if task is None else find_task(task)
         table = read_rows(take_split(train, "train"), asked)

@@ -1,3 +1,3 @@
-"""Folding: scales that move between layers (AWQ, SmoothQuant), each fold checked."""
+"""Folding of scales into layers (AWQ, SmoothQuant), with a check of each fold."""
 
 __all__: list[str] = []

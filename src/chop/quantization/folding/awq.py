@@ -1,4 +1,4 @@
-"""AWQ: weights that multiply large inputs are scaled up before rounding, and the inputs down.
+"""AWQ: weights of large inputs are scaled up before rounding, and the inputs are scaled down.
 
 Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
 """
@@ -41,28 +41,28 @@ from chop.quantization.walk.walk import Walk
 WHERE = "awq_transform_pass"
 BATCHES = f"{WHERE}.batches"
 GRID = 20
-"""Exponents that are tried above 0 by default."""
+"""Default number of tried exponents above 0."""
 
 ScaledReaders = dict[str, dict[str, Any]]
-"""By the path of a source: its `readers`, `exponent`, `factor`, the error `before` and `after`."""
+"""Folded scales by source path: `readers`, `exponent`, `factor`, and error `before` and `after`."""
 
 
 @torch.no_grad()
 def awq(
     walk: Walk, weight: NumberFormat, weighs_rows: bool = True, grid: int = GRID
 ) -> tuple[ScaledReaders, dict[str, str]]:
-    """Multiplies weights of Linear layers by a scale per input channel, where inputs are divided.
+    """Moves a scale per input channel from inputs into weights of Linear layers.
 
     Args:
-        walk: of the float graph, none of whose parts is rounded; it is changed.
-        weight: the format that the weights are going to have.
-        weighs_rows: whether rows count by `row_weights`, or all alike.
-        grid: exponents that are tried above 0, up to 1.
-    Returns: what was chosen for each source, and for every other Linear's node the reason.
+        walk: walk over the float graph before rounding; the graph is changed.
+        weight: future format of the weights.
+        weighs_rows: weighs rows by `row_weights` instead of equally.
+        grid: number of tried exponents above 0, up to 1.
+    Returns: the chosen scales by source, and the reason for each other Linear node.
 
     Raises:
-        NoBlocksError: a scale would move from one part to another.
-        ConfigError: a batch brings NaN or infinite values to a layer.
+        NoBlocksError: a scale would move between parts.
+        ConfigError: a batch causes NaN or infinite inputs of a layer.
     """
     sites, skipped = sites_of_parts(walk.mg, walk.parts)
     pairs, reasons_of_experts = find_expert_sites(walk.mg, weight)
@@ -82,8 +82,8 @@ def awq(
         skipped.update({f"{site.down.name}[{number}]": why for number, why in few.items()})
         return scales
 
-    found, undone = move_scales(walk, together, choose, WHERE)
-    return found, skipped | undone
+    scales, undone = move_scales(walk, together, choose, WHERE)
+    return scales, skipped | undone
 
 
 def _choose_scale(
@@ -94,16 +94,16 @@ def _choose_scale(
     number_format: NumberFormat,
     grid: int,
 ) -> SiteScale | None:
-    """The scale with the least error of a site's readers, relative to their outputs.
+    """Returns the scale with the least error of a site's readers relative to their outputs.
 
     Args:
-        walk: of the float graph.
+        walk: walk over the float graph.
         site: from `find_sites`.
-        runs: values of each batch, that of the site among them.
-        weights: of the rows, by reader; rows of others count alike.
-        number_format: that the weights are going to have.
-        grid: exponents that are tried above 0, up to 1.
-    Returns: None where no row reaches the readers.
+        runs: values of each batch, including the site's.
+        weights: row weights by reader; rows of other readers have equal weights.
+        number_format: future format of the weights.
+        grid: number of tried exponents above 0, up to 1.
+    Returns: None if no row reaches the readers.
     """
     samples, mg = _samples(site, runs, walk.batches, weights), walk.mg
     if not samples.inputs:
@@ -111,20 +111,20 @@ def _choose_scale(
     moments = [samples.moments(reader) for reader in site.readers]
     layers = [*zip(site.weights(mg), moments, strict=True)]
     is_whole = not mg.operator(site.source).is_product
-    found = search_scale(layers, torch.cat(samples.inputs), number_format, grid, is_whole)
-    scale = representable(mg, site, found.scale, found.largest)
-    return SiteScale(site, scale, found.largest, found.settings, not found.is_changed)
+    best = search_scale(layers, torch.cat(samples.inputs), number_format, grid, is_whole)
+    scale = representable(mg, site, best.scale, best.largest)
+    return SiteScale(site, scale, best.largest, best.settings, not best.is_changed)
 
 
 @dataclass
 class _Samples:
-    """What the readers of a site read: (rows, channels) and weights of each batch with rows."""
+    """Inputs of a site's readers: (rows, channels) and row weights of each batch with rows."""
 
     inputs: list[Tensor]
     weights: dict[fx.Node, list[Tensor]]
 
     def moments(self, reader: fx.Node) -> Tensor:
-        """X diag(weights) X^T of a reader, float64."""
+        """Returns X diag(weights) X^T of a reader, float64."""
         none: list[Tensor | None] = [None] * len(self.inputs)
         pairs = zip(self.inputs, self.weights.get(reader) or none, strict=True)
         return second_moments((x[None], w) for x, w in pairs)[0].double()
@@ -133,7 +133,7 @@ class _Samples:
 def _samples(
     site: Site, runs: Runs, batches: Sequence[Mapping[str, Any]], weights: RowWeights
 ) -> _Samples:
-    """The rows that count, see `finite_rows`."""
+    """Returns the rows that count, see `finite_rows`."""
     samples = _Samples([], {reader: [] for reader in site.readers})
     for number, (values, batch) in enumerate(zip(runs, batches, strict=True)):
         x, measured = values[site.value], Measured(BATCHES, site.paths()[0])
@@ -142,8 +142,8 @@ def _samples(
             continue
         counted = counted_rows(site.value, x, batch)
         samples.inputs.append(rows)
-        for reader, found in weights.items():
+        for reader, own in weights.items():
             if reader in samples.weights:
-                of_rows = found[number] if counted is None else found[number][counted]
-                samples.weights[reader].append(of_rows)
+                row_weights = own[number] if counted is None else own[number][counted]
+                samples.weights[reader].append(row_weights)
     return samples

@@ -1,7 +1,7 @@
-"""AWQ of experts: scales between the two layers of each, from the tokens that it saw.
+"""AWQ of experts: scales between the two layers of each expert, from the tokens routed to it.
 
-The second layer of an expert reads the product of what its gate lets through and half of the first
-layer's results. Rows of that half are divided, and columns of the second layer multiplied.
+The second layer of an expert reads the product of the activated gate and one half of the first
+layer's results. Rows of that half are divided, and columns of the second layer are multiplied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chop.ir.ownership import Ownership
 from chop.ir.rows import Measured
 from chop.nn.quantized.masks import stored_weights
 from chop.quantization.folding.folding import Change, representable_in, why_infeasible
-from chop.quantization.folding.scale_search import Found, search_scale
+from chop.quantization.folding.scale_search import BestScale, search_scale
 from chop.quantization.rounding.experts import (
     few_rows,
     has_experts,
@@ -35,12 +35,12 @@ from chop.quantization.walk.walk import Walk
 
 @dataclass(frozen=True)
 class ExpertSite:
-    """The two layers of experts between which scales can move.
+    """Pair of expert layers between which scales can move.
 
     Attributes:
-        up: the first layer's node.
-        value: what the second one reads.
-        down: its node.
+        up: node of the first layer.
+        value: input of the second layer.
+        down: node of the second layer.
     """
 
     up: fx.Node
@@ -49,16 +49,16 @@ class ExpertSite:
 
     @property
     def source(self) -> fx.Node:
-        """The first layer's node."""
+        """Node of the first layer."""
         return self.up
 
     @property
     def readers(self) -> list[fx.Node]:
-        """The second layer's node."""
+        """Node of the second layer."""
         return [self.down]
 
     def region(self) -> list[fx.Node]:
-        """The nodes from the first layer to the second one, in order."""
+        """Nodes from the first to the second layer, in order."""
         after, before = {self.up}, {self.down}
         nodes = [*self.up.graph.nodes]
         nodes = nodes[nodes.index(self.up) : nodes.index(self.down) + 1]
@@ -69,26 +69,26 @@ class ExpertSite:
         return [node for node in nodes if node in after & before]
 
     def names(self, number: int) -> tuple[str, str]:
-        """Paths of the two layers of an expert, `path[3]`."""
+        """Returns the paths of an expert's two layers, `path[3]`."""
         return f"{self.up.target}[{number}]", f"{self.down.target}[{number}]"
 
     def multiplied(self, mg: MaseGraph) -> list[Tensor]:
-        """The weights of the second layers."""
+        """Returns the weights of the second layers."""
         down: Any = mg.get_module(self.down)
         return stored_weights(down)
 
     def divided(self, mg: MaseGraph) -> list[Tensor]:
-        """The weights and biases of the first layers."""
+        """Returns the weights and biases of the first layers."""
         up: Any = mg.get_module(self.up)
         return [*stored_weights(up), *([] if up.bias is None else [up.bias])]
 
     def columns(self, mg: MaseGraph, values: Tensor, number: int) -> Tensor:
-        """(outputs, inputs) of an expert, in the memory of what is multiplied."""
+        """Returns a view (outputs, inputs) of one expert in the multiplied weights."""
         down: Any = mg.get_module(self.down)
         return values.detach()[number * down.out_features : (number + 1) * down.out_features]
 
     def rows(self, mg: MaseGraph, values: Tensor, number: int) -> Tensor:
-        """(inputs of the second layer, n) of an expert, in the memory of what is divided."""
+        """Returns a view (inputs of the second layer, n) of one expert in the divided tensors."""
         up: Any = mg.get_module(self.up)
         down: Any = mg.get_module(self.down)
         half = slice(down.in_features, up.out_features)
@@ -97,55 +97,55 @@ class ExpertSite:
 
 @dataclass(frozen=True, eq=False)
 class ExpertScales:
-    """The scales of experts.
+    """Scales of experts.
 
     Attributes:
         mg: the graph.
-        site: the two layers.
-        found: by expert; others have none.
+        site: pair of layers.
+        best: scales by expert; experts may be missing.
     """
 
     mg: MaseGraph
     site: ExpertSite
-    found: Mapping[int, Found]
+    best: Mapping[int, BestScale]
 
     @property
-    def told(self) -> dict[str, dict[str, Any]]:
+    def report(self) -> dict[str, dict[str, Any]]:
         """The reader and the settings of each expert, by the path of its first layer."""
-        names = {number: self.site.names(number) for number in self.found}
+        names = {number: self.site.names(number) for number in self.best}
         return {
             names[number][0]: {"readers": [names[number][1]], **one.settings}
-            for number, one in self.found.items()
+            for number, one in self.best.items()
         }
 
     def divisor(self, given: Mapping[fx.Node, Any]) -> Tensor:
-        """A scale for each row, that of its expert."""
+        """Returns the scale of each row's expert."""
         down: Any = self.mg.get_module(self.site.down)
         ones = {"dtype": torch.float64, "device": down.weight.device}
         scales = torch.ones(down.num_experts, down.in_features, **ones)
-        for number, one in self.found.items():
+        for number, one in self.best.items():
             scales[number] = one.scale
         return scales[given[self.site.down.all_input_nodes[1]]]
 
     def changes(self, mg: MaseGraph) -> list[Change]:
-        """Multiplied columns of the second layers, and divided rows of the first."""
+        """Returns multiplied columns of the second layers and divided rows of the first layers."""
         return [
             *(Change(stored, self._multiply) for stored in self.site.multiplied(mg)),
             *(Change(stored, self._divide) for stored in self.site.divided(mg)),
         ]
 
     def fold(self, walk: Walk) -> None:
-        """Folds the scales, now and whenever the weights are read."""
+        """Folds the scales now and after each reload of the weights."""
         for change in self.changes(walk.mg):
             walk.change(change.stored, change.apply)
 
     def _multiply(self, values: Tensor) -> None:
-        for number, one in self.found.items():
+        for number, one in self.best.items():
             if one.is_changed:
                 self.site.columns(self.mg, values, number).mul_(one.scale)
 
     def _divide(self, values: Tensor) -> None:
-        for number, one in self.found.items():
+        for number, one in self.best.items():
             if one.is_changed:
                 self.site.rows(self.mg, values, number).div_(one.scale[:, None])
 
@@ -153,15 +153,17 @@ class ExpertScales:
 def find_expert_sites(
     mg: MaseGraph, weight: NumberFormat
 ) -> tuple[list[ExpertSite], dict[str, str]]:
-    """The layers of experts that can be scaled, and reasons by node why others cannot."""
+    """Returns the expert layers that can be scaled, and by node the reasons for the others."""
     owned, sites, skipped = Ownership(mg), list[ExpertSite](), dict[str, str]()
     for node in filter(lambda node: has_experts(mg, node), mg.nodes):
         up = _up(mg, node)
         if up is None:
-            skipped[node.name] = "its experts read no product of half of another layer's results"
+            skipped[node.name] = (
+                "its experts do not read a product with half of another layer's results"
+            )
             continue
         if not is_cut_by_experts(weight):
-            skipped[node.name] = "scales of its format are of all experts"
+            skipped[node.name] = "its format shares scales between experts"
             continue
         reasons = [why_infeasible(mg, each, owned) for each in (node, up)]
         reason = next((text for text in reasons if text is not None), None)
@@ -170,12 +172,12 @@ def find_expert_sites(
         else:
             skipped[node.name] = reason
     for site in sites:
-        skipped[site.up.name] = "a router and all experts read its inputs"
+        skipped[site.up.name] = "its inputs are also read by a router and by all experts"
     return sites, skipped
 
 
 def _up(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
-    """The layer whose second half of results is a factor of what a layer of experts reads."""
+    """Returns the layer whose second half of results is a factor of an expert layer's input."""
     value = node.all_input_nodes[0]
     if not mg.operator(value).is_bilinear or [*value.users] != [node]:
         return None
@@ -204,15 +206,15 @@ def choose_for_experts(
     search: tuple[NumberFormat, int],
     where: str,
 ) -> tuple[ExpertScales, dict[int, str]]:
-    """What is chosen for each expert, and why for others nothing is.
+    """Chooses a scale for each expert. Returns the scales, and reasons for experts without one.
 
     Args:
-        walk: of the graph.
+        walk: walk over the graph.
         site: from `find_expert_sites`.
         runs: values of nodes on each batch.
-        weights: what each row counts; empty: alike.
-        search: the format, and the exponents to try.
-        where: what was given, for messages.
+        weights: row weights; empty for equal weights.
+        search: the format, and the number of exponents to try.
+        where: setting of the batches, for messages.
     """
     mg, index = walk.mg, site.down.all_input_nodes[1]
     down: Any = mg.get_module(site.down)
@@ -227,7 +229,7 @@ def choose_for_experts(
         )
     )
     experts = [values[index] for values in runs]
-    found, few = dict[int, Found](), dict[int, str]()
+    best, few = dict[int, BestScale](), dict[int, str]()
     for number, own in enumerate(samples_of_experts(samples, experts, down.num_experts)):
         reason = few_rows(rows_in(own), down.in_features)
         if reason is not None:
@@ -240,5 +242,5 @@ def choose_for_experts(
         one = search_scale([(multiplied[0], hessian)], inputs, *search)
         parts = [(x, 1, one.scale) for x in multiplied] + [(x, 0, 1 / one.scale) for x in divided]
         scale = representable_in(one.scale, one.largest, parts)
-        found[number] = one._replace(scale=scale)
-    return ExpertScales(mg, site, found), few
+        best[number] = one._replace(scale=scale)
+    return ExpertScales(mg, site, best), few

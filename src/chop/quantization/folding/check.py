@@ -1,4 +1,4 @@
-"""Proof of a fold: on every batch the readers compute what they did, or the fold is undone."""
+"""Verification of folds: a fold is undone if a reader's output changes on any batch."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from chop.private.torch_api import StorageWeakRef, write_count
 from chop.quantization.folding.folding import Change
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
-"""How far outputs may move by rounding, of their root mean square; bfloat16: 0.06."""
+"""Maximum change of outputs by rounding, relative to their root mean square; bfloat16: 0.06."""
 COARSEST = 0.06
 
 
 class Checked(Protocol):
-    """Where a scale moves: what `Site` has."""
+    """Interface of sites between which a scale moves, see `Site`."""
 
     @property
     def source(self) -> fx.Node:
-        """What is divided."""
+        """Node that is divided."""
 
     @property
     def value(self) -> fx.Node:
-        """What the readers read."""
+        """Value that the readers read."""
 
     @property
     def readers(self) -> list[fx.Node]:
-        """What is multiplied."""
+        """Nodes that are multiplied."""
 
     def region(self) -> list[fx.Node]:
-        """The nodes from the source to the readers, in order."""
+        """Nodes from the source to the readers, in order."""
 
 
 class FoldCheck:
-    """Runs what lies between the sources and the readers of sites with a fold and without it.
+    """Runs the region of each site with and without a fold.
 
-    What goes into a site is kept from where it is computed until the site is checked.
+    Inputs of a site are stored from their computation until the site is checked.
 
     Args:
-        mg: the graph; it is left as it was.
+        mg: the graph, which is not changed.
         sites: from `find_sites` or `find_expert_sites`.
     """
 
@@ -62,27 +62,27 @@ class FoldCheck:
         self._written: dict[fx.Node, str] = {}
 
     def note(self, number: int, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
-        """Keeps what a node that is about to run reads, where a site has it.
+        """Stores the inputs of a node that is about to run, if they enter a site.
 
         Args:
-            number: of the batch.
+            number: number of the batch.
             node: the node.
-            values: of the nodes before it.
+            values: values of the nodes before it.
         """
         for site in self._readers.get(node, ()):
             region = self.regions[site.source]
-            kept = self._given.setdefault((site.source, number), {})
+            stored = self._given.setdefault((site.source, number), {})
             for source in node.all_input_nodes:
-                if source not in region and source not in kept:
+                if source not in region and source not in stored:
                     value = values[source]
-                    kept[source] = value.clone() if isinstance(value, Tensor) else value
+                    stored[source] = value.clone() if isinstance(value, Tensor) else value
         for value in self._values.keys() & node.all_input_nodes:
             # Views share their base's version, so that a write through one shows. A value that was
             # read from a file has other memory, and a version of its own.
             seen = StorageWeakRef(values[value].untyped_storage()), write_count(values[value])
             first, site = self._versions.setdefault((value, number), seen), self._values[value]
             if seen[0] == first[0] and seen[1] != first[1] and node in site.readers:
-                reason = f"'{node.target}' reads what was written into it in place"
+                reason = f"'{node.target}' reads a value that was modified in place"
                 self._written.setdefault(site.source, reason)
 
     def why_undone(
@@ -92,13 +92,13 @@ class FoldCheck:
         divisor: Callable[[Mapping[fx.Node, Any]], Tensor],
         count: int,
     ) -> str | None:
-        """Returns which reader computes something else after a fold; None if none does.
+        """Returns the reader whose result changes after a fold, and by how much; None if none does.
 
         Args:
-            site: the site, all of whose nodes have been noted.
-            changes: what the fold changes.
-            divisor: what the site's value is divided by, of what the region reads.
-            count: of batches; what is kept of them is dropped.
+            site: a site whose inputs have all been stored.
+            changes: changes of the fold.
+            divisor: computes the divisor of the site's value from the inputs of the region.
+            count: number of batches, whose stored inputs are released.
         """
         given = [self._given.pop((site.source, number)) for number in range(count)]
         if site.source in self._written:
@@ -111,41 +111,38 @@ class FoldCheck:
             for node, expected in before.items():
                 off = _difference(after[node], expected)
                 if not off <= TOLERANCE.get(expected.dtype, COARSEST):
-                    return (
-                        f"'{node.target}' computes something else on batch {number}, by "
-                        f"{off:.2g} of its size"
-                    )
+                    return f"'{node.target}' changes on batch {number}, by {off:.2g} of its size"
         return None
 
     def _results(self, site: Checked, given: Mapping[fx.Node, Any]) -> dict[fx.Node, Tensor]:
-        """The site's value and what its readers compute."""
+        """Computes the site's value and the results of its readers."""
         run = GraphRunner(self.mg.model)
         run.env = {n: x.clone() if isinstance(x, Tensor) else x for n, x in given.items()}
-        found: dict[fx.Node, Tensor] = {}
+        results: dict[fx.Node, Tensor] = {}
         for node in self.regions[site.source]:
             run.env[node] = run.run_node(node)
             if node is site.value or node in site.readers:
-                found[node] = run.env[node].clone()
-        return found
+                results[node] = run.env[node].clone()
+        return results
 
 
 @contextmanager
 def _folded(changes: Sequence[Change]) -> Iterator[None]:
-    kept = [(change.stored.detach(), change.stored.detach().clone()) for change in changes]
+    saved = [(change.stored.detach(), change.stored.detach().clone()) for change in changes]
     try:
         for change in changes:
             change.apply(change.stored.detach())
         yield
     finally:
-        for tensor, before in kept:
+        for tensor, before in saved:
             tensor.copy_(before)
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
-    """The largest of the channels' root mean square differences, of their size; NaN is one."""
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    """Returns the largest relative root mean square difference of a channel; may be NaN."""
     if not expected.numel():
         return 0.0
-    rows, wanted = (x.double().reshape(-1, x.shape[-1]) for x in (found, expected))
+    rows, wanted = (x.double().reshape(-1, x.shape[-1]) for x in (actual, expected))
     known = wanted.isfinite()
     error = torch.where(known, rows - wanted, 0).square().mean(0).sqrt()
     energy = torch.where(known, wanted, 0).square().mean(0)
@@ -155,11 +152,11 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 
 
 def warn_about_undone(where: str, undone: Mapping[str, str]) -> None:
-    """One warning that names all folds that were undone, and why."""
+    """Warns once about all folds that were undone, with reasons."""
     if undone:
         reasons = "; ".join(f"'{path}': {reason}" for path, reason in undone.items())
         warnings.warn(
-            f"{where}: scales were not moved out of {len(undone)} of the values, since the float "
-            f"model would not compute what it did ({reasons}).",
+            f"{where}: scales of {len(undone)} values were not moved, since they would change the "
+            f"float model ({reasons}).",
             stacklevel=5,
         )

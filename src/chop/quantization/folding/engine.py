@@ -1,7 +1,7 @@
-"""Folding engine: scales are chosen, checked and folded, one part of a walk after the other.
+"""Folding engine: chooses, checks and folds scales, part by part of a walk.
 
-What a fold changes is let go with the part where a walk reads weights from files, and is changed
-again whenever it is read. All sites lie within a part.
+If a walk reads weights from files, changed weights are released with their part, and the change is
+repeated after each reload. Each site lies within a part.
 """
 
 from __future__ import annotations
@@ -31,36 +31,37 @@ from chop.quantization.walk.walk import Walk
 
 
 class Scales(Protocol):
-    """Scales that were chosen for a site."""
+    """Chosen scales of a site."""
 
     @property
-    def told(self) -> Mapping[str, dict[str, Any]]:
-        """Entries of the report, by the path of the divided source."""
+    def report(self) -> Mapping[str, dict[str, Any]]:
+        """Entries of the report by the path of the divided source."""
 
     def divisor(self, given: Mapping[fx.Node, Any]) -> Tensor:
-        """Divisors of the site's value, computed from the inputs of its region."""
+        """Computes the divisor of the site's value from the inputs of its region."""
 
     def changes(self, mg: MaseGraph) -> list[Change]:
-        """Parameters that a fold changes."""
+        """Returns the parameter changes of the fold."""
 
     def fold(self, walk: Walk) -> None:
-        """Folds them, now and whenever the tensors are read."""
+        """Folds the scales now and after each reload of the tensors."""
 
 
 Chooser = Callable[[Any, Runs], Scales | None]
-"""Chooses the scales of a site by the values on each batch; None where no row reaches it."""
+"""Function that chooses the scales of a site from its values per batch; None if no row reaches it.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class SiteScale:
-    """The scale of a `Site`.
+    """Scale of a `Site`.
 
     Attributes:
         site: the site.
         scale: (channels,), above zero.
-        largest: (channels,), the largest magnitudes of the value.
-        settings: what a report has of it, beside the readers.
-        is_one: whether nothing is folded.
+        largest: (channels,), largest magnitudes of the value.
+        settings: entries of the report beside the readers.
+        is_one: true if nothing is folded.
     """
 
     site: Site
@@ -70,20 +71,20 @@ class SiteScale:
     is_one: bool = False
 
     @property
-    def told(self) -> dict[str, dict[str, Any]]:
+    def report(self) -> dict[str, dict[str, Any]]:
         """The readers and the settings."""
         return {str(self.site.source.target): {"readers": self.site.paths(), **self.settings}}
 
     def divisor(self, _: Mapping[fx.Node, Any]) -> Tensor:
-        """The scale."""
+        """Returns the scale."""
         return self.scale
 
     def changes(self, mg: MaseGraph) -> list[Change]:
-        """Multiplied readers and a divided source."""
+        """Returns the changes: multiplied readers and a divided source."""
         return [] if self.is_one else fold_changes(mg, self.site, self.scale)
 
     def fold(self, walk: Walk) -> None:
-        """Folds the scale; other readers of the value get it multiplied by the scale."""
+        """Folds the scale. Other readers of the value multiply it by the scale."""
         # Again: an earlier fold may have scaled the same weight along its other axis.
         scale = representable(walk.mg, self.site, self.scale, self.largest)
         for change in replace(self, scale=scale).changes(walk.mg):
@@ -95,16 +96,16 @@ class SiteScale:
 def sites_of_parts(
     mg: MaseGraph, parts: Sequence[Part], rescale: bool = False
 ) -> tuple[list[Site], dict[str, str]]:
-    """The sites of a graph, each of which lies within a part.
+    """Finds the sites of a graph and checks that each lies within a part.
 
     Args:
         mg: the graph.
-        parts: of its walk.
-        rescale: whether other readers of a value may get it multiplied by the scale.
-    Returns: the sites, and reasons by the name of every other Linear's node.
+        parts: parts of its walk.
+        rescale: allows other readers of a value, which then multiply it by the scale.
+    Returns: the sites, and reasons by the name of each other Linear node.
 
     Raises:
-        NoBlocksError: one does not.
+        NoBlocksError: a site spans several parts.
     """
     sites, skipped = find_sites(mg, rescale)
     check_within(parts, sites)
@@ -112,10 +113,10 @@ def sites_of_parts(
 
 
 def check_within(parts: Sequence[Part], sites: Sequence[Checked]) -> None:
-    """Refuses sites that lie in several parts.
+    """Checks that no site spans several parts.
 
     Raises:
-        NoBlocksError: one does.
+        NoBlocksError: a site spans several parts.
     """
     inside = [set(part.nodes) for part in parts]
     for site in sites:
@@ -127,26 +128,25 @@ def check_within(parts: Sequence[Part], sites: Sequence[Checked]) -> None:
 def move_scales(
     walk: Walk, sites: Sequence[Checked], choose: Chooser, where: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Folds the scales of each part's sites, which the values of the graph as it was choose.
+    """Chooses scales from the values of the unchanged graph and folds them, part by part.
 
     Args:
-        walk: none of whose parts is rounded.
-        sites: each within a part.
-        choose: is called before the last reader of a site runs.
-        where: the setting that the batches come from, for a warning.
-    Returns: what is told of each source by its path, and for the nodes of the other readers the
-        reason.
+        walk: walk without rounded parts.
+        sites: sites that each lie within a part.
+        choose: called before the last reader of a site runs.
+        where: setting of the batches, for a warning.
+    Returns: the report by source path, and the reasons by node of the other readers.
     """
-    told: dict[str, dict[str, Any]] = {}
+    report: dict[str, dict[str, Any]] = {}
     undone, skipped = dict[str, str](), dict[str, str]()
-    values, left = Values(walk.mg.nodes, walk.scratch), list(sites)
+    values, pending = Values(walk.mg.nodes, walk.scratch), list(sites)
     for number, part in enumerate(walk.parts):
-        if not left:
+        if not pending:
             break
-        own = [site for site in left if site.source in part.nodes]
-        left = [site for site in left if site not in own]
+        own = [site for site in pending if site.source in part.nodes]
+        pending = [site for site in pending if site not in own]
         with walk.loaded(part):
-            block = replace(walk.block(number, values), is_last=not left)
+            block = replace(walk.block(number, values), is_last=not pending)
             choices = _Choices(walk.mg, own, choose)
             with walk.at_work():
                 values = block.run(choices.last, choices.visit, choices.check.note)
@@ -157,13 +157,13 @@ def move_scales(
                     undone |= {} if reason == UNREACHED else {str(site.source.target): reason}
                     continue
                 choices.chosen[site.source].fold(walk)
-                told |= choices.chosen[site.source].told
+                report |= choices.chosen[site.source].report
     warn_about_undone(where, undone)
-    return told, skipped
+    return report, skipped
 
 
 class _Choices:
-    """Scales of the sites of a part, and the reasons of those that have none."""
+    """Scales of the sites of a part, and reasons for sites without one."""
 
     def __init__(self, mg: MaseGraph, sites: Sequence[Checked], choose: Chooser) -> None:
         self.check, self._choose = FoldCheck(mg, sites), choose
@@ -172,7 +172,7 @@ class _Choices:
         self.reasons: dict[fx.Node, str] = {}
 
     def visit(self, node: fx.Node, runs: Runs) -> None:
-        """Chooses and checks before the last reader of a site runs."""
+        """Chooses and checks a scale before the last reader of its site runs."""
         site = self.last[node]
         scales = self._choose(site, runs)
         reason: str | None = UNREACHED

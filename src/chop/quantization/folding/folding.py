@@ -1,7 +1,8 @@
-"""Folding: a scale per channel moves from a value into what is computed of it, for nothing.
+"""Folding: a scale per channel moves from a value into the weights around it, at no run-time cost.
 
-Linear layers that read a value x may read x / s with weights W s. Where what x comes from can be
-divided by s (a norm, a Linear, the gain of a norm written out), the model computes what it did.
+Linear layers with weights W that read x can read x / s with weights W s instead. If the source of x
+can be divided by s (a norm, a Linear, the gain of a decomposed norm), the model's function does not
+change.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from chop.private.modules import has_forward_hooks
 from chop.quantization.rounding.experts import has_experts
 
 UNREACHED = "no row reaches it"
-"""Why a scale is not chosen."""
+"""Reason for a site without a scale."""
 
 
 @dataclass
 class Site:
-    """Linear layers that read one value, and what can be divided so that the value is.
+    """Linear layers that read one value, and the source whose parameters can be divided.
 
     Attributes:
-        source: the norm or linear layer whose parameters are divided, or the `get_attr` of a gain.
-        value: what the linear layers read: the result of the source, of a ReLU or dropout after
-            it, or its product with something else.
-        readers: the linear layers' nodes.
-        others: what else reads the value.
+        source: norm or linear layer whose parameters are divided, or the `get_attr` of a gain.
+        value: input of the linear layers: the result of the source, of a ReLU or dropout after it,
+            or its product with another value.
+        readers: nodes of the linear layers.
+        others: other readers of the value.
     """
 
     source: fx.Node
@@ -49,18 +50,18 @@ class Site:
     others: list[fx.Node]
 
     def paths(self) -> list[str]:
-        """The paths of the readers."""
+        """Paths of the readers."""
         return [str(reader.target) for reader in self.readers]
 
     def region(self) -> list[fx.Node]:
-        """The nodes from the source to the readers, in order; those before it have one user."""
+        """Nodes from the source to the readers, in order; all before the value have one user."""
         chain = [self.source]
         while chain[-1] is not self.value:
             chain += chain[-1].users
         return [*chain, *self.readers]
 
     def weights(self, mg: MaseGraph) -> list[Tensor]:
-        """The readers' weights, (outputs, inputs) each, masked."""
+        """Returns the readers' weights, each (outputs, inputs), masked."""
         readers: list[Any] = [mg.get_module(reader) for reader in self.readers]
         return [
             reader.effective("weight") if isinstance(reader, QuantizedOperator) else reader.weight
@@ -69,12 +70,12 @@ class Site:
 
 
 def find_sites(mg: MaseGraph, rescale: bool) -> tuple[list[Site], dict[str, str]]:
-    """Where the inputs of Linear layers can be divided, and the reason for every other layer.
+    """Finds Linear layers whose inputs can be divided.
 
     Args:
         mg: the graph.
-        rescale: whether other readers of a value may get it multiplied by the scale.
-    Returns: the sites, and reasons by the name of a node.
+        rescale: allows other readers of a value, which then multiply it by the scale.
+    Returns: the sites, and reasons by node name for all other Linear layers.
     """
     owned = Ownership(mg)
     sites: list[Site] = []
@@ -88,25 +89,25 @@ def find_sites(mg: MaseGraph, rescale: bool) -> tuple[list[Site], dict[str, str]
         source, reason = _source(mg, value, owned)
         others = [user for user in value.users if user not in readers]
         if source is not None and others and not rescale:
-            source, reason = None, f"'{others[0].name}' reads the same and cannot be rescaled"
+            source, reason = None, f"'{others[0].name}' also reads its input and cannot be rescaled"
         if source is not None and readers:
             sites.append(Site(source, value, readers, others))
         reasons = {node: own or reason for node, own in reasons.items()}
         skipped.update({node.name: text for node, text in reasons.items() if text})
     for node in mg.nodes:
         if has_experts(mg, node):
-            skipped[node.name] = "it has several experts, of which each would need its own scales"
+            skipped[node.name] = "it has several experts, which need separate scales"
     return sites, skipped
 
 
 def _reads(mg: MaseGraph, node: fx.Node, value: fx.Node) -> bool:
-    """True for a Linear whose input is `value`."""
+    """Returns true for a Linear whose input is `value`."""
     given = node.args[0] if node.args else node.kwargs.get("input")
     return mg.operator(node).name == "linear" and given is value
 
 
 def why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None:
-    """Why a module's parameters cannot be scaled."""
+    """Returns the reason that a module's parameters cannot be scaled, or ""."""
     if is_of_training(node):
         return "it is called in train() only"
     reason = owned.why_shared(node)
@@ -120,13 +121,13 @@ def why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | None
 
 
 def why_hooked(module: Any) -> str | None:
-    """Why what a module computes is not what its class says: hooks may change or see it."""
+    """Returns the reason that hooks may change or observe a module's result, or ""."""
     hooks = module is not None and has_forward_hooks(module)
     return "it has forward hooks" if hooks else None
 
 
 def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | None, str | None]:
-    """The node whose parameters scale `value`, or the reason why there is none."""
+    """Returns the node whose parameters scale `value`, or the reason that there is none."""
     row = mg.operator(value)
     if row.is_bilinear:
         return _source_of_product(mg, value, owned)
@@ -142,7 +143,7 @@ def _source(mg: MaseGraph, value: fx.Node, owned: Ownership) -> tuple[fx.Node | 
 def _source_alone(
     mg: MaseGraph, value: fx.Node, owned: Ownership
 ) -> tuple[fx.Node | None, str | None]:
-    """The same, of a value that one node reads."""
+    """Returns the source of a value with one user, or the reason that there is none."""
     if len(value.users) > 1:
         return None, f"'{value.name}', whose result reaches it, has other readers"
     return _source(mg, value, owned)
@@ -151,7 +152,7 @@ def _source_alone(
 def _source_of_product(
     mg: MaseGraph, value: fx.Node, owned: Ownership
 ) -> tuple[fx.Node | None, str | None]:
-    """The same, of one factor of a product: the gain of a norm, or the last one with a source."""
+    """Returns the source of a factor of a product: the gain of a norm, or another source."""
     reason = None
     for factor in reversed(value.all_input_nodes):
         if len(value.all_input_nodes) < 2:
@@ -161,10 +162,10 @@ def _source_of_product(
         else:
             source, reason = _source_alone(mg, factor, owned)
             if source is not None and not _has_shape_of(factor, value):
-                source, reason = None, f"'{factor.name}' before it has no value for each channel"
+                source, reason = None, f"'{factor.name}' before it has no value per channel"
         if source is not None:
             return source, None
-    return None, reason or f"'{value.name}' before it is no product of two values"
+    return None, reason or f"'{value.name}' before it is not a product of two values"
 
 
 def _has_shape_of(factor: fx.Node, value: fx.Node) -> bool:
@@ -175,55 +176,55 @@ def _has_shape_of(factor: fx.Node, value: fx.Node) -> bool:
 def _gain(
     mg: MaseGraph, factor: fx.Node, value: fx.Node, owned: Ownership
 ) -> tuple[fx.Node | None, str | None]:
-    """A parameter with an element for each channel, that nothing else uses."""
+    """Returns a `get_attr` node of a per-channel parameter that has no other user."""
     gain = mg.model.get_parameter(str(factor.target)) if is_parameter(mg, factor) else None
     shape = node_metadata(value).common.results["data_out_0"].shape
     if gain is None or gain.dim() != 1 or len(gain) != shape[-1] or len(gain) < 2:
-        return None, f"'{factor.name}' before it has no weight for each channel"
+        return None, f"'{factor.name}' before it has no weight per channel"
     if owned.is_parameter_shared(factor):
         return None, f"'{factor.name}' comes before it: it is used in several places"
     return factor, None
 
 
 def is_parameter(mg: MaseGraph, node: fx.Node) -> bool:
-    """Whether a `get_attr` node gives a parameter, and no buffer."""
+    """Returns true if a `get_attr` node reads a parameter rather than a buffer."""
     return str(node.target) in dict(mg.model.named_parameters(remove_duplicate=False))
 
 
 def _parameters(
     mg: MaseGraph, source: fx.Node, owned: Ownership
 ) -> tuple[fx.Node | None, str | None]:
-    """A norm or Linear whose parameters have an element for each channel of its result."""
+    """Returns a norm or Linear whose parameters have an element per channel of its result."""
     row, module = mg.operator(source), mg.get_module(source)
     if row.features is None:
-        return None, f"what it reads comes from '{source.name}', no norm or Linear"
+        return None, f"its input comes from '{source.name}', which is not a norm or Linear"
     reason = why_infeasible(mg, source, owned)
     if reason is not None:
         return None, f"'{source.name}' comes before it: {reason}"
     weight = getattr(module, "weight", None)
     shape = node_metadata(source).common.results["data_out_0"].shape
     if weight is None or shape[-1] != weight.shape[_channel_axis(row)]:
-        return None, f"'{source.name}' before it has no weight for each channel"
+        return None, f"'{source.name}' before it has no weight per channel"
     if row.features % len(shape) != len(shape) - 1:
         return None, f"the channels of '{source.name}' are not the last axis"
     return source, None
 
 
 def _channel_axis(row: Operator) -> int:
-    """The axis of a source's weight with an element for each channel of the last axis it gives.
+    """Returns the axis of a source's weight that corresponds to the last axis of its result.
 
-    A norm over several axes has a weight of their shape, whose last axis is that of the result.
+    For a norm over several axes, this is the last axis of its weight.
     """
     return -1 if row.weight is None else row.weight.outputs
 
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """What a fold does to a tensor.
+    """Change of a tensor by a fold.
 
     Attributes:
-        stored: the parameter or buffer.
-        apply: changes values of the tensor in place.
+        stored: parameter or buffer.
+        apply: function that changes values of the tensor in place.
     """
 
     stored: Tensor
@@ -231,7 +232,7 @@ class Change:
 
 
 def fold_changes(mg: MaseGraph, site: Site, scale: Tensor) -> list[Change]:
-    """All that a fold changes; no other reader of the value is among it."""
+    """Lists the changes of a fold, without other readers of the value."""
     changes = [Change(stored, lambda x: x.mul_(scale)) for stored in _multiplied(mg, site)]
     for stored, axis in _divided(mg, site):
         factor = scale.view(-1, *[1] * (stored.dim() - 1 - axis % stored.dim()))
@@ -240,13 +241,13 @@ def fold_changes(mg: MaseGraph, site: Site, scale: Tensor) -> list[Change]:
 
 
 def _multiplied(mg: MaseGraph, site: Site) -> list[Tensor]:
-    """The readers' weights, (outputs, inputs) each."""
+    """Returns the readers' weights, each (outputs, inputs)."""
     readers: list[Any] = [mg.get_module(reader) for reader in site.readers]
     return [stored for reader in readers for stored in stored_weights(reader)]
 
 
 def _divided(mg: MaseGraph, site: Site) -> list[tuple[Tensor, int]]:
-    """The source's parameters, each with the axis of its channels."""
+    """Returns the source's parameters with the axes of their channels."""
     if site.source.op == "get_attr":
         return [(mg.model.get_parameter(str(site.source.target)), -1)]
     source: Any = mg.get_module(site.source)
@@ -258,13 +259,13 @@ def _divided(mg: MaseGraph, site: Site) -> list[tuple[Tensor, int]]:
 
 @torch.no_grad()
 def representable(mg: MaseGraph, site: Site, scale: Tensor, largest: Tensor) -> Tensor:
-    """The scale, 1 at channels that it takes beyond what a dtype holds, or below its precision.
+    """Sets the scale to 1 for channels that would overflow a dtype or fall below its precision.
 
     Args:
         mg: the graph.
         site: from `find_sites`.
         scale: (channels,), above zero.
-        largest: (channels,), the largest magnitudes of the value.
+        largest: (channels,), largest magnitudes of the value.
     Returns: (channels,), float64.
     """
     scale = scale.double()
@@ -278,12 +279,12 @@ def representable(mg: MaseGraph, site: Site, scale: Tensor, largest: Tensor) -> 
 def representable_in(
     scale: Tensor, largest: Tensor, parts: Iterable[tuple[Tensor, int, Tensor]]
 ) -> Tensor:
-    """The scale, 1 at channels that it takes beyond what a dtype holds, or below its precision.
+    """Sets the scale to 1 for channels that would overflow a dtype or fall below its precision.
 
     Args:
         scale: (channels,), above zero.
-        largest: (channels,), the largest magnitudes of the value that is divided by it.
-        parts: what is multiplied, the axis of its channels and by what, (channels,).
+        largest: (channels,), largest magnitudes of the divided value.
+        parts: multiplied tensors, each with its channel axis and factor, (channels,).
     Returns: (channels,), float64.
     """
     scale = scale.double()
@@ -300,13 +301,13 @@ def representable_in(
 
 
 def rescale_others(mg: MaseGraph, site: Site, scale: Tensor) -> None:
-    """Gives the other readers of a smoothed value what they read before."""
+    """Multiplies the scaled value for its other readers, which then read the original one."""
     path = str(site.source.target)
     path = path.rpartition(".")[0] if site.source.op == "get_attr" else path
     dtype = _multiplied(mg, site)[0].dtype
     scale = scale.to(dtype)
     mg.model.get_submodule(path).register_buffer("smoothing_scale", scale)
-    graph, kept = mg.fx_graph, {k: v for k, v in site.value.meta.items() if k != "mase"}
+    graph, meta = mg.fx_graph, {k: v for k, v in site.value.meta.items() if k != "mase"}
     with graph.inserting_after(site.value):
         factor = graph.get_attr(f"{path}.smoothing_scale".removeprefix("."))
     with graph.inserting_after(factor):
@@ -315,7 +316,7 @@ def rescale_others(mg: MaseGraph, site: Site, scale: Tensor) -> None:
     values = {site.value: scale.new_empty(shape, device="meta"), factor: scale}
     values[product] = values[site.value]
     for node in (factor, product):
-        node.meta.update(kept)
+        node.meta.update(meta)
         node.meta["mase"] = MaseMetadata(node, common=common_metadata(mg, node, values))
     for other in site.others:
         other.replace_input_with(site.value, product)

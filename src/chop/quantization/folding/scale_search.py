@@ -1,4 +1,4 @@
-"""Search of AWQ: the scale of input channels after which rounded weights have the least error.
+"""Scale search of AWQ: input-channel scales that minimize the error of rounded weights.
 
 Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
 """
@@ -16,22 +16,22 @@ from chop.formats import NumberFormat
 from chop.formats.scaling import SharedExponent, Unscaled
 
 FACTORS = (1.0, 2**0.25, 2**0.5, 2**0.75)
-"""What scales are multiplied by, where those of the format are powers of two or there are none.
+"""Factors of all scales, tried if the format's scales are powers of two or absent.
 
-Not where a Linear is divided by them, whose own weights would round otherwise.
+They are not tried if a Linear is divided, because its own weights would then round differently.
 """
 
 
-class Found(NamedTuple):
-    """What gives the least error.
+class BestScale(NamedTuple):
+    """Scale with the least error.
 
     Attributes:
-        exponent: of the magnitudes of inputs.
-        factor: of all scales.
+        exponent: exponent of the input magnitudes.
+        factor: factor of all scales.
         scale: (inputs,), float64.
-        largest: (inputs,), the largest magnitudes of inputs.
-        before: squared error of the outputs relative to them, without a scale.
-        after: the same with the scale.
+        largest: (inputs,), largest magnitudes of inputs.
+        before: relative squared error of the outputs without a scale.
+        after: relative squared error with the scale.
     """
 
     exponent: float
@@ -43,12 +43,12 @@ class Found(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is any scale but 1."""
+        """True if the scale is not 1."""
         return (self.exponent, self.factor) != (0.0, 1.0)
 
     @property
     def settings(self) -> dict[str, float]:
-        """What a report has of it."""
+        """Entries of the report."""
         names = ("exponent", "factor", "before", "after")
         return {name: getattr(self, name) for name in names}
 
@@ -59,15 +59,15 @@ def search_scale(
     number_format: NumberFormat,
     grid: int,
     is_whole: bool = False,
-) -> Found:
-    """What gives the least error of all layers, relative to their outputs.
+) -> BestScale:
+    """Returns the scale with the least error of all layers relative to their outputs.
 
     Args:
-        layers: weight, (outputs, inputs), and X diag(weights) X^T, float64, of each.
+        layers: for each, the weight (outputs, inputs) and X diag(weights) X^T, float64.
         inputs: X^T, (rows, inputs).
-        number_format: of the weights.
-        grid: exponents that are tried above 0, up to 1.
-        is_whole: whether `FACTORS` are tried.
+        number_format: format of the weights.
+        grid: number of tried exponents above 0, up to 1.
+        is_whole: tries `FACTORS` as well.
     """
     layers = [(w.double(), h) for w, h in layers]
     energy = sum(_energy(w, h) for w, h in layers) or 1.0
@@ -82,11 +82,11 @@ def search_scale(
         errors[exponent, factor] = sum(_energy(q - w, h) for (w, h), q in pairs) / energy
     exponent, factor = min(errors, key=errors.__getitem__)
     scale = factor * awq_scale(magnitude, exponent)
-    return Found(exponent, factor, scale, largest, errors[0.0, 1.0], errors[exponent, factor])
+    return BestScale(exponent, factor, scale, largest, errors[0.0, 1.0], errors[exponent, factor])
 
 
 def _factors(number_format: NumberFormat) -> tuple[float, ...]:
-    """Those that differ to a fitted format: scaled by floats, weights of any size round alike."""
+    """Returns the factors that matter: formats with float scales round alike at any magnitude."""
     layout = number_format.layout()
     is_relative = (
         layout is not None
@@ -101,12 +101,12 @@ def _energy(x: Tensor, moments: Any) -> float:
 
 
 def awq_scale(magnitude: Tensor, exponent: float) -> Tensor:
-    """s_j = m_j^exponent over the geometric mean of the smallest and the largest of them.
+    """Returns s_j = m_j^exponent divided by the geometric mean of the smallest and largest of them.
 
     Args:
-        magnitude: (inputs,), mean magnitude of each input channel; 1 counts where it is zero or not
-            finite.
-        exponent: from 0, no scale, to 1.
+        magnitude: (inputs,), mean magnitude of each input channel; values of zero or not finite
+            count as 1.
+        exponent: from 0 (no scale) to 1.
     Returns: (inputs,), above zero.
     """
     usable = magnitude.isfinite() & (magnitude > 0)

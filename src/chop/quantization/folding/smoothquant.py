@@ -1,4 +1,4 @@
-"""SmoothQuant: the range of outlier channels of inputs moves into weights, the function stays.
+"""SmoothQuant: moves the range of outlier input channels into weights, keeping the function.
 
 Source: Xiao et al. 2022, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual branch:
 Wei et al. 2022, arXiv:2209.13325, section 4.1.
@@ -19,7 +19,7 @@ from chop.quantization.walk.walk import Walk
 
 WHERE = "smoothquant_transform_pass"
 STRENGTH = 0.5
-"""Migration strength by default."""
+"""Default migration strength."""
 
 
 @torch.no_grad()
@@ -29,15 +29,14 @@ def smooth(
     """Divides the inputs of Linear layers by a scale per channel and multiplies their weights.
 
     Args:
-        walk: none of whose parts is rounded; its graph is changed.
+        walk: walk without rounded parts; its graph is changed.
         strength: migration strength, from 0 to 1, see `smoothing_scale`.
-        rescale: whether other readers of a smoothed value get it multiplied by the scale.
-    Returns: the paths of the readers for each source's path, and for every other Linear's node the
-        reason.
+        rescale: allows other readers of a smoothed value, which then multiply it by the scale.
+    Returns: reader paths by source path, and the reason for each other Linear node.
 
     Raises:
-        NoBlocksError: a scale would move from one part to another.
-        ConfigError: a batch brings NaN or infinite values to a layer.
+        NoBlocksError: a scale would move between parts.
+        ConfigError: a batch causes NaN or infinite inputs of a layer.
     """
 
     def choose(site: Site, runs: Runs) -> SiteScale | None:
@@ -54,16 +53,16 @@ def smooth(
         return SiteScale(site, representable(walk.mg, site, scale, amax), amax, {})
 
     sites, skipped = sites_of_parts(walk.mg, walk.parts, rescale)
-    found, undone = move_scales(walk, sites, choose, WHERE)
-    return {path: scaled["readers"] for path, scaled in found.items()}, skipped | undone
+    scales, undone = move_scales(walk, sites, choose, WHERE)
+    return {path: scaled["readers"] for path, scaled in scales.items()}, skipped | undone
 
 
 def smoothing_scale(amax: Tensor, weights: Sequence[Tensor], strength: float) -> Tensor:
-    """s_j = amax_j^strength / max|w_j|^(1 - strength), 1 where either is zero or not finite.
+    """Returns s_j = amax_j^strength / max|w_j|^(1 - strength); 1 if a factor is 0 or not finite.
 
     Args:
         amax: (inputs,), largest magnitude of each input channel.
-        weights: (outputs, inputs) each, of all layers that read them.
+        weights: weights (outputs, inputs) of all layers that read the inputs.
         strength: from 0 to 1.
     Returns: (inputs,), float64.
     """

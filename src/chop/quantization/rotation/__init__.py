@@ -1,3 +1,3 @@
-"""Rotations that spread the outliers of a decoder's activations over channels."""
+"""Rotations that spread the activation outliers of decoders over channels."""
 
 __all__: list[str] = []

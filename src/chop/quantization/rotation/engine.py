@@ -1,6 +1,6 @@
-"""Rotation of a decoder: its weights take over rotations of its activations, the function stays.
+"""Rotation of a decoder: activations are rotated and weights compensate, keeping the function.
 
-Products are made in float64 and rounded once to the dtype of a weight.
+Products are computed in float64 and rounded once to the dtype of a weight.
 
 Source: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456, section 4; R1 and R2 of SpinQuant, Liu et
 al. 2024, arXiv:2405.16406, section 3.1.
@@ -37,11 +37,11 @@ from chop.quantization.rounding.experts import has_experts
 
 @dataclass(frozen=True)
 class Rotation:
-    """An orthogonal matrix Q: random signs, then a Hadamard matrix for each block of channels.
+    """Orthogonal matrix Q of random signs followed by a Hadamard matrix per block of channels.
 
     Attributes:
         signs: (channels,), +-1, float64.
-        block: channels that are rotated together.
+        block: number of channels per Hadamard matrix.
     """
 
     signs: Tensor
@@ -49,12 +49,12 @@ class Rotation:
 
     @classmethod
     def of(cls, channels: int, most: int | None, seed: int | None) -> Rotation:
-        """With the largest block that is known, of at most so many channels.
+        """Creates a rotation with the largest known block size of at most `most` channels.
 
         Args:
-            channels: their number.
-            most: of a block; None: all.
-            seed: of the signs; None: all of them +1.
+            channels: number of channels.
+            most: maximum block size; None for all channels.
+            seed: seed of the signs; None for all +1.
         """
         signs = torch.ones(channels, dtype=torch.float64)
         if seed is not None:
@@ -63,21 +63,22 @@ class Rotation:
         return cls(signs, largest_block(channels, most))
 
     def rows(self, x: Tensor) -> Tensor:
-        """`x Q` for x (..., k * channels): each group of channels by itself."""
+        """Returns `x Q` for x (..., k * channels); each group of channels is rotated separately."""
         groups = x.unflatten(-1, (-1, len(self.signs))) * self.signs.to(x.device)
         return hadamard_transform(groups, self.block).flatten(-2)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a rotation has done.
+class RotationReport:
+    """Report of a rotation.
 
     Attributes:
         residual: paths of the linear layers that read or write the rotated residual stream.
-        values: by path of the layer that makes values, that which reads them; in blocks of heads.
-        online: by path of a layer, the block of its input that is rotated while the model runs.
-        untied: paths of output layers that shared the embedding's weight.
-        skipped: by path of a layer, why its input is not rotated.
+        values: the reader's path by the path of the layer that computes the values; blocks are
+            heads.
+        online: block size by path of a layer whose input is rotated at run time.
+        untied: paths of output layers that no longer share the embedding's weight.
+        skipped: reason by path of a layer whose input is not rotated.
     """
 
     residual: list[str] = field(default_factory=list)
@@ -88,17 +89,17 @@ class Found:
 
 
 @torch.no_grad()
-def rotate(mg: MaseGraph, most: int | None, seed: int, online: bool) -> Found:
-    """Rotates the residual stream, the values of attentions and what other layers read.
+def rotate(mg: MaseGraph, most: int | None, seed: int, online: bool) -> RotationReport:
+    """Rotates the residual stream, the values of attentions, and inputs of other layers.
 
     Args:
-        mg: the graph; it is changed.
-        most: channels of a block; None: as many as there is a matrix for.
-        seed: of the signs of merged rotations.
-        online: whether inputs that no weight can rotate are rotated while the model runs.
+        mg: graph to change.
+        most: maximum block size; None for the largest available Hadamard matrix.
+        seed: seed of the signs of merged rotations.
+        online: rotates other inputs at run time, if no weight can absorb the rotation.
 
     Raises:
-        GraphError: something else than linear layers reads the stream, or a layer cannot change.
+        GraphError: a layer other than a linear one reads the stream, or a layer cannot be changed.
     """
     refuse_adapters(mg.model, WHERE)
     stream = find_stream(mg)
@@ -106,64 +107,66 @@ def rotate(mg: MaseGraph, most: int | None, seed: int, online: bool) -> Found:
     untied = _check(mg, stream, pairs)
     _rotate_stream(mg, stream, Rotation.of(stream.width, most, seed))
     members = {*stream.writers, *stream.readers}
-    found = Found([str(node.target) for node in mg.nodes if node in members], untied=untied)
+    report = RotationReport(
+        [str(node.target) for node in mg.nodes if node in members], untied=untied
+    )
     blocks: dict[fx.Node, int] = {}
     for writer, pair in pairs.items():
         if isinstance(pair, Values):
             _rotate_values(mg, pair, Rotation.of(pair.head_size, most, seed + 1))
-            found.values[str(pair.maker.target)] = str(writer.target)
+            report.values[str(pair.maker.target)] = str(writer.target)
         elif online:
-            blocks |= _rotate_inputs(mg, writer, most, found)
+            blocks |= _rotate_inputs(mg, writer, most, report)
         else:
-            found.skipped[str(writer.target)] = f"{pair}, and nothing is rotated online"
+            report.skipped[str(writer.target)] = f"{pair}, and online rotation is off"
     insert_rotations(mg, blocks)
-    return found
+    return report
 
 
 @torch.no_grad()
-def rotate_online(mg: MaseGraph, most: int | None) -> Found:
-    """Rotates what every linear layer reads while the model runs, of any architecture.
+def rotate_online(mg: MaseGraph, most: int | None) -> RotationReport:
+    """Rotates the inputs of all linear layers at run time, for any architecture.
 
-    Layers that cannot change, or that are tied to an embedding, are left alone.
+    Layers that cannot be changed or are tied to an embedding are skipped.
 
     Args:
-        mg: the graph; it is changed.
-        most: channels of a block; None: as many as there is a matrix for.
+        mg: graph to change.
+        most: maximum block size; None for the largest available Hadamard matrix.
     """
     refuse_adapters(mg.model, WHERE)
-    owned, found, blocks = Ownership(mg), Found(), dict[fx.Node, int]()
+    owned, report, blocks = Ownership(mg), RotationReport(), dict[fx.Node, int]()
     for node in [node for node in mg.nodes if is_linear(mg, node)]:
         reason = _why_unchangeable(mg, node) or owned.why_shared(node)
         if reason is None:
-            blocks |= _rotate_inputs(mg, node, most, found)
+            blocks |= _rotate_inputs(mg, node, most, report)
         else:
-            found.skipped[str(node.target if node.op == "call_module" else node.name)] = reason
+            report.skipped[str(node.target if node.op == "call_module" else node.name)] = reason
     for node in filter(lambda node: has_experts(mg, node), mg.nodes):
-        found.skipped[str(node.target)] = "it has several experts"
+        report.skipped[str(node.target)] = "it has several experts"
     insert_rotations(mg, blocks)
-    return found
+    return report
 
 
 def _rotate_inputs(
-    mg: MaseGraph, layer: fx.Node, most: int | None, found: Found
+    mg: MaseGraph, layer: fx.Node, most: int | None, report: RotationReport
 ) -> dict[fx.Node, int]:
-    """Rotates a weight for inputs that are rotated online; the block by the layer, or nothing."""
+    """Rotates a weight for inputs that are rotated at run time. Returns the block size by layer."""
     path, weight = str(layer.target), _weight(mg, layer)
     block = largest_block(weight.shape[1], most)
     if is_rotated(mg, layer):
-        found.skipped[path] = "its input is rotated already"
+        report.skipped[path] = "its input is already rotated"
         return {}
     if block == 1:
         text = f"no Hadamard matrix has an order that divides its {weight.shape[1]} inputs"
-        found.skipped[path] = text
+        report.skipped[path] = text
         return {}
-    found.online[path] = block
+    report.online[path] = block
     _store(mg, layer, "weight", hadamard_transform(weight, block))
     return {layer: block}
 
 
 def _rotate_stream(mg: MaseGraph, stream: Stream, rotation: Rotation) -> None:
-    """x becomes x Q: E Q, Q^T W of writers, W diag(g) Q of readers."""
+    """Rotates the stream, x to x Q: E Q, Q^T W of writers, W diag(g) Q of readers."""
     for table in {table_parameter(mg, node): None for node in stream.tables}:
         module, name = table
         _put(module, name, rotation.rows(_double(own_parameters(module)[name])))
@@ -182,7 +185,7 @@ def _rotate_stream(mg: MaseGraph, stream: Stream, rotation: Rotation) -> None:
 
 
 def _rotate_values(mg: MaseGraph, values: Values, rotation: Rotation) -> None:
-    """v becomes v Q in each head, and the next layer's weight W Q."""
+    """Rotates values, v to v Q in each head, and the next layer's weight, W Q."""
     _store(mg, values.maker, "weight", rotation.rows(_weight(mg, values.maker).T).T)
     bias = _bias(mg, values.maker)
     if bias is not None:
@@ -194,7 +197,7 @@ def _rotate_values(mg: MaseGraph, values: Values, rotation: Rotation) -> None:
 
 
 def _check(mg: MaseGraph, stream: Stream, pairs: dict[fx.Node, Values | str]) -> list[str]:
-    """Refuses layers that cannot change; the paths of those that are tied to the embedding."""
+    """Refuses layers that cannot be changed. Returns the paths of those tied to the embedding."""
     owned = Ownership(mg)
     tables = [table_parameter(mg, node) for node in stream.tables]
     shared = {id(own_parameters(module)[name]) for module, name in tables}
@@ -219,9 +222,9 @@ def _why_unchangeable(mg: MaseGraph, node: fx.Node) -> str | None:
     if module is None:
         return "is a function call, not a module"
     if isinstance(module, QuantizedOperator) and not module.spec.is_float:
-        return "is quantized already; rotate before quantizing"
+        return "is already quantized; rotate before quantizing"
     if isinstance(module, QuantizedOperator) and module.is_pruned:
-        return "is pruned, and a rotation leaves no zeros; rotate before pruning"
+        return "is pruned, and a rotation would fill the zeros; rotate before pruning"
     if why_computed(module) is not None:
         return f"has a weight that is computed by {why_computed(module)}"
     return "has forward hooks" if why_hooked(module) is not None else None
@@ -249,7 +252,7 @@ def _store(mg: MaseGraph, node: fx.Node, name: str, x: Tensor) -> None:
 
 
 def _put(module: nn.Module, name: str, x: Tensor) -> None:
-    """A parameter of its own: a layer that shared the old one keeps it."""
+    """Replaces a parameter. A layer that shared it keeps the old one."""
     old = own_parameters(module)[name]
     assert old is not None
     if not x.isfinite().all():

@@ -1,4 +1,4 @@
-"""Rotations while the model runs: nodes that transform what a layer or an attention reads."""
+"""Run-time rotations: nodes that transform the input of a layer or an attention."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from chop.quantization.rotation.stream import find_input, result_shape
 
 
 def is_rotated(mg: MaseGraph, layer: fx.Node) -> bool:
-    """Whether what a layer reads is rotated while the model runs."""
+    """Returns true if the input of a layer is rotated at run time."""
     source = find_input(layer)
     return isinstance(source, fx.Node) and isinstance(mg.get_module(source), Hadamard)
 
 
 def insert_rotations(mg: MaseGraph, blocks: Mapping[fx.Node, int]) -> None:
-    """Rotates what linear layers read; their weights have to be rotated already.
+    """Inserts rotations of the inputs of linear layers whose weights are already rotated.
 
-    A layer becomes a `Rotated`, which the model's own code can call in its place.
+    A layer becomes a `Rotated` module, which the model's own code can call.
 
     Args:
-        mg: the graph; it is changed.
-        blocks: by node of a module that no other node calls, the channels that are rotated
-            together.
+        mg: graph to change.
+        blocks: block size by node; no other node calls the node's module.
     """
     model = mg.model  # asked for again, it would be compiled for each new node
     known = model.record.node_digests

@@ -1,7 +1,7 @@
-"""Residual stream: what is added up along the layers, and who writes it and reads it.
+"""Residual stream: the value that layers add to, with its writers and readers.
 
-If all that is written into it is rotated, sums and dropouts of it are, and so is x / rms(x), since
-a rotation keeps the norm. A gain after it moves into the linear layers that read it.
+If every written value is rotated, their sums and dropouts are rotated too, and so is x / rms(x),
+because a rotation preserves the norm. The gain after it moves into the linear layers that read it.
 
 Source: SliceGPT, Ashkboos et al. 2024, arXiv:2401.15024, section 3 (computational invariance).
 """
@@ -24,23 +24,23 @@ WHERE = "rotate_transform_pass"
 
 @dataclass(frozen=True)
 class Gain:
-    """What a norm multiplies its channels by: `offset + parameter`.
+    """Gain of a norm per channel: `offset + parameter`.
 
     Attributes:
-        path: of the parameter.
-        offset: 1 where a model stores the gain less one.
+        path: path of the parameter.
+        offset: 1 if a model stores the gain minus one.
     """
 
     path: str
     offset: float = 0.0
 
     def values(self, mg: MaseGraph) -> Tensor:
-        """(channels,), float64."""
+        """Returns the gain, (channels,), float64."""
         return mg.model.get_parameter(self.path).detach().double() + self.offset
 
     @torch.no_grad()
     def drop(self, mg: MaseGraph) -> None:
-        """Makes the norm multiply by one."""
+        """Sets the gain of the norm to one."""
         mg.model.get_parameter(self.path).fill_(1 - self.offset)
 
 
@@ -49,10 +49,10 @@ class Stream:
     """The residual stream of a graph.
 
     Attributes:
-        width: its number of channels.
-        tables: the embeddings that it starts from.
+        width: number of channels.
+        tables: embeddings that it starts from.
         writers: linear layers whose results are added to it.
-        readers: linear layers that read it, with the gain between, if there is one.
+        readers: linear layers that read it, with the gain in between, if any.
     """
 
     width: int
@@ -62,10 +62,11 @@ class Stream:
 
 
 def find_stream(mg: MaseGraph) -> Stream:
-    """The stream that starts at the embedding of the tokens.
+    """Finds the stream that starts at the token embedding.
 
     Raises:
-        GraphError: something reads or writes it that a rotation would change; it is named.
+        GraphError: a node whose function a rotation would change reads or writes it; the message
+            names the node.
     """
     start = next((node for node in mg.nodes if _is_table(mg, node)), None)
     if start is None:
@@ -73,18 +74,20 @@ def find_stream(mg: MaseGraph) -> Stream:
     walk = _Walk(mg, Stream(result_shape(start)[-1]))
     walk.follow(start)
     if not walk.stream.writers or not walk.stream.readers:
-        raise GraphError(f"{WHERE}: no linear layers read and write what '{start.name}' begins.")
+        raise GraphError(
+            f"{WHERE}: no linear layers read and write the stream that starts at '{start.name}'."
+        )
     order = {node: number for number, node in enumerate(mg.nodes)}
     walk.stream.writers.sort(key=order.__getitem__)
     return walk.stream
 
 
 class _Walk:
-    """Follows the stream from node to node, both to what reads a value and to what made it.
+    """Traversal of the stream to readers and sources of its values.
 
     Args:
         mg: the graph.
-        stream: is filled.
+        stream: stream to fill.
     """
 
     def __init__(self, mg: MaseGraph, stream: Stream) -> None:
@@ -92,7 +95,7 @@ class _Walk:
         self.seen: set[fx.Node] = set()
 
     def follow(self, start: fx.Node) -> None:
-        """Visits every value of the stream once."""
+        """Visits each value of the stream once."""
         pending = [start]
         while pending:
             value = pending.pop()
@@ -104,7 +107,7 @@ class _Walk:
                 pending += self._results(user, value)
 
     def _sources(self, value: fx.Node) -> list[fx.Node]:
-        """The values of the stream that a value is made of."""
+        """Returns the values of the stream that a value is computed from."""
         row = self.mg.operator(value)
         if row.weight is not None and row.weight.is_table:
             self.stream.tables.append(value)
@@ -121,10 +124,10 @@ class _Walk:
             return value.all_input_nodes[:1]
         if _keeps_channels(self.mg, value, value.all_input_nodes[:1]):
             return value.all_input_nodes[:1]
-        raise self._refusal(value, "makes a part of it")
+        raise self._refusal(value, "computes a part of it")
 
     def _results(self, user: fx.Node, value: fx.Node) -> list[fx.Node]:
-        """The values of the stream that a reader makes of a value."""
+        """Returns the values of the stream that a reader computes from a value."""
         row = self.mg.operator(user)
         if is_linear(self.mg, user) and find_input(user) is value:
             self._read(user, None)
@@ -145,17 +148,17 @@ class _Walk:
         raise self._refusal(user, "reads it")
 
     def _product(self, user: fx.Node, other: Any) -> list[fx.Node]:
-        """A factor for each token keeps the stream; one for each channel is a gain."""
+        """Handles a product: a factor per token keeps the stream, one per channel is a gain."""
         if _per_token(other):
             return [user]
         gain = self._gain(other)
         if gain is None:
-            raise self._refusal(user, "multiplies it by what is no weight of a norm")
+            raise self._refusal(user, "multiplies it by a value that is not the weight of a norm")
         self._read_after(user, gain)
         return []
 
     def _gain(self, node: fx.Node) -> Gain | None:
-        """The parameter behind casts and a sum with a number."""
+        """Returns the gain parameter behind casts and a sum with a number."""
         offset = 0.0
         while node.op != "get_attr":
             row = self.mg.operator(node)
@@ -171,7 +174,7 @@ class _Walk:
     def _gain_of_module(self, user: fx.Node) -> Gain:
         module: Any = self.mg.get_module(user)
         if module is None or tuple(module.normalized_shape) != (self.stream.width,):
-            raise self._refusal(user, "normalizes it, and has no weight for each channel")
+            raise self._refusal(user, "normalizes it without a weight per channel")
         return Gain(f"{user.target}.weight")
 
     def _is_norm_without_gain(self, node: fx.Node) -> bool:
@@ -181,7 +184,7 @@ class _Walk:
         return tuple(module.normalized_shape) == (self.stream.width,)
 
     def _read_after(self, value: fx.Node, gain: Gain) -> None:
-        """Linear layers alone may read what has a gain: they take it over."""
+        """Checks that only linear layers read a value with a gain, which they absorb."""
         for user in value.users:
             if is_linear(self.mg, user) and find_input(user) is value:
                 self._read(user, gain)
@@ -190,7 +193,7 @@ class _Walk:
             elif _keeps_channels(self.mg, user, [value]):
                 self._read_after(user, gain)
             else:
-                text = "reads it behind a norm whose weights no linear layer takes over"
+                text = "reads it after a norm whose weights no linear layer can absorb"
                 raise self._refusal(user, text)
 
     def _read(self, reader: fx.Node, gain: Gain | None) -> None:
@@ -198,7 +201,7 @@ class _Walk:
             self.stream.readers[reader] = gain
 
     def _is_mean_square(self, node: fx.Node) -> bool:
-        """x^2, of which the mean of all channels is taken, and nothing else."""
+        """Returns true if x^2 is used only for the mean over all channels."""
         name, inputs = self.mg.operator(node).name, node.all_input_nodes
         is_square = name == "pow" and node.args[1:] == (2,)
         is_square |= name == "mul" and len(inputs) == 1 and len(_two(node)) == 2
@@ -220,38 +223,36 @@ class _Walk:
 
 
 def result_shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of a node's first result; () where it is no tensor."""
+    """Returns the shape of a node's first result, or () if it is not a tensor."""
     result = node_metadata(node).common.results.get("data_out_0")
     return () if result is None else tuple(result.shape)
 
 
 def find_input(node: fx.Node) -> Any:
-    """What a linear layer reads."""
+    """Returns the input of a linear layer."""
     return node.args[0] if node.args else node.kwargs.get("input")
 
 
 def get_owner(node: fx.Node) -> str:
-    """The path of the module whose forward makes a node."""
+    """Returns the path of the module whose forward contains a node."""
     return str([*(node.meta.get("nn_module_stack") or ("",))][-1])
 
 
 def keeps_last_axis(mg: MaseGraph, node: fx.Node, source: fx.Node) -> bool:
-    """Whether the last axis of what a node reads is that of its result, by its dimension rule."""
+    """Returns true if a node keeps the last axis of its input in place, by its dimension rule."""
     row, last = mg.operator(node), len(result_shape(source)) - 1
     if row.follow is None or last < 0:
         return False
     shapes = {x: result_shape(x) for x in (*node.all_input_nodes, node)}
     try:
-        found = row.follow(
-            Call(node, row, mg.get_module(node), shapes), source, UnitDim(last)
-        ).place
+        dim = row.follow(Call(node, row, mg.get_module(node), shapes), source, UnitDim(last)).place
     except (BlockedError, IndexError, ValueError, KeyError):
         return False
-    return found is not None and found.run == 1 and found.dim == len(shapes[node]) - 1
+    return dim is not None and dim.run == 1 and dim.dim == len(shapes[node]) - 1
 
 
 def _keeps_channels(mg: MaseGraph, node: fx.Node, sources: list[fx.Node]) -> bool:
-    """Casts, dropouts and slices of other axes: each channel stays what and where it is."""
+    """Returns true for casts, dropouts and slices of other axes, which keep channels in place."""
     row = mg.operator(node)
     if len(sources) != 1 or not node.args or node.args[0] is not sources[0]:
         return False
@@ -261,7 +262,7 @@ def _keeps_channels(mg: MaseGraph, node: fx.Node, sources: list[fx.Node]) -> boo
 
 
 def reads_no_number(mg: MaseGraph, node: fx.Node, value: fx.Node) -> bool:
-    """A size, a device, or the dtype that another value is cast to."""
+    """Returns true if a node reads only the size, device or dtype of a value."""
     layout = mg.operator(node).layout
     if layout == "cast":
         return bool(node.args) and node.args[0] is not value
@@ -269,22 +270,22 @@ def reads_no_number(mg: MaseGraph, node: fx.Node, value: fx.Node) -> bool:
 
 
 def _per_token(factor: Any) -> bool:
-    """A number, or a tensor with one for all channels."""
+    """Returns true for a number, or a tensor with one number for all channels."""
     return not isinstance(factor, fx.Node) or result_shape(factor)[-1:] in ((), (1,))
 
 
 def _other(node: fx.Node, value: fx.Node) -> Any:
-    """The other argument of two; itself where both are one."""
+    """Returns the other of two arguments, or the same one if both are equal."""
     return next((x for x in node.args if x is not value), value)
 
 
 def _two(node: fx.Node) -> list[fx.Node]:
-    """The arguments that are nodes."""
+    """Returns the arguments that are nodes."""
     return [x for x in node.args if isinstance(x, fx.Node)]
 
 
 def is_linear(mg: MaseGraph, node: fx.Node) -> bool:
-    """Whether a node is a linear layer, as a module or as a function."""
+    """Returns true if a node is a linear layer, as a module or a function."""
     row = mg.operator(node)
     return row.is_product and row.features == -1
 
@@ -295,10 +296,10 @@ def _is_table(mg: MaseGraph, node: fx.Node) -> bool:
 
 
 def table_parameter(mg: MaseGraph, node: fx.Node) -> tuple[nn.Module, str]:
-    """The module that has the weight of an embedding, and the weight's name.
+    """Returns the module with the weight of an embedding, and the name of the weight.
 
     Raises:
-        GraphError: its weight is no parameter, or it rescales rows while it looks them up.
+        GraphError: its weight is not a parameter, or the lookup rescales rows.
     """
     module: Any = mg.get_module(node)
     if module is not None and getattr(module, "max_norm", None) is None:
@@ -306,6 +307,6 @@ def table_parameter(mg: MaseGraph, node: fx.Node) -> tuple[nn.Module, str]:
     weight = node.args[1] if module is None and len(node.args) > 1 else None
     is_plain = node.kwargs.get("max_norm") is None and len(node.args) < 4
     if not isinstance(weight, fx.Node) or not is_plain or not is_parameter(mg, weight):
-        raise GraphError(f"{WHERE}: '{node.name}' looks rows up that are no plain parameter.")
+        raise GraphError(f"{WHERE}: '{node.name}' looks up rows that are not a plain parameter.")
     path, _, name = str(weight.target).rpartition(".")
     return mg.model.get_submodule(path), name

@@ -1,7 +1,7 @@
-"""Values of attentions: the linear layer that makes them, and the one that reads their sums.
+"""Values of attentions: the linear layer that computes them, and the one that reads their sums.
 
-Attention adds values up along the tokens, head by head. Values that are rotated within each head
-give sums that are, which the next linear layer undoes.
+Attention sums values over tokens, separately in each head. If values are rotated within each head,
+the sums are rotated as well, and the next linear layer compensates.
 
 Source: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456, section 4, stage 1d; R2 of SpinQuant, Liu et
 al. 2024, arXiv:2405.16406, section 3.1.
@@ -27,12 +27,12 @@ from chop.quantization.rotation.stream import (
 
 @dataclass(frozen=True)
 class Values:
-    """The values of one attention.
+    """Values of one attention.
 
     Attributes:
-        maker: the linear layer that makes them.
-        reader: the one that reads their sums.
-        head_size: channels of a head.
+        maker: linear layer that computes them.
+        reader: linear layer that reads their sums.
+        head_size: channels per head.
     """
 
     maker: fx.Node
@@ -41,14 +41,14 @@ class Values:
 
 
 def find_values(mg: MaseGraph, reader: fx.Node) -> Values | str:
-    """The values whose sums a linear layer reads, or why they cannot be rotated for nothing."""
+    """Returns the values whose sums a linear layer reads, or the reason that they must stay."""
     path: list[fx.Node] = [reader]
     value = find_input(reader)
     while isinstance(value, fx.Node) and _get_values(mg, value) is None:
         path.append(value)
         value = _before(mg, value)
     if not isinstance(value, fx.Node):
-        return "it reads no attention"
+        return "it does not read an attention"
     product, value = value, _get_values(mg, value)
     assert value is not None
     path.append(product)
@@ -61,31 +61,31 @@ def find_values(mg: MaseGraph, reader: fx.Node) -> Values | str:
         value = before
     for node in (*path[1:], value):
         if result_shape(node)[-1:] and result_shape(node)[-1] % size:
-            return f"'{node.name}' parts the channels of a head"
+            return f"'{node.name}' splits the channels of a head"
         others = [user for user in _readers(mg, node) if user not in path]
         if others:
-            return f"'{others[0].name}' reads the values too"
+            return f"'{others[0].name}' also reads the values"
     return Values(value, reader, size)
 
 
 def _readers(mg: MaseGraph, node: fx.Node) -> list[fx.Node]:
-    """What reads a value, through a cache or not."""
-    found: list[fx.Node] = []
+    """Returns the readers of a value, directly or through a cache."""
+    readers: list[fx.Node] = []
     for user in node.users:
         if mg.operator(user).follow is d.cached:
             position = user.args.index(node) - 1
-            found += [x for x in user.users if x.args[1:] == (position,)]
+            readers += [x for x in user.users if x.args[1:] == (position,)]
         elif not reads_no_number(mg, user, node):
-            found.append(user)
-    return found
+            readers.append(user)
+    return readers
 
 
 def _get_values(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
-    """What an attention or a product of its weights sums up; None of other nodes."""
+    """Returns the values that an attention, or a product with its weights, sums, or None."""
     row = mg.operator(node)
     if row.follow is d.attention:
-        found = node.args[2] if len(node.args) > 2 else node.kwargs.get("value")
-        return found if isinstance(found, fx.Node) else None
+        value = node.args[2] if len(node.args) > 2 else node.kwargs.get("value")
+        return value if isinstance(value, fx.Node) else None
     is_product = row.kind is Kind.PRODUCT and row.weight is None
     is_product &= "weight" in row.arguments.values() and len(node.args) == 2
     given = node.args[1] if is_product else None
@@ -93,7 +93,7 @@ def _get_values(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
 
 
 def _before(mg: MaseGraph, node: fx.Node) -> fx.Node | None:
-    """What a node only moves, casts, repeats or caches; None of nodes that do more."""
+    """Returns the source of a node that only moves, casts, repeats or caches, or None."""
     row = mg.operator(node)
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node):

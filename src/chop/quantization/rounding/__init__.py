@@ -1,3 +1,3 @@
-"""Rounding of weights: GPTQ, learned rounding, and what both read of the data."""
+"""Rounding of weights: GPTQ, learned rounding, and their statistics of the data."""
 
 __all__: list[str] = []

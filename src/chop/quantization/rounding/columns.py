@@ -1,4 +1,4 @@
-"""Column rounding: a matrix is rounded column by column, each error made up for by the next ones.
+"""Column rounding: rounds a matrix column by column, with later columns compensating errors.
 
 Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
 """
@@ -16,20 +16,19 @@ from chop.errors import ConfigError
 from chop.formats import NumberFormat
 
 ROWS = 64
-"""Of a Hessian that are copied at once."""
+"""Number of Hessian rows copied at once."""
 DAMPINGS = 16
-"""How often the damping grows before a Hessian is given up; it has what is no number then."""
+"""Number of damping increases before a Hessian is rejected, which then contains NaN."""
 
 
 class _RoundingGrid(NamedTuple):
-    """A format's rounding of a weight, taken apart: scale (round(w / scale + zero) - zero).
+    """Rounding grid of a weight: scale (round(w / scale + zero) - zero).
 
     Attributes:
-        round: rounds single values.
-        scale: of each weight, float64.
-        zero: of each weight, its zero point; zeros where the format has none.
-        fixed: the rounded values of the weights that must keep them for scales to stay; NaN for
-            the others.
+        round: function that rounds single values.
+        scale: scale of each weight, float64.
+        zero: zero point of each weight; zeros if the format has none.
+        fixed: rounded values that must not change, so that scales stay; NaN for other weights.
     """
 
     round: Callable[[Tensor], Tensor]
@@ -38,19 +37,19 @@ class _RoundingGrid(NamedTuple):
     fixed: Tensor
 
     def each(self, change: Callable[[Tensor], Tensor]) -> _RoundingGrid:
-        """With the three tensors changed alike."""
+        """Returns a grid whose three tensors are changed by a function."""
         return _RoundingGrid(self.round, *(change(x) for x in self[1:]))
 
     def rounded(self, values: Tensor, column: int) -> Tensor:
-        """Values in the place of a column of the weight, on its grid; columns are the first index.
+        """Rounds values of a column of the weight to its grid; columns are the first index.
 
         Args:
             values: float64 (outputs,).
-            column: which.
+            column: index of the column.
         """
         scale, zero, fixed = (x[column] for x in self[1:])
-        found = (self.round(values / scale + zero) - zero) * scale
-        return torch.where(fixed.isnan(), found, fixed)
+        rounded = (self.round(values / scale + zero) - zero) * scale
+        return torch.where(fixed.isnan(), rounded, fixed)
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,10 @@ class Solver:
     """Hessian-based rounding of one matrix.
 
     Attributes:
-        damp_percent: the share of the mean of the Hessian's diagonal that is added to it; ten times
-            as much until the sum is positive definite in floating point.
-        block_size: columns of a block.
-        actorder: rounds the columns with the largest inputs first.
+        damp_percent: damping as a share of the mean of the Hessian's diagonal, multiplied by ten
+            until the damped Hessian is positive definite in floating point.
+        block_size: number of columns per block.
+        actorder: rounds columns with the largest inputs first.
     """
 
     damp_percent: float = 0.01
@@ -74,15 +73,15 @@ class Solver:
         Args:
             weight: float64 (outputs, D).
             hessian: H, float32 or float64 (D, D), before damping.
-            grid: (outputs, D), what is rounded to.
+            grid: rounding grid, (outputs, D).
         Returns: the rounded matrix, float64.
         """
         return self.rounder(hessian)(weight, grid)
 
     def rounder(self, hessian: Tensor) -> _ColumnRounder:
-        """What rounds any rows of a matrix whose inputs have this Hessian.
+        """Returns a rounder for any rows of a matrix whose inputs have this Hessian.
 
-        It takes a float64 matrix of the Hessian's size, and nothing beside it.
+        The memory is one float64 matrix of the Hessian's size.
         """
         order = torch.arange(len(hessian), device=hessian.device)
         if self.actorder:
@@ -94,16 +93,16 @@ class Solver:
 
 @dataclass(frozen=True, eq=False)
 class _ColumnRounder:
-    """Rounds a matrix column by column; the columns that follow make up for each error.
+    """Column-by-column rounding of a matrix with error compensation.
 
     With L the lower Cholesky factor of H, columns in the order of L from the last to the first, and
-    e_i = w_i - q_i, column j is rounded at w_j + sum_{i > j} e_i L_ij / L_jj. This is the same as
-    subtracting errors by the factor of H^-1 from the columns that follow, and inverts nothing.
+    e_i = w_i - q_i, column j is rounded at w_j + sum_{i > j} e_i L_ij / L_jj. This equals
+    subtracting errors with the factor of H^-1 from the following columns, without inverting H.
 
     Attributes:
         factor: float64 (D, D), L^T with each row divided by its diagonal.
-        order: (D,) the column at each place of the factor.
-        block_size: columns whose corrections by earlier ones are computed at once.
+        order: (D,), the column at each position of the factor.
+        block_size: number of columns whose corrections are computed at once.
 
     Source: Chee et al. 2023, arXiv:2307.13304, eq. 2 and theorem 6.
     """
@@ -124,14 +123,14 @@ class _ColumnRounder:
             for j in range(stop - 1, start - 1, -1):
                 after = slice(j + 1, stop)
                 values = torch.addmv(wanted[j - start], errors[after].T, self.factor[j, after])
-                found = grid.rounded(values, j)
-                errors[j] = rounded[j] - found
-                rounded[j] = found
+                column = grid.rounded(values, j)
+                errors[j] = rounded[j] - column
+                rounded[j] = column
         return rounded[self.order.argsort()].T.contiguous()
 
 
 def _factor(hessian: Tensor, order: Tensor, damp_percent: float) -> Tensor:
-    """L^T of the damped Hessian in another order, each row divided by its diagonal, float64."""
+    """Returns L^T of the reordered damped Hessian, each row divided by its diagonal, float64."""
     mean = hessian.diagonal().double().mean()
     # Without any input all roundings are as good: the identity rounds each weight by itself.
     damp = damp_percent * mean if mean > 0 else torch.ones_like(mean)
@@ -149,13 +148,13 @@ def _factor(hessian: Tensor, order: Tensor, damp_percent: float) -> Tensor:
 
 
 def rounding_grid(number_format: NumberFormat, weight: Tensor) -> _RoundingGrid:
-    """The grid of a weight, of its shape. A format without shared scales has scale 1.
+    """Returns the grid of a weight, in its shape. A format without shared scales has scale 1.
 
-    The weights that scales follow, the largest of a group or the ends of its range, must keep their
-    rounded values for scales to stay.
+    Weights that determine scales, such as the largest of a group or the ends of its range, must
+    keep their rounded values.
 
     Args:
-        number_format: the weight's.
+        number_format: format of the weight.
         weight: float64, any shape.
     """
     ones, zeros = torch.ones_like(weight), torch.zeros_like(weight)
@@ -166,12 +165,12 @@ def rounding_grid(number_format: NumberFormat, weight: Tensor) -> _RoundingGrid:
     if layout.element.threshold is not None:
         return _RoundingGrid(number_format.round, ones, zeros, free)
     groups = layout.split(weight)
-    found = layout.scaling.measure(groups)
+    scales = layout.scaling.measure(groups)
     scale, zero, is_anchor = (
         layout.groups.join(x.expand_as(groups), weight.shape)
         for x in (
-            found.values.masked_fill(found.values == 0, 1),
-            torch.zeros_like(found.values) if found.zero_points is None else found.zero_points,
+            scales.values.masked_fill(scales.values == 0, 1),
+            torch.zeros_like(scales.values) if scales.zero_points is None else scales.zero_points,
             layout.scaling.anchors(groups),
         )
     )

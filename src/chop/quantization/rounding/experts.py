@@ -1,4 +1,4 @@
-"""Layers of several experts as a layer for each, with the rows that go to it."""
+"""Expert layers as one linear layer per expert, with the rows routed to it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from chop.nn.quantized.state import SCALE_NAMES
 from chop.private.modules import own_buffers, own_parameters
 
 Sample = tuple[Tensor, Tensor | None]
-"""Rows of a batch, (S, I), and what they count, (S,); None: alike."""
+"""Rows of a batch, (S, I), and their weights, (S,); None for equal weights."""
 
 
 def has_experts(mg: MaseGraph, node: fx.Node) -> bool:
-    """Whether a node calls a layer of several experts."""
+    """Returns true if a node calls a layer of several experts."""
     weight = mg.operator(node).weight
     return node.op == "call_module" and weight is not None and weight.has_experts
 
 
 def is_cut_by_experts(number_format: NumberFormat) -> bool:
-    """Whether a format rounds the matrix of an expert as it does within that of all experts."""
+    """Returns true if a format rounds an expert's matrix alone exactly like within all experts."""
     layout = number_format.layout()
     return layout is not None and (
         layout.scaling is None or (layout.levels is None and layout.groups.is_row_separable(2))
@@ -36,11 +36,11 @@ def is_cut_by_experts(number_format: NumberFormat) -> bool:
 
 
 def layer_of_expert(layer: Any, number: int) -> QuantLinear:
-    """The linear layer of one expert, in the memory of the layer of all.
+    """Returns the linear layer of one expert, as a view into the layer of all.
 
     Args:
         layer: a `QuantExpertLinear`.
-        number: of the expert.
+        number: number of the expert.
     """
     rows = slice(number * layer.out_features, (number + 1) * layer.out_features)
     made = QuantLinear.__new__(QuantLinear)
@@ -62,12 +62,12 @@ def layer_of_expert(layer: Any, number: int) -> QuantLinear:
 
 
 def _counted_rows_of_experts(node: fx.Node, x: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
-    """Boolean (S,), False where a row is of a token that is padding; None where no mask tells.
+    """Returns a boolean (S,), False for rows of padding tokens; None if there is no mask.
 
     Args:
-        node: what gives the rows.
-        x: (S, I): each token once for each of its experts, in order.
-        batch: the inputs of the graph by name.
+        node: node that computes the rows.
+        x: (S, I), each token once per expert that it is routed to, in order.
+        batch: inputs of the graph by name.
     """
     sizes = {
         given.numel()
@@ -86,7 +86,7 @@ def _counted_rows_of_experts(node: fx.Node, x: Tensor, batch: Mapping[str, Any])
 def counted_rows_by_layer(
     mg: MaseGraph, node: fx.Node, x: Tensor, batch: Mapping[str, Any]
 ) -> Tensor | None:
-    """`counted_rows` of what a node gives, layers of several experts included."""
+    """Returns `counted_rows` of a node's result, including layers of several experts."""
     counting = _counted_rows_of_experts if has_experts(mg, node) else counted_rows
     return counting(node, x, batch)
 
@@ -99,15 +99,15 @@ def weighed_samples(
     measured: Measured,
     has_experts: bool,
 ) -> Iterator[Sample]:
-    """What a layer reads on each batch, and what its rows count.
+    """Yields the input of a layer and its row weights for each batch.
 
     Args:
-        source: the node that the layer reads.
-        values: of it, for each batch.
-        batches: the inputs of the graph by name.
-        weights: of the rows, for each batch; None: those that count are alike.
-        measured: the layer, for messages.
-        has_experts: whether the layer has several experts.
+        source: node that the layer reads.
+        values: values of the node, for each batch.
+        batches: inputs of the graph by name.
+        weights: row weights for each batch; None for equal weights.
+        measured: name of the layer, for messages.
+        has_experts: true if the layer has several experts.
 
     Raises:
         ConfigError: a row that counts is not finite.
@@ -123,28 +123,28 @@ def weighed_samples(
 def samples_of_experts(
     samples: Sequence[Sample], experts: Sequence[Tensor], count: int
 ) -> Iterator[list[Sample]]:
-    """For each expert, its rows of each batch that count.
+    """Yields for each expert its rows of each batch that count.
 
     Args:
-        samples: of each batch.
-        experts: of each batch, the expert of each row, (S,).
-        count: of experts.
+        samples: samples of each batch.
+        experts: expert of each row, (S,), for each batch.
+        count: number of experts.
     """
     for number in range(count):
-        found = []
+        rows = []
         for (x, weights), expert in zip(samples, experts, strict=True):
             taken = expert == number if weights is None else (expert == number) & (weights > 0)
-            found.append((x[taken], None if weights is None else weights[taken]))
-        yield found
+            rows.append((x[taken], None if weights is None else weights[taken]))
+        yield rows
 
 
 def rows_in(samples: Sequence[Sample]) -> int:
-    """How many rows there are."""
+    """Returns the number of rows."""
     return sum(len(x) for x, _ in samples)
 
 
 def few_rows(rows: int, inputs: int) -> str | None:
-    """Why nothing is fitted to the rows of an expert; None where they are enough."""
+    """Returns the reason that an expert has too few rows for fitting; None if it has enough."""
     if rows >= inputs:
         return None
-    return f"it saw {rows} rows, fewer than its {inputs} inputs"
+    return f"it got {rows} rows, fewer than its {inputs} inputs"

@@ -1,4 +1,4 @@
-"""GPTQ: rounding of weights column by column, by the error of the layer's output.
+"""GPTQ: column-by-column rounding of weights that minimizes the error of the layer's output.
 
 Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
 """
@@ -45,26 +45,26 @@ from chop.quantization.walk.walk import FloatBlock, Rounded, Walk
 
 WHERE = "gptq_transform_pass.batches"
 PART = 2**19
-"""Weights that are solved at once: about ten float64 numbers each."""
+"""Number of weights solved at once, which takes about ten float64 numbers per weight."""
 
 
 LayerErrors = dict[str, dict[str, float]]
-"""By path the squared output error `before` and `after` correction, relative to the output.
+"""Relative squared output error `before` and `after` correction, by path.
 
-Experts have the path of their layer with their number, `path[3]`.
+Experts are listed by the path of their layer with their number, `path[3]`.
 """
 
 
 class Gptq:
-    """A `Rounder` that corrects the quantized weights of a part, layer after layer.
+    """`Rounder` that corrects the quantized weights of a part, layer by layer.
 
     Args:
-        walk: whose parts it rounds.
-        solver: rounds one matrix.
-        weighs_rows: whether rows count by `row_weights`, or all alike.
+        walk: walk over the graph.
+        solver: solver of one matrix.
+        weighs_rows: weighs rows by `row_weights` instead of equally.
 
     Attributes:
-        skipped: why layers are left alone whatever the rows, by name of node.
+        skipped: reasons by node name for layers that are skipped independently of the rows.
     """
 
     def __init__(self, walk: Walk, solver: Solver, weighs_rows: bool) -> None:
@@ -74,11 +74,11 @@ class Gptq:
             self._weights = moderated(row_weights(walk, self._layers, WHERE))
 
     def __call__(self, block: FloatBlock) -> Rounded:
-        """The errors of each layer by its path, and the values after the part.
+        """Returns the errors of each layer by path, and the values after the part.
 
         Raises:
-            ConfigError: a weight format takes scales from the weights that the result would change,
-                or a batch brings NaN or infinite values.
+            ConfigError: the corrected weights would change the scales of their format, or a batch
+                has NaN or infinite values.
         """
         errors, few, values = correct_block(block, self._layers, self._weights, self._solver)
         return Rounded(dict(errors), few, values)
@@ -87,15 +87,15 @@ class Gptq:
 def correct_block(
     block: FloatBlock, layers: Mapping[fx.Node, Any], row_weights: RowWeights, solver: Solver
 ) -> tuple[LayerErrors, dict[str, str], Values]:
-    """Corrects the layers of a part, each on what those before it, corrected already, give it.
+    """Corrects the layers of a part in order, each on the results of the corrected earlier ones.
 
     Args:
         block: the part.
-        layers: from `correctable_layers`; those of other parts are passed over.
-        row_weights: by layer; rows of others count alike.
-        solver: rounds one matrix.
-    Returns: the errors of each layer by its path; why experts are left alone, by name; and the
-        values after the part.
+        layers: from `correctable_layers`; layers of other parts are ignored.
+        row_weights: row weights by layer; equal for other layers.
+        solver: solver of one matrix.
+    Returns: the errors of each layer by its path; the reasons by name for skipped experts; and the
+    values after the part.
     """
     errors: LayerErrors = {}
     skipped: dict[str, str] = {}
@@ -104,11 +104,13 @@ def correct_block(
 
         def visit(node: fx.Node, runs: Runs) -> None:
             def values(source: fx.Node) -> Iterator[Tensor]:
-                return (of_batch[source] for of_batch in runs)
+                return (values_by_node[source] for values_by_node in runs)
 
             weights = row_weights.get(node)
-            found, few = correct_layer(block.mg, node, values, block.batches, weights, solver)
-            errors.update(found)
+            layer_errors, few = correct_layer(
+                block.mg, node, values, block.batches, weights, solver
+            )
+            errors.update(layer_errors)
             skipped.update(few)
             if not few:
                 settle(layers[node])
@@ -119,9 +121,10 @@ def correct_block(
 
 @contextlib.contextmanager
 def rounded_weights() -> Iterator[Callable[[Any], None]]:
-    """Inside, the weights of layers that are handed to what this gives are taken as they are.
+    """Yields a function that disables the weight quantizer of a layer within the context.
 
-    They round to themselves: to round them on each batch would take time and memory.
+    Corrected weights are already rounded, so rounding them on each batch would waste time and
+    memory.
     """
     specs = {}
 
@@ -138,10 +141,10 @@ def rounded_weights() -> Iterator[Callable[[Any], None]]:
 
 
 def correctable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
-    """The layers that are corrected by the nodes that call them; why each other node is not."""
+    """Returns correctable layers by node, and the reason for each other node."""
     skipped = _skipped(mg)
-    found = {node: _layer(mg, node) for node in mg.nodes if node.name not in skipped}
-    return {node: layer for node, layer in found.items() if layer is not None}, skipped
+    layers = {node: _layer(mg, node) for node in mg.nodes if node.name not in skipped}
+    return {node: layer for node, layer in layers.items() if layer is not None}, skipped
 
 
 def correct_layer(
@@ -152,19 +155,19 @@ def correct_layer(
     weights: Sequence[Tensor] | None,
     solver: Solver,
 ) -> tuple[LayerErrors, dict[str, str]]:
-    """Replaces the weight of a layer by one whose outputs are nearest to those of the float one.
+    """Replaces the weight of a layer by the rounded one with the least output error.
 
     Args:
         mg: the graph.
-        node: calls the layer.
-        values: of a node that the layer reads, for each batch.
+        node: node that calls the layer.
+        values: returns the values of a node for each batch.
         batches: from `select_inputs`.
-        weights: of the rows, for each batch; None: those that count are alike.
-        solver: rounds one matrix.
-    Returns: the errors, of experts for each; and why experts are left alone, by name.
+        weights: row weights for each batch; None for equal weights.
+        solver: solver of one matrix.
+    Returns: the errors, per expert if any, and the reasons by name for skipped experts.
 
     Raises:
-        ConfigError: as of `Gptq`.
+        ConfigError: see `Gptq`.
     """
     source, *others = node.all_input_nodes
     layer, path = mg.get_module(node), str(node.target)
@@ -178,12 +181,12 @@ def correct_layer(
     )
     if not isinstance(layer, QuantExpertLinear):
         return {path: _correct(layer, samples, solver, path)}, {}
-    found, few = _correct_experts(layer, [*samples], [*values(others[0])], solver, path)
-    return found, {f"{node.name}[{number}]": why for number, why in few.items()}
+    errors, few = _correct_experts(layer, [*samples], [*values(others[0])], solver, path)
+    return errors, {f"{node.name}[{number}]": why for number, why in few.items()}
 
 
 def _layer(mg: MaseGraph, node: fx.Node) -> Any:
-    """The layer that a node calls, if its weight is quantized and is a matrix for each group."""
+    """Returns the layer of a node if its weight is quantized and has a matrix per group."""
     row, module = mg.operator(node), mg.get_module(node)
     if row.weight is None or not row.is_product or row.weight.is_transposed:
         return None
@@ -194,7 +197,7 @@ def _layer(mg: MaseGraph, node: fx.Node) -> Any:
 
 
 def _skipped(mg: MaseGraph) -> dict[str, str]:
-    """Why nodes with quantized weights are left alone."""
+    """Returns the reasons for nodes with quantized weights that are skipped."""
     owned = Ownership(mg)
     skipped: dict[str, str] = {}
     for node in mg.nodes:
@@ -208,16 +211,16 @@ def _skipped(mg: MaseGraph) -> dict[str, str]:
             reason = None if is_cut else "has a weight format with one scale for all experts"
         if _layer(mg, node) is None:
             if "weight" in own_parameters(module):
-                skipped[node.name] = "it is neither a Linear nor a Conv2d, nor of experts"
+                skipped[node.name] = "it is not a Linear, a Conv2d or an expert layer"
         elif reason is not None:
             skipped[node.name] = f"it {reason}"
     return skipped
 
 
 def _correct(layer: Any, samples: Iterable[Sample], solver: Solver, path: str) -> dict[str, float]:
-    """Replaces the layer's weight; its relative error before and after.
+    """Replaces the layer's weight. Returns the relative error before and after.
 
-    Shapes: G groups of a convolution, O outputs of a group, D weights of each.
+    Shapes: G groups of a convolution, O outputs per group, D weights per output.
     """
     columns = ((get_columns(layer, x), weights) for x, weights in samples)
     hessians = second_moments(columns)
@@ -232,9 +235,9 @@ def _correct(layer: Any, samples: Iterable[Sample], solver: Solver, path: str) -
 
 
 def _solved(layer: Any, hessians: Tensor, solver: Solver) -> Tensor:
-    """The weight with its columns rounded, of the layer's dtype.
+    """Returns the weight with rounded columns, in the layer's dtype.
 
-    Rows are solved a part at a time, so that float64 is needed for a part alone.
+    Rows are solved in parts, so only a part is stored in float64.
     """
     weight = layer.effective("weight").detach()
     number_format = layer.spec.number_format("weight")
@@ -259,7 +262,7 @@ def _solved(layer: Any, hessians: Tensor, solver: Solver) -> Tensor:
 
 
 def _parts_of_groups(weight: Tensor, groups: int) -> Iterator[list[slice]]:
-    """For each group of a convolution its rows of the weight, a part at a time."""
+    """Yields the rows of the weight in parts, for each group of a convolution."""
     size, rows = len(weight) // groups, max(PART // max(weight[0].numel(), 1), 1)
     for start in range(0, len(weight), size):
         firsts = range(start, start + size, rows)
@@ -273,9 +276,9 @@ def _correct_experts(
     solver: Solver,
     path: str,
 ) -> tuple[LayerErrors, dict[int, str]]:
-    """Corrects each expert by the rows that it saw.
+    """Corrects each expert on the rows routed to it.
 
-    Returns: the errors by path and number of the expert, and why each other one is left alone.
+    Returns: the errors by path and number of the expert, and the reasons for skipped experts.
     """
     corrected: LayerErrors = {}
     few: dict[int, str] = {}
@@ -291,10 +294,10 @@ def _correct_experts(
 
 
 def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
-    """The weight that rounds to itself and equals `weight` but for the last bits of its dtype.
+    """Returns a weight that rounds to itself and equals `weight` up to the last bits of its dtype.
 
     Raises:
-        ConfigError: rounding `weight` changes it.
+        ConfigError: rounding changes `weight`.
     """
     rounded: Tensor = layer.quantize("weight", weight)
     if torch.equal(rounded, weight):
@@ -317,14 +320,14 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
 
 
 def get_columns(layer: Any, x: Tensor) -> Tensor:
-    """What a batch multiplies the weight by, float32 (G, rows, D)."""
+    """Returns the columns that a batch multiplies by the weight, float32 (G, rows, D)."""
     x = layer.quantize("data_in", x).float()
     is_image = get_called_row(layer).spatial == 2
     return _im2col(layer, x) if is_image else x.reshape(1, -1, x.shape[-1])
 
 
 def _im2col(layer: Any, x: Tensor) -> Tensor:
-    """The inputs of each output pixel of a convolution, (G, pixels, D)."""
+    """Returns the inputs of each output pixel of a convolution, (G, pixels, D)."""
     x = x.reshape(-1, *x.shape[-3:])  # an image without a batch is a batch of one
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, padding_before(layer), mode=mode)
@@ -337,7 +340,7 @@ def _im2col(layer: Any, x: Tensor) -> Tensor:
 def _relative_errors(
     layer: Any, candidates: Sequence[Tensor], hessians: Tensor
 ) -> tuple[float, ...]:
-    """|(W - Q) X|^2 / |W X|^2 of each candidate Q from H = X X^T, summed over groups."""
+    """Returns |(W - Q) X|^2 / |W X|^2 of each candidate Q from H = X X^T, summed over groups."""
     weight = layer.effective("weight").detach()
     energies = [0.0] * (1 + len(candidates))
     for hessian, parts in zip(hessians, _parts_of_groups(weight, len(hessians)), strict=True):

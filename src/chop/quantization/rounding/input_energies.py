@@ -1,6 +1,6 @@
-"""Input energies: the sum of squares of what each weight of a layer is multiplied by.
+"""Input energies: the sum of squared inputs of each weight of a layer.
 
-Each expert of a layer of experts has those of the rows that it saw.
+Each expert has its own, from the rows routed to it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ WHERE = "input energies"
 
 
 class InputEnergies:
-    """Of the layers of a part, summed over the rows of all batches by their weights.
+    """Input energies of the layers of a part, summed over the weighted rows of all batches.
 
     Args:
         block: the part.
-        layers: quantized Linear and Conv2d layers and layers of experts, by the nodes that call
-            them.
-        weights: of the rows, by node; rows of others count alike.
+        layers: quantized Linear, Conv2d and expert layers, by the nodes that call them.
+        weights: row weights by node; equal for other nodes.
     """
 
     def __init__(
@@ -45,12 +44,12 @@ class InputEnergies:
         self._seen: dict[fx.Node, list[int]] = {}
 
     def note(self, number: int, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
-        """Adds what a layer reads on a batch.
+        """Adds the input of a layer on a batch.
 
         Args:
-            number: of the batch.
-            node: any; those that call no such layer are passed over.
-            values: of the nodes that have run.
+            number: number of the batch.
+            node: any node; other nodes are ignored.
+            values: values of the nodes that have run.
 
         Raises:
             ConfigError: a row that counts is not finite.
@@ -80,13 +79,13 @@ class InputEnergies:
         self._sums[node] = self._sums[node] + total if node in self._sums else total
 
     def few(self, node: fx.Node) -> dict[int, str]:
-        """Why nothing is learned of some experts of a layer, by number."""
+        """Returns reasons by number for experts of a layer with too few rows."""
         inputs = self._layers[node].weight.shape[1]
         reasons = {n: few_rows(rows, inputs) for n, rows in enumerate(self._seen.get(node, ()))}
         return {number: reason for number, reason in reasons.items() if reason is not None}
 
     def of(self, node: fx.Node) -> Tensor:
-        """Of each weight of a layer, float32, of a shape that expands to the weight's."""
+        """Returns the energy per weight of a layer, float32, broadcastable to the weight."""
         weight = self._layers[node].weight
         sums = self._sums.get(node)
         if sums is None:
@@ -97,9 +96,9 @@ class InputEnergies:
 
 
 def _energies(layer: Any, x: Tensor, counted: Tensor | None) -> Tensor:
-    """(G, D), of the groups of a convolution; G is 1 of other layers.
+    """Returns the energies (G, D) of the groups of a convolution; G is 1 for other layers.
 
-    A sum that is not finite tells nothing: rounding to nearest then minimizes no sum.
+    A non-finite sum carries no information; such groups are rounded to nearest.
     """
     rows = get_columns(layer, x).square()
     if counted is not None:

@@ -1,8 +1,8 @@
-"""Learned rounding: roundings and scales of a block's weights by the error of the block's output.
+"""Learned rounding: rounding offsets and scales of a block's weights minimize its output error.
 
-A block runs on what its predecessors, rounded already, give it; its output is compared with that of
-the float block on the float predecessors' output. Where a model has no blocks, each layer is one
-by itself and both read the same input.
+A block runs on the results of its rounded predecessors. Its output is compared with that of the
+float block on the results of float predecessors. Without blocks, each layer is learned separately,
+and both read the same input.
 
 Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, section 3 and algorithm 1; the inputs of
 the blocks: its reference implementation.
@@ -40,23 +40,23 @@ PASS = "learned_rounding_transform_pass"
 WHERE = f"{PASS}.batches"
 Layers = Mapping[fx.Node, Any]
 PartErrors = dict[str, dict[str, float]]
-"""By the path of a block or a layer, the squared error of its output relative to the output of the
-float model, `before` learning and `after` it."""
+"""Squared output error relative to the output of the float model, `before` and `after` learning, by
+the path of a block or layer.
+"""
 SCALED = 2.0**20
-"""What losses are multiplied by, so that gradients in float16 are not lost."""
+"""Loss scale that prevents underflow of float16 gradients."""
 
 
 @dataclass(frozen=True)
 class Learning:
-    """How roundings are learned.
+    """Settings of learned rounding.
 
     Attributes:
-        steps: of signed gradient descent for each block.
-        rows: of a step, at least; whole batches are taken.
-        seed: of the order of the batches.
-        solver: corrects the layers of a block first, by GPTQ; None: each weight starts at its
-            nearest number.
-        weighs_rows: whether rows count by `row_weights`, or all alike.
+        steps: steps of signed gradient descent per block.
+        rows: minimum number of rows per step; batches are not split.
+        seed: seed of the order of the batches.
+        solver: corrects the layers of a block by GPTQ first; None starts from rounding to nearest.
+        weighs_rows: weighs rows by `row_weights` instead of equally.
     """
 
     steps: int
@@ -69,17 +69,17 @@ class Learning:
 def learn_rounding(
     mg: MaseGraph, batches: Sequence[Mapping[str, Any]], learning: Learning
 ) -> tuple[PartErrors, dict[str, str]]:
-    """Learns the rounded weights of a graph, block after block, or else layer after layer.
+    """Learns the rounded weights of a graph block by block, or layer by layer without blocks.
 
     Args:
-        mg: the graph; its weights change in place.
+        mg: graph whose weights change in place.
         batches: from `select_inputs`.
-        learning: how.
-    Returns: the errors of each block; and the reason for each other node, and for each expert that
-        saw too few rows.
+        learning: settings.
+    Returns: the errors of each block, and the reasons for skipped nodes and for experts with too
+    few rows.
 
     Raises:
-        ConfigError: a batch brings NaN or infinite values.
+        ConfigError: a batch has NaN or infinite values.
     """
     layers, skipped = _learnable_layers(mg)
     if not layers:
@@ -90,24 +90,26 @@ def learn_rounding(
         except NoBlocksError:
             parts = None
         learner = BlockLearning(Walk(mg, batches, scratch=scratch), learning, parts)
-        found = Walk(mg, batches, parts, scratch, runs_float=parts is not None).run(learner)
-    errors = {path: each for part in found for path, each in part.told.items()}
-    return errors, skipped | {name: reason for part in found for name, reason in part.left.items()}
+        parts_rounded = Walk(mg, batches, parts, scratch, runs_float=parts is not None).run(learner)
+    errors = {path: each for part in parts_rounded for path, each in part.report.items()}
+    return errors, skipped | {
+        name: reason for part in parts_rounded for name, reason in part.skipped.items()
+    }
 
 
 class BlockLearning:
-    """A `Rounder` that learns the weights of a part, or of a whole graph layer by layer.
+    """`Rounder` that learns the weights of a part, or of a whole graph layer by layer.
 
     Args:
-        walk: of the graph.
-        learning: how.
-        parts: whose weights are learned, of which float ones run too; None: each layer by itself.
+        walk: walk over the graph.
+        learning: settings.
+        parts: parts to learn, which also run in float; None learns each layer separately.
 
     Attributes:
-        skipped: why layers are left alone whatever the rows, by name of node.
+        skipped: reasons by node name for layers that are skipped independently of the rows.
 
     Raises:
-        NoBlocksError: a part gives nothing that can be compared.
+        NoBlocksError: a part has no output to compare.
     """
 
     def __init__(self, walk: Walk, learning: Learning, parts: Sequence[Part] | None) -> None:
@@ -119,7 +121,7 @@ class BlockLearning:
         self._weights = moderated(row_weights(walk, weighed, WHERE)) if weighed else {}
 
     def __call__(self, block: FloatBlock) -> Rounded:
-        """The errors of the part by its name, and the values after it."""
+        """Returns the errors of the part by name, and the values after it."""
         exact = block.exact
         if exact is None:
             return self._layer_by_layer(block)
@@ -133,9 +135,9 @@ class BlockLearning:
         return Rounded({part.name: errors}, few, values)
 
     def _layer_by_layer(self, block: FloatBlock) -> Rounded:
-        """Both the float layer and the rounded one read what those before, rounded, give."""
-        told: PartErrors = {}
-        left: dict[str, str] = {}
+        """Learns each layer on the results of rounded earlier ones, against its float version."""
+        errors: PartErrors = {}
+        skipped: dict[str, str] = {}
 
         def visit(node: fx.Node, runs: Runs) -> None:
             inputs = Values(block.mg.nodes, block.scratch)
@@ -145,46 +147,42 @@ class BlockLearning:
             own = FloatBlock(block.mg, Part(path, (node,)), inputs, block.batches, block.scratch)
             with quantizers_off(block.mg.model):
                 targets = own.run()
-            told[path], few, _ = learn_block(
+            errors[path], few, _ = learn_block(
                 own, inputs, targets, self._layers, self._weights, self._learning
             )
-            left.update(few)
+            skipped.update(few)
 
         block.run([node for node in self._layers if node.users], visit)
-        return Rounded(told, left)
+        return Rounded(errors, skipped)
 
 
 def check_learnable(mg: MaseGraph, parts: Sequence[Part]) -> None:
-    """Refuses what `BlockLearning` cannot compare.
-
-    Args:
-        mg: the graph, quantized.
-        parts: all of a walk.
+    """Checks that `BlockLearning` can compare the outputs of all parts of a walk.
 
     Raises:
-        NoBlocksError: a part gives nothing that can be compared.
+        NoBlocksError: a part has no output to compare.
     """
     _outputs(_learnable_layers(mg)[0], parts)
 
 
 def _outputs(layers: Layers, parts: Sequence[Part]) -> list[fx.Node]:
-    """Outputs to compare, of the parts that have layers.
+    """Returns the outputs to compare of the parts that have layers.
 
     Raises:
-        NoBlocksError: one has nothing to be compared.
+        NoBlocksError: a part has no output to compare.
     """
-    found: list[fx.Node] = []
+    outputs: list[fx.Node] = []
     for part in (*parts[:-1], _as_far_as(layers, parts[-1])):
         if any(node in layers for node in part.nodes):
             own = list_outputs(part)
             if not own:
-                raise NoBlocksError(f"'{part.name}' gives no floating tensor")
-            found += own
-    return found
+                raise NoBlocksError(f"'{part.name}' has no floating output")
+            outputs += own
+    return outputs
 
 
 def _learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]]:
-    """The layers whose roundings can be learned; why each other node's cannot."""
+    """Returns learnable layers, and the reason for each other node."""
     layers, skipped = correctable_layers(mg)
     for node, layer in list(layers.items()):
         reason = why_not_learnable(layer.spec.number_format("weight"))
@@ -195,10 +193,10 @@ def _learnable_layers(mg: MaseGraph) -> tuple[dict[fx.Node, Any], dict[str, str]
 
 
 def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Path) -> list[Part]:
-    """The parts of a graph up to the last one with layers; of the last of all, nodes up to them.
+    """Returns the parts of a graph up to the last one with layers, which ends at its last layer.
 
     Raises:
-        NoBlocksError: the graph cannot be cut, or a value between parts cannot be kept.
+        NoBlocksError: the graph cannot be cut, or a value between parts cannot be stored.
     """
     parts = get_parts(mg, block_paths(mg.model))
     parts[-1] = _as_far_as(layers, parts[-1])
@@ -214,7 +212,7 @@ def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Pat
 
 
 def _as_far_as(layers: Layers, part: Part) -> Part:
-    """The last part of a graph up to its last layer."""
+    """Returns the part of a graph up to its last layer."""
     own = [place for place, node in enumerate(part.nodes) if node in layers]
     return replace(part, nodes=part.nodes[: own[-1] + 1] if own else ())
 
@@ -227,17 +225,17 @@ def learn_block(
     weights: RowWeights,
     learning: Learning,
 ) -> tuple[dict[str, float], dict[str, str], Values | None]:
-    """Replaces the weights of a part by those with which its output is nearest to the float one.
+    """Replaces the weights of a part by those that minimize its output error.
 
     Args:
-        block: the part, its inputs from rounded predecessors.
-        exact: the values that enter the float part.
-        targets: those after it; None: they are computed when they are needed.
-        layers: from `_learnable_layers`; those of other parts are passed over.
-        weights: of the rows of results, by node; rows of others count alike.
-        learning: how.
-    Returns: the error `before` and `after`; why experts are left alone, by name; and the values
-        after the part, None of the last one.
+        block: the part, with inputs from rounded predecessors.
+        exact: input values of the float part.
+        targets: output values of the float part; None computes them on demand.
+        layers: from `_learnable_layers`; layers of other parts are ignored.
+        weights: row weights by node; equal for other nodes.
+        learning: settings.
+    Returns: the error `before` and `after`; the reasons by name for skipped experts; and the values
+    after the part, None for the last part.
     """
     own = {node: layers[node] for node in block.part.nodes if node in layers}
     floats = {node: layer.effective("weight").detach().clone() for node, layer in own.items()}
@@ -253,7 +251,7 @@ def learn_block(
     if learning.solver is not None:
         _, alone, _ = correct_block(replace(block, is_last=True), own, weights, learning.solver)
     energies = InputEnergies(block, own, weights)
-    kept = {node: layer.weight.detach().clone() for node, layer in own.items()}
+    original = {node: layer.weight.detach().clone() for node, layer in own.items()}
     searches = learning.solver is None
     with _rounded_once(own):
         before, values = compared.run(energies.note)
@@ -266,26 +264,26 @@ def learn_block(
     _descend(compared, own, learned, changing, learning)
     for node, layer in own.items():
         layer.weight.copy_(
-            torch.where(changing[node], learned[node].rounded(kept[node]), kept[node])
+            torch.where(changing[node], learned[node].rounded(original[node]), original[node])
         )
     with _rounded_once(own):
-        after, found = compared.run()
-    stay = "each weight is rounded to nearest" if searches else "it stays as GPTQ has left it"
-    told = {
+        after, values_after = compared.run()
+    stay = "each weight is rounded to nearest" if searches else "it keeps the result of GPTQ"
+    skipped = {
         f"{node.name}[{number}]": f"{reason}: {stay}"
         for node, reasons in few.items()
         for number, reason in reasons.items()
     }
-    told.update((name, reason) for name, reason in alone.items() if name in told)
+    skipped.update((name, reason) for name, reason in alone.items() if name in skipped)
     if after < before:
-        return {"before": before, "after": after}, told, found
+        return {"before": before, "after": after}, skipped, values_after
     for node, layer in own.items():
-        layer.weight.copy_(kept[node])
-    return {"before": before, "after": before}, told, values
+        layer.weight.copy_(original[node])
+    return {"before": before, "after": before}, skipped, values
 
 
 def _changing(layer: Any, few: Mapping[int, str]) -> Tensor:
-    """Boolean, of a shape that expands to the weight's, False where it stays as it started."""
+    """Returns a boolean that broadcasts to the weight's shape, False for constant weights."""
     if layer.is_pruned:
         mask: Tensor = layer.weight_mask
     else:
@@ -298,7 +296,7 @@ def _changing(layer: Any, few: Mapping[int, str]) -> Tensor:
 
 
 def _learned(layer: Any, weight: Tensor, energies: Tensor | None) -> LearnedWeight:
-    """From the weight as it is; with the energies of its inputs, from the nearest numbers."""
+    """Starts from the given weight, or with input energies from rounding to nearest."""
     start = None if energies is not None else layer.quantize("weight", layer.weight)
     masked = ~layer.weight_mask if layer.is_pruned else None
     number_format = layer.spec.number_format("weight")
@@ -312,7 +310,7 @@ def _descend(
     changing: Mapping[fx.Node, Tensor],
     learning: Learning,
 ) -> None:
-    """Steps against the signs of the gradient, their size falling to zero."""
+    """Takes signed gradient steps with a step size that decays to zero."""
     block = compared.block
     order = _order([_get_rows(batch) for batch in block.batches], learning)
     with _without_quantizers(layers):
@@ -336,7 +334,7 @@ def _get_rows(batch: Mapping[str, Any]) -> int:
 
 
 def _order(sizes: Sequence[int], learning: Learning) -> Iterator[list[int]]:
-    """The batches of each step: in turn, in random order, until there are rows enough."""
+    """Yields the batches of each step: all in random order, grouped until there are enough rows."""
     generator = torch.Generator().manual_seed(learning.seed)
     waiting: list[int] = []
     while True:
@@ -351,7 +349,7 @@ def _order(sizes: Sequence[int], learning: Learning) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _rounded_once(layers: Layers) -> Iterator[None]:
-    """Inside, without gradients, each weight is rounded once, not on each batch."""
+    """Rounds each weight once within the context, without gradients, instead of on each batch."""
     with contextlib.ExitStack() as stack:
         for layer in layers.values():
             stack.enter_context(cached_weights(layer))
@@ -360,7 +358,7 @@ def _rounded_once(layers: Layers) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_quantizers(layers: Layers) -> Iterator[None]:
-    """Inside, the weights of the layers are taken as they are."""
+    """Disables the weight quantizers of layers within the context."""
     specs = {layer: layer.spec for layer in layers.values()}
     try:
         for layer, spec in specs.items():
@@ -373,7 +371,7 @@ def _without_quantizers(layers: Layers) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _standing_in(layers: Layers, leaves: Mapping[fx.Node, Tensor]) -> Iterator[None]:
-    """Inside, the layers have tensors in the place of their weights, which get gradients."""
+    """Replaces the weights of layers by tensors with gradients within the context."""
     own = {node: own_parameters(layer)["weight"] for node, layer in layers.items()}
     try:
         for node, layer in layers.items():

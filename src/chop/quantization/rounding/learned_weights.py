@@ -1,9 +1,9 @@
-"""Learned weights: the codes and scales of one weight, which follow signs of gradients.
+"""Learned weights: codes and scales of one weight, updated by signs of gradients.
 
-A weight w becomes s f (k - z), k = round(w / (s f) + z + v): v is the rounding offset of each
-weight, within half a step, f a factor of each scale, within a half and three halves. Gradients pass
-the rounding as if it were not there. Scales that are powers of two have no factor: the exponents
-with the least error stay.
+A weight w becomes s f (k - z) with k = round(w / (s f) + z + v). The rounding offset v of each
+weight is within half a step, the factor f of each scale between 0.5 and 1.5. Gradients pass the
+rounding unchanged. Scales that are powers of two have no factor; their exponents with the least
+error stay.
 
 Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, equations 3 to 5; there f is at most 1.
 """
@@ -18,40 +18,40 @@ from chop.formats.scaling import SharedExponent
 from chop.quantization.rounding.learned_grid import LearnedGrid, as_rows, row_slices, searched
 
 OFFSET = 0.5
-"""Steps that a rounding offset has at most."""
+"""Maximum rounding offset, in steps."""
 FACTORS = (0.5, 1.5)
-"""What scales are multiplied by at least and at most."""
+"""Minimum and maximum factor of a scale."""
 LAST_BITS = 4
-"""Units in the last place that rounding a number on the grid may change it by."""
+"""Maximum change in units in the last place when a grid value is rounded again."""
 INSIDE = 0.49
-"""Steps between an element and the point from which learning starts where it is not the nearest."""
+"""Maximum distance in steps between an element and its starting point, if it is not the nearest."""
 
 
 def why_not_learnable(number_format: NumberFormat) -> str | None:
-    """Why weights in a format cannot be learned; None where they can."""
+    """Returns the reason that weights in a format cannot be learned, or None."""
     layout = number_format.layout() if number_format.is_fitted else None
     if layout is None:
-        return "its format has a rounding of its own, or waits for data"
+        return "its format has its own rounding, or needs calibration"
     element = layout.element
     is_stepped = element.step(torch.zeros(1, dtype=torch.float64)) is not None
     if not is_stepped or element.threshold is not None or layout.levels is not None:
-        return "the numbers of its format do not lie in steps"
+        return "the numbers of its format are not equally spaced"
     if element.rounding != "nearest_even":
         return f"its format rounds by '{element.rounding}', not to the nearest number"
     return None
 
 
 class LearnedWeight:
-    """Offsets and factors of one weight, from those with which it is what it is now.
+    """Offsets and factors of one weight, initialized to reproduce its current value.
 
     Args:
-        number_format: the weight's, with `why_not_learnable` None.
-        weight: the float one, any shape and dtype.
-        start: the rounded one, of the same shape, on the grid of the float one; None: each weight
-            starts at its nearest number, with the scales of least error.
-        fixed: boolean, weights that keep their codes; None: those that the format asks for.
-        energies: of the input of each weight, by which errors count in the search of scales, of a
-            shape that expands to the weight's; None: alike.
+        number_format: format of the weight; `why_not_learnable` must be None.
+        weight: float weight of any shape and dtype.
+        start: rounded weight on the grid of the float one; None starts from rounding to nearest
+            with the scales of least error.
+        fixed: boolean, weights that keep their codes; None for those that the format requires.
+        energies: input energies that weigh errors in the search for scales, in a shape that
+            broadcasts to the weight's; None for equal weights.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LearnedWeight:
         )
 
     def _set_points(self, weight: Tensor, start: Tensor | None) -> None:
-        """Where weights lie, and the elements of those that keep them; less the zero points."""
+        """Sets the positions of weights and the elements of held weights, minus the zero points."""
         grid, groups = self._grid, as_rows(weight)
         known = None if start is None else as_rows(start)
         shape, unit = groups.shape, self._unit or 1.0
@@ -107,7 +107,7 @@ class LearnedWeight:
                 self._code[part] = (codes - zero) / unit
 
     def _beside(self, points: Tensor, codes: Tensor) -> Tensor:
-        """Points that round to these elements: the given ones where they do, else near them."""
+        """Returns the points, moved if necessary so that they round to the given elements."""
         element = self._grid.layout.element
         step = element.step(points)
         assert step is not None
@@ -116,7 +116,7 @@ class LearnedWeight:
         return torch.where(element.round(points.clone()) == codes, points, codes)
 
     def _scales(self) -> Tensor:
-        """float64, of each group."""
+        """Returns the scale of each group, float64."""
         if self._factor is None:
             return self._scale
         scales = self._grid.scales_near(self._scale * self._factor)
@@ -124,11 +124,11 @@ class LearnedWeight:
         return scales
 
     def _wanted(self, part: slice, ratio: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Distances from the zero points with offsets, float32, and steps; None where they are 1.
+        """Returns distances from the zero points with offsets, float32, and steps, None for 1.
 
         Args:
-            part: which groups.
-            ratio: of the scales to those at first, float32.
+            part: slice of groups.
+            ratio: ratio of the scales to the initial ones, float32.
         """
         point, offset = self._point[part], self._offset[part]
         if self._unit is not None:
@@ -141,7 +141,7 @@ class LearnedWeight:
         return torch.addcmul(point, offset, step.float()), step.float()
 
     def _codes(self, part: slice, wanted: Tensor, step: Tensor | None) -> Tensor:
-        """The distances of elements from the zero points."""
+        """Returns the distances of elements from the zero points."""
         unit, grid = self._unit or 1.0, self._grid
         zero = None if grid.zero is None else (grid.zero[part] / unit).float()
         codes = wanted if zero is None else wanted + zero
@@ -153,24 +153,24 @@ class LearnedWeight:
         return codes
 
     def values(self) -> Tensor:
-        """The rounded weight as it is now, of the dtype of the start."""
+        """Returns the current rounded weight, in the dtype of the start."""
         return self._joined(self._dtype, torch.float32)
 
     def _joined(self, dtype: torch.dtype, computed: torch.dtype) -> Tensor:
         scales, unit = self._scales(), self._unit or 1.0
         ratio, factors = (scales / self._scale).float(), (scales * unit).to(computed)
-        found = torch.empty_like(self._point, dtype=dtype)
-        for part in row_slices(found):
+        values = torch.empty_like(self._point, dtype=dtype)
+        for part in row_slices(values):
             codes = self._codes(part, *self._wanted(part, ratio))
-            found[part] = codes.to(computed) * factors[part]
-        return self._groups.join(found.view(self._lead), self._shape)
+            values[part] = codes.to(computed) * factors[part]
+        return self._groups.join(values.view(self._lead), self._shape)
 
     def learn(self, gradient: Tensor, rate: float) -> None:
-        """One step against the signs of a gradient of the loss with respect to `values`.
+        """Takes one step against the signs of a gradient of the loss with respect to `values`.
 
         Args:
-            gradient: shape of the weight; what is NaN does not count.
-            rate: what offsets and factors change by.
+            gradient: gradient in the shape of the weight; NaN is ignored.
+            rate: step size of offsets and factors.
         """
         pulls = as_rows(self._groups.split(gradient))
         ratio, signs = (self._scales() / self._scale).float(), self._scale.sign().float()
@@ -191,31 +191,34 @@ class LearnedWeight:
             offset = self._offset[part]
             offset.sub_(pull.sign_().mul_(moves), alpha=rate).clamp_(-OFFSET, OFFSET)
 
-    def rounded(self, kept: Tensor) -> Tensor:
-        """The weight as it is now, which rounds to itself but for the last bits of its dtype.
+    def rounded(self, original: Tensor) -> Tensor:
+        """Returns the current weight, which rounds to itself up to the last bits of its dtype.
 
         Args:
-            kept: what rounds to the start; its groups stand where a scale would not be found again.
+            original: weight that rounds to the start; replaces groups whose scale would not be
+                recoverable.
         """
-        weight = self._joined(kept.dtype, torch.float64)
+        weight = self._joined(original.dtype, torch.float64)
         changed = self._changed(weight)
         if not changed.any():
             return weight
-        stays = self._groups.join(changed.expand(self._lead).float(), kept.shape) > 0
-        weight = torch.where(stays, kept, weight)
+        stays = self._groups.join(changed.expand(self._lead).float(), original.shape) > 0
+        weight = torch.where(stays, original, weight)
         # Where a scale follows the whole tensor, groups that are kept may have moved it.
         is_whole = bool((self._changed(weight) > changed).any())
-        return kept.clone() if is_whole else weight
+        return original.clone() if is_whole else weight
 
     def _changed(self, weight: Tensor) -> Tensor:
-        """(..., groups, 1), True for groups that rounding changes by more than the last bits."""
+        """Returns a boolean (..., groups, 1), True for groups that rounding changes beyond the last
+        bits.
+        """
         last_bits = LAST_BITS * torch.finfo(weight.dtype).eps
         again, groups = (
             as_rows(self._groups.split(x)) for x in (self._format.round(weight), weight)
         )
-        found = torch.zeros(len(groups), 1, dtype=torch.bool, device=groups.device)
+        changed_groups = torch.zeros(len(groups), 1, dtype=torch.bool, device=groups.device)
         for part in row_slices(groups):
             errors = (again[part].double() - groups[part].double()).abs()
             is_far = errors > last_bits * groups[part].double().abs()
-            found[part] = is_far.any(-1, keepdim=True)
-        return found.view(*self._lead[:-1], 1)
+            changed_groups[part] = is_far.any(-1, keepdim=True)
+        return changed_groups.view(*self._lead[:-1], 1)

@@ -1,8 +1,8 @@
-"""Row weights: how much the answer of a model depends on each row of what its layers compute.
+"""Row weights: sensitivity of a model's answer to each row of its layers' results.
 
-A row is what a layer computes its outputs for by itself: a token, or a pixel of a convolution.
-Methods that fit weights to sums over rows count each by its weight. Few rows may matter more than
-all others: to the first token of a text, the attention sink of a decoder, attends every later one.
+A row is the unit for which a layer computes outputs independently: a token, or a pixel of a
+convolution. Methods that fit weights to sums over rows use these weights. A few rows can matter
+more than all others: every later token attends to the first one, the attention sink of a decoder.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from chop.quantization.walk.values import Values
 from chop.quantization.walk.walk import Walk, run_nodes
 
 RowWeights = dict[fx.Node, list[Tensor]]
-"""By node, for each batch float32 (rows,); all batches of a node have a mean of 1."""
+"""For each node and batch float32 (rows,); over all batches of a node the mean is 1."""
 
 Run = Callable[..., dict[fx.Node, Any]]
 """`run_nodes` of a graph on a batch."""
 
 WHERE = "row weights"
 SQUARABLE = (2.0**-40, 2.0**50)
-"""Magnitudes whose sums of squares stay in the range of float32."""
+"""Range of magnitudes whose sums of squares are safe in float32."""
 
 
 def row_weights(walk: Walk, nodes: Collection[fx.Node], where: str = WHERE) -> RowWeights:
-    """The squared gradient of the log likelihood with respect to each row of each node's result.
+    """Returns the squared gradient of the log likelihood with respect to each row of node results.
 
-    Its mean is the trace of the Fisher information of the row: to second order, a small error e of
-    the row adds e^T F e / 2 to the KL divergence between the model's answers. Labels are drawn from
-    the answers of the float model, with quantizers off; answers of masked tokens do not count. A
-    row that reaches no answer has weight 0: padding, and what an attention mask hides. A batch
-    needs the memory of one training step of the largest part.
+    Its mean is the trace of the Fisher information F of the row: to second order, a small error e
+    of the row adds e^T F e / 2 to the KL divergence between the model's answers. Labels are sampled
+    from the answers of the float model, with quantizers off; masked tokens do not count. Rows that
+    affect no answer, such as padding, have weight 0. A batch needs the memory of one training step
+    of the largest part.
 
     Args:
-        walk: the graph and its batches; modes, gradients and state are left as they were.
+        walk: walk over the graph; modes, gradients and state are restored.
         nodes: linear layers and convolutions.
-        where: the setting that the batches come from, for messages.
-    Returns: weights in the order in which the layer's inputs are flattened to rows.
+        where: setting of the batches, for messages.
+    Returns: weights in the order of the layer's flattened input rows.
 
     Raises:
-        ConfigError: the answer has no gradient, or something is NaN or infinite.
+        ConfigError: the answer has no gradient, or values are NaN or infinite.
     Source: the Fisher information as Hessian: Martens 2020, arXiv:1412.1193, sections 5 and 9.2.
     """
     model = walk.mg.model
     learning = {p: p.requires_grad for p in model.parameters() if p.is_floating_point()}
     generator = torch.Generator().manual_seed(0)
-    found: RowWeights = {node: [] for node in nodes}
+    weights_by_node: RowWeights = {node: [] for node in nodes}
     try:
         for parameter in learning:
             parameter.requires_grad_(True)
@@ -71,15 +71,15 @@ def row_weights(walk: Walk, nodes: Collection[fx.Node], where: str = WHERE) -> R
                 with exit_open_regions(), torch.set_grad_enabled(True):
                     squared = _squared_gradients(walk, edges, generator)
                 for node, weights in squared.items():
-                    found[node].append(weights)
+                    weights_by_node[node].append(weights)
     finally:
         for parameter, learns in learning.items():
             parameter.requires_grad_(learns)
-    return {node: _with_mean_one(weights) for node, weights in found.items()}
+    return {node: _with_mean_one(weights) for node, weights in weights_by_node.items()}
 
 
 class Edges:
-    """Notes the results of layers while a batch runs, and refuses inputs that are no numbers."""
+    """Recorder of layer results while a batch runs, which refuses non-finite inputs."""
 
     def __init__(
         self, nodes: Collection[fx.Node], batch: Mapping[str, Any], number: int, where: str
@@ -90,7 +90,7 @@ class Edges:
         self.rows: dict[fx.Node, Tensor | None] = {}
 
     def __call__(self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
-        """Notes the result of a node, if it is one of those."""
+        """Records the result of a node if it is selected."""
         if node not in self.nodes:
             return
         source = node.all_input_nodes[0]
@@ -103,13 +103,15 @@ class Edges:
             self.edges[node] = torch.autograd.graph.get_gradient_edge(result)
 
     def counted(self, source: fx.Node, x: Tensor, path: str) -> Tensor | None:
-        """The rows of a value that count, see `counted_rows`, which are finite numbers."""
+        """Returns the rows of a value that count, see `counted_rows`, after checking that they are
+        finite.
+        """
         rows, measured = counted_rows(source, x, self.batch), Measured(self.where, path)
         check_finite(x.detach(), rows, self.batch, self.number, measured)
         return rows
 
     def finite(self, node: fx.Node, gradient: Tensor) -> Tensor:
-        """The gradient of a layer's result, float32, 0 at rows that are padding."""
+        """Returns the gradient of a layer's result, float32, with 0 for padding rows."""
         known, rows = gradient.float(), self.rows[node]
         if rows is not None:
             known = torch.where(rows.view(*known.shape[:-1], 1), known, 0)
@@ -124,10 +126,10 @@ class Edges:
 def _squared_gradients(
     walk: Walk, edges: Edges, generator: torch.Generator
 ) -> dict[fx.Node, Tensor]:
-    """The squared gradient of each row of each node's result on a batch, (rows,).
+    """Returns the squared gradient of each row of node results on a batch, (rows,).
 
-    The batch runs forward through the parts, and back through each part again from its last to its
-    first; the values between them are kept.
+    The batch runs forward through the parts and then backward from the last part to the first. Each
+    part is recomputed; only the values between parts are stored.
     """
     followed = HiddenElements()
     batch = followed.seeded(walk.mg.model, edges.batch) if walk.is_whole else edges.batch
@@ -138,7 +140,7 @@ def _squared_gradients(
 
 
 def _forward(walk: Walk, run: Run) -> tuple[Values, list[set[fx.Node]]]:
-    """The values that enter each part, by its number, and those among them with a gradient."""
+    """Returns the values that enter each part by its number, and those with a gradient."""
     entering, learning = Values(walk.mg.nodes, walk.scratch), list[set[fx.Node]]()
     values: dict[fx.Node, Any] = {}
     learned: set[fx.Node] = set()
@@ -162,12 +164,12 @@ def _backward(
     edges: Edges,
     generator: torch.Generator,
 ) -> dict[fx.Node, Tensor]:
-    """The squared gradients of the results that `edges` notes, from the last part to the first."""
+    """Returns the squared gradients of recorded results, from the last part to the first."""
     gradients: dict[fx.Node, Tensor | None] = {}
     back: Mapping[fx.Node, Tensor] | None = None
     for number in reversed(range(len(walk.parts))):
         part, leaves = walk.parts[number], _leaves(entering.get(number), learning[number])
-        found: Sequence[Tensor | None]
+        gradients_of_wanted: Sequence[Tensor | None]
         seen = Edges(edges.nodes, edges.batch, edges.number, edges.where)
         with walk.loaded(part):
             after = run(part.nodes, values=leaves, seen=seen)
@@ -178,18 +180,18 @@ def _backward(
                 roots, ends = [after[node] for node in back], list(back.values())
             sources = [node for node in leaves if node in learning[number]]
             wanted = [*(leaves[node] for node in sources), *seen.edges.values()]
-            found = [None] * len(wanted)
+            gradients_of_wanted = [None] * len(wanted)
             if wanted and roots:
-                found = [*torch.autograd.grad(roots, wanted, ends, allow_unused=True)]
-        back = {n: g for n, g in zip(sources, found, strict=False) if g is not None}
-        gradients.update(zip(seen.edges, found[len(sources) :], strict=True))
+                gradients_of_wanted = [*torch.autograd.grad(roots, wanted, ends, allow_unused=True)]
+        back = {n: g for n, g in zip(sources, gradients_of_wanted, strict=False) if g is not None}
+        gradients.update(zip(seen.edges, gradients_of_wanted[len(sources) :], strict=True))
         edges.shapes.update(seen.shapes)
         edges.rows.update(seen.rows)
     return _squared(walk.mg, edges, gradients)
 
 
 def _leaves(values: Mapping[fx.Node, Any], learned: set[fx.Node]) -> dict[fx.Node, Any]:
-    """The values that enter a part, of which some get a gradient."""
+    """Returns the values that enter a part, with gradients enabled for some."""
     return {
         node: x.detach().requires_grad_() if node in learned else x for node, x in values.items()
     }
@@ -202,7 +204,7 @@ def _detached(value: Any) -> Any:
 def _loss_of_samples(
     mg: MaseGraph, output: Any, edges: Edges, generator: torch.Generator
 ) -> Tensor:
-    """-log p of labels drawn from the answers in a model's output, padding left out."""
+    """Returns -log p of labels sampled from a model's output, without padding."""
     answers, last = _answers(output), mg.nodes[-1]
     table = answers if answers.dim() > 1 else answers[:, None]
     return _sampled_loss(answers, edges.counted(last, table, "output"), generator)
@@ -211,7 +213,7 @@ def _loss_of_samples(
 def _squared(
     mg: MaseGraph, edges: Edges, gradients: Mapping[fx.Node, Tensor | None]
 ) -> dict[fx.Node, Tensor]:
-    """The squared gradient of each row of each result that was noted; 0 where there is none."""
+    """Returns the squared gradient of each row of recorded results; 0 without a gradient."""
     weights: dict[fx.Node, Tensor] = {}
     for node, shape in edges.shapes.items():
         gradient = gradients.get(node)
@@ -222,18 +224,18 @@ def _squared(
 
 
 def _answers(output: Any) -> Tensor:
-    """The first result that has a gradient and is no scalar, as a loss is."""
+    """Returns the first result that has a gradient and is not a scalar such as a loss."""
     for part in tree_tensors(output):
         if part.requires_grad and part.dim() > 0:
             return part
     raise ConfigError(
-        "row weights: expected an answer of the model that its weights have an effect on, got "
+        "row weights: expected a model output that depends on the weights, got "
         f"{type(output).__name__} without one; use row_weights 'uniform'."
     )
 
 
 def _sampled_loss(answers: Tensor, counted: Tensor | None, generator: torch.Generator) -> Tensor:
-    """-log p of labels drawn from p: of classes along the last axis; of single numbers normal."""
+    """Returns -log p of labels sampled from p: classes on the last axis, or a normal number."""
     rows = answers.reshape(-1, answers.shape[-1] if answers.dim() > 1 else 1).float()
     if counted is not None:
         rows = rows[counted]
@@ -246,30 +248,32 @@ def _sampled_loss(answers: Tensor, counted: Tensor | None, generator: torch.Gene
 
 
 def _with_mean_one(weights: list[Tensor]) -> list[Tensor]:
-    """Divided by the mean of all; ones where no row has an effect."""
+    """Divides weights by the mean of all; returns ones if no row has an effect."""
     mean = torch.cat(weights).double().mean()
     return [(w / mean).float() if mean > 0 else torch.ones_like(w) for w in weights]
 
 
 def moderated(weights: RowWeights) -> RowWeights:
-    """The mean of each row's weight and 1; rows that reach no answer stay at 0.
+    """Averages each row's weight with 1. Rows that affect no answer stay at 0.
 
-    A few rows have most of the gradient. Sums over these alone say little about the directions that
-    others take, and what is fitted to them gets bad there.
+    A few rows have most of the gradient. Sums over them alone carry little information on the
+    directions of other rows, which a fit would then distort.
     """
     return {
-        node: [torch.where(w > 0, (w + 1) / 2, 0) for w in found] for node, found in weights.items()
+        node: [torch.where(w > 0, (w + 1) / 2, 0) for w in batches]
+        for node, batches in weights.items()
     }
 
 
 def second_moments(samples: Iterable[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """The sum of X diag(weights) X^T over batches, (G, D, D).
+    """Returns the sum of X diag(weights) X^T over batches, (G, D, D).
 
-    It is accumulated in place, so that one such matrix is in memory, and no other of its size.
+    It is accumulated in place and needs the memory of one such matrix.
 
     Args:
-        samples: of each batch, at least one: X^T, (G, rows, D), and weights, (rows,); None: ones.
-    Returns: float32; float64 where squares of the inputs leave the range of float32.
+        samples: for each batch, at least one: X^T, (G, rows, D), and weights, (rows,), or None for
+            ones.
+    Returns: float32, or float64 if squares of the inputs exceed the range of float32.
     """
     total: Tensor | None = None
     exponent: int | None = None
@@ -294,7 +298,7 @@ def second_moments(samples: Iterable[tuple[Tensor, Tensor | None]]) -> Tensor:
 
 
 def _exponent(largest: float, before: int | None) -> int:
-    """The power of two that values are divided by: the same as before where squares allow it."""
+    """Returns the exponent of the power of two that values are divided by, reused if possible."""
     scaled = largest / 2.0 ** (before or 0)
     is_squarable = scaled <= SQUARABLE[1] and (before is not None or scaled >= SQUARABLE[0])
     return (before or 0) if is_squarable else math.frexp(largest)[1]

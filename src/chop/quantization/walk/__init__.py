@@ -1,3 +1,3 @@
-"""Block walk: a decoder is rounded with one block of floats in memory."""
+"""Block walk: rounding of a decoder with one float block in memory."""
 
 __all__: list[str] = []

@@ -1,15 +1,15 @@
-"""Block walk: a decoder is rounded block by block, and one block of floats is in memory.
+"""Block walk: rounds a decoder block by block with one float block in memory.
 
 For each part it
 
 1. reads the part's float weights,
 2. packs tables, which no method rounds,
-3. gives the part to a method of rounding,
-4. runs the rounded part, which gives the values that enter the next one,
-5. packs it, writes the codes and these values to files, and lets go of the floats.
+3. passes the part to a rounding method,
+4. runs the rounded part, which computes the inputs of the next one,
+5. packs it, writes codes and these values to files, and releases the float weights.
 
-A walk that is killed goes on after the last part whose files are whole, and ends with the same
-bytes: files have a temporary name until they are complete, and the journal names a part after them.
+A killed walk resumes after the last part with complete files and produces the same bytes. Files
+have a temporary name until they are complete, and the journal records a part after its files.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from chop.quantization.walk.weights import LazyWeights
 
 
 class BlockWalk(Walk):
-    """Rounds a graph part by part, with files in between; see the module.
+    """Walk that rounds a graph part by part with results in files; see the module.
 
     Args:
-        mg: quantized in formats that wait for no data, on the meta device; it is changed.
+        mg: graph to change, on the meta device, quantized in formats that need no calibration.
         parts: from `get_parts`.
-        weights: of the graph's model.
+        weights: weights of the graph's model.
         batches: from `select_inputs`.
-        files: keeps what is done.
-        runs_float: whether the float parts run too, each on what the float ones before it give.
+        files: storage of finished parts.
+        runs_float: also runs the float parts, on the results of earlier float parts.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class BlockWalk(Walk):
         self.files, self.weights = files, weights
 
     def run(self, round_part: Rounder, stage: Stage = contextlib.nullcontext) -> list[Rounded]:
-        """Rounds every part; the graph then has packed layers, whose codes lie in files.
+        """Rounds every part. Afterwards the graph has packed layers with codes in files.
 
         Args:
-            round_part: the method.
+            round_part: rounding method.
             stage: shows progress.
-        Returns: what came of each part, those of an earlier run among them; without values.
+        Returns: the results of all parts, including those of an earlier run, without values.
         """
-        found = []
+        results = []
         done = self.files.whole(len(self.parts))
         for number, part in enumerate(self.parts):
             if number < done:
-                found.append(self._restore(number, part))
+                results.append(self._restore(number, part))
                 continue
             with stage(part.name):
-                found.append(self._round(number, part, round_part))
-        return found
+                results.append(self._round(number, part, round_part))
+        return results
 
     def _round(self, number: int, part: Part, round_part: Rounder) -> Rounded:
         names = self._tensors(part)
@@ -88,7 +88,7 @@ class BlockWalk(Walk):
             values = rounded.values or block.run()
         self._pack(part)
         # In pairs, as the journal sorts keys.
-        record = {"told": rounded.told, "left": list(rounded.left.items())}
+        record = {"told": rounded.report, "left": list(rounded.skipped.items())}
         state = self._state(part)
         self.files.keep(number, state, None if block.is_last else values, record, block.targets)
         self._put(number, part)
@@ -96,7 +96,7 @@ class BlockWalk(Walk):
         return replace(rounded, values=None)
 
     def _restore(self, number: int, part: Part) -> Rounded:
-        """A part that an earlier run has rounded: packed layers of zeros, and then its codes."""
+        """Restores a part from an earlier run: packed layers of zeros, and then its codes."""
         self._pack(part, tables=True)
         self._pack(part)
         self._put(number, part)
@@ -105,14 +105,14 @@ class BlockWalk(Walk):
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Inside, the model runs part by part; it stays in eval mode."""
+        """Sets eval mode without gradients for a walk."""
         with torch.no_grad(), exit_open_regions():
             self.mg.model.eval()
             yield
 
     @contextlib.contextmanager
     def loaded(self, part: Part) -> Iterator[None]:
-        """Inside, the weights of a part are in memory."""
+        """Loads the weights of a part within the context."""
         names = self._tensors(part)
         self.weights.load(names)
         try:
@@ -121,30 +121,30 @@ class BlockWalk(Walk):
             self.weights.free(names)
 
     def change(self, x: Tensor, change: Callable[[Tensor], None]) -> None:
-        """Changes a tensor that is in memory, and again whenever it is read."""
+        """Changes a tensor in memory, and again after each reload."""
         self.weights.change(x, change)
 
     def _put(self, number: int, part: Part) -> None:
-        """The tensors of a part as they lie in its file, in the place of those in memory."""
+        """Maps the tensors of a part from its file."""
         self.weights.put(self.files.tensors(number))
 
     def _modules(self, part: Part) -> list[str]:
-        """The paths of what a part calls or reads, without those of another part."""
+        """Returns the paths of the modules and attributes of a part."""
         called = (n for n in part.nodes if n.op in ("call_module", "get_attr"))
         return list(dict.fromkeys(str(node.target) for node in called))
 
     def _tensors(self, part: Part) -> list[str]:
-        """The names of the parameters and buffers that a part reads."""
+        """Returns the names of the parameters and buffers that a part reads."""
         return self.weights.names_under(self._modules(part))
 
     def _state(self, part: Part) -> dict[str, Tensor]:
-        """The tensors of a part by name, packed ones as codes."""
+        """Returns the tensors of a part by name, packed ones as codes."""
         return self.weights.state_under(self._modules(part))
 
     def _pack(self, part: Part, tables: bool = False) -> None:
-        """Packs the quantized layers of a part, or those that multiply nothing.
+        """Packs the quantized layers of a part, or only its tables.
 
-        A layer that shares its weight with another is packed together with it.
+        Layers that share a weight are packed together.
         """
         modules, nodes = self.mg.modules, {str(n.target): n for n in part.nodes}
         floats = {

@@ -1,4 +1,4 @@
-"""Error of a block: how far its output is from that of the float block."""
+"""Block error: difference between the outputs of a block and its float version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chop.quantization.walk.walk import FloatBlock, Note
 
 
 def list_outputs(part: Part) -> list[fx.Node]:
-    """The nodes of a part whose results are one floating tensor that later nodes read."""
+    """Returns the nodes of a part whose result is a floating tensor that later nodes read."""
     inside = set(part.nodes)
     return [node for node in part.nodes if set(node.users) - inside and _is_floating(node)]
 
@@ -31,13 +31,13 @@ def _is_floating(node: fx.Node) -> bool:
 
 
 class BlockError:
-    """The squared error of a part's output, summed over rows by their weights.
+    """Squared error of a part's output, summed over weighted rows.
 
     Args:
-        block: the part.
-        targets: the values after the float part, by the number of a batch.
-        weights: of the rows, by node; rows of others count alike.
-        where: the setting that the batches come from, for messages.
+        block: part to compare.
+        targets: values after the float part by batch number.
+        weights: row weights by node; equal for other nodes.
+        where: setting of the batches, for messages.
 
     Raises:
         ConfigError: a row that counts is not finite.
@@ -65,19 +65,19 @@ class BlockError:
         return {node: values[node] for node in self._outputs}
 
     def _sum(self, node: fx.Node, number: int, x: Tensor) -> Tensor:
-        """The sum of the squares of a value of the node, in rows that count."""
+        """Returns the sum of squares of a node's value over rows that count."""
         # Channels lie before the dimensions that a convolution slides over.
         channels = -1 - self.block.mg.operator(node).spatial
-        of_rows = x.float().square().sum(channels if x.dim() >= -channels else ()).flatten()
+        row_sums = x.float().square().sum(channels if x.dim() >= -channels else ()).flatten()
         counted = counted_rows_by_layer(self.block.mg, node, x, self.block.batches[number])
         if node in self._weights:
-            weights = self._weights[node][number].to(of_rows)
+            weights = self._weights[node][number].to(row_sums)
             counted = weights > 0
-            return (of_rows[counted] * weights[counted]).sum()
-        return of_rows.sum() if counted is None else of_rows[counted].sum()
+            return (row_sums[counted] * weights[counted]).sum()
+        return row_sums.sum() if counted is None else row_sums[counted].sum()
 
     def loss(self, number: int, values: Mapping[fx.Node, Any]) -> Tensor:
-        """The error of a batch relative to the mean over all batches of the float output."""
+        """Returns the error of a batch relative to the mean float output over all batches."""
         terms = []
         for node, target in self._of(number).items():
             total = self._sum(node, number, values[node].float() - target.float())
@@ -85,12 +85,12 @@ class BlockError:
         return torch.stack(terms).sum()
 
     def run(self, note: Note = lambda *_: None) -> tuple[float, Values | None]:
-        """The error of all batches, relative to the float output, and the values after the part.
+        """Returns the relative error of all batches, and the values after the part.
 
-        These are not kept of the last part.
+        The last part has no values after it.
 
         Args:
-            note: is shown the number of the batch, each node before it runs and the values so far.
+            note: called with the batch number, each node before it runs and the values so far.
         """
         after = Values(self.block.mg.nodes, self.block.scratch)
         total = 0.0

@@ -1,4 +1,4 @@
-"""Files of a block walk: codes of each part, values that enter the next one, and the journal."""
+"""Files of a block walk: codes of each part, inputs of the next one, and the journal."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from chop.runs.journal import Journal, compute_key
 JOURNAL = "journal.jsonl"
 SCRATCH = "scratch"
 WALK = "walk-"
-"""Begins the name of a walk's folder: others are no walk's, and stay."""
+"""Prefix of the folder of a walk. Other folders are not touched."""
 
 
 class BlockFiles:
-    """What is done of a walk; another process with the same settings goes on after it.
+    """Progress of a walk in files, which another process with the same settings can resume.
 
-    The values and codes of a part have their names when they are complete, and the journal has the
-    part and the sizes of its files after that: what it names is whole. Where a file is missing, the
-    walk starts anew. Parts of a walk with other settings are removed.
+    Values and codes of a part get their names when they are complete. Then the journal records the
+    part and the sizes of its files, so all recorded files are complete. If a file is missing, the
+    walk restarts. Parts of a walk with other settings are removed.
 
     Args:
-        folder: of walks; other files in it stay.
-        settings: all that the result depends on, as JSON has it.
+        folder: folder of walks; other files in it are not touched.
+        settings: everything that the result depends on, as JSON.
 
     Attributes:
-        folder: of this walk.
-        removed: whether there were parts of a walk with other settings.
+        folder: folder of this walk.
+        removed: true if parts of a walk with other settings were removed.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -52,29 +52,29 @@ class BlockFiles:
 
     @property
     def scratch(self) -> Path:
-        """For values that do not fit into memory; it is emptied when a walk starts."""
+        """Folder for values that do not fit into memory, emptied when a walk starts."""
         return self.folder / SCRATCH
 
     def whole(self, parts: int) -> int:
-        """How many parts are done, of so many."""
+        """Returns the number of finished parts of `parts`."""
         done = next((n for n in range(parts) if not self._is_whole(n)), parts)
-        if done in (0, parts) or self._entering(done) == self._noted(done - 1)["entering"]:
+        if done in (0, parts) or self._entering(done) == self._entry(done - 1)["entering"]:
             return done
         return 0
 
     def record(self, part: int) -> dict[str, Any]:
-        """What is kept of a part that is done, beside its tensors and values."""
-        found: dict[str, Any] = self._noted(part)["record"]
-        return found
+        """Returns the record of a finished part beside its tensors and values."""
+        record: dict[str, Any] = self._entry(part)["record"]
+        return record
 
     def inputs(self, part: int, mg: MaseGraph, exact: bool = False) -> Values:
-        """The values that enter a part; those of the float model where they are `exact`."""
+        """Returns the values that enter a part, of the float model if `exact`."""
         if part == 0:
             return Values(mg.nodes, self.scratch)
-        return Values.of_files(mg.nodes, self._values(part, exact))
+        return Values.from_files(mg.nodes, self._values(part, exact))
 
     def tensors(self, part: int) -> dict[str, Tensor]:
-        """The tensors of a part that is done, mapped."""
+        """Returns the tensors of a finished part, memory-mapped."""
         file = self._shard(part)
         return read_file(file) if file.is_file() else {}
 
@@ -86,20 +86,19 @@ class BlockFiles:
         record: dict[str, Any],
         exact: Values | None = None,
     ) -> None:
-        """Writes a part that is done, and removes the values that entered it.
+        """Writes a finished part and removes its input values.
 
         Args:
-            part: its number.
-            state: its tensors.
-            values: those that enter the next part; None of the last one.
-            record: of what the method did, as JSON has it.
-            exact: those that enter the next part in the float model; None where a walk does
-                without.
+            part: number of the part.
+            state: tensors of the part.
+            values: inputs of the next part; None for the last part.
+            record: report of the method, as JSON.
+            exact: inputs of the next part in the float model; None if the walk does not run it.
         """
-        for found, folder in ((values, self._values(part + 1)), (exact, self._floats(part + 1))):
-            if found is not None:
+        for batches, folder in ((values, self._values(part + 1)), (exact, self._floats(part + 1))):
+            if batches is not None:
                 with atomic_folder(folder) as fresh:
-                    found.write(fresh)
+                    batches.write(fresh)
         if state:
             with atomic_file(self._shard(part)) as fresh:
                 save_file({name: x.contiguous() for name, x in state.items()}, fresh)
@@ -109,25 +108,25 @@ class BlockFiles:
             shutil.rmtree(done, ignore_errors=True)
 
     def remove(self) -> None:
-        """Removes everything: the result is elsewhere."""
+        """Removes all files when the result is stored elsewhere."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # there are files of others
             self.folder.parent.rmdir()
 
     def _is_whole(self, part: int) -> bool:
-        noted = self._journal.find(self._of(part), _is_noted)
-        return noted is not None and noted["codes"] == self._codes(part)
+        entry = self._journal.find(self._of(part), _is_entry)
+        return entry is not None and entry["codes"] == self._codes(part)
 
-    def _noted(self, part: int) -> dict[str, Any]:
+    def _entry(self, part: int) -> dict[str, Any]:
         return self._journal.get(self._of(part))
 
     def _codes(self, part: int) -> int | None:
-        """Bytes of a part's tensors; None where it has no file of them."""
+        """Returns the size of a part's tensors in bytes; None if it has no file."""
         file = self._shard(part)
         return file.stat().st_size if file.is_file() else None
 
     def _entering(self, part: int) -> dict[str, int]:
-        """Bytes of the values that enter a part, by name of their file."""
+        """Returns the sizes in bytes of the input values of a part by file name."""
         folders = (self._values(part), self._floats(part))
         files = [file for folder in folders for file in folder.glob("*")]
         return {f"{file.parent.name}/{file.name}": file.stat().st_size for file in files}
@@ -145,10 +144,10 @@ class BlockFiles:
         return self.folder / f"model-{part:05}.safetensors"
 
 
-def _is_noted(found: Mapping[str, Any]) -> bool:
-    """Returns true if an entry of the journal is one that `BlockFiles.keep` writes."""
-    record = found.get("record")
-    if not isinstance(record, dict) or not {"codes", "entering"} <= found.keys():
+def _is_entry(entry: Mapping[str, Any]) -> bool:
+    """Returns true if a journal entry has the form that `BlockFiles.keep` writes."""
+    record = entry.get("record")
+    if not isinstance(record, dict) or not {"codes", "entering"} <= entry.keys():
         return False
     pairs = record.get("left")
     are_pairs = isinstance(pairs, list) and all(isinstance(x, list) and len(x) == 2 for x in pairs)

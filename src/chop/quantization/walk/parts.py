@@ -1,7 +1,7 @@
-"""Parts of a graph: the blocks of a decoder, what is before the first and after the last one.
+"""Parts of a graph: the blocks of a decoder, the nodes before the first, and those after the last.
 
-Blocks are found by structure: the list of modules of one class that has most parameters. A graph
-that cannot be cut between them raises `NoBlocksError`; the caller then works on the whole graph.
+Blocks are identified by structure: the list of modules of one class with the most parameters. A
+graph that cannot be cut between them raises `NoBlocksError`; the caller then uses the whole graph.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from chop.quantization.walk.values import NoBlocksError
 
 @dataclass(frozen=True)
 class Part:
-    """Nodes that run one after the other.
+    """Nodes that run consecutively.
 
     Attributes:
-        name: the path of a block, or "first" and "last"; "graph" of a whole one.
-        nodes: of the graph.
+        name: path of a block, "first", "last", or "graph" for a whole graph.
+        nodes: nodes of the graph.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Part:
 
 
 def block_paths(model: nn.Module) -> list[str]:
-    """The paths of a decoder's blocks, of which there are two at least; empty where it has none."""
+    """Returns the paths of a decoder's blocks, at least two; empty if there are none."""
     lists = {
         path: module
         for path, module in model.named_modules()
@@ -47,7 +47,7 @@ def block_paths(model: nn.Module) -> list[str]:
 
 
 def get_parts(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
-    """The graph cut at the first node of each block and after the last one's last.
+    """Cuts a graph at the first node of each block and after the last node of the last block.
 
     Raises:
         NoBlocksError: there are no blocks, or their nodes do not run one block after the other.
@@ -60,10 +60,10 @@ def get_parts(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
         if path is not None:
             places[path].append(place)
     if not all(places.values()):
-        missing = next(path for path, found in places.items() if not found)
+        missing = next(path for path, positions in places.items() if not positions)
         raise NoBlocksError(f"no module of '{missing}' is called in the graph")
-    starts = [found[0] for found in places.values()]
-    ends = [found[-1] + 1 for found in places.values()]
+    starts = [positions[0] for positions in places.values()]
+    ends = [positions[-1] + 1 for positions in places.values()]
     if any(end > start for end, start in zip(ends, starts[1:], strict=False)):
         raise NoBlocksError("the blocks do not run one after the other")
     cuts = [0, *starts, ends[-1], len(nodes)]
@@ -83,9 +83,9 @@ def _get_block(node: fx.Node, blocks: Sequence[str]) -> str | None:
 
 
 def _check_apart(part: Part) -> None:
-    """Refuses what the values at a cut do not tell: regions, and writes into earlier memory."""
+    """Checks that values suffice at a cut: no open regions, no writes into earlier memory."""
     for node in part.nodes:
         if node.target in REGIONS:
-            raise NoBlocksError(f"node '{node.name}' changes a mode for those that follow")
+            raise NoBlocksError(f"node '{node.name}' changes a mode for later nodes")
         if shared_writes(node):
             raise NoBlocksError(f"node '{node.name}' writes into the memory of another value")

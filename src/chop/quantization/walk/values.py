@@ -1,4 +1,4 @@
-"""Values at a cut of a graph, by batch: in memory up to a bound, then in files."""
+"""Values at a cut of a graph by batch, in memory up to a limit and otherwise in files."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from chop.ir.storage.torch_file import read_torch_file
 
 
 class NoBlocksError(ChopError, ValueError):
-    """A graph cannot be walked block by block."""
+    """Raised if a graph cannot be walked block by block."""
 
 
 MEMORY_BYTES = 2**27
-"""Of the values at a cut that stay in memory."""
+"""Maximum bytes of values at a cut that stay in memory."""
 PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)
-"""What files have beside lists, tuples and mappings of it."""
+"""Types of values in files, beside lists, tuples and mappings of them."""
 
 
 class Values:
-    """The values that later nodes of a graph read, for each batch.
+    """Values that later nodes of a graph read, for each batch.
 
     Args:
-        nodes: of the graph.
-        folder: an existing one, in which files of values are made and removed; None: all stay in
-            memory.
+        nodes: nodes of the graph.
+        folder: existing folder for temporary files of values; None keeps all in memory.
     """
 
     def __init__(self, nodes: Iterable[fx.Node], folder: Path | None) -> None:
@@ -46,33 +45,33 @@ class Values:
         self._bytes = 0
 
     @classmethod
-    def of_files(cls, nodes: Iterable[fx.Node], folder: Path) -> Self:
-        """What `write` has written."""
-        found = cls(nodes, folder)
-        found._files = {int(file.stem): file for file in folder.glob("*.pt")}
-        return found
+    def from_files(cls, nodes: Iterable[fx.Node], folder: Path) -> Self:
+        """Opens the values that `write` has written."""
+        values = cls(nodes, folder)
+        values._files = {int(file.stem): file for file in folder.glob("*.pt")}
+        return values
 
     def get(self, batch: int) -> dict[fx.Node, Any]:
-        """The values of a batch by node; none where none were put."""
+        """Returns the values of a batch by node; empty if none were stored."""
         file = self._files.get(batch)
         values = self._known.get(batch, {}) if file is None else read_torch_file(file)
         return {self._nodes[name]: x for name, x in values.items()}
 
-    def of_batches(self, count: int) -> Sequence[dict[fx.Node, Any]]:
-        """The values of each of so many batches, which are read when they are asked for."""
+    def by_batch(self, count: int) -> Sequence[dict[fx.Node, Any]]:
+        """Returns a sequence with the values of each batch, which are read on access."""
         return _Batches(self, count)
 
     def put(self, batch: int, values: Mapping[fx.Node, Any]) -> None:
-        """Notes the values of a batch.
+        """Stores the values of a batch.
 
         Raises:
-            NoBlocksError: one is nothing that a file has.
+            NoBlocksError: a value has a type that files do not support.
             WriteError: the disk is full or read-only.
         """
-        found = {node.name: _portable(x, node.name) for node, x in values.items()}
-        size = sum(x.nbytes for x in tree_tensors(found))
+        stored = {node.name: _portable(x, node.name) for node, x in values.items()}
+        size = sum(x.nbytes for x in tree_tensors(stored))
         if self._folder is None or self._bytes + size <= MEMORY_BYTES:
-            self._known[batch] = found
+            self._known[batch] = stored
             self._bytes += size
             return
         with writing(self._folder):
@@ -80,13 +79,13 @@ class Values:
                 self._own = Path(tempfile.mkdtemp(dir=self._folder))
                 weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
             self._files[batch] = self._own / f"{batch}.pt"
-            torch.save(found, self._files[batch])
+            torch.save(stored, self._files[batch])
 
     def write(self, folder: Path) -> None:
-        """Writes a file for each batch."""
+        """Writes a file per batch."""
         for batch in sorted({*self._known, *self._files}):
-            found = {node.name: x for node, x in self.get(batch).items()}
-            torch.save(found, folder / f"{batch}.pt")
+            stored = {node.name: x for node, x in self.get(batch).items()}
+            torch.save(stored, folder / f"{batch}.pt")
 
 
 class _Batches(Sequence[dict[fx.Node, Any]]):
@@ -103,7 +102,7 @@ class _Batches(Sequence[dict[fx.Node, Any]]):
 
 
 def _portable(value: Any, name: str) -> Any:
-    """A value without a gradient and without the memory that it is a small part of."""
+    """Returns a detached value that does not share a larger memory."""
     if isinstance(value, Tensor):
         own = value.detach()
         return own.clone() if own.untyped_storage().nbytes() > 2 * own.nbytes else own
@@ -114,4 +113,4 @@ def _portable(value: Any, name: str) -> Any:
     if isinstance(value, PLAIN) or type(value) is torch.Size:
         return value
     kind = type(value).__name__
-    raise NoBlocksError(f"the value of node '{name}' is a {kind}, which no file has")
+    raise NoBlocksError(f"the value of node '{name}' is a {kind}, which files do not support")

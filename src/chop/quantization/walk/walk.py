@@ -1,13 +1,13 @@
-"""Walk over the parts of a graph: the one engine of rounding and folding.
+"""Walk over the parts of a graph, the common engine of rounding and folding.
 
-A walk visits the parts of a graph in the order in which they run. A method of rounding, `Rounder`,
-gets each part with its float weights, a `FloatBlock`, and the values that enter it on each batch,
-from parts that are rounded already. It changes the weights in place, and runs the part itself,
-float (`quantizers_off`) or as far as it is rounded.
+A walk visits the parts of a graph in execution order. A rounding method, `Rounder`, gets each part
+with its float weights, a `FloatBlock`, and with its inputs on each batch, which rounded parts have
+computed. It changes the weights in place, and runs the part itself, in float (`quantizers_off`) or
+with the current weights.
 
 The weights of a `Walk` are in memory. By default the graph is one part, which runs node by node on
-all batches: padding is followed, and autocast regions work. A `BlockWalk` has one block of floats
-in memory, and reads and writes files.
+all batches, and padding and autocast regions are supported. A `BlockWalk` has one float block in
+memory, and reads and writes files.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from chop.quantization.walk.values import Values
 
 Batch = Mapping[str, Any]
 Visit = Callable[[fx.Node, Runs], None]
-"""Called before a node runs, with the values that have been computed of each batch."""
+"""Callback before a node runs, with the values of each batch."""
 Before = Callable[[fx.Node, Mapping[fx.Node, Any]], None]
-"""Is shown a node before it runs, and the values so far."""
+"""Callback before a node runs, with the node and the current values."""
 Note = Callable[[int, fx.Node, Mapping[fx.Node, Any]], None]
-"""Is shown a node of a batch before it runs, and the values so far."""
+"""Callback before a node of a batch runs, with the batch number, the node and the current values.
+"""
 Stage = Callable[[str], AbstractContextManager[Any]]
-"""Shows a part's name while it is worked on."""
+"""Context that shows the name of the part in progress."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +52,34 @@ class Rounded:
     """Result of rounding a part.
 
     Attributes:
-        told: by the method, as JSON has it.
-        left: why the method left experts alone, by their names.
-        values: after the part; None to run it for them.
+        report: report of the method, as JSON.
+        skipped: reasons by name for skipped experts.
+        values: values after the part; None if the walk has to run it.
     """
 
-    told: dict[str, Any] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     values: Values | None = None
 
 
 Rounder = Callable[["FloatBlock"], Rounded]
-"""Rounds the weights of a part in place."""
+"""Function that rounds the weights of a part in place."""
 
 
 @dataclass(frozen=True, eq=False)
 class FloatBlock:
-    """A part with its float weights in memory, for a method that rounds them.
+    """Part with float weights in memory, for rounding methods.
 
     Attributes:
-        mg: the graph; modules of the part can be replaced.
-        part: which nodes.
-        inputs: the values that enter it, by batch.
-        batches: the inputs of the graph, by batch.
-        scratch: a folder for values that do not fit into memory; None: all stay there.
-        is_last: no other part follows; nothing is run after the last node that is visited.
-        exact: the values that enter the part in the float model, by batch; None where a walk does
-            without.
-        targets: those after the float part; None of the last one too.
+        mg: graph, in which modules of the part can be replaced.
+        part: nodes of the part.
+        inputs: values that enter it, by batch.
+        batches: inputs of the graph, by batch.
+        scratch: folder for values that do not fit into memory; None keeps all in memory.
+        is_last: true for the last part, which stops after the last visited node.
+        exact: values that enter the part in the float model, by batch; None if the walk does not
+            run it.
+        targets: values after the float part; also None for the last part.
     """
 
     mg: MaseGraph
@@ -93,58 +94,58 @@ class FloatBlock:
     def run(
         self, nodes: Collection[fx.Node] = (), visit: Visit | None = None, note: Note | None = None
     ) -> Values:
-        """Runs the part on all batches, from one visit to the next, one batch at a time.
+        """Runs the part on all batches from one visited node to the next, one batch at a time.
 
         Args:
-            nodes: that are visited; those of other parts are passed over.
-            visit: may change the modules that the nodes call.
-            note: is shown each node of each batch.
-        Returns: the values that leave the part.
+            nodes: nodes to visit; nodes of other parts are ignored.
+            visit: callback that may change the modules that the nodes call.
+            note: called with each node of each batch.
+        Returns: the values after the part.
         """
         chosen = [node for node in self.part.nodes if node in nodes]
         stages = _stages(chosen)
         places = {node: place for place, node in enumerate(self.part.nodes)}
         cuts = [0, *(places[stage[0]] for stage in stages), len(places)]
-        values, is_noted = self.inputs, set(chosen)
+        values, visited = self.inputs, set(chosen)
         for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
             if number and visit is not None:
                 for node in stages[number - 1]:
-                    _visit(node, values.of_batches(len(self.batches)), visit, note)
+                    _visit(node, values.by_batch(len(self.batches)), visit, note)
                 release_freed()
             if stop == len(places) and self.is_last:
                 break  # nobody reads the output of the graph
             after = Values(self.mg.nodes, self.scratch)
             for batch in range(len(self.batches)):
                 nodes = self.part.nodes[start:stop]
-                before = _before(note, batch, is_noted)
-                found = run_nodes(
+                before = _before(note, batch, visited)
+                values_after = run_nodes(
                     self.mg, nodes, self.batches[batch], values.get(batch), before=before
                 )
-                after.put(batch, found)
+                after.put(batch, values_after)
             values = after
         return values
 
     def run_batch(
         self, number: int, inputs: Values, before: Before = lambda *_: None
     ) -> dict[fx.Node, Any]:
-        """Runs the part on one batch; the values that leave it.
+        """Runs the part on one batch. Returns the values after it.
 
         Args:
-            number: of the batch.
-            inputs: the values that enter the part, by batch.
-            before: is shown each node before it runs, and the values so far.
+            number: number of the batch.
+            inputs: values that enter the part, by batch.
+            before: called with each node before it runs, and the current values.
         """
         batch, values = self.batches[number], inputs.get(number)
         return run_nodes(self.mg, self.part.nodes, batch, values, before=before)
 
 
 class _WholeGraph(FloatBlock):
-    """A graph as one part, whose values stay in memory for all batches."""
+    """Graph as one part, with the values of all batches in memory."""
 
     def run(
         self, nodes: Collection[fx.Node] = (), visit: Visit | None = None, note: Note | None = None
     ) -> Values:
-        """Runs the graph up to the last node that is visited; it returns no values."""
+        """Runs the graph up to the last visited node. Returns no values."""
         chosen = [node for node in self.part.nodes if node in nodes]
 
         def each(node: fx.Node, runs: Runs) -> None:
@@ -164,14 +165,14 @@ def _visit(node: fx.Node, runs: Runs, visit: Visit | None, note: Note | None) ->
 
 
 def _before(note: Note | None, batch: int, but: Collection[fx.Node]) -> Before:
-    """Returns a visitor that shows a batch's nodes to `note`, unless they were shown before."""
+    """Returns a visitor that passes a batch's nodes to `note`, except nodes already passed."""
     if note is None:
         return lambda *_: None
     return lambda node, values: None if node in but else note(batch, node, values)
 
 
 def _stages(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Layers one after the other that read the same value are visited at once."""
+    """Groups consecutive layers that read the same value, which are visited together."""
     stages: list[list[fx.Node]] = []
     for node in nodes:
         if stages and stages[-1][0].all_input_nodes[0] is node.all_input_nodes[0]:
@@ -190,16 +191,16 @@ def run_nodes(
     before: Before = lambda *_: None,
     running: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> dict[fx.Node, Any]:
-    """Runs nodes of a graph on a batch; the values that later nodes read.
+    """Runs nodes of a graph on a batch. Returns the values that later nodes read.
 
     Args:
         mg: the graph.
-        nodes: one after the other.
-        batch: the inputs of the graph by name.
-        values: that enter the first of the nodes.
-        seen: is shown each node, the values so far and its result.
-        before: is shown each node before it runs, and the values so far.
-        running: makes a context in which a node runs.
+        nodes: consecutive nodes.
+        batch: inputs of the graph by name.
+        values: values that enter the first node.
+        seen: called with each node, the current values and its result.
+        before: called with each node before it runs, and the current values.
+        running: creates the context in which a node runs.
     """
     runner = GraphVisitor(mg.model, seen, running)
     if any(node.op == "placeholder" for node in nodes):
@@ -214,14 +215,14 @@ def run_nodes(
 
 
 class Walk:
-    """Rounds a graph part by part, all of whose weights are in memory.
+    """Walk that rounds a graph part by part with all weights in memory.
 
     Args:
-        mg: the graph; it is changed.
+        mg: graph to change.
         batches: from `select_inputs`.
-        parts: from `get_parts`; None: the graph is one part.
-        scratch: an existing folder for values that do not fit into memory; None: all stay there.
-        runs_float: whether the float parts run too, each on what the float ones before it give.
+        parts: from `get_parts`; None treats the graph as one part.
+        scratch: existing folder for values that do not fit into memory; None keeps all in memory.
+        runs_float: also runs the float parts, on the results of earlier float parts.
     """
 
     def __init__(
@@ -240,12 +241,12 @@ class Walk:
         """Rounds every part.
 
         Args:
-            round_part: the method.
+            round_part: rounding method.
             stage: shows progress.
-        Returns: what came of each part; without values.
+        Returns: the results of all parts, without values.
         """
         inputs = exact = Values(self.mg.nodes, self.scratch)
-        found = []
+        results = []
         with self.at_work():
             for number, part in enumerate(self.parts):
                 with stage(part.name):
@@ -254,23 +255,23 @@ class Walk:
                     if not block.is_last:
                         inputs = rounded.values or block.run()
                         exact = block.targets or exact
-                found.append(replace(rounded, values=None))
-        return found
+                results.append(replace(rounded, values=None))
+        return results
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Inside, the model runs part by part; after it, modes and state are as before."""
+        """Prepares the model for running part by part, and restores modes and state afterwards."""
         with preserve_state(self.mg.model), torch.no_grad(), exit_open_regions():
             self.mg.model.eval()
             yield
 
     def block(self, number: int, inputs: Values, exact: Values | None = None) -> FloatBlock:
-        """A part that is given to a method.
+        """Returns a part for a rounding method.
 
         Args:
-            number: of the part.
-            inputs: the values that enter it.
-            exact: those that enter it in the float model, which runs then.
+            number: number of the part.
+            inputs: values that enter it.
+            exact: values that enter it in the float model, which then runs as well.
         """
         is_last = number + 1 == len(self.parts)
         made = _WholeGraph if self.is_whole else FloatBlock
@@ -283,14 +284,14 @@ class Walk:
 
     @contextlib.contextmanager
     def loaded(self, part: Part) -> Iterator[None]:
-        """Inside, the weights of a part are in memory."""
+        """Loads the weights of a part within the context."""
         yield
 
     def change(self, x: Tensor, change: Callable[[Tensor], None]) -> None:
-        """Changes a tensor that is in memory, and again whenever it is read.
+        """Changes a tensor in memory, and again after each reload.
 
         Args:
-            x: of the model.
-            change: of values in place.
+            x: tensor of the model.
+            change: function that changes values in place.
         """
         change(x.detach())

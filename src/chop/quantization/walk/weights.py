@@ -1,4 +1,4 @@
-"""Weights that are read when a part of a graph needs them."""
+"""Lazy weights, read when a part of a graph needs them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from chop.base.memory import release_freed
 from chop.private.modules import not_persistent, own_buffers, own_parameters
 
 SMALL = 2**16
-"""Numbers of a tensor that is read at once and stays: norms and biases."""
+"""Maximum size of tensors that are read at once and stay in memory: norms and biases."""
 
 
 class LazyWeights:
-    """The tensors of a model on the meta device, each of which can be read and let go.
+    """Tensors of a model on the meta device that can be loaded and freed separately.
 
-    A tensor that is not there is one zero that is expanded to its shape. What is tied stays so.
+    A tensor that is not loaded is a single zero expanded to its shape. Tied tensors stay tied.
 
     Args:
-        model: its tensors on the meta device are replaced, in place.
-        read: gives a tensor by its name, in memory of its own.
+        model: model whose tensors on the meta device are replaced in place.
+        read: returns a new tensor by its name.
     """
 
     def __init__(self, model: nn.Module, read: Callable[[str], Tensor]) -> None:
@@ -44,7 +44,7 @@ class LazyWeights:
         self.load(name for name, x in self._lazy.items() if x.numel() <= SMALL)
 
     def names_under(self, paths: Iterable[str]) -> list[str]:
-        """The names of the tensors at these paths, or of the modules at them."""
+        """Returns the names of the tensors at these paths, or of the modules at them."""
         wanted = tuple(paths)
         return [
             name
@@ -53,7 +53,7 @@ class LazyWeights:
         ]
 
     def load(self, names: Iterable[str]) -> None:
-        """Reads tensors that are not there."""
+        """Loads tensors that are not in memory."""
         for name in names:
             x = self._lazy[name]
             if id(x) not in self._there:
@@ -63,12 +63,12 @@ class LazyWeights:
                 self._there.add(id(x))
 
     def change(self, x: Tensor, change: Callable[[Tensor], None]) -> None:
-        """Changes a tensor that is there, and again whenever it is read."""
+        """Changes a loaded tensor, and again after each reload."""
         change(x.data)
         self._changes.setdefault(id(x), []).append(change)
 
     def free(self, names: Iterable[str]) -> None:
-        """Lets large tensors go, and their memory."""
+        """Frees large tensors."""
         for name in names:
             x = self._lazy[name]
             if x.numel() > SMALL and id(x) not in self._placed:
@@ -77,20 +77,20 @@ class LazyWeights:
         release_freed()
 
     def free_unused(self, names: Iterable[str]) -> None:
-        """Lets go of the large tensors among these that the model has no more: they are codes."""
+        """Frees large tensors that the model no longer has, because they were packed."""
         used = {id(x) for x in self._model.parameters()} | {id(x) for x in self._model.buffers()}
         self.free(name for name in names if id(self._lazy[name]) not in used)
 
     def load_rest(self) -> None:
-        """Reads what no part has called and the model still has."""
+        """Loads the tensors that no part has called and the model still has."""
         present = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
         present |= {name for name, _ in self._model.named_buffers(remove_duplicate=False)}
         self.load(name for name in self._lazy if name in present)
 
     def state_under(self, paths: Iterable[str]) -> dict[str, Tensor]:
-        """The tensors that files of the model have, of modules or tensors at these paths.
+        """Returns the tensors that model files contain, for modules or tensors at these paths.
 
-        Without those that `put` has given their place already, under another name.
+        Tensors already replaced by `put` under another name are omitted.
         """
         state: dict[str, Tensor] = {}
         seen: set[int] = set(self._placed)
@@ -105,7 +105,7 @@ class LazyWeights:
         return state
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Gives tensors of the model the memory of others; what is tied to them has it too."""
+        """Replaces tensors of the model, including tied ones."""
         for name, new in tensors.items():
             path, _, last = name.rpartition(".")
             owner = self._model.get_submodule(path)
@@ -124,10 +124,11 @@ class LazyWeights:
 
     @contextlib.contextmanager
     def on_demand(self, read_directly: Iterable[str] = ()) -> Iterator[None]:
-        """Inside, modules read their tensors when they are called, and let them go.
+        """Loads the tensors of modules when they are called, and frees them, within the context.
 
         Args:
-            read_directly: names of tensors that no module's call announces; they stay inside.
+            read_directly: names of tensors that are read without a module call; they stay loaded
+                within the context.
         """
         direct = [name for name in read_directly if name in self._lazy]
         self.load(direct)
@@ -160,13 +161,13 @@ def _zero(x: Tensor) -> Tensor:
 
 
 def list_tensors(module: nn.Module, path: str) -> dict[str, Tensor]:
-    """The parameters and persistent buffers below a path, by name, of the shapes that they have.
+    """Returns the parameters and persistent buffers below a path by name, in their own shapes.
 
-    State dicts may have them in others, as those of experts and of GPT-2's layers do.
+    State dicts may store other shapes, for example for experts and layers of GPT-2.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for below, owner in module.named_modules(prefix=path):
         own = own_parameters(owner) | own_buffers(owner)
-        kept = own.keys() - not_persistent(owner)
-        found |= {f"{below}.{n}": x for n, x in own.items() if n in kept and x is not None}
-    return found
+        names = own.keys() - not_persistent(owner)
+        tensors |= {f"{below}.{n}": x for n, x in own.items() if n in names and x is not None}
+    return tensors
