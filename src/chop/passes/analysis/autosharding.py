@@ -114,8 +114,8 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
 
     Returns:
         plan: the `ShardingPlan`.
-        simulation: its simulated forward: `seconds`, `collectives`, `parameter_bytes`, `peak_bytes` and
-            `steps` by node, for one process.
+        simulation: its simulated forward for one process: `seconds`, `collectives`,
+            `parameter_bytes`, `peak_bytes`, and `steps` by node.
         alternatives: simulations of the fixed plans by name.
         failures: reasons by name for fixed plans that cannot run.
         fallbacks: nodes with matrix products that have to be replicated, with their share of all
