@@ -165,7 +165,7 @@ def test_a_command_takes_functions_of_a_file(files):
         "net.py:errors": "evaluate: 'net.py' has no 'errors': did you mean 'error'?",
         "nothere.py:f": "evaluate: 'nothere.py' does not exist.",
         "error": "evaluate: expected file.py:function, got 'error'.",
-        "net.py:X": "evaluate: 'net.py:X' is no function.",
+        "net.py:X": "evaluate: 'net.py:X' is not a function.",
     }.items():
         assert message in called(*common.split(), "--evaluate", given)
 
