@@ -40,7 +40,7 @@ def _line(label: str, grid: Sequence[float], top: int) -> str:
     by_power = [_by_power(x) for x in grid if x >= 2.0**LOWEST_EXPONENT]
     bottom = top + MARK_HEIGHT
     axes = "".join(
-        f'<path class="axis" d="M{left} {bottom}h{PLOT_WIDTH}"/>' for left in (_even(0), RIGHT)
+        f'<path class="axis" d="M{x} {bottom}h{PLOT_WIDTH}"/>' for x in (_even(0), RIGHT)
     )
     return (
         f'<text x="8" y="{bottom - 3}">{escape(label)}</text>{axes}'

@@ -153,7 +153,7 @@ def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score)
     [
         ({"goals": ("acuracy",)}, "did you mean 'accuracy'"),
         ({"budgets": {"bit": 4}}, "did you mean 'bits'"),
-        ({"budgets": {"accuracy": 0.9}, "goals": ()}, "at least one without a budget"),
+        ({"budgets": {"accuracy": 0.9}, "goals": ()}, "a goal without a budget"),
         ({"formats": ("integr",)}, "did you mean 'integer'"),
         ({"widths": "8:2"}, "first <= last"),
         ({"widths": "4", "ranges": {"width": (4,)}}, "mean the same"),

@@ -32,9 +32,9 @@ def merged(charts: Mapping[str, Chart]) -> Chart | None:
         }
         limits = _united({name: chart.limits for name, chart in line_charts.items()})
         all_required = [chart.kept for chart in line_charts.values()]
-        kept = tuple(y for each in all_required for y in each) if all(all_required) else ()
+        required = tuple(y for each in all_required for y in each) if all(all_required) else ()
         lines = replace(first, title=title, series=tuple(series), levels=levels, limits=limits)
-        return replace(lines, kept=kept)
+        return replace(lines, kept=required)
     if isinstance(first, BarChart):
         others = {name: chart for name, chart in charts.items() if isinstance(chart, BarChart)}
         bars = [
