@@ -117,10 +117,10 @@ class Item:
 def items(text: str) -> Iterator[Item]:
     """The rows of a page, in order."""
     for line in text.splitlines():
-        found = ROW.match(line)
-        if found:
-            makes = tuple(re.findall(r"`([^`]+)`", found["makes"]))
-            yield Item(found["what"], found["command"], makes)
+        match = ROW.match(line)
+        if match:
+            makes = tuple(re.findall(r"`([^`]+)`", match["makes"]))
+            yield Item(match["what"], match["command"], makes)
 
 
 def get_folder(command: str) -> str:
@@ -163,17 +163,17 @@ def with_figures(text: str, folders: dict[str, Path], out: Path) -> Iterator[str
     """The lines of the page, with figures below the tables that name them; its links still lead."""
     waiting: list[str] = []
     for line in [*text.splitlines(), ""]:
-        found = ROW.match(line)
+        match = ROW.match(line)
         if waiting and not line.startswith("|"):
             yield from ("", *waiting)
             waiting = []
         yield LINK.sub(f"]({DOCS}/", line)
-        if found and found["command"] in folders:
-            folder = folders[found["command"]]
-            for name in re.findall(r"`([^`]+)`", found["makes"]):
+        if match and match["command"] in folders:
+            folder = folders[match["command"]]
+            for name in re.findall(r"`([^`]+)`", match["makes"]):
                 for path in sorted(folder.glob(name)):
                     if path.suffix in PICTURES:
-                        waiting += [f"![{found['what']}]({path.relative_to(out)})", ""]
+                        waiting += [f"![{match['what']}]({path.relative_to(out)})", ""]
 
 
 def _execute(words: Sequence[str]) -> None:

@@ -84,9 +84,9 @@ TEXTS: Mapping[str, Callable[[str], str]] = {
 
 def targets() -> str:
     """Returns the table of export targets."""
-    found = TARGETS.own_rows().values()
+    targets = TARGETS.own_rows().values()
     return markdown_table(
-        [{"target": f"`{x.name}`", "made for": x.engines, "holds": x.takes} for x in found]
+        [{"target": f"`{x.name}`", "made for": x.engines, "holds": x.takes} for x in targets]
     )
 
 
@@ -96,8 +96,8 @@ def passes() -> str:
     return markdown_table([{"pass": f"`{x}`", "what it does": _summary(row)} for x, row in own])
 
 
-def _summary(found: Any) -> str:
-    return " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split())
+def _summary(value: Any) -> str:
+    return " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
 
 
 def tasks() -> str:
@@ -116,7 +116,7 @@ def tasks() -> str:
 
 def _metrics(name: str) -> list[str]:
     task = TASKS[name]
-    return [f"`{found}`" for found in dict.fromkeys((task.metric.name, *task.metrics))]
+    return [f"`{name}`" for name in dict.fromkeys((task.metric.name, *task.metrics))]
 
 
 def samplers() -> str:
@@ -136,7 +136,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 
 def page(text: str) -> str:
     """Returns a page with its blocks written anew."""
-    return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[4]}", text)
+    return BLOCK.sub(lambda match: f"{match[1]}{BLOCKS[match[2]]()}\n{match[4]}", text)
 
 
 def write() -> None:

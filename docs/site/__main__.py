@@ -30,7 +30,7 @@ SPHINX_SECONDS = 40.0
 NOT_SERVED = (".buildinfo", "objects.inv", ".doctrees")
 REPORTS = "docs/reports"
 CAPTION = '<p class="caption" role="heading"'
-"""What Sphinx writes above a part of the contents; ARIA asks for a level, too."""
+"""Caption of a part of the contents as Sphinx writes it, without the level that ARIA requires."""
 LONG = re.compile(r'<span class="pre">(?=[^<]{24,}<)')
 """A word of code that a narrow column has to break."""
 
@@ -53,12 +53,12 @@ def build(out: Path, with_runs: bool = True, progress: Progress | None = None) -
     made = _notebooks() if with_runs else {}
     _announce(progress, out, made)
     with scratch_folder("docs") as work:
-        shown, executed = {}, {}
+        report_lines, executed = {}, {}
         if with_runs:
-            shown = reports.made(work / "runs", work / "pages", progress.step)
+            report_lines = reports.made(work / "runs", work / "pages", progress.step)
             executed = execute.executed(made, CACHE, progress.step)
         progress.step(f"pages by Sphinx, {minutes(SPHINX_SECONDS)} or less")
-        stage(work / "source", shown, executed)
+        stage(work / "source", report_lines, executed)
         options = ["-W", "--keep-going", "-q", "-b", "html", "-c", str(HERE)]
         options += ["-d", str(work / "doctrees"), str(work / "source"), str(work / "site")]
         if code := build_main(options):
@@ -69,7 +69,7 @@ def build(out: Path, with_runs: bool = True, progress: Progress | None = None) -
         for page in (work / "site").rglob("*.html"):
             text = page.read_text().replace(CAPTION, f'{CAPTION} aria-level="2"')
             page.write_text(LONG.sub('<span class="pre long">', text))
-        if shown:
+        if report_lines:
             shutil.copytree(work / "pages", work / "site" / REPORTS)
         wrong = links.problems(work / "site")
         if not wrong:

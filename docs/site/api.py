@@ -27,13 +27,15 @@ INNER = ("chop.private", "chop.cli")
 
 def exports() -> dict[str, list[str]]:
     """Modules with the names that a program may import; passes have a page of their own."""
-    found = {name: [*getattr(module, "__all__", ())] for name, module in _packages()}
+    names_by_module = {name: [*getattr(module, "__all__", ())] for name, module in _packages()}
     for module, names in _imported():
-        known = found.setdefault(module, [])
+        known = names_by_module.setdefault(module, [])
         known += [name for name in names if name not in known]
     passes = {*PASSES}
-    kept = {name: [n for n in names if n not in passes] for name, names in found.items()}
-    return {name: sorted(names) for name, names in sorted(kept.items()) if names}
+    public = {
+        name: [n for n in names if n not in passes] for name, names in names_by_module.items()
+    }
+    return {name: sorted(names) for name, names in sorted(public.items()) if names}
 
 
 def _packages() -> Iterator[tuple[str, ModuleType]]:
@@ -44,7 +46,7 @@ def _packages() -> Iterator[tuple[str, ModuleType]]:
 
 
 def _imported() -> Iterator[tuple[str, list[str]]]:
-    """What the code of pages and examples imports from `chop`."""
+    """Collects the names that the code of pages and examples imports from `chop`."""
     texts = [path.read_text() for path in sorted((ROOT / "examples").glob("*.py"))]
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         texts += re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
@@ -59,11 +61,11 @@ def _imported() -> Iterator[tuple[str, list[str]]]:
 
 def pages() -> dict[str, str]:
     """A page for each module, their list, and the page of passes."""
-    found = exports()
-    made = {page_of(module): _page(module, names) for module, names in found.items()}
+    names_by_module = exports()
+    made = {page_path(module): _page(module, names) for module, names in names_by_module.items()}
     rows = [
-        (f"[`{m}`]({page_of(m).removeprefix('docs/reference/')})", escaped(_first(m)))
-        for m in found
+        (f"[`{m}`]({page_path(m).removeprefix('docs/reference/')})", escaped(_first(m)))
+        for m in names_by_module
     ]
     text = (
         "Signatures and docstrings of the public modules. Other modules are internal and may "
@@ -77,7 +79,7 @@ def pages() -> dict[str, str]:
     return made
 
 
-def page_of(module: str) -> str:
+def page_path(module: str) -> str:
     """The path of a module's page."""
     return f"{FOLDER}/{module}.md"
 
@@ -113,8 +115,8 @@ def _described(name: str, value: Any, module: str) -> Iterator[str]:
         yield escaped((value.__doc__ or "").partition("\n")[0])
         return
     if not callable(value) or not home:
-        shown = repr(value)
-        yield f"`{shown}`" if len(shown) < LONGEST_DEFAULT else f"A {type(value).__name__}."
+        text = repr(value)
+        yield f"`{text}`" if len(text) < LONGEST_DEFAULT else f"A {type(value).__name__}."
         return
     yield code(_signature(name, value), "python")
     if home != module and not isinstance(home, property):
@@ -122,12 +124,14 @@ def _described(name: str, value: Any, module: str) -> Iterator[str]:
     yield docstring(inspect.cleandoc(value.__doc__ or ""))
     if isinstance(value, type):
         for method, function in vars(value).items():
-            found = getattr(function, "__func__", function)
-            is_told = inspect.isfunction(found) and found.__doc__ and not method.startswith("_")
-            if is_told:
+            plain = getattr(function, "__func__", function)
+            is_documented = (
+                inspect.isfunction(plain) and plain.__doc__ and not method.startswith("_")
+            )
+            if is_documented:
                 yield f"### `{name}.{method}`"
-                yield code(_signature(method, found), "python")
-                yield docstring(inspect.cleandoc(found.__doc__))
+                yield code(_signature(method, plain), "python")
+                yield docstring(inspect.cleandoc(plain.__doc__))
             elif isinstance(function, property) and function.__doc__ and not method.startswith("_"):
                 yield f"### `{name}.{method}` (a property)"
                 yield docstring(inspect.cleandoc(function.__doc__))
@@ -172,5 +176,5 @@ def _annotation(hint: Any, before: str) -> str:
 
 def _default(value: Any) -> str:
     """Its text, unless it is long or names an address in memory."""
-    shown = value.__name__ if inspect.isroutine(value) or isinstance(value, type) else repr(value)
-    return "..." if len(shown) > LONGEST_DEFAULT or " at 0x" in shown or "<" in shown else shown
+    text = value.__name__ if inspect.isroutine(value) or isinstance(value, type) else repr(value)
+    return "..." if len(text) > LONGEST_DEFAULT or " at 0x" in text or "<" in text else text

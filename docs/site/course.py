@@ -40,15 +40,15 @@ def get_name(title: str) -> str:
 def pages() -> dict[str, str]:
     """The page of the course without its sections, and a page for each of them."""
     text = (ROOT / PAGE).read_text()
-    found = sections(text)
-    differ = found.pop(DIFFER)
-    made = {f"{FOLDER}/{get_name(title)}.md": title for title in found}
+    text_by_title = sections(text)
+    differ = text_by_title.pop(DIFFER)
+    made = {f"{FOLDER}/{get_name(title)}.md": title for title in text_by_title}
     links = [f"- [{title}]({path.removeprefix('docs/')})" for path, title in made.items()]
     start = text[: text.index("\n## ")].strip()
     parts = [start, "## Tutorials and labs", "\n".join(links), f"## {DIFFER}", differ.strip()]
     return {
         PAGE: "\n\n".join(parts) + "\n",
-        **{path: _page(title, found[title], differ) for path, title in made.items()},
+        **{path: _page(title, text_by_title[title], differ) for path, title in made.items()},
     }
 
 
@@ -63,18 +63,18 @@ def _page(title: str, text: str, differ: str) -> str:
 def times(script: str) -> dict[str, str]:
     """The times of a script's calls as its docstring has them, by their options."""
     said = ast.get_docstring(ast.parse((ROOT / script).read_text())) or ""
-    found = {call["options"]: call["time"] for call in CALL.finditer(said)}
-    return {options: time for options, time in found.items() if time in TIMES}
+    durations = {call["options"]: call["time"] for call in CALL.finditer(said)}
+    return {options: time for options, time in durations.items() if time in TIMES}
 
 
 def _taken(script: str) -> str:
-    found = times(script)
-    quick = f", or {found['--quick']} with `--quick`," if "--quick" in found else ""
-    return f"`python {script}` takes about {found['']}{quick} on one core of a laptop."
+    durations = times(script)
+    quick = f", or {durations['--quick']} with `--quick`," if "--quick" in durations else ""
+    return f"`python {script}` takes about {durations['']}{quick} on one core of a laptop."
 
 
 def _script(script: str) -> Iterator[str]:
-    """What a script says of itself, its calls with their times, its notebook, and all of it."""
+    """Description of a script, its calls with their times, its notebook and its source."""
     source, name = (ROOT / script).read_text(), name_of_notebook(script)
     yield f"## `{script}`"
     yield from described(ast.get_docstring(ast.parse(source)) or "")
@@ -86,5 +86,5 @@ def _script(script: str) -> Iterator[str]:
 
 def page_of_scripts() -> dict[str, str]:
     """The name of the page that a script's rows are on, by script."""
-    found = sections((ROOT / PAGE).read_text())
-    return {s: get_name(title) for title, text in found.items() for s in SCRIPT.findall(text)}
+    parts = sections((ROOT / PAGE).read_text())
+    return {s: get_name(title) for title, text in parts.items() for s in SCRIPT.findall(text)}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from chop import errors
 from chop.base.docstrings import entries
 from chop.passes.base import PASSES
-from docs.site.api import exports, page_of
+from docs.site.api import exports, page_path
 from docs.site.markdown import escaped
 
 PAGE = "docs/reference/errors.md"
@@ -23,8 +23,8 @@ report it with its traceback."""
 
 def classes() -> list[type[errors.ChopError]]:
     """All of them, bases first."""
-    found = [value for value in vars(errors).values() if inspect.isclass(value)]
-    return [kind for kind in found if issubclass(kind, errors.ChopError)]
+    classes = [value for value in vars(errors).values() if inspect.isclass(value)]
+    return [kind for kind in classes if issubclass(kind, errors.ChopError)]
 
 
 def pages() -> dict[str, str]:
@@ -44,7 +44,7 @@ def _raised() -> Iterator[tuple[str, str, str]]:
     """Name of the error, what raises it, and when, from the docstrings."""
     for module, names in exports().items():
         owner = importlib.import_module(module)
-        link = page_of(module).removeprefix("docs/reference/")
+        link = page_path(module).removeprefix("docs/reference/")
         for name in names:
             text = inspect.getdoc(getattr(owner, name)) or ""
             if not inspect.ismodule(getattr(owner, name)):

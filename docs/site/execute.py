@@ -109,8 +109,8 @@ def _run_all(notebooks: Mapping[str, Notebook]) -> Iterator[Notebook | str]:
     pool = ProcessPoolExecutor(PROCESSES, forks, max_tasks_per_child=1)
     with _environment({"COLUMNS": COLUMNS, "OMP_NUM_THREADS": "1"}), pool:
         runs = [pool.submit(run, name, notebook) for name, notebook in notebooks.items()]
-        for name, found in zip(notebooks, runs, strict=True):
-            result, problem = found.result()
+        for name, run in zip(notebooks, runs, strict=True):
+            result, problem = run.result()
             if problem:
                 pool.shutdown(cancel_futures=True)
                 raise SystemExit(f"{name}: {problem}")
@@ -194,29 +194,29 @@ def _outputs(source: str, file: str, number: int, main: ModuleType) -> list[dict
     """Runs a cell and returns its printed and displayed outputs in nbformat."""
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     tree, printed = ast.parse(source), io.StringIO()
-    found: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
 
     def flush() -> None:
         if printed.getvalue():
-            found.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue()})
+            outputs.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue()})
             printed.seek(0)
             printed.truncate()
 
     def display(value: Any) -> None:
         flush()
-        found.append({"output_type": "display_data", "data": _bundle(value), "metadata": {}})
+        outputs.append({"output_type": "display_data", "data": _bundle(value), "metadata": {}})
 
     vars(main)["display"] = display
-    is_shown = isinstance(tree.body[-1], ast.Expr) and not source.endswith(";")
-    last = tree.body.pop() if is_shown else None
+    is_result = isinstance(tree.body[-1], ast.Expr) and not source.endswith(";")
+    last = tree.body.pop() if is_result else None
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, file, "exec"), vars(main))
         value = _value(last, file, vars(main)) if isinstance(last, ast.Expr) else None
     flush()
     if value is not None:
-        shown = {"data": _bundle(value), "metadata": {}, "execution_count": number}
-        found.append({"output_type": "execute_result", **shown})
-    return found
+        result = {"data": _bundle(value), "metadata": {}, "execution_count": number}
+        outputs.append({"output_type": "execute_result", **result})
+    return outputs
 
 
 def _value(last: ast.Expr, file: str, names: dict[str, Any]) -> Any:
@@ -225,10 +225,10 @@ def _value(last: ast.Expr, file: str, names: dict[str, Any]) -> Any:
 
 def _bundle(value: Any) -> dict[str, str]:
     """A value by media type, by IPython's protocol."""
-    found = {"text/plain": repr(value)}
+    bundle = {"text/plain": repr(value)}
     for kind, name in RICH.items():
-        shown: Callable[[], Any] | None = getattr(value, name, None)
-        data = shown() if shown else None
+        render: Callable[[], Any] | None = getattr(value, name, None)
+        data = render() if render else None
         if data is not None:
-            found[kind] = base64.b64encode(data).decode() if isinstance(data, bytes) else data
-    return found
+            bundle[kind] = base64.b64encode(data).decode() if isinstance(data, bytes) else data
+    return bundle

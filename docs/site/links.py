@@ -22,13 +22,13 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Notes what an element has."""
-        found = {name: value or "" for name, value in attrs}
-        if "id" in found:
-            self.ids.add(found["id"])
-        if tag == "a" and "href" in found:
-            self.links.append(found["href"])
-        if found.get(LOADED.get(tag, "")):
-            self.loaded.append(found[LOADED[tag]])
+        values = {name: value or "" for name, value in attrs}
+        if "id" in values:
+            self.ids.add(values["id"])
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if values.get(LOADED.get(tag, "")):
+            self.loaded.append(values[LOADED[tag]])
 
 
 def problems(folder: Path) -> list[str]:

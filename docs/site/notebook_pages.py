@@ -35,18 +35,20 @@ def pages(of: Mapping[str, str], executed: Mapping[str, Notebook]) -> dict[str, 
     made: dict[str, str | bytes] = {}
     for script in scripts():
         name = get_name(script)
-        found = executed.get(name) or notebook(script)
-        made[f"{FOLDER}/{name}.ipynb"] = json.dumps(found, indent=1)
+        executed_notebook = executed.get(name) or notebook(script)
+        made[f"{FOLDER}/{name}.ipynb"] = json.dumps(executed_notebook, indent=1)
         figures: dict[str, str | bytes] = {}
-        first, *others = [part for cell in found["cells"] for part in _parts(cell, name, figures)]
-        parts = [first, _made(script, of[script], found), *others]
+        first, *others = [
+            part for cell in executed_notebook["cells"] for part in _parts(cell, name, figures)
+        ]
+        parts = [first, _made(script, of[script], executed_notebook), *others]
         made[f"{FOLDER}/{name}.md"] = "\n\n".join(parts) + "\n"
         made |= {f"{FOLDER}/{file}": data for file, data in figures.items()}
     return made
 
 
-def _made(script: str, page: str, found: Notebook) -> str:
-    about = found["metadata"].get("chop")
+def _made(script: str, page: str, notebook: Notebook) -> str:
+    about = notebook["metadata"].get("chop")
     ran = RAN.format(version=__version__, **about) if about else NOT_RUN
     return MADE.format(script=script, page=page, name=get_name(script), ran=ran)
 
@@ -61,20 +63,20 @@ def _parts(cell: dict[str, Any], name: str, figures: dict[str, str | bytes]) -> 
         if output["output_type"] == "stream":
             yield _printed(output["text"])
         else:
-            yield _shown(output["data"], name, figures)
+            yield _render(output["data"], name, figures)
 
 
 def _printed(text: str) -> str:
     lines = len(text.splitlines())
     # Longer than any of the text's own, which would end the block.
     fence = "`" * max([3, *(1 + len(each) for each in re.findall("`+", text))])
-    shown = f"{fence}{{code-block}} text\n:class: output\n\n{text.rstrip()}\n{fence}"
+    block = f"{fence}{{code-block}} text\n:class: output\n\n{text.rstrip()}\n{fence}"
     if lines <= LONGEST_OUTPUT:
-        return shown
-    return f"<details>\n<summary>{lines} lines are printed</summary>\n\n{shown}\n\n</details>"
+        return block
+    return f"<details>\n<summary>{lines} lines are printed</summary>\n\n{block}\n\n</details>"
 
 
-def _shown(data: Mapping[str, str], name: str, figures: dict[str, str | bytes]) -> str:
+def _render(data: Mapping[str, str], name: str, figures: dict[str, str | bytes]) -> str:
     """A picture, HTML as it is, or a text."""
     for kind, suffix in SUFFIX.items():
         if kind in data:

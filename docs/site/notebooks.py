@@ -20,7 +20,7 @@ from docs.site.markdown import code, escaped
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "docs/course/notebooks"
 TAKEN = "parse_args()"
-"""What reads the options of a script; in a notebook they stand there."""
+"""Call that reads the options of a script; a notebook has their values in its place."""
 RUN = """## The run
 
 `main` of the script, piece by piece. Its options make it small: it takes seconds, and its numbers
@@ -32,7 +32,7 @@ Cell = dict[str, Any]
 def scripts() -> list[str]:
     """The scripts that the page of the course runs."""
     words = [shlex.split(item.command) for item in items(PAGE.read_text())]
-    return list(dict.fromkeys(found[1] for found in words if found[0] == "python"))
+    return list(dict.fromkeys(call[1] for call in words if call[0] == "python"))
 
 
 def get_name(script: str) -> str:
@@ -78,12 +78,12 @@ def text(source: str) -> Cell:
 def program(source: str) -> Cell:
     """A cell of code that has not run; a text that describes a constant at its end is not shown."""
     is_text = isinstance(ast.parse(source).body[-1], ast.Expr) and source.endswith('"""')
-    shown = text(source + ";" * is_text)
-    return {**shown, "cell_type": "code", "execution_count": None, "outputs": []}
+    cell = text(source + ";" * is_text)
+    return {**cell, "cell_type": "code", "execution_count": None, "outputs": []}
 
 
 def described(docstring: str) -> Iterator[str]:
-    """What a script says of itself, as Markdown: its title, paragraphs and calls."""
+    """Description of a script as Markdown: its title, paragraphs and calls."""
     title, _, rest = docstring.partition("\n")
     yield escaped(title)
     for paragraph in rest.strip().split("\n\n"):
@@ -157,8 +157,8 @@ def _figures(script: str, out: str, cells: Sequence[Cell]) -> list[Cell]:
     rows = [item for item in items(PAGE.read_text()) if item.command == f"python {script}"]
     names = [name for row in rows for name in row.makes if name.endswith(PICTURES)]
     sources = [cell["source"] for cell in cells]
-    shown = {name for name in names if any(each.endswith(f'"{name}")') for each in sources)}
-    made = [_figure(out, name) for name in dict.fromkeys(names) if name not in shown]
+    displayed = {name for name in names if any(each.endswith(f'"{name}")') for each in sources)}
+    made = [_figure(out, name) for name in dict.fromkeys(names) if name not in displayed]
     return [text(FIGURES), program("from chop.base.files import Picture"), *made] if made else []
 
 

@@ -126,8 +126,8 @@ def stage(
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    shown = notebook_pages.pages(course.page_of_scripts(), executed or {})
-    for name, text in {**pages(reports), **shown}.items():
+    notebook_texts = notebook_pages.pages(course.page_of_scripts(), executed or {})
+    for name, text in {**pages(reports), **notebook_texts}.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         is_listed = name.startswith(LISTED) and name.endswith(".md")
