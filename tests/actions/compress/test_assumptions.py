@@ -91,7 +91,7 @@ def test_rows_that_were_split_off_are_said_first(files, capsys, unpainted):
     assert json.loads((files / "run" / "result.json").read_text())["assumptions"][0] == first
     page = (files / "run" / "report.html").read_text()
     body = page[page.index("<main") :]
-    assert body.index(first[:24]) < body.index('class="verdict"') < body.index("<table")
+    assert body.index(first[:20]) < body.index('class="verdict"') < body.index("<table")
 
 
 def test_test_rows_of_a_folder_are_test_rows(files):
@@ -110,7 +110,7 @@ def test_other_jobs_say_the_same(files, capsys, unpainted):
     named = {"model": "net.py:Net", "weights": "net.pt", "dataset": "train.csv"}
     lower(LowerConfig(out=files / "lower", **named))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Assumptions: - No test rows were given" in printed and "split-off rows" in printed
+    assert "Assumptions: - No test split found: 20%" in printed and "split-off rows" in printed
     assert read_document(files / "lower").assumptions
 
 
@@ -201,7 +201,7 @@ def test_without_weights_they_are_the_first_suspicion(files):
     torch.manual_seed(0)
     with pytest.raises(ConfigError, match="or train it|--pixel") as stop:
         compress(CompressConfig(**named, **QUICK))
-    assert "No --weights were given, so 'net.py:Net' has the numbers" in str(stop.value)
+    assert "No --weights were given, so 'net.py:Net' has the weights from its code" in str(stop.value)
 
 
 def test_model_and_weights_are_checked_before_data(files):
@@ -216,7 +216,7 @@ def test_model_and_weights_are_checked_before_data(files):
         with pytest.raises(chop.errors.ChopError, match=message):
             load_workload(WorkloadConfig(**settings, **absent))
     (files / "text.csv").write_text("text,label\n" + "good,1\nbad,0\n" * 5)
-    with pytest.raises(ConfigError, match=r"texts in 'text'.* by --tokenizer"):
+    with pytest.raises(ConfigError, match=r"only texts \('text'\).* by --tokenizer"):
         load_workload(WorkloadConfig(model="net.py:Net", dataset="text.csv"))
 
 

@@ -123,7 +123,7 @@ def test_what_was_assumed_of_the_inputs_is_the_first_suspicion():
 def test_the_sentence_has_the_numbers():
     told = (
         r"^float accuracy 25.00% \(95 % interval 18.11% to 33.44%\) on 120 test rows is no better "
-        r"than always answering the commonest class, 75.00%"
+        r"than always predicting the most common class, 75.00%"
     )
     model, x = GOOD["classification"][0], torch.ones(120, 6)  # always class 1
     rows = (x, (torch.arange(120) % 4 == 0).long())
@@ -200,7 +200,7 @@ JOBS = {
 
 @pytest.mark.parametrize("job", JOBS)
 def test_every_job_stops(job, tmp_path):
-    with pytest.raises(ConfigError, match="no better than always answering the commonest class"):
+    with pytest.raises(ConfigError, match="no better than always predicting the most common class"):
         JOBS[job](tmp_path, workload_of("classification", scale=-1.0))
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".md", ".svg", ".pt")]
 

@@ -392,7 +392,7 @@ def test_models_and_data_that_do_not_fit_are_named(tmp_path):
         compress(CompressConfig(model="prajjwal1/bert-tiny", out=tmp_path))
     with pytest.raises(UnavailableError, match="the hub cannot be reached"):
         compress(CompressConfig(model="some/model", dataset="reviews", out=tmp_path))
-    with pytest.raises(ConfigError, match="device 'cuda:77' cannot be used here"):
+    with pytest.raises(ConfigError, match="device 'cuda:77' is not available here; choose from"):
         compress(CompressConfig(model="mlp", device="cuda:77", out=tmp_path))
     with pytest.raises(ConfigError, match="has none of the operators conv2d; it has: .*linear"):
         compress(CompressConfig(model="mlp", operators=("conv2d",), out=tmp_path))
