@@ -169,6 +169,29 @@ class Queue(nn.Module):
         return logits
 
 
+class CenteredTeacher(nn.Module):
+    """DINO: the teacher's output is centered by an average of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = (
+            nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.Linear(8, 6)) for _ in range(2)
+        )
+        self.teacher.requires_grad_(False)
+        self.register_buffer("center", torch.zeros(1, 6))
+        self.center: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.student(x)
+        if not self.training:
+            return torch.as_tensor(y.softmax(-1))
+        with torch.no_grad():
+            target = self.teacher(x)
+            wanted = ((target - self.center) / 0.1).softmax(-1)
+            self.center.mul_(0.9).add_(target.mean(0, keepdim=True) * 0.1)
+        return -(wanted * (y / 0.5).log_softmax(-1)).sum(-1)
+
+
 class ReplacedAverage(RunningCenter):
     """Binds new tensors to the names of its buffers."""
 

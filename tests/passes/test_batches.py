@@ -184,7 +184,7 @@ REFUSED = {
     "an argument": ({**batch(), "scale": 2.0}, "batch 1: captured without scale"),
     "a mask": ({**batch(), "mask": torch.zeros(2, 5, 1)}, "batch 1: captured without mask"),
     "a rank": ({"x": torch.randn(2, 4)}, "batch 1: captured for x as a tensor with 3 dimensions"),
-    "nothing": ({}, "batch 1: captured with the inputs x; x did not come"),
+    "nothing": ({}, "batch 1: captured with the inputs x, got no x"),
 }
 
 

@@ -118,7 +118,7 @@ def test_all_the_metadata_is_verified(mg):
     with pytest.raises(GraphError, match="node 'b': its hardware metadata lacks is_implicit"):
         passes.verify_hardware_metadata_analysis_pass(mg)
     noted.common.results["data_out_0"].shape = (1,)
-    with pytest.raises(GraphError, match="node 'b': its metadata notes"):
+    with pytest.raises(GraphError, match="node 'b': its metadata has results.data_out_0.shape"):
         passes.verify_metadata_analysis_pass(mg)
 
 

@@ -175,7 +175,7 @@ def test_copies_never_call_the_original():
 def test_a_forward_of_what_the_graph_looked_into_is_refused():
     mg = MaseGraph(nn.Sequential(Net()).eval(), dummy_in={"input": torch.randn(5, 8)})
     mg.model.get_submodule("0").forward = abs
-    with pytest.raises(GuardError, match="got some on 0, whose nodes are part of the graph"):
+    with pytest.raises(GuardError, match="got one on 0, whose nodes are part of the graph"):
         mg.model(torch.randn(5, 8))
 
 
@@ -195,7 +195,7 @@ def test_compiled_modules_are_quantized(how):
     assert info == known == {"quantized": 3}
     assert torch.equal(quantized.model(x), expected.model(x))
     if how == "wrapper":
-        with pytest.raises(ConfigError, match="module '0' cannot be copied: torch.compile has"):
+        with pytest.raises(ConfigError, match="module '0' cannot be copied: it is a torch.compile wrapper"):
             quantize_module_transform_pass(net, COARSE)
     else:
         twin, _ = quantize_module_transform_pass(net, COARSE)
