@@ -54,5 +54,5 @@ def test_a_circuit_asks_for_a_batch(layer: nn.Module, tmp_path: Path) -> None:
     eight = {"width": 8, "frac_width": 4, "name": "integer"}
     spec = {"config": {"data_in": eight, "weight": eight, "bias": eight}}
     quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "conv2d": spec})
-    with pytest.raises(ConfigError, match="expected a batch of samples.*a batch first"):
+    with pytest.raises(ConfigError, match="expected a batch of samples.*x.unsqueeze"):
         passes.emit_verilog_top_transform_pass(quantized, {"project_dir": tmp_path})

@@ -198,7 +198,7 @@ def test_what_cannot_be_compared_is_refused(six, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match=r"different goals, accuracy .*, kl \(minimize\) in .*kl"):
         compare_searches([six[0], other], out=out)
-    with pytest.raises(UnavailableError, match="no search found in '.*none"):
+    with pytest.raises(UnavailableError, match="no search found in .*none"):
         compare_searches([six[0], tmp_path / "none"], out=out)
     with pytest.raises(ConfigError, match="random-0:toy is given twice"):
         compare_searches([six[0], f"{six[0]}/search.db"], out=out)

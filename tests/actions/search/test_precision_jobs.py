@@ -153,7 +153,7 @@ def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score)
     [
         ({"goals": ("acuracy",)}, "did you mean 'accuracy'"),
         ({"budgets": {"bit": 4}}, "did you mean 'bits'"),
-        ({"budgets": {"accuracy": 0.9}, "goals": ()}, "a goal without a budget"),
+        ({"budgets": {"accuracy": 0.9}, "goals": ()}, "expected at least one objective"),
         ({"formats": ("integr",)}, "did you mean 'integer'"),
         ({"widths": "8:2"}, "first <= last"),
         ({"widths": "4", "ranges": {"width": (4,)}}, "mean the same"),
@@ -161,7 +161,7 @@ def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score)
         ({"bias": "nonsense"}, "unknown number format"),
         ({"rule": "max"}, "rule"),
         ({"lr": 0.0}, "lr: got"),
-        ({"lr": 0.1}, "lr: got 0.1, but trials are trained with epochs alone"),
+        ({"lr": 0.1}, "lr: got 0.1, but trials are not trained: give epochs"),
     ],
 )
 def test_settings_are_checked_before_anything_is_loaded(settings, message):
