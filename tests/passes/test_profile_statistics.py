@@ -152,7 +152,7 @@ def test_attention_and_integer_inputs_of_a_transformer(bert_graph, bert_inputs):
             {"target_weight_nodes": ["relu"], "weight_statistics": WEIGHTS},
             "profile_statistics_analysis_pass.target_weight_nodes: 'relu' has no parameters",
         ),
-        ({"target_weight_nodes": ["linear"]}, "no weight_statistics"),
+        ({"target_weight_nodes": ["linear"]}, "target_weight_nodes needs weight_statistics"),
         ({"weight_statistics": {"variance": {}}}, "unknown statistic 'variance'"),
         (
             {"target_activation_nodes": ["relu"], "activation_statistics": ACTIVATIONS},
