@@ -154,7 +154,7 @@ def test_folders_that_are_read_in_parts_are_held_to_the_same(case, tmp_path):
     spoilt, message = SPOILT[case]
     llama(tmp_path, attention_bias=case == "biases that the settings deny")
     edit(tmp_path, **spoilt)
-    with pytest.raises((CheckpointError, ConfigError), match=f"{message}|lacks the tensor"):
+    with pytest.raises((CheckpointError, ConfigError), match=f"{message}|lacks the model's tensor"):
         weights_source(meta_model(tmp_path), tmp_path)
 
 

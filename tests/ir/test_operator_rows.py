@@ -78,7 +78,7 @@ def example_of(module, x):
 @pytest.mark.parametrize("cls", modules_with("is_homogeneous"))
 def test_a_factor_passes_through_homogeneous_operators(cls):
     x = torch.randn(4, 6, 5, 5)
-    law = operators.a_factor_passes_through_a_homogeneous_operator
+    law = operators.TRAITS["is_homogeneous"]
     law(example_of(cls(), x[..., 0] if cls is nn.Dropout1d else x))
     with pytest.raises(AssertionError):
         law(example_of(nn.GELU(), x))
@@ -87,9 +87,9 @@ def test_a_factor_passes_through_homogeneous_operators(cls):
 @pytest.mark.parametrize("cls", modules_with("commutes"))
 def test_rounding_commutes(cls):
     x = 3 * torch.randn(2, 3, 6, 6)
-    operators.rounding_commutes(example_of(cls(2) if cls is nn.MaxPool2d else cls(), x))
+    operators.TRAITS["commutes"](example_of(cls(2) if cls is nn.MaxPool2d else cls(), x))
     with pytest.raises(AssertionError):
-        operators.rounding_commutes(example_of(nn.AvgPool2d(2), x))
+        operators.TRAITS["commutes"](example_of(nn.AvgPool2d(2), x))
 
 
 @pytest.mark.parametrize("name", [name for name, row in OPS.items() if row.only_moves])
@@ -112,7 +112,7 @@ def test_what_only_moves_keeps_every_element(name):
 def test_norms_by_channel_are_affine_at_inference(cls):
     norm, rank = cls(3), {nn.BatchNorm1d: 3, nn.BatchNorm3d: 5}.get(cls, 4)
     nn.init.normal_(norm.weight)
-    operators.it_is_affine_at_inference(example_of(norm, torch.randn(4, 3, *[2] * (rank - 2))))
+    operators.TRAITS["is_affine"](example_of(norm, torch.randn(4, 3, *[2] * (rank - 2))))
 
 
 @pytest.mark.parametrize("name", [n for n, r in OPS.items() if r.features is not None])

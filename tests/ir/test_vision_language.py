@@ -177,11 +177,11 @@ def test_compress_leaves_the_tower_float_and_says_so(has_pictures, tmp_path, cap
     ids = torch.randint(3, 99, (16, 9), generator=torch.Generator().manual_seed(1))
     rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     settings = {**SETTINGS, "method": ("gptq",), "qat_epochs": 0, "keep_best": True}
-    match = "texts without pictures: model.vision_model, model.connector stay float"
+    match = "The rows have no pictures: model.vision_model, model.connector stay in float"
     if has_pictures:
         rows = {name: x.repeat(3, *[1] * (x.dim() - 1)) for name, x in batch.items()}
         settings |= {"skip_vision": True}
-        match = "leaves float: model.vision_model, model.connector"
+        match = "--skip-vision: model.vision_model, model.connector stay in float"
     rows["labels"] = rows["input_ids"]
     found = chop.compress(
         model, rows, rows, out=tmp_path / "out", task="causal-lm", force=True, **settings
