@@ -118,7 +118,7 @@ def test_functions_in_a_module_that_is_skipped_stay_float(graph):
 
 def test_weights_of_an_export_follow_it(graph):
     given = Recipe.read(RECIPE["overrides"], RECIPE["skip"], "")
-    with pytest.raises(ConfigError, match="'model.embed_tokens' has its weight with"):
+    with pytest.raises(ConfigError, match="'model.embed_tokens' shares its weight with"):
         pack_weights(graph, parse_format_string("mxint4"), recipe=given)
     given = replace(given, skip=(*given.skip, "embed_tokens"))
     mg = pack_weights(graph, parse_format_string("mxint4"), recipe=given)

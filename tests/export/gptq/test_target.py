@@ -88,7 +88,7 @@ def test_layers_that_stay_float_are_skipped_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [
-        ({"lm_head": "mxfp:width=4"}, "lm_head: GPTQ has not support its elements and scales"),
+        ({"lm_head": "mxfp:width=4"}, "lm_head: GPTQ does not support its elements and scales"),
         ({"lm_head": "mxint:width=5"}, "lm_head: its codes have 5 bits instead of 2, 3, 4 or 8"),
         ({"lm_head": "scale_integer:width=8"}, "lm_head: its scales are not float16 numbers"),
         ({"lm_head": "mxint:width=8:block_size=48"}, "not a multiple of the group size 48"),

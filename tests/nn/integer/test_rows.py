@@ -1,5 +1,7 @@
 """Integer forms in the operator table."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -35,7 +37,7 @@ QUANTIZED = {
 def test_an_integer_form_states_its_width(row):
     assert issubclass(row.integer, IntegerOperator)
     docs = [cls.__doc__ or "" for cls in row.integer.__mro__ if issubclass(cls, IntegerOperator)]
-    assert any("\n    Width: " in doc for doc in docs[:-1])
+    assert any(re.search(r"\n\s*Width: ", doc) for doc in docs[:-1])
 
 
 @subcases("name", QUANTIZED)
