@@ -15,11 +15,11 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 BOUNDS = {
     "subpackages": 36,
     "imports between subpackages": 279,
-    "files": 1_048,
+    "files": 1_049,
     "files at one level": 30,
-    "lines that are not blank": 119_100,
-    "functions per 1,000 lines of logic": 109,
-    "public functions and classes": 3_454,
+    "lines that are not blank": 119_700,
+    "functions per 1,000 lines of logic": 108,
+    "public functions and classes": 3_380,
     "lines of the longest file": 475,
 }
 SLACK = 0.02

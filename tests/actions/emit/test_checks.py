@@ -33,7 +33,7 @@ def test_a_repeated_check_ends_with_its_verdict_and_names_what_it_did_not_read(e
     assert (
         f"all {equal:,} outputs of {len(result['verification'])} simulations are equal" in printed
     )
-    assert "Not read" not in printed
+    assert "Ignored" not in printed
     emit(EmitConfig(out=out, check_only=True, fold=77777, formats="4.auto"))
     assert "Ignored: formats, fold." in capsys.readouterr().out
 
@@ -238,8 +238,8 @@ def test_only_emitted_folders_can_be_checked(tmp_path):
         (lambda rows: [], "the manifest lists 0 simulations, which is incomplete"),
         (lambda rows: rows[1:], "the manifest lists 5 simulations, which is incomplete"),
         (lambda rows: [{**row, "samples": 1} for row in rows], "incomplete for a circuit"),
-        (lambda rows: [{**rows[0], "cycles": 7}, *rows[1:]], "the simulation measures others"),
-        (lambda rows: [*rows[:-1], {**rows[-1], "equal": 10**6}], "the simulation measures others"),
+        (lambda rows: [{**rows[0], "cycles": 7}, *rows[1:]], "the simulation measures other"),
+        (lambda rows: [*rows[:-1], {**rows[-1], "equal": 10**6}], "the simulation measures other"),
     ],
     ids=("none", "fewer", "one_sample", "cycles", "equal"),
 )

@@ -222,7 +222,7 @@ def _process_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def _plan_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "plan": row["plan"],
-        "weights (kB)": _kilobytes(row["parameter_bytes"]),
+        "weights (kB)": _kilobytes(row["kept_bytes"]),
         "peak memory (kB)": _kilobytes(row["peak_bytes"]),
         **_predicted(row),
     }
