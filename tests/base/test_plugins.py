@@ -218,7 +218,7 @@ def test_help_names_what_packages_add(command, group, noun, install):
     install("mypkg", "0.3", "raise OSError", {group: {"odd-name": "mypkg:ROW"}})
     for option in ("--help", "--help-all"):
         page = CliRunner().invoke(app, [*command, option])
-        assert f"Of other packages: {noun} odd-name (mypkg 0.3)" in page.output, page.output
+        assert f"From other packages: {noun} odd-name (mypkg 0.3)" in page.output, page.output
 
 
 def test_every_group_has_a_registry_of_its_kind():

@@ -167,7 +167,10 @@ def test_help_fills_its_lines_and_no_more(width, monkeypatch, main_ends, capsys)
         ("compress --seed -1", "seed: got -1, expected 0 to 4294967295."),
         ("compress --device meta", "device 'meta' is not available here; choose from: cpu"),
         ("sweep prune --device mps", "device 'mps' is not available here; choose from: cpu"),
-        ("bench softmax --device meta --quick", "device 'meta' cannot be used here"),
+        (
+            "bench softmax --device meta --quick",
+            "device 'meta' is not available here; choose from: cpu",
+        ),
         ("search precision --budget bits=abc", "budgets.bits: expected float, got 'abc'"),
         ("search precision --budget bits=0", "budgets: bits: got 0, expected more than 0"),
         ("search precision --budget bits=0.1", "budgets: bits=0.1 cannot be met: with the small"),

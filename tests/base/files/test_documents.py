@@ -126,7 +126,7 @@ def test_values_of_options_may_be_any_text():
 @pytest.mark.parametrize("file", ["../other.safetensors", "/etc/passwd", "a/b.safetensors", 7])
 def test_an_index_names_files_of_its_folder(file, tmp_path):
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"weight": file}}))
-    with pytest.raises(ChopError, match="is no index of weights"):
+    with pytest.raises(ChopError, match="is not a valid index of weights"):
         list(stored_tensors(tmp_path))
 
 
