@@ -35,7 +35,7 @@ from chop.base.files import write_text
 from chop.base.tables import markdown_table
 from chop.data import get_tokenized_dataset, load_dataset
 from chop.formats import QuantSpec, parse_format_string
-from chop.quantization.walk.walk import block_paths
+from chop.quantization.walk.parts import block_paths
 from chop.runs.journal import Journal
 from chop.statistics.intervals import bootstrap
 from chop.train.evaluator import divergences

@@ -25,7 +25,7 @@ from chop import MaseGraph, passes
 from chop.base.tables import markdown_table
 from chop.data import get_tokenized_dataset, load_dataset
 from chop.formats import QuantSpec, parse_format_string
-from chop.quantization.walk.walk import block_paths
+from chop.quantization.walk.parts import block_paths
 from chop.train.evaluator import divergences
 
 METHODS = ("nearest", "GPTQ", "learned", "GPTQ+learned")

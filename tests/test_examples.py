@@ -241,7 +241,7 @@ def test_tutorial_9_counts_what_moves_and_times_it(tmp_path):
     tables = (tmp_path / "tables.md").read_text()
     assert "| naive | " in tables and "| torch.compile | " in tables
     if importlib.util.find_spec("triton"):
-        assert "The Triton kernel in Triton's interpreter" in tables
+        assert "Triton kernel in Triton's interpreter" in tables
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ def check_is_module(value: object, where: str) -> None:
 
     >>> check_is_module(nn.Linear, "MaseGraph")
     Traceback (most recent call last):
-    chop.errors.ConfigError: MaseGraph: expected an nn.Module, got the class Linear; pass an
-    instance, Linear(...).
+    chop.errors.ConfigError: MaseGraph: expected an nn.Module, got the class Linear; pass an \
+instance, Linear(...).
     """
     if isinstance(value, nn.Module):
         return

@@ -103,9 +103,9 @@ class Recipe:
 def match_paths(pattern: str, paths: Iterable[str]) -> set[str]:
     """Returns the paths that a pattern selects: matching modules, and modules inside them.
 
-    >>> sorted(meant("mlp", ["0.mlp.up", "0.mlp.down", "0.norm"]))
+    >>> sorted(match_paths("mlp", ["0.mlp.up", "0.mlp.down", "0.norm"]))
     ['0.mlp.down', '0.mlp.up']
-    >>> sorted(meant("re:.*p$", ["0.mlp.up", "0.mlp.down", "0.attn.o"]))
+    >>> sorted(match_paths("re:.*p$", ["0.mlp.up", "0.mlp.down", "0.attn.o"]))
     ['0.mlp.down', '0.mlp.up']
     """
     holders = {path: _holders(path) for path in paths}
