@@ -95,7 +95,9 @@ def test_hooks_on_the_model_and_on_all_modules_are_refused(register, tmp_path):
     try:
         with pytest.raises(ConfigError, match="the model has the forward hook .* integer graph"):
             passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
-        with pytest.raises(ConfigError, match="the model has the forward hook .* the file does not"):
+        with pytest.raises(
+            ConfigError, match="the model has the forward hook .* the file does not"
+        ):
             passes.export_onnx_interface_pass(mg, {"path": tmp_path / "net.onnx"})
     finally:
         handle.remove()

@@ -65,9 +65,7 @@ def test_other_example_inputs_than_those_of_the_capture(bert_graph, bert_inputs)
     passes.verify_common_metadata_analysis_pass(bert_graph, {"dummy_in": bert_inputs})
     longer = {**bert_inputs, "input_ids": torch.zeros(3, 12, dtype=torch.long)}
     longer["attention_mask"] = torch.ones(3, 12, dtype=torch.long)
-    with pytest.raises(
-        GraphError, match=r"node 'input_ids': .*shape \(3, 11\), and it is \(3, 12"
-    ):
+    with pytest.raises(GraphError, match=r"node 'input_ids': .*shape \(3, 11\), and it is \(3, 12"):
         passes.verify_common_metadata_analysis_pass(bert_graph, {"dummy_in": longer})
 
 

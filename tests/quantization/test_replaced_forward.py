@@ -195,7 +195,9 @@ def test_compiled_modules_are_quantized(how):
     assert info == known == {"quantized": 3}
     assert torch.equal(quantized.model(x), expected.model(x))
     if how == "wrapper":
-        with pytest.raises(ConfigError, match="module '0' cannot be copied: it is a torch.compile wrapper"):
+        with pytest.raises(
+            ConfigError, match="module '0' cannot be copied: it is a torch.compile wrapper"
+        ):
             quantize_module_transform_pass(net, COARSE)
     else:
         twin, _ = quantize_module_transform_pass(net, COARSE)
