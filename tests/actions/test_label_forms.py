@@ -165,7 +165,7 @@ def test_logits_smaller_than_masks_are_told():
 
 def test_splits_with_labels_that_do_not_go_together_are_refused():
     for test, message in (
-        ((X, Y), "those of 'train' are text, those of 'test' are not"),
+        ((X, Y), "split 'train' are text, those of 'test' are numbers"),
         (
             (X, ["zebra"] * 90),
             r"classes of the split 'test' \(zebra\) do not occur in the training",

@@ -177,7 +177,7 @@ def test_a_function_that_a_file_names_does_not_run(files, name):
     with Path("run.toml").open("w") as file:
         file.write(f'model = "cnn"\n{name} = "net.py:error"\n')
     told = called("compress", "--config", "run.toml")
-    assert f"give --{name} net.py:error, or --trust-code" in told
+    assert f"pass --{name} net.py:error, or --trust-code" in told
     assert not Path("ran").exists()
 
 

@@ -151,4 +151,4 @@ def test_no_format_keeps_an_error_of_zero(tmp_path, capsys):
     compress(settings(tmp_path), Workload.of(model, rows, rows, metric="mse"))
     told = " ".join(capsys.readouterr().out.split())
     assert "No format is within 1.00% of float" in told
-    assert "where float's mse is 0" in told and "loses 0.00%" not in told
+    assert "as the float model's mse is 0" in told and "loses 0.00%" not in told

@@ -92,5 +92,5 @@ def test_the_home_folder_is_put_in_for_its_mark(name, config, tmp_path, monkeypa
 
 
 def test_one_column_for_texts_and_labels_is_refused(config):
-    with pytest.raises(ConfigError, match="'a' is the label_column too"):
+    with pytest.raises(ConfigError, match="'a' is also the label_column"):
         config("a", text_column="a", label_column="a")

@@ -54,8 +54,8 @@ def test_a_quantized_model_is_as_large_as_before_and_says_so():
     count = sum(p.numel() for p in model.parameters())
     assert sum(p.numel() * p.element_size() for p in quantized.parameters()) == 4 * count
     _, said, *rest = lines(quantized)
-    assert said.startswith("integer 8.") and f"of {count:,} parameters; floats of 2.2 MB" in said
-    assert said.endswith("kB packed (chop.save)") and rest == lines(model_text(quantized))[1:]
+    assert said.startswith("integer 8.") and f"of {count:,} parameters; 2.2 MB as floats" in said
+    assert said.endswith("kB when packed (chop.save)") and rest == lines(model_text(quantized))[1:]
 
 
 def model_text(model):
@@ -87,7 +87,7 @@ def test_what_is_saved_is_small_and_answers_alike(format, trains, tmp_path):
 def test_bytes_of_the_text_are_those_that_are_saved(tmp_path):
     quantized = chop.quantize(load_model("mlp"), "8.auto")
     found = chop.save(quantized, tmp_path / "small")
-    assert f" {found['bytes'] / 1000:.1f} kB packed" in lines(quantized)[1]
+    assert f" {found['bytes'] / 1000:.1f} kB when packed" in lines(quantized)[1]
     torch.save(quantized.state_dict(), tmp_path / "float.pt")
     sizes = [file.stat().st_size for file in (found["files"][0], tmp_path / "float.pt")]
     assert sizes[0] < sizes[1] / 3
@@ -111,7 +111,7 @@ def test_the_text_goes_through_copies_and_pickles_and_says_what_is_true_of_them(
     assert lines(loaded) == lines(quantized) == lines(copy.deepcopy(quantized))
     assert loaded.extra_repr._model() is loaded
     halved = copy.deepcopy(quantized).bfloat16()
-    assert "floats of 0.9 kB" in lines(halved)[1] and "floats of 1.8 kB" in lines(quantized)[1]
+    assert " 0.9 kB as floats" in lines(halved)[1] and " 1.8 kB as floats" in lines(quantized)[1]
     assert chop.save(loaded, tmp_path / "loaded", data=X)["packed_share"] == 1
     assert quantized.state_dict().keys() == net().state_dict().keys()
 

@@ -59,7 +59,7 @@ def test_a_table_of_yes_and_no(table):
     x, write = table
     target = (x.sum(1) > 1).long()
     settings = write(["yes" if y else "no" for y in target.tolist()], target, "binary")
-    with pytest.raises(ConfigError, match=r"answers with 1 number, .* 'binary' or 'regression'"):
+    with pytest.raises(ConfigError, match=r"model returns 1 number, .* 'binary' or 'regression'"):
         compress(CompressConfig(**settings))
     found = compress(CompressConfig(**settings, task="binary", metric="roc_auc", max_drop=0.05))
     assert found["task"] == "binary" and found["rows"][0]["roc_auc"] > 0.9
@@ -190,6 +190,7 @@ def test_masks_of_0_and_255_are_said_to_have_one_class(trained, tmp_path):
     x, y = tensors(*squares(80))
     y = torch.where(y == 1, 255, 0)
     with pytest.raises(
-        ConfigError, match="one class: .* Pixels with the value 255 do not count; save the foreg"
+        ConfigError,
+        match="one class, so that mean_iou .* Pixels with the value 255 do not count; save the for",
     ):
         chop.compress(model, (x, y), out=tmp_path, bench_seconds=0)

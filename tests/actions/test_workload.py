@@ -88,7 +88,7 @@ def test_the_tokenizer_may_be_elsewhere(texts, tmp_path):
 @pytest.mark.parametrize("vocab_size", [100, 5000], ids=["too small", "too large"])
 def test_a_tokenizer_of_another_model_is_refused(texts, tmp_path, vocab_size):
     bert(vocab_size).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=f"157 tokens, .*vocabulary has {vocab_size:,}"):
+    with pytest.raises(ConfigError, match=f"157 tokens .*vocabulary has {vocab_size:,};"):
         load_workload(config_of(tmp_path, texts, tmp_path, tokenizer="reviews"))
 
 
@@ -408,13 +408,13 @@ def test_settings_of_tasks_are_checked(settings, message):
 @pytest.mark.parametrize(
     "name, settings, message",
     [
-        ("rows.csv", {}, "its columns are 'body', 'mood', 'id'; --label-column names"),
+        ("rows.csv", {}, "its columns are 'body', 'mood', 'id'; .*--label-column"),
         ("rows.csv", {"label_column": "mood", "text_column": "bdy"}, "--text-column"),
         ("rows.xlsx", {}, r"rows.xlsx': expected one of .csv.*, a folder of pictures [^;]*\.$"),
         (
             "rows.npz",
             {},
-            r"expected one of .csv.*chop.compress\(model, \(X, y\)\).*called 'labels'",
+            r"expected one of .csv.*chop.compress\(model, \(X, y\)\).*a column 'labels'",
         ),
         ("arrays", {}, r"arrays' holds no data set.*chop.compress\(model, \(X, y\)\)"),
         ("none.npz", {}, r"none.npz' is not there: expected one of .csv.*\(X, y\)"),

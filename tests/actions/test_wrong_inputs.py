@@ -50,8 +50,8 @@ DOORS = {
             "runs/demo/model",
             r"got str; load a checkpoint by MaseGraph.from_checkpoint\(path\)",
         ),
-        (lambda: chop.MaseGraph(nn.Linear(4, 2)), "got MaseGraph; of a MaseGraph, pass mg.model."),
-        (torch.relu, "got .*; pass the module whose forward it is"),
+        (lambda: chop.MaseGraph(nn.Linear(4, 2)), "got MaseGraph; .*\\(mg.model\\)."),
+        (torch.relu, "got .*; pass the module that it belongs to"),
         ([nn.Linear(4, 2)], "got list."),
     ],
 )
@@ -199,5 +199,5 @@ def test_a_run_of_another_command_says_what_it_is(tmp_path):
     with runs.start("search precision", {}, tmp_path):
         pass
     for read in (read_config, lambda name: compressed_run(Path(name))):
-        with pytest.raises(ChopError, match="is (of|from) chop search precision"):
+        with pytest.raises(ChopError, match="(is from|holds no model:) chop search precision"):
             read(str(tmp_path))
