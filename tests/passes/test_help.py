@@ -119,7 +119,10 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "conv_bn_fusion_transform_pass": [(graph, None)],
     **{name: [(all_quantized, PROJECT)] for name in OURS if name.startswith("emit_")},
     "run_cosim_analysis_pass": [(emitted, {**PROJECT, "simulator": "icarus"})],
-    "freeze_transform_pass": [(quantized, None)],
+    "freeze_transform_pass": [
+        (quantized, None),
+        (quantized, {"compile": "aot", "path": "model.pt2"}),
+    ],
     "fuse_attention_transform_pass": [(graph, None)],
     "fuse_linear_activation_transform_pass": [(graph, None)],
     "fuse_lora_weights_transform_pass": [(adapted, None)],

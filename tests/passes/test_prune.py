@@ -215,9 +215,7 @@ def test_a_parametrized_weight_is_masked_as_it_is_and_keeps_its_rows():
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
     torch.nn.utils.parametrizations.weight_norm(model[0])
     mg = MaseGraph(model.eval(), dummy_in={"input": torch.randn(3, 4)})
-    with pytest.warns(
-        UserWarning, match="computed weights of '0' .a parametrization. became plain"
-    ):
+    with pytest.warns(UserWarning, match="computed weights of '0' .a parametrization. became"):
         assert prune(mg, sparsity=0.5)[1]["layers"] == {"0": 0.5, "2": 0.5}
     _, info = prune(mg, sparsity=0.5, granularity="row")
     assert info["skipped"]["0"] == "the weight of '0' is computed by a parametrization"
