@@ -96,7 +96,7 @@ def test_distributed_inference_shards_by_a_plan_that_is_given(mg):
     assert found["check"].nodes == len(mg.nodes) and found["check"].max_difference == 0
     with torch.no_grad():
         assert torch.equal(sharded.model(X), mg.model(X))
-    with torch.inference_mode(), pytest.raises(PlanError, match=r"under torch\.no_grad\(\)"):
+    with torch.inference_mode(), pytest.raises(PlanError, match=r"use torch\.no_grad\(\)"):
         sharded.model(X)
 
 
