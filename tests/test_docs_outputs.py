@@ -19,7 +19,7 @@ from tests.test_docs_blocks import block
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 LAYER = re.compile(r"'vit\.[\w.]+'")
-MACHINE = re.compile(r"float, and with .*|float, in no way .*|^- Speed: .*")
+MACHINE = re.compile(r"float, and with .*|float, not faster .*|^- Speed: .*")
 """Parts of the demo's last lines that depend on the processor and on what is installed."""
 
 
