@@ -194,7 +194,7 @@ def _convert_fixed(value: Sequence[Any], members: Sequence[Any], where: str) -> 
 def check_text(value: Any, where: str) -> None:
     """Raises ConfigError if a name is empty or has characters that no file can store."""
     if value == "":
-        raise ConfigError(f"{where}: got an empty text; is a variable not set?.")
+        raise ConfigError(f"{where}: got an empty text; is a variable not set?")
     if isinstance(value, str | Path) and "\0" in str(value):
         raise ConfigError(f"{where}: got {str(value)!r}, expected a text without null bytes.")
     if isinstance(value, str | Path) and SURROGATE.search(str(value)):

@@ -255,7 +255,7 @@ def _count_bytes(result: Any) -> int:
     """Returns the memory of a result, without tensors shared with its sources or with other
     results.
     """
-    return result.nbytes if isinstance(result, Tensor) else getattr(result, "kept_bytes", 0)
+    return result.nbytes if isinstance(result, Tensor) else getattr(result, "owned_bytes", 0)
 
 
 def _from(
