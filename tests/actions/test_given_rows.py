@@ -102,6 +102,6 @@ def test_several_columns_of_labels(kind):
     data = kinds.get(kind, lambda given: {name: np.array(x) for name, x in given.items()})(table)
     rows = read_rows(with_label_column(data, "rain, snow"))
     assert rows.labels.tolist() == [[0, 1], [1, 0]] and len(rows.columns) == 1
-    for label, message in (("rain,rain", "is given twice"), ("rain,snw", "did you mean 'snow'")):
-        with pytest.raises(ConfigError, match=f"label column '{label[5:]}': {message}"):
+    for label, message in (("rain,rain", " is given twice"), ("rain,snw", ": did you mean 'snow'")):
+        with pytest.raises(ConfigError, match=f"label column '{label[5:]}'{message}"):
             with_label_column(data, label)

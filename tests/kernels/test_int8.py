@@ -118,14 +118,14 @@ def whole_sums(x, x_format, weight, fmt, bias):
 def test_products_of_integers_are_those_of_whole_numbers(name, loops, monkeypatch, small_ones):
     found = one_set(name, "int8", loops)
     whole = {"channel": ScaleInteger(8, granularity="channel"), "one": Integer(8, 6)}
-    get_rows = {"row": ScaleInteger(8, granularity="row"), "one": Integer(8, 5)}
+    by_row = {"row": ScaleInteger(8, granularity="row"), "one": Integer(8, 5)}
     monkeypatch.setattr(int8, "is_exact", lambda: False)
     for outputs, columns in [(1, 7), (2, 16), (17, 33), (40, 320), (15, 800), (35, 1601)]:
         weight, bias = torch.randn(outputs, columns), torch.randn(outputs)
         for fmt in whole.values():
             stored = parts(fmt.encode(weight), fmt)
             own = replace(reader.find_reader(stored), loops=found.library)
-            for x_format in get_rows.values():
+            for x_format in by_row.values():
                 rule = int8.known_rule(x_format, own, columns)
                 for given in (None, bias):
                     product = int8.Product(own, rule, stored, given)

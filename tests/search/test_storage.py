@@ -42,8 +42,7 @@ def read(url, **how):
     engine = open_engine(url, create=False, **how)
     try:
         with engine.connect() as connection:
-            found = connection.execute(sa.text("SELECT x FROM chop_studies"))
-            return [row[0] for row in found]
+            return [*connection.execute(sa.text("SELECT x FROM chop_studies")).scalars()]
     finally:
         engine.dispose()
 
@@ -68,10 +67,7 @@ def content(folder):
 
 @pytest.fixture
 def open_to_all():
-    """A folder that a user without rights reaches.
-
-    It lies outside of the folder of pytest, which every session that starts closes to others.
-    """
+    """A folder for all users: each session of pytest that starts closes pytest's own."""
     with tempfile.TemporaryDirectory(prefix="chop-") as folder:
         let_others_in(pathlib.Path(folder))
         yield pathlib.Path(folder)

@@ -88,7 +88,7 @@ def _with_joined_labels(data: Any, labels: Sequence[str], names: Sequence[str]) 
     for name in labels:
         check_known(name, list(map(str, names)), "label column")
         if labels.count(name) > 1:
-            raise ConfigError(f"label column '{name}': is given twice; give it once.")
+            raise ConfigError(f"label column '{name}' is given twice; give it once.")
     dropped = {*labels, "labels", "label"}
     if is_frame(data):
         joined = np.stack([to_array(data[name], name) for name in labels], 1)

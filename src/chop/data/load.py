@@ -197,7 +197,7 @@ def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
     for name in names:
         check_known(name, split.column_names, "label column")
         if names.count(name) > 1:
-            raise ConfigError(f"label column '{name}': is given twice; give it once.")
+            raise ConfigError(f"label column '{name}' is given twice; give it once.")
         if not str(getattr(split.features[name], "dtype", "")).startswith(NUMBERS):
             raise ConfigError(
                 f"label column '{name}': expected numbers, since several label columns become one."

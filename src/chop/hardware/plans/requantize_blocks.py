@@ -63,8 +63,8 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
         edge = Edge.of(2.0**operator.exponent, read.edge.low, read.edge.high)
         plain = Requantize(edge, Grid(grid.step, -grid.limit, grid.limit))
         return replace(plan_requantize(replace(site, operator=plain)), module="chop_requantize")
-    get_block = _block_of_each(grid.groups, read)
-    runs = _runs(get_block)
+    block_numbers = _block_of_each(grid.groups, read)
+    runs = _runs(block_numbers)
 
     def cycles(lanes: int) -> int:
         return max(read.size // lanes, converter_cycles(read.size, read.lanes, lanes))
@@ -72,7 +72,7 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     choices = divisors(math.gcd(runs.block, runs.rest))
     lanes = first_within(choices, site.fold, cycles)
     out = read.of(operator.out).with_lanes(lanes)
-    beat_blocks = get_block[::lanes].contiguous()
+    beat_blocks = block_numbers[::lanes].contiguous()
     ends = torch.searchsorted(beat_blocks, beat_blocks, right=True) - 1
     return ComponentPlan(
         parameters={
@@ -120,14 +120,14 @@ def _block_of_each(groups: Blocks, read: Stream) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), changes.long().cumsum(0)])
 
 
-def _runs(get_block: Tensor) -> _Runs:
+def _runs(block_numbers: Tensor) -> _Runs:
     """Returns the lengths of blocks.
 
     Raises:
         ConfigError: if blocks other than the last one of a row are shorter.
     """
-    lengths = get_block.bincount()
-    block, total = int(lengths[0]), len(get_block)
+    lengths = block_numbers.bincount()
+    block, total = int(lengths[0]), len(block_numbers)
     short = (lengths != block).nonzero().flatten().tolist()
     features = int(lengths[: short[0] + 1].sum()) if short else block
     runs = _Runs(block, features)
