@@ -35,6 +35,7 @@ from chop.private.modules import share_gradient_hooks
 def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
     """Returns the recording as a module with the module tree of the model."""
     recorder, graph = recording.recorder, recording.recorder.graph
+    # With branches, both recordings were cleaned before their merge, each with its own values.
     if recording.branches is None:
         eliminate_grad_modes(graph, recorder.values)
         eliminate_autocast(graph, recorder.values)
@@ -48,6 +49,7 @@ def assemble(fallback: Fallback, recording: Recording) -> CapturedModule:
     _fill_record(captured.record, fallback, recording)
     if fallback.probes and recording.eval_only is None:
         captured.record.follows_dtype = list_dtype_constants(graph)
+    # The digests tell later edits of the graph from what was recorded.
     captured.record.node_digests = node_digests(graph)
     captured.graph = graph
     return captured

@@ -39,6 +39,8 @@ def eliminate_grad_modes(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None
 
     def needs_grad(node: fx.Node) -> bool:
         inputs = [values.get(source) for source in node.all_input_nodes]
+        # The recorded inputs require no gradient, so `requires_grad` shows the influence of
+        # parameters only. The influence of inputs is followed separately.
         required = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
         follows = _is_floating(values.get(node)) and _reads_any(node, follow_inputs)
         return required or follows

@@ -183,6 +183,7 @@ class Fallback:
                 raise _GraphBreakError(switches) from error
             return self._record_branches(recorder)
         except _GraphBreakError as stop:
+            # A submodule can still become a leaf; only the model's own forward leaves no other way.
             if stop.graph_breaks[0].path:
                 raise
             first = stop.graph_breaks[0]
@@ -283,7 +284,7 @@ class Fallback:
             stack.enter_context(disable_fast_path())
             stack.enter_context(run_scripts_as_python())
             stack.enter_context(size_arithmetic())
-            # Hooks on the gradients of the model itself are the captured module's, not the graph's.
+            # The captured module runs the model's own gradient hooks, so the graph must not.
             for hooks in GRADIENT_HOOKS:
                 setattr(self.model, hooks, OrderedDict())
             # Warnings of a run on fake tensors are about fake values.
@@ -314,7 +315,7 @@ class Fallback:
             else:
                 self.changed_in_training |= before.changed() if training else set()
                 return recorder
-        # The next recording looks for the module that draws.
+        # The next recording checks every module for draws, to find the one that draws.
         return self._record_mode(training, probe)
 
     def _fakes(self, example: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -335,7 +336,7 @@ class Fallback:
     def _fall_back(self, stop: _GraphBreakError) -> None:
         """Makes the modules at which a recording stopped leaves, or fixes more sizes."""
         if self._has_grown() and not self._runs_on_traced_example():
-            # The first dimension of one is no batch: an unbatched image has its channels there.
+            # A first dimension of one may be the channels of an unbatched image instead of a batch.
             self.keeps_ones = True
             return
         for graph_break in stop.graph_breaks:
@@ -348,6 +349,8 @@ class Fallback:
                 first = self.graph_breaks.get("", graph_break)
                 raise CaptureError(_break_message(self.model, first)) from first.error
             elif not graph_break.path:
+                # The order of the steps keeps as much freedom as possible: answers first, then
+                # sizes.
                 self._specialize_more()
                 self.graph_breaks.setdefault("", graph_break)
             else:
@@ -373,7 +376,7 @@ class Fallback:
             self.model.eval()
             try:
                 self.model(**{**traced, **self.fixed})
-            except Exception:  # whatever the model raises
+            except Exception:  # the model may raise any error
                 return False
         return True
 

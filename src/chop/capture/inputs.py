@@ -73,6 +73,7 @@ def _like_parameters(model: nn.Module, value: Any, device: torch.device | str | 
     if not isinstance(value, Tensor):
         return value
     parameters = [*model.parameters(), *model.buffers()]
+    # Types of one byte are storage formats, in which no layer takes its inputs.
     floats = (p.dtype for p in parameters if p.is_floating_point() and p.dtype.itemsize > 1)
     dtype = next(floats, value.dtype) if value.is_floating_point() else value.dtype
     own = parameters[0].device if parameters else value.device
@@ -85,7 +86,7 @@ def _make(model: nn.Module, name: str, sizes: InputSizes) -> Tensor:
     try:
         return INPUT_MAKERS[name](sizes)
     except Exception as error:
-        # Configurations name and nest their sizes as they like.
+        # Names and nesting of sizes differ between configurations.
         raise CaptureError(_no_inputs_message(model, [name])) from error
 
 

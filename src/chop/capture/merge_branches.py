@@ -109,7 +109,7 @@ class _Merge:
             if node.op != "output":
                 self._merged[twin] = self._add(twin)
                 return
-            # A graph has one output node, so that whole results are selected.
+            # A graph has one output node, so the results of both modes are selected as a whole.
             differences = [((0, 0), node.args[0], self._arguments(twin)[0][0])]
         self._merged[twin] = node
         self._shared.add(node)
@@ -157,7 +157,7 @@ class _Merge:
 
     def _place(self) -> fx.Node:
         """Returns the first of our nodes that neither recording has reached."""
-        while self._ours[self._first] in self._placed:  # which only grows
+        while self._ours[self._first] in self._placed:  # nodes are never removed from it
             self._first += 1
         return self._ours[self._first]
 
@@ -197,7 +197,7 @@ class _Merge:
                 if source in self._single_mode:
                     groups.join(node, source)
         for group in groups:
-            # Members belong to no module, and choices to the one that reads them.
+            # Members belong to no module, and choices belong to the module that reads them.
             own = [n for n in group if n not in choices and "nn_module_stack" in n.meta]
             path = _enclosing_module(own or group, inside)
             for node in group:

@@ -33,9 +33,9 @@ _DROPOUTS: Mapping[Callable[..., Any], type[nn.Module]] = {
 }
 
 
-# Where in (args, kwargs) a constant is, its value in eval() and its value in train().
+# Position of a constant in (args, kwargs), its value in eval() and its value in train().
 Difference = tuple[tuple[Any, ...], Any, Any]
-# A node, its twin in the other recording, and how they differ.
+# A node, its twin in the other recording, and their differences.
 Pair = tuple[fx.Node, fx.Node, list[Difference]]
 
 
@@ -105,7 +105,7 @@ def merge_modes(
 
     Raises:
         ModesDifferError: the recordings have different nodes or another order.
-        UnclearError: with `probe`, the reason for a difference is ambiguous; the graph is
+        AmbiguousDtypeError: with `probe`, the reason for a difference is ambiguous; the graph is
             unchanged.
     """
     extras = AddedModules(taken)
@@ -139,6 +139,8 @@ def _without_dtypes(aligned: list[Pair], probe: DtypeProbe) -> list[Pair]:
     for node, twin, differences in aligned:
         kinds = [(probe.relation_to_dtype(a, b), place, a, b) for place, a, b in differences]
         by_mode = [(place, a, b) for what, place, a, b in kinds if what is None]
+        # The probe changed the mode and the dtype at once: a difference of neither known kind may
+        # have either cause.
         if not all(_depends_on_mode(node, place, value) for place, value, _ in by_mode):
             raise AmbiguousDtypeError
         pairs.append((node, twin, by_mode))
@@ -224,6 +226,7 @@ def _dropout_module(
     in_eval.apply_defaults()
     in_train.apply_defaults()
     ours, theirs = in_eval.arguments, in_train.arguments
+    # An nn.Dropout is active in train() only, unlike this call.
     if ours["training"] or not theirs["training"]:
         _switch_constants(graph, node, differences, extras)
         return

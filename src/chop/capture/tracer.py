@@ -115,8 +115,9 @@ def capture(
         except CaptureError as error:
             if asked:
                 raise
+            # A cache that was not requested is optional: a graph without one is captured instead.
             why_not = str(error)
-        except Exception as error:  # the model's own, which it does not raise without a cache
+        except Exception as error:  # raised by the model, with a cache only
             why_not = f"it fails with one ({type(error).__name__}: {error})"
             if asked:
                 raise CacheError(f"{type(model).__name__} and a cache: {why_not}") from error
@@ -182,7 +183,7 @@ class _Job:
             with hf_capture_patches(model, caching is not None, joins) as notes:
                 captured, more = self._recorded(fallback, model)
             captured.record.joins_packed_rows = joins
-            # The patches of `model` are off again.
+            # Outside of the patches, so that they do not become part of the original.
             vars(captured)[KEY] = Original(model, captured)
             swapped = has_single_operators(model)
         modules = recorded_modules(self.model, captured)

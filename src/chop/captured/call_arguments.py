@@ -44,7 +44,7 @@ def call_arguments(
     """
     inputs = (*record.example_inputs, *record.optional_inputs)
     meant = record.positional[: len(args)]
-    # A tensor is no cache: a call with one in its position counts the graph's inputs.
+    # A tensor in the position of the cache means that the call uses the graph's own positions.
     counts_inputs = any(
         name in CACHE_NAMES and isinstance(x, Tensor) for name, x in zip(meant, args, strict=False)
     )

@@ -15,6 +15,7 @@ def distance(actual: Tensor, expected: Tensor) -> float:
     ours, theirs = actual.double(), expected.double()
     if not torch.equal(ours.isnan(), theirs.isnan()):
         return float("inf")
+    # Equal infinities count as no difference; their subtraction gives NaN.
     gap = torch.where(ours == theirs, 0.0, ours - theirs).abs().nan_to_num(0.0)
     finite = theirs[theirs.isfinite()].abs()
     return float(gap.max()) / max(1.0, float(finite.max()) if finite.numel() else 1.0)

@@ -23,7 +23,7 @@ from chop.captured.specs import cast_floats
 from chop.private.modules import own_buffers, own_parameters
 from chop.private.torch_api import tree_leaves
 
-# Models treat half precision specially; not every operator has it.
+# float16 is not used: models treat it specially, and some operators lack it.
 _PROBES = (torch.bfloat16, torch.float64, torch.float32)
 _CASTS: Mapping[str, torch.dtype] = {
     "float": torch.float32,

@@ -64,10 +64,11 @@ def _enter(
         warn_about_compiled(model)
         return None
     _leave_interrupted()
-    # A signature takes as long to read as a small layer to run.
+    # Reading a signature takes as long as running a small layer.
     named: Mapping[str, Any] = dict(zip(_names(model), args, strict=False)) if args else {}
     if len(named) < len(args) or not is_followed_call(model, (*named, *kwargs)):
         return None
+    # Frames identify the call: nested calls of the same model are distinct ones.
     frame = sys._getframe(1)
     context = contextlib.ExitStack()
     given = context.enter_context(following(model, {**named, **kwargs}, copies=False))

@@ -28,7 +28,7 @@ def join_in_state_dicts(module: nn.Module, joined: Joined) -> None:
         joined: see `Joined`; all parts have the same number of rows.
     """
     vars(module)[KEY] = dict(joined)
-    # A module that takes over another's `__dict__` has its hooks: they may not know the module.
+    # A module that takes over another's `__dict__` shares its hooks, which may not support it.
     copy_state_dict_hooks(module)
     module.register_state_dict_post_hook(_saved)
     before_load_state_dict(module, functools.partial(_loaded, dict(joined)))
@@ -44,7 +44,7 @@ def _saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any)
     joined = joined_names(module)
     if not all(prefix + part in state for parts in joined.values() for part in parts):
         return
-    # In the order of the module that has them as one: its own tensors are before its children's.
+    # In the order of the joined module, whose own tensors come before those of its children.
     own = {name: state.pop(name) for name in list(state) if name.startswith(prefix)}
     for name, parts in joined.items():
         tensors = [own.pop(prefix + part) for part in parts]

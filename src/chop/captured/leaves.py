@@ -53,7 +53,7 @@ class LeafRule:
         """Returns whether the submodule becomes one `call_module` node."""
         if path in self._paths:
             return True
-        # A replaced forward of a layer is Python of the model, which is traced.
+        # A replaced forward is Python code of the model, so it is traced.
         is_its_class = why_not_its_class(module) is None
         return is_its_class and (isinstance(module, self._classes) or is_torch_leaf(module))
 

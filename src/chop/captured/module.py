@@ -70,13 +70,13 @@ class CapturedModule(fx.GraphModule):
         record: CaptureRecord = self.__dict__["_record"]
         return record
 
-    # transformers reads it of a model.
+    # transformers reads this attribute of a model.
     config: Any = RecordAttribute("config")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph; the class docstring lists ignored and refused arguments."""
         args, accepted = call_arguments(self.record, args, kwargs)
-        # Dynamo takes `forward` for a constant of the class, but guards the code that is read.
+        # Dynamo treats `forward` as a constant of the class, but guards the code that it reads.
         if torch.compiler.is_compiling() and self._code:
             warn_about_compiled(self)
             return super().__call__(*args, **accepted)
@@ -84,8 +84,8 @@ class CapturedModule(fx.GraphModule):
             raise GuardError(f"captured for eval() only: {self.record.eval_only}")
         self._check_inputs(args, accepted)
         self._check_scopes()
-        # A `no_grad` or autocast region in the graph ends by a node; an error on the way must not
-        # leave gradients off, nor may a call inside the caller's own region leave them on.
+        # A node ends a `no_grad` or autocast region of the graph. After an error inside the region,
+        # the gradient mode and autocast of the caller have to be restored here.
         with torch.set_grad_enabled(torch.is_grad_enabled()), exit_open_regions():
             if is_followed_call(self, self.record.example_inputs):
                 return self._call_followed(args, accepted)
@@ -141,7 +141,7 @@ class CapturedModule(fx.GraphModule):
         own = float_dtypes(self)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, constant in constants.items():
-            # Constants are no buffers of the model, so `.to(dtype)` must not cast them.
+            # Constants are not buffers of the model, so `.to(dtype)` must not cast them.
             moved = self._buffers[name]
             if constant is not None and moved is not None and moved.dtype != constant.dtype:
                 self._buffers[name] = constant.to(moved.device)
@@ -232,7 +232,7 @@ class CapturedModule(fx.GraphModule):
     def __setattr__(self, name: str, value: Any) -> None:
         own = name in _NOT_STATE or name in self.__dict__ or hasattr(type(self), name)
         if own and not isinstance(value, Tensor | nn.Module):
-            # torch would take `self.graph = graph` for an assignment to a child of that name.
+            # torch would treat `self.graph = graph` as an assignment to a child of that name.
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
@@ -275,7 +275,7 @@ class CapturedModule(fx.GraphModule):
         graph, cls = self.graph, cast(Any, type(self))
 
         def make(is_training: IsTraining) -> Callable[..., Any]:
-            # torch.fx writes the code of the graph that a module has, into its class.
+            # torch.fx writes the code of a graph into the class of its module.
             before, self._graph = cls.forward, copy_in_mode(graph, is_training)
             try:
                 self._compile()
@@ -314,7 +314,7 @@ class CapturedModule(fx.GraphModule):
 
     def __reduce__(self) -> Any:
         if next(self._with_history(), None) is not None:
-            # Unpickled they would be leaves that require a gradient.
+            # Pickling would turn them into leaf tensors that require a gradient.
             return copy.deepcopy(self).__reduce__()
         meta = [
             {key: node.meta[key] for key in _PICKLED_META if key in node.meta}
@@ -331,7 +331,7 @@ class CapturedModule(fx.GraphModule):
         twin = memo[id(self)] = _bare(_plain_class(self))
         twin.__dict__.update(self._copied_state(memo))
         twin.graph = copy.deepcopy(self.graph)
-        # FX copies the dict of a node's metadata, not what is in it.
+        # FX copies the dict of a node's metadata, but not its values.
         for node in twin.graph.nodes:
             for key, value in node.meta.items():
                 if hasattr(value, "copy_for"):
@@ -351,7 +351,7 @@ class CapturedModule(fx.GraphModule):
             except RuntimeError:
                 pass
             else:
-                alive = attempt.pop(id(attempt), [])  # as `copy` keeps what it has copied
+                alive = attempt.pop(id(attempt), [])  # `copy` keeps copied objects alive here
                 memo.update(attempt)
                 memo.setdefault(id(memo), []).extend(alive)
                 return state
@@ -362,7 +362,7 @@ class CapturedModule(fx.GraphModule):
         return copy.deepcopy(self._plain_state(), memo)
 
 
-# Other entries of the record have attributes of the same name, for code outside of chop.
+# The other entries of the record are attributes of the same name, for code outside of chop.
 for _entry in (
     *("class_name", "example_inputs", "optional_inputs", "ignored_inputs", "ignored_defaults"),
     *("asked", "contiguous_inputs", "takes_any_keyword", "fixed_inputs", "guards"),

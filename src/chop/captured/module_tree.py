@@ -99,8 +99,8 @@ def mirror(model: nn.Module, root: nn.Module, leaves: LeafRule, called: Collecti
 
     def fill(source: nn.Module, twin: nn.Module, path: str) -> None:
         twin.training = source.training
-        # A member may be called as an attribute that the twin has and its source has not, `graph`
-        # for example, so members are put where torch looks for them, past the checks of names.
+        # A member may have the name of an attribute that only the twin has, such as `graph`. So
+        # members are stored in torch's dicts directly, without its checks of names.
         own_parameters(twin).update(own_parameters(source))
         own_buffers(twin).update(own_buffers(source))
         not_persistent(twin).update(not_persistent(source))
@@ -170,7 +170,7 @@ def member_paths(model: nn.Module) -> set[str]:
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         for members in own_members(module)
-        # Members of a TorchScript module are no dicts, but have items.
+        # Members of a TorchScript module are not dicts, but support `items`.
         for name, _ in members.items()
     }
 

@@ -247,7 +247,7 @@ def _digest(text: str) -> str:
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        # A checkpoint of another version of transformers calls the cache of an output otherwise.
+        # The name of the cache in an output differs between versions of transformers.
         for key in sorted(value, key=saved_cache_name):
             yield f"{saved_cache_name(key)}="
             yield from _texts(value[key])

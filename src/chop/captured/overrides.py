@@ -23,7 +23,7 @@ from chop.private.torch_api import global_forward_hooks
 
 def has_hooks(module: nn.Module) -> bool:
     """Returns whether a module has hooks on its calls or gradients."""
-    # Each call of a graph asks this of its scopes: a generator would take three times as long.
+    # Every call of a graph checks its scopes, and a generator would take three times as long.
     return any(map(vars(module).__getitem__, HOOKS))
 
 
@@ -58,6 +58,7 @@ def _describe_replaced(module: nn.Module) -> str:
     name = next((name for name in METHODS if name in own), None)
     if name is None:
         return ""
+    # accelerate stores the original forward under these names.
     if "_hf_hook" in own and "_old_forward" in own:
         return f"its forward goes through accelerate's {type(own['_hf_hook']).__name__}"
     return f"its {name} was replaced on the instance by {_name(own[name])}"
@@ -92,6 +93,7 @@ def _refers_to_modules(value: Any, seen: set[int]) -> bool:
     elif isinstance(value, functools.partial):
         parts = (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.FunctionType):
+        # A copied function shares its closure, globals and defaults with the original.
         known = inspect.getclosurevars(value)
         parts = (*known.nonlocals.values(), *known.globals.values(), *(value.__defaults__ or ()))
     elif isinstance(value, list | tuple | set | dict):

@@ -53,6 +53,7 @@ def guard_value(value: Any, reading: str, expected: Any, where: str, name: str =
     >>> guard_value(torch.tensor(True), "__bool__", True, "model.py:3")
     """
     actual = getattr(value, reading)()
+    # NaN differs from itself; reading NaN again is the same decision.
     if actual == expected or (actual != actual and expected != expected):
         return
     if name:
@@ -83,7 +84,7 @@ def enter_autocast(
 ) -> torch.autocast:
     """Enters `torch.autocast(device type, dtype, enabled, cache_enabled)`; see `leave_autocast`."""
     kind = device if isinstance(device, str) else device.type
-    # The class itself is entered by `torch.compile` through this function only.
+    # `torch.compile` accepts an enter without a `with` block only through this function.
     region: torch.autocast = enter_autocast_region(kind, dtype, enabled, cache_enabled)
     if not torch.compiler.is_compiling():
         _OPEN_REGIONS.entered.append(region)

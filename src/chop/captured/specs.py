@@ -62,6 +62,7 @@ class TensorSpec:
             return torch.randn(sizes, dtype=self.dtype, generator=generator)
         if len(self.mask) == math.prod(sizes) and self.mask:
             return torch.tensor(self.mask).reshape(sizes)
+        # Integers may be indices or class labels, which are valid in the range of the example only.
         values = torch.randint(self.low, self.high + 1, sizes, generator=generator)
         return values.to(self.dtype)
 

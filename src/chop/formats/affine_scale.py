@@ -75,11 +75,11 @@ class _Group(NamedTuple):
 class AffineScale(Scaling):
     """Bfloat16 scale s and zero point z of s (k - z), chosen to minimize the squared error.
 
-    Alternating fits start from several grids: values are rounded to codes k, then s and z follow by
-    regression. The minimum of a group's values and 0 has the code 0, the maximum one of `ends`, so
-    that s and z can be computed again from the rounded values. Groups without such a grid (zeros,
-    or values near the ends of float32) get s = 2^-23 and z = 0. Infinities, NaN and padding are
-    ignored.
+    Alternating fits start from several grids. Each fit rounds the values to codes k and then
+    computes s and z by regression. The minimum of a group's values and 0 has the code 0, and the
+    maximum one of `ends`, so s and z can be computed again from the rounded values. Groups without
+    such a grid (zeros, or values near the ends of float32) get s = 2^-23 and z = 0. Infinities, NaN
+    and padding are ignored.
 
     A code stores s in its low 16 bits and z in the 8 above, as a multiple of 2^(element_width - 8).
     A bfloat16 times a 9-bit integer is a float32 number, so products are not rounded.

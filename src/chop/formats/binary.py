@@ -20,12 +20,14 @@ from chop.formats.statistic import MEAN
 class Binary(ScaledFormat, LearnableFormat):
     """One bit per value: -1 or 1, optionally times a scale.
 
-    Values: {-1, +1} times a scale, or {0, 1} if not bipolar. The scale is 1, or the mean magnitude
-    of a channel, an index of the first axis; a vector is one channel.
-    Rounding: the upper value for x >= 0, -0 included; `stochastic`: with probability
-    clip((x/scale + 1)/2, 0, 1), drawn from torch's global generator at every call, in evaluation
-    too. Saturation: beyond the scale. Special values: NaN stays NaN, and is stored as the lower
-    value; the scale is the mean of finite magnitudes.
+    Values: {-1, +1} times a scale, or {0, 1} times a scale if `bipolar` is False. The scale is 1,
+    or the mean magnitude of each channel (index of the first axis). A vector is one channel.
+    Rounding: x >= 0, including -0, becomes the upper value. With `stochastic`, the upper value is
+    drawn with probability clip((x/scale + 1)/2, 0, 1) from torch's global generator, at every call
+    and also in evaluation.
+    Saturation: magnitudes above the scale become the scale.
+    Special values: NaN stays NaN in `round` and is encoded as the lower value. Only finite
+    magnitudes count to the mean.
 
     Attributes:
         width: 1.

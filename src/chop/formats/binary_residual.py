@@ -21,12 +21,13 @@ MAX_LEVELS = 8
 class BinaryResidual(LearnableFormat):
     """Residual binarization: the sum of L binary levels, each with a scale.
 
-    Values: the sum over l of scale_l s_l, s_l in {-1, +1}, or {0, 1} if not bipolar.
-    Rounding: r_0 = x; s_l is the sign of r_l, +1 for zeros; r_(l+1) = r_l - scale_l s_l;
-    `stochastic`: the upper value with probability clip((r_l/scale_l + 1)/2, 0, 1), drawn from
-    torch's global generator. scale_l is float32(mean |r_l|) of the tensor, or static. Saturation:
-    beyond the sum of the scales. Special values: NaN stays NaN, and is stored with the lower bits;
-    scales are means of finite magnitudes.
+    Values: the sum over l of scale_l s_l, with s_l in {-1, +1}, or {0, 1} if `bipolar` is False.
+    Rounding: r_0 = x. s_l is the sign of r_l, +1 for zeros, and r_(l+1) = r_l - scale_l s_l. With
+    `stochastic`, the upper value is drawn with probability clip((r_l/scale_l + 1)/2, 0, 1) from
+    torch's global generator. scale_l is float32(mean |r_l|) of the whole tensor, or static.
+    Saturation: magnitudes above the sum of the scales become that sum.
+    Special values: NaN stays NaN in `round` and is encoded with the lower bits. Only finite
+    magnitudes count to the means.
 
     Attributes:
         width: 1, the bits of a level.

@@ -19,10 +19,12 @@ MAX_EXPONENT_WIDTH = 8
 class BlockFP(BlockFormat):
     """Block floating point: signed magnitudes times a power of two per block.
 
-    Values: s 2^E k/2^m, 0 <= k < 2^m, m = `width` - 1; E = floor(log2 amax) + 1, clipped to
-    -bias .. 2^exponent_width - 1 - bias, where amax is the block's largest finite magnitude.
-    Rounding: k to nearest, ties to even. Saturation: at k = 2^m - 1, infinities too. Special
-    values: -0 is preserved; NaN stays NaN, and is stored as 0.
+    Values: s 2^E k/2^m, with the sign s, 0 <= k < 2^m and m = `width` - 1. The block's exponent is
+    E = floor(log2 amax) + 1, clipped to -bias .. 2^exponent_width - 1 - bias. amax is the largest
+    finite magnitude of the block.
+    Rounding: k is rounded to nearest, ties to even.
+    Saturation: larger values, including infinities, get the largest k, 2^m - 1.
+    Special values: -0 is preserved. NaN stays NaN in `round` and is encoded as 0.
 
     Attributes:
         width: bits per element, 2 to 32.

@@ -19,11 +19,12 @@ MAX_BIAS_WIDTH = 8
 class BlockLog(BlockFormat):
     """Signed powers of two with an exponent bias b per block.
 
-    Values: those of `log` with bias b = 2^(width-1) - 1 - ceil(log2 amax), a signed integer
-    clipped to its width; amax is the block's largest finite magnitude.
-    Rounding: log2 |x| to the nearest integer. Saturation: at both ends, infinities too.
-    Special values: zeros of either sign become +2^-b; NaN stays NaN, and is stored as the lowest
-    code.
+    Values: those of `log` with the bias b = 2^(width-1) - 1 - ceil(log2 amax) per block. b is a
+    signed integer, clipped to its width. amax is the largest finite magnitude of the block.
+    Rounding: log2 |x| is rounded to the nearest integer.
+    Saturation: values beyond either end, including infinities, become the nearest end.
+    Special values: zeros of either sign become +2^-b. NaN stays NaN in `round` and is encoded as
+    the lowest code.
 
     Attributes:
         width: bits per element, 2 to 32.

@@ -21,11 +21,12 @@ MAX_BIAS_WIDTH = 8
 class BlockMinifloat(BlockFormat):
     """Minifloats with an exponent bias b per block. Every code is a finite number.
 
-    Values: those of `minifloat_ieee`, variant `finite`, with bias b = 2^exponent_width - 1 -
-    floor(log2 amax), a signed integer clipped to its width; amax is the block's largest finite
-    magnitude, which therefore lies in the top binade.
-    Rounding: to nearest, ties to even. Saturation: beyond the largest value, infinities too.
-    Special values: -0 is preserved; NaN stays NaN, and is stored as 0.
+    Values: those of `minifloat_ieee`, variant `finite`, with the bias b = 2^exponent_width - 1 -
+    floor(log2 amax) per block. b is a signed integer, clipped to its width. amax is the largest
+    finite magnitude of the block, which therefore lies in the top binade.
+    Rounding: to nearest, ties to even.
+    Saturation: larger values, including infinities, become the largest value.
+    Special values: -0 is preserved. NaN stays NaN in `round` and is encoded as 0.
 
     Attributes:
         width: bits per element, 3 to 32.

@@ -21,10 +21,12 @@ WIDTH = 8
 class FP8(ScaledFormat, LearnableFormat):
     """8-bit floats, e4m3 or e5m2, times a scale s that follows the data (FP8 inference).
 
-    Values: s v, v a number of e4m3 (at most 448) or e5m2 (57344); s = float32(amax/largest v),
-    where amax is the group's largest finite magnitude; s = 2^-23 in a group of zeros.
-    Rounding: x/s to nearest, ties to even. Saturation: infinities, and values beyond static
-    scales. Special values: -0 is preserved; NaN stays NaN and does not affect other values.
+    Values: s v, where v is a number of e4m3 (at most 448) or e5m2 (at most 57344). The scale is s =
+    float32(amax/largest v), or 2^-23 in a group of zeros. amax is the largest finite magnitude of
+    the group.
+    Rounding: x/s is rounded to nearest, ties to even.
+    Saturation: infinities, and values beyond the range of a static scale, become the largest value.
+    Special values: -0 is preserved. NaN stays NaN and does not affect other values.
 
     Attributes:
         exponent_width: 4 for e4m3, which has no infinity and one NaN (E4M3FN); 5 for e5m2.

@@ -17,17 +17,20 @@ from chop.formats.scaled import ScaledFormat
 class GroupAffine(ScaledFormat):
     """Asymmetric integers with a bfloat16 scale and a zero point per group of a row.
 
-    Values: s (k - z), 0 <= k < 2^width; s > 0 is a bfloat16, z in [0, 2^width - 1] a multiple of
-    2^(width-8). z is an integer in groups that contain a zero, which is then exact, or no positive
-    value. The minimum of a group's values and 0 has the code 0. The maximum has the last code,
-    the one before, or 2^(width-1); up to 4 bits any code from 2^(width-1) on. Among these grids,
-    alternating fits minimize the sum of squared errors: values are rounded to codes k, then s and
-    z follow by regression. Storage is width + 24/group_size bits. The format is meant for weights:
-    fitting takes about four times as long as the search of `group_integer`.
-    Rounding: x/s + z to nearest, ties to even. Dtypes narrower than float32 round the result once
-    more, so that some groups change again if they are rounded twice. Saturation: values that the
-    fit clips, and infinities. Special values: NaN stays NaN, and is stored as the lowest value;
-    groups of values below 2^(width-127) may become zeros.
+    Values: s (k - z), 0 <= k < 2^width. The scale s > 0 is a bfloat16. The zero point z is a
+    multiple of 2^(width-8) in [0, 2^width - 1]. It is an integer in groups that contain a zero,
+    which is then exact, and in groups without a positive value.
+    Fitting: the grid with the smallest sum of squared errors is chosen by alternating fits, which
+    round the values to codes k and then compute s and z by regression. The minimum of the group's
+    values and 0 has the code 0. The maximum has the last code, the one before, or 2^(width-1); up
+    to 4 bits, any code from 2^(width-1) on. Storage is width + 24/group_size bits per element.
+    Fitting takes about four times as long as the search of `group_integer`, so the format is
+    intended for weights.
+    Rounding: x/s + z is rounded to nearest, ties to even. Dtypes narrower than float32 round the
+    result once more. Rounding a tensor twice can therefore change some groups again.
+    Saturation: infinities, and values that the fit clips, become the nearest end.
+    Special values: NaN stays NaN in `round` and is encoded as the lowest value. Groups of values
+    below 2^(width-127) may become zeros.
 
     Attributes:
         width: bits per element, 2 to 8.

@@ -17,14 +17,18 @@ from chop.formats.searched_scale import SearchedScale
 class GroupInteger(ScaledFormat):
     """Two's-complement integers times a bfloat16 scale of either sign per group of a row.
 
-    Values: s k, -2^(width-1) <= k < 2^(width-1). s minimizes the sum of squared errors of the group
-    (for 2 bits: plus half the square of the sum of errors) among -x_max/c, rounded to bfloat16.
-    x_max is the value of largest magnitude, and c runs from 1/2 to 3/2 of 2^(width-1) in 17 steps
-    (from 6 bits on: integers from 1/2 to 1 of it). s is 2^-23 in a group of zeros. The sign of s
-    gives the lowest code to x_max. Storage is width + 16/group_size bits. The format is meant for
-    weights, because the search takes time.
-    Rounding: x/s to nearest, ties to even. Saturation: values that the search clips, and
-    infinities. Special values: NaN stays NaN, and is stored as 0.
+    Values: s k, -2^(width-1) <= k < 2^(width-1). The scale s is a bfloat16 of either sign, or 2^-23
+    in a group of zeros.
+    Fitting: s is the candidate with the smallest sum of squared errors in the group. For 2 bits,
+    half the square of the summed errors is added. The candidates are -x_max/c, rounded to bfloat16,
+    where x_max is the value of largest magnitude. Their sign makes the code of x_max negative,
+    because there is one more negative code than positive ones. c takes 17 evenly spaced values from
+    1/2 to 3/2 of 2^(width-1). From 6 bits on, c takes the integers from 1/2 to 1 of it. Storage is
+    width + 16/group_size bits per element. The search takes time, so the format is intended for
+    weights.
+    Rounding: x/s is rounded to nearest, ties to even.
+    Saturation: infinities, and values that the search clips, become the nearest end.
+    Special values: NaN stays NaN in `round` and is encoded as 0.
 
     Attributes:
         width: bits per element, 2 to 8.

@@ -31,9 +31,10 @@ class Integer(NumberFormat):
     """Fixed-point numbers k 2^-frac_width.
 
     Values: -2^(width-1) <= k < 2^(width-1), or 0 <= k < 2^width if unsigned.
-    Rounding: to nearest, ties to even; towards minus infinity with `floor`, like truncating
-    hardware. Saturation: values beyond the range become the nearest end, infinities too.
-    Special values: zero is always +0; NaN stays NaN in `round`, and is stored as 0.
+    Rounding: to nearest, ties to even. With `floor`, towards minus infinity, like hardware that
+    truncates.
+    Saturation: values beyond the range, including infinities, become the nearest end.
+    Special values: zero is always +0. NaN stays NaN in `round` and is encoded as 0.
 
     Attributes:
         width: bits per element, 1 to 32. `"auto"` lets `fitted` choose the fewest bits that

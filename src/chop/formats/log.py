@@ -15,10 +15,11 @@ from chop.formats.scaled import ElementFormat
 class Log(ElementFormat):
     """Signed powers of two.
 
-    Values: s 2^E, -bias <= E <= 2^(width-1) - 1 - bias.
-    Rounding: log2 |x| to the nearest integer, or to the nearest value. Saturation: at both
-    ends, infinities too. Special values: without a zero code, zeros of either sign become
-    +2^-bias; NaN stays NaN, and is stored as the lowest code.
+    Values: s 2^E, with the sign s and -bias <= E <= 2^(width-1) - 1 - bias.
+    Rounding: log2 |x| is rounded to the nearest integer, or x to the nearest value (`nearest`).
+    Saturation: values beyond either end, including infinities, become the nearest end.
+    Special values: without a zero code, zeros of either sign become +2^-bias. NaN stays NaN in
+    `round` and is encoded as the lowest code.
 
     Attributes:
         width: bits per element, 2 to 32.

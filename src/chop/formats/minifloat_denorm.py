@@ -13,11 +13,11 @@ from chop.formats.float_format import FloatFormat
 class MinifloatDenorm(FloatFormat):
     """Floating point without a hidden bit: the mantissa is a plain fraction.
 
-    Values: s 2^E k/2^m, -bias <= E <= 2^exponent_width - 1 - bias, 0 <= k < 2^m. m is
-    `width - exponent_width - 1`.
-    Rounding: to nearest, ties to even; just below 2^E the nearest is 2^E. Saturation: beyond the
-    largest value, infinities too. Special values: -0 is preserved; NaN stays NaN, and is stored
-    as 0.
+    Values: s 2^E k/2^m, with the sign s, -bias <= E <= 2^exponent_width - 1 - bias and 0 <= k <
+    2^m. m is `width - exponent_width - 1`.
+    Rounding: to nearest, ties to even. A value just below 2^E can therefore become 2^E.
+    Saturation: larger values, including infinities, become the largest value.
+    Special values: -0 is preserved. NaN stays NaN in `round` and is encoded as 0.
 
     Example:
         >>> import torch

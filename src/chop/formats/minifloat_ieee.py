@@ -13,11 +13,12 @@ from chop.formats.float_format import FloatFormat
 class MinifloatIEEE(FloatFormat):
     """Floating point of any width, with a hidden bit and subnormal numbers.
 
-    Values: s 2^E (1 + f/2^m), E from 1 - bias on; s 2^(1-bias) f/2^m below. m is
-    `width - exponent_width - 1`.
-    Rounding: to nearest, ties to even, with carry into the next binade. Saturation: beyond the
-    largest finite number, infinities too. Special values: -0 is preserved; NaN stays NaN, and is
-    stored as 0 in the variant without a NaN.
+    Values: normal numbers s 2^E (1 + f/2^m) with E >= 1 - bias, and subnormal numbers s 2^(1-bias)
+    f/2^m. s is the sign and m is `width - exponent_width - 1`.
+    Rounding: to nearest, ties to even, with a carry into the next binade.
+    Saturation: larger values, including infinities, become the largest finite number.
+    Special values: -0 is preserved. NaN stays NaN in `round`. The variant without a NaN encodes it
+    as 0.
 
     Attributes:
         variant: meaning of the largest codes: `ieee` infinity and NaN (e5m2: at most 57344), `fn`

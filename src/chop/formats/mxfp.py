@@ -22,11 +22,13 @@ STANDARD = {4: 2, 6: 2}
 class MXFP(BlockFormat):
     """MXFP: minifloats times a power of two per block.
 
-    Values: S times those of `minifloat_ieee` with its default bias and variant: e4m3 and e5m2 in
-    8 bits, e3m2 and e2m3 in 6, e2m1 in 4. S = 2^(floor(log2 amax) - emax), clipped to 2^-127 ..
-    2^127; amax is the block's largest magnitude, emax the exponent of the largest element.
-    Rounding: to nearest, ties to even. Saturation: at S times the largest element. Special
-    values: -0 is preserved; a block with a NaN or an infinity becomes NaN.
+    Values: S times a number of `minifloat_ieee` with its default bias and variant: e4m3 and e5m2 in
+    8 bits, e3m2 and e2m3 in 6, e2m1 in 4. The block's scale is S = 2^(floor(log2 amax) - emax),
+    clipped to 2^-127 .. 2^127. amax is the largest magnitude of the block, and emax the exponent of
+    the largest element.
+    Rounding: to nearest, ties to even.
+    Saturation: larger values become S times the largest element.
+    Special values: -0 is preserved. A block with a NaN or an infinity becomes NaN.
 
     Attributes:
         width: bits per element, 3 to 16.

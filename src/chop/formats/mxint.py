@@ -20,10 +20,11 @@ BLOCK_SIZE = 32
 class MXInt(BlockFormat):
     """MXINT: integers with one integer bit, times a power of two per block.
 
-    Values: S q/2^(width-2), |q| < 2^(width-1), S = 2^floor(log2 amax), clipped to 2^-127 ..
-    2^127; 2^-127 for a block of zeros. amax is the block's largest magnitude.
-    Rounding: q to nearest, ties to even. Saturation: at the largest q on both sides. Special
-    values: zero is always +0; a block with a NaN or an infinity becomes NaN.
+    Values: S q/2^(width-2), |q| < 2^(width-1). The block's scale is S = 2^floor(log2 amax), clipped
+    to 2^-127 .. 2^127, or 2^-127 in a block of zeros. amax is the largest magnitude of the block.
+    Rounding: q is rounded to nearest, ties to even.
+    Saturation: larger values get the largest q of their sign.
+    Special values: zero is always +0. A block with a NaN or an infinity becomes NaN.
 
     Attributes:
         width: bits per element, 2 to 32: 8 is MXINT8, other widths are an extension.

@@ -15,10 +15,12 @@ from chop.formats.scaling import ScaledFloatScale
 class NVFP4(BlockFormat):
     """NVFP4: e2m1 numbers times an e4m3 scale per block and a float32 scale per tensor.
 
-    Values: g s v, v in {0, 0.5, 1, 1.5, 2, 3, 4, 6} of either sign, s = e4m3(amax_block/6/g),
-    g = float32(amax_tensor/(448 6)), at least 2^-126; both amax are of finite magnitudes.
-    Rounding: s and v to nearest, ties to even. Saturation: at 6 g s. Special values: -0 is
-    preserved; a block with a NaN or an infinity becomes NaN.
+    Values: g s v, with v in {0, 0.5, 1, 1.5, 2, 3, 4, 6} of either sign. The scale of a block is s
+    = e4m3(amax_block/6/g). The scale of the tensor is g = float32(amax_tensor/(448 6)), at least
+    2^-126. Both amax are largest finite magnitudes.
+    Rounding: s and v are rounded to nearest, ties to even.
+    Saturation: larger values become 6 g s.
+    Special values: -0 is preserved. A block with a NaN or an infinity becomes NaN.
 
     Rounding twice can change the scale of a block far below the tensor's largest magnitude.
 

@@ -19,11 +19,13 @@ from chop.formats.statistic import Statistic
 class ScaleInteger(ScaledFormat, LearnableFormat):
     """Symmetric integers times a float scale s that follows the data.
 
-    Values: s k, |k| < 2^(width-1); s = float32(amax/(2^(width-1) - 1)), where amax is the group's
-    largest finite magnitude; s = 2^-23 in a group of zeros. Unsigned: 0 <= k < 2^width, and s
-    divides by 2^width - 1. Not symmetric: adds k = -2^(width-1), for static scales.
-    Rounding: x/s to nearest, ties to even. Saturation: values beyond the quantile, and
-    infinities. Special values: zero is always +0; NaN stays NaN, and is stored as 0.
+    Values: s k, |k| < 2^(width-1). The scale is s = float32(amax/(2^(width-1) - 1)), or 2^-23 in a
+    group of zeros. amax is the largest finite magnitude of the group. Unsigned: 0 <= k < 2^width,
+    and s = float32(amax/(2^width - 1)). Not symmetric: k = -2^(width-1) is added, for static
+    scales.
+    Rounding: x/s is rounded to nearest, ties to even.
+    Saturation: infinities, and values beyond the quantile, become the nearest end.
+    Special values: zero is always +0. NaN stays NaN in `round` and is encoded as 0.
 
     Attributes:
         width: bits per element, 2 to 32.

@@ -25,15 +25,15 @@ STEPS = 16
 class SearchedScale(Scaling):
     """Bfloat16 scale s, of either sign, that minimizes the group's sum of e^2, e = s k - x.
 
-    For 2 bits it minimizes sum(e^2) + (sum e)^2 / 2. There, half of the larger values saturate, all
-    of one sign, so that errors add up if inputs have a mean. The expression is the expected squared
-    error of the group's product with inputs of variance 1 and squared mean 1/2.
+    For 2 bits it minimizes sum(e^2) + (sum e)^2 / 2, the expected squared error of the group's
+    product with inputs of variance 1 and squared mean 1/2. Half of the larger values saturate at
+    this width, all of one sign, so their errors add up if the inputs have a nonzero mean.
 
-    Candidates are s = -x_max / c, x_max the value of largest magnitude; s is 2^-23 in a group of
-    zeros. The sign gives x_max the lowest integer -n: there is one more negative integer than
-    positive ones. c runs from n/2 to 3n/2 in steps of n/16, or to n in steps of 1 if those are
-    larger. Integers c find the scale of values that were rounded before. Among equal candidates the
-    first one is taken. Infinities and NaN are ignored.
+    The candidates are s = -x_max / c, where x_max is the value of largest magnitude. Their sign
+    makes the code of x_max negative, because the lowest code is -n and the highest one n - 1. c
+    runs from n/2 to 3n/2 in steps of n/16, or from n/2 to n in steps of 1 if n exceeds 16. Integers
+    c recover the scale of values that are rounded already. The first of equal candidates is taken.
+    A group of zeros gets s = 2^-23. Infinities and NaN are ignored.
 
     A bfloat16 times an 8-bit integer is a float32 number, so products are not rounded.
 

@@ -25,12 +25,15 @@ STATISTICS = ("threshold", "mean", "max", "median")
 class Ternary(LearnableFormat):
     """Three values: -1, 0 and 1, optionally times a scale.
 
-    Values: {-1, 0, 1} times a scale. The scale is 1, or the mean of a channel's magnitudes above
-    the threshold; a channel is an index of the first axis, and a vector is one channel.
-    Rounding: zero up to the threshold, otherwise the sign. The threshold is that of the whole
-    tensor: 0.7 of its mean or median magnitude, 0.05 of its largest one, or a number. Saturation:
-    beyond the scale. Special values: zero is always +0; NaN stays NaN, and is stored as 0;
-    statistics ignore non-finite values. Storage: five values in 8 bits.
+    Values: {-1, 0, 1} times a scale. The scale is 1, or the mean of the channel's magnitudes above
+    the threshold. A channel is an index of the first axis; a vector is one channel.
+    Rounding: magnitudes up to the threshold become zero, larger ones the signed scale. The
+    threshold is one for the whole tensor: 0.7 of its mean or median magnitude, 0.05 of its largest
+    magnitude, or a given number.
+    Saturation: magnitudes above the scale become the scale.
+    Special values: zero is always +0. NaN stays NaN in `round` and is encoded as 0. Only finite
+    magnitudes count to the statistics.
+    Storage: five values take 8 bits.
 
     Attributes:
         width: 2, the bits of an unpacked value.

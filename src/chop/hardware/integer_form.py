@@ -25,7 +25,7 @@ def integer_form(mg: MaseGraph) -> MaseGraph:
     """
     if is_integer(mg):
         return mg
-    # The engine is imported when it is used: it loads parts of torch.fx that take long.
+    # Imported here, because the engine loads slow parts of torch.fx.
     from chop.integer.grids import observed_grids
     from chop.integer.lower import lower
 

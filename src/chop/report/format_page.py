@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ NORMAL_SHAPE = (256, 1024)
 FAR = 1e30
 GRID_POINTS = 2**13
 ROW = 7
+PART = re.compile(r"^(Values|Fitting|Rounding|Saturation|Special values|Storage): ", re.MULTILINE)
+"""Parts of a format's definition in its docstring, one or more lines each."""
 MINIFLOATS = tuple(
     {"width": width, "exponent_width": exponent}
     for width, exponent in ((8, 4), (8, 5), (6, 2), (6, 3), (4, 2))
@@ -204,9 +207,13 @@ def _section(kind: type[NumberFormat], examples: Sequence[Example]) -> str:
         parts.append(f"Also called {', '.join(f'`{name}`' for name in kind.aliases)}.")
     paragraphs = inspect.cleandoc(vars(kind).get("__doc__") or "").split("\n\n")
     parts += [
-        text for text in paragraphs if not text.startswith(("Attributes", "Example", "Source"))
+        # A list item for each part of the definition.
+        PART.sub(r"- **\1:** ", text)
+        for text in paragraphs
+        if not text.startswith(("Attributes", "Example", "Source"))
     ]
-    parts.append("\n".join(_settings(kind)))
+    settings = "\n".join(_settings(kind))
+    parts.append(f"Settings:\n\n{settings}" if settings else "")
     parts += [text for text in paragraphs if text.startswith("Source")]
     parts.append(
         markdown_table([_line(example) | {"made of": example.layout_text} for example in examples])

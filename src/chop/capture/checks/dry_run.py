@@ -123,9 +123,10 @@ def run_once(
         run: state of the model before the call.
         differentiation: gradients to compute. Default: none, the call runs without gradients.
     """
-    # The model may write into its inputs, and they are for several runs.
+    # The model may write into its inputs, which later runs need unchanged.
     own = {name: tree_map(copied, value) for name, value in arguments.items()}
     given, leaves = differentiation.prepare(own) if differentiation else (own, {})
+    # The snapshot sees writes into tensors; a buffer that is assigned anew is a different object.
     before = dict(model.named_buffers())
     seed_unusually()
     with torch.set_grad_enabled(differentiation is not None):
@@ -212,12 +213,14 @@ class _StateProbe:
             fresh = self._second_call(other, ())
         later = self._second_call(other, None)
         changed = eager_run.changed
+        # Parameters and submodules made by the first call are state in any case, read or not.
         built = {key for key in changed if key[1] in (PARAMETERS, MODULES)}
         stateful = built
         if _differ(fresh, later):
             stateful |= self._affecting(
                 changed - built, lambda keys: _differ(fresh, self._second_call(other, keys))
             )
+        # A value that is set once and then stays the same is a cache, which needs no warning.
         unread = (changed & self._changing) - stateful
         if later is not None:
             stateful |= self._read_later(unread, other, later)
@@ -283,6 +286,8 @@ class _StateProbe:
     def _affecting(self, keys: Iterable[Key], alters: Callable[[set[Key]], bool]) -> set[Key]:
         """Returns the attributes that alter a result on their own; all if only combinations do."""
         groups = self._groups(keys)
+        # One call per attribute; attributes that matter only together cannot be told apart this
+        # way.
         alone = [group for group in groups if alters(group)]
         return set().union(*(alone or groups))
 
@@ -334,7 +339,7 @@ class _Writers(dict[Key, tuple[str, str]]):
         self._before = before
 
     def __missing__(self, key: Key) -> tuple[str, str]:
-        # A container that was filled in place: by its owner, for all that can be seen.
+        # The container was filled in place, which no hook sees: its owner is the likely writer.
         owner = type(self._model.get_submodule(key[0]))
         return key[0], self._before.where(key) or definition_line(owner)
 
@@ -367,6 +372,7 @@ def _differ(one: Call | None, other: Call | None) -> bool:
     if one is None or other is None:
         return one is not other
     written, others = list(one.written.values()), list(other.written.values())
+    # State that is written differently changes a later result, even if this one is the same.
     if len(one.outputs) != len(other.outputs) or one.written.keys() != other.written.keys():
         return True
     pairs = zip([*one.outputs, *written], [*other.outputs, *others], strict=True)

@@ -45,7 +45,7 @@ def _multiply_adds(node: fx.Node, captured: nn.Module, values: Mapping[fx.Node, 
         if not weights and name in _PRODUCTS:
             sizes = [x.shape[-1] for x in inputs if isinstance(x, Tensor) and x.dim() > 0]
             return outputs * _example_size(sizes[0]) if sizes else 0
-    # Each weight of a linear layer or a convolution meets each position of the result.
+    # Linear layers and convolutions apply each weight at each position of the result.
     return sum(x.numel() * outputs // _channels(x, result) for x in weights)
 
 

@@ -104,6 +104,7 @@ def difference(captured: Gradients, expected: Gradients, tolerance: float) -> tu
         expected: gradients of the model.
         tolerance: relative to the largest entry of each gradient.
     """
+    # A detached output trains nothing, which no comparison of values shows.
     if captured.required != expected.required:
         what = "an output requires a gradient, unlike the model's"
         if sum(captured.required) < sum(expected.required):
@@ -125,8 +126,11 @@ def difference(captured: Gradients, expected: Gradients, tolerance: float) -> tu
         for name, x in expected.by_name.items()
         if x is not None and not _is_equal(captured.by_name[name], x)
     }
+    # One comparison of all gradients at once settles the usual case. Only if it fails is each
+    # gradient compared on its own.
     if not known or _are_close(captured, expected, known, tolerance * _FAINT):
         return "", set()
+    # A gradient that is zero in exact arithmetic consists of rounding errors, which differ.
     floor = _FAINT * max(_largest(x) for x in expected.by_name.values() if x is not None)
     errors = {name: _error(captured.by_name[name], x, floor) for name, x in known.items()}
     wrong = {name for name, error in errors.items() if error > tolerance}
@@ -169,6 +173,7 @@ def _error(captured: Tensor | None, expected: Tensor, floor: float) -> float:
     gaps = ours - theirs
     gap = _norm(gaps)
     if not math.isfinite(gap):
+        # Equal infinities and NaNs on both sides are no difference; subtracting them gives NaN.
         both = (ours == theirs) | (ours.isnan() & theirs.isnan())
         gap = _norm(torch.where(both, 0.0, gaps).nan_to_num(float("inf")))
     return gap / max(_largest(expected), floor, torch.finfo(torch.float32).tiny)
@@ -204,6 +209,7 @@ def _direction(tensor: Tensor) -> Tensor:
 
 
 def _fixed(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    # The CPU's generator gives the same direction for the model and its capture on any device.
     generator = torch.Generator().manual_seed(_SEED)
     dtype = like.dtype if like.dtype.itemsize >= 4 else torch.float32
     return torch.randn(shape, generator=generator, dtype=dtype).to(like.device, like.dtype)
@@ -217,6 +223,7 @@ def _sketch(gradient: Tensor | None) -> Tensor | None:
         gradient = gradient.to_dense()
     if gradient.numel() <= _WHOLE:
         return gradient
+    # A product with a random vector differs if a row does, and takes a column of memory.
     rows = gradient.reshape(gradient.shape[0], -1)
     return rows @ _fixed((rows.shape[1],), rows)
 

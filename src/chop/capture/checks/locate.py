@@ -52,6 +52,7 @@ def locate(
 
 def _last_reader(captured: CapturedModule, parameters: Collection[str]) -> tuple[str, str] | None:
     """Returns the place of the last node that reads one of the parameters."""
+    # Gradients flow backwards, so an error at the last reader is the first one on their way.
     for node in reversed(captured.graph.nodes) if parameters else ():
         read = {str(x.target) for x in node.all_input_nodes if x.op == "get_attr"}
         if node.op == "call_module":
@@ -79,6 +80,7 @@ def _first_difference(
     reader = _FirstDifference(captured, seen)
     with tried, preserve_state(captured, thorough=True), torch.no_grad():
         captured.train(training)
+        # The same seed as that of the eager run, so that dropout masks agree.
         seed_unusually()
         reader.run(*(arguments.get(node.target) for node in reader.placeholders))
     return reader.difference
@@ -110,6 +112,7 @@ class _EagerResults(TorchFunctionMode):
         return self._record_call(original, function, *args, **kwargs)
 
     def _record_call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        # Only the outermost call counts: the graph has one node for it.
         if self._inside:
             return function(*args, **kwargs)
         self._inside = True
@@ -139,10 +142,11 @@ class _FirstDifference(fx.Interpreter):
             CaptureError: the node is the first that differs.
         """
         where = _OUTPUT if n.op == "output" else n.meta.get("source")
+        # Nodes without a line were added by the capture and have no counterpart in the model.
         if where is None:
             return super().run_node(n)
         for source in n.all_input_nodes:
-            # The model has gone on to something else before it came here.
+            # The model computed something else before it reached this line.
             if "source" in source.meta and not _are_in(self.env[source], self._seen.given[where]):
                 self._stop(source)
         try:
@@ -168,6 +172,7 @@ def _fingerprint(tensor: Tensor) -> _Fingerprint:
     values = (values.abs() if values.is_complex() else values).double().abs().nan_to_num()
     if values.numel() == 0:
         return tuple(tensor.shape), 0.0, 0.0
+    # These values identify a result well enough to place a difference, and take no memory.
     return tuple(tensor.shape), float(values.mean()), float(values.max())
 
 

@@ -26,7 +26,7 @@ from chop.errors import CaptureError, GuardError
 
 _TOLERANCE = 1e-3
 
-# With the operators of the model in its order; those of attention are taken apart.
+# For captures with the operators and the order of the model; only attention is decomposed.
 _CLOSE = 1e-4
 _GRADIENT_TOLERANCE = 1e-2
 
@@ -34,7 +34,7 @@ _MOST_IN_TRAINING = 1.5e6
 _MOST_IN_EVAL = 4e5
 """Multiply-adds per node up to which checks with gradients take under a quarter of the capture."""
 
-# Between two roundings to bfloat16 at other places of one formula.
+# For results that differ by roundings to bfloat16 at different steps of one formula.
 _LOWERED = 5e-2
 
 
@@ -74,7 +74,7 @@ def find_mismatch(
     Raises:
         CaptureError: in a second call the capture forgets what the model keeps.
     """
-    # Hooks of the model that the graph runs too may fill attributes of the model.
+    # The graph runs the hooks of the model too, which may set attributes of the model.
     with preserve_state(model):
         reason = _compare(captured, example, eager_run, _TOLERANCE)
     kind = _autocast_device(captured, example)

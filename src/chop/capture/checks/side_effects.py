@@ -27,7 +27,10 @@ def record(fallback: Fallback) -> tuple[Recording, list[DryRun]]:
     dry_runs = [] if first is None else [first]
     fallback.stateful.update({} if first is None else first.stateful)
     recording = fallback.record()
+    # Recorded again only if the checks below find more modules that have to stay whole.
     known = len(fallback.stateful) + len(fallback.mutated_buffers)
+    # An eager run in train() costs a forward pass, so only a recording that changed other
+    # attributes there causes one.
     if first is not None and fallback.changed_in_training - first.changed:
         in_train = run_eagerly(fallback.model, fallback.example, fallback.fixed, training=True)
         if in_train is not None:

@@ -56,7 +56,9 @@ def hf_capture_patches(
             if getattr(config, "use_cache", False) and not with_cache:
                 _set(changes, config, "use_cache", False)
             if EXPERTS in vars(config):
+                # The default loops over the experts that a batch uses, which depends on its values.
                 _set(changes, config, EXPERTS, "batched_mm")
+        # Layer dropping is a random decision of Python, which a graph would fix.
         for owner in (*model.modules(), *_configs(model)):
             for name in _LAYER_DROPS:
                 if vars(owner).get(name):
@@ -105,6 +107,7 @@ def patch_mask_sizes(sizes: Sizes, with_cache: Recording | None) -> Iterator[Non
     with contextlib.ExitStack() as changes:
         if masks is not None:
             skips, name = getattr(masks, IGNORE_CAUSAL_MASK), IGNORE_CAUSAL_MASK
+            # A given mask is always used, so that the graph is valid for masks with padding.
             _set(changes, masks, name, lambda mask, *x, **y: mask is None and skips(mask, *x, **y))
             _set(changes, masks, PREPROCESS, _repeat_positions(getattr(masks, PREPROCESS)))
             if with_cache is not None:
@@ -134,6 +137,7 @@ def _padded(recording: Recording, attention_mask: Any, kv_length: Any, kv_offset
     if attention_mask is None:
         return None
     with recording.untraced():
+        # The recorded value only needs its own identity; the node pads at run time.
         padded = attention_mask.clone()
     call = (attention_mask, kv_length + kv_offset)
     recording.emit("call_function", pad_attention_mask, call, {}, padded)
@@ -145,6 +149,7 @@ def _attend(
 ) -> Any:
     if attention_mask is None:
         return usual(module, q, k, v, attention_mask, **rest)
+    # With a mask, one token and several give the same result, so these size tests are no guards.
     with sizes.evaluated_by(model=False):
         return usual(module, q, k, v, attention_mask, **rest)
 

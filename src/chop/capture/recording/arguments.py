@@ -31,7 +31,7 @@ _PLAIN = (
     torch.memory_format,
 )
 
-# How torch writes a size that is not known; most texts have no such word.
+# Pattern of a symbolic size in a text; a cheap test before the search for names.
 _SYMBOL = re.compile(r"s\d+")
 
 _PYTHON_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
@@ -119,6 +119,7 @@ class ArgumentWriter:
         items = {key: self.write(item) for key, item in value.items()}
         if not dataclasses.is_dataclass(value):
             return items
+        # Output dataclasses of transformers omit fields that are None.
         given = {key: item for key, item in items.items() if item is not None}
         return self._graph.call_function(type(value), (), given)
 

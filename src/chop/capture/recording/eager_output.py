@@ -41,6 +41,7 @@ class EagerOutput:
             sizes: sizes of the recording.
             sources: tensors it was computed from: arguments and parameters.
         """
+        # Sizes of the leaf's own inputs come first: an equal size elsewhere is a coincidence.
         known = [size for tensor in sources for size in tensor.shape]
         trained = any(tensor.requires_grad for tensor in sources)
 

@@ -94,7 +94,7 @@ class FakeCache:
     def _keep(self, subject: Any, arguments: Any, result: Any) -> None:
         templates = _templates(result, arguments)
         if templates:
-            # The key is of now, since the run may have found two sizes to be the same.
+            # The key is computed after the run, which may have made two sizes equal.
             self._entries[_key((subject, arguments))] = (templates, isinstance(result, tuple))
 
 
@@ -105,6 +105,7 @@ def _replay(templates: tuple[_Template, ...], several: bool, sources: list[Tenso
 
     if not any(template.requires_grad for template in templates):
         return make()
+    # Any differentiable source gives the result a history; autograd never runs it.
     source = next(tensor for tensor in sources if tensor.requires_grad)
     return _Computed.apply(source, make)  # type: ignore[no-untyped-call]
 
@@ -138,6 +139,7 @@ def _has_backed_sizes(tensor: Tensor) -> bool:
 
 def _key(call: Any) -> Hashable:
     """Returns a key that is equal for calls that differ only in data."""
+    # Under autocast, dtypes depend on casts that the arguments do not show.
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise _NotComparableError
     modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype())

@@ -13,8 +13,8 @@ from chop.captured.runtime import swap_grad_mode
 from chop.private.torch_api import SET_GRAD_ENABLED
 
 _CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
-# `set_grad_enabled` switches when it is made, remembers what it found then, and may be entered or
-# used as a decorator later.
+# `set_grad_enabled` switches and saves the previous mode when it is created. It may be entered, or
+# used as a decorator, later.
 _BEGINS = ("__init__", "__enter__")
 _ENDS = ("__exit__", "__call__")
 
@@ -31,7 +31,7 @@ class GradModes:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        # By the region, which is kept so that no other object takes its identity.
+        # By the id of the region; the reference prevents another object from getting the same id.
         self._begun: dict[int, tuple[object, fx.Node]] = {}
         self._region: object | None = None
         self._ends = False
@@ -54,7 +54,7 @@ class GradModes:
             return
         self._region, self._ends = region, ends
         if not ends and not isinstance(region, torch.set_grad_enabled):
-            self._begun.pop(id(region), None)  # entered again, it looks again
+            self._begun.pop(id(region), None)  # a region that is entered again reads the mode again
         try:
             yield
         finally:

@@ -115,5 +115,5 @@ class GraphBreak:
         for word, plain in _TORCH_TYPES.items():
             text = re.sub(rf"\b{word}\b", plain, text)
         text = _SYMBOL.sub(lambda match: self.names.get(match[0], match[0]), text)
-        # The names of the project's own errors say nothing that the text does not.
+        # The class names of the project's own errors add nothing to the text.
         return text if type(self.error).__module__.startswith("chop.") else f"{kind}: {text}"

@@ -151,6 +151,7 @@ def _changed_attribute(module: nn.Module, before: _Fields) -> tuple[str, Any, An
         for key in differing(old, new) if old or new else ():
             return (key if name in MEMBERS else name.lstrip("_")), ..., ...
     for name in differing(fields, now):
+        # An attribute that the leaf's own code never mentions cannot change its result.
         if name not in _CONTAINERS and _reads(module, name):
             return name, fields.get(name, ...), now.get(name, ...)
     return None

@@ -14,7 +14,7 @@ from chop.captured.nodes.targets import mutates_input
 from chop.private.symbolic_shapes import outside_fake_mode
 from chop.private.torch_api import OVERLOADS
 
-# These turn a tensor into a Python value, which a recording on fake tensors cannot know.
+# These convert a tensor to a Python value, which fake tensors do not have.
 DATA_DEPENDENT_METHODS = frozenset(
     {
         *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__nonzero__"),
@@ -30,7 +30,7 @@ def call_on_fakes(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls an operator on fake tensors.
 
     Raises:
-        NoShapesError: an operator of another library has no fake kernel.
+        MissingFakeKernelError: an operator of another library has no fake kernel.
     """
     try:
         return function(*args, **kwargs)

@@ -68,7 +68,7 @@ class TorchSeedWatch:
         seed_unusually()
         self.accept()
         generator = vars(torch.random)["default_generator"]
-        # Every function of torch.random sets the generator of the CPU too, and by this name.
+        # All functions of torch.random set the CPU generator as well, through this name.
         vars(torch.random)["default_generator"] = _ReadOnlyGenerator(generator, self._is_recording)
         try:
             yield
@@ -81,7 +81,7 @@ class TorchSeedWatch:
 
     def check_unset(self) -> None:
         """Raises CaptureError if a method of a default generator has seeded it."""
-        # A device that was first used meanwhile has a generator more.
+        # A device that was used for the first time has added a generator.
         if any(now != then for now, then in zip(_seeds(), self._seeds, strict=False)):
             raise _seeded()
 

@@ -149,7 +149,7 @@ class Recorder(TorchFunctionMode):
         Raises:
             Exception: any error that stopped the run; `graph_break` then has its place.
         """
-        # Not before: a probe of another dtype has put fake members in the place of the model's.
+        # Created here, because a probe of another dtype replaces the model's members by fake ones.
         self._leaf_attributes = LeafAttributes(model, self._leaves, self._running)
         with (
             self._seeds.watch(),
@@ -206,7 +206,7 @@ class Recorder(TorchFunctionMode):
             with self._inside_operator():
                 yield
         finally:
-            # Draws inside a leaf are allowed, and do not count for the modules around it.
+            # Leaves may draw; their draws must not be attributed to the modules around them.
             draws.restore()
             self._seeds.accept()
 
@@ -221,7 +221,8 @@ class Recorder(TorchFunctionMode):
             for tensor in tensors_in([*args[:1], *kwargs.values()]):
                 self.before_write(tensor)
                 if self._recording and not isinstance(tensor, FakeTensor):
-                    # After the write it would look as if an earlier call had computed it.
+                    # Registered before the write. Afterwards it would look like the result of an
+                    # earlier call.
                     self.writer.find_node(tensor)
         if not self._recording:
             self._operator_count += 1
@@ -293,13 +294,13 @@ class Recorder(TorchFunctionMode):
             self.writer.emit("call_function", getattr, (args[0], name), {}, value)
         if name == DTYPE:
             self._guard_on(DTYPE, args[0])
-        # Real runs without gradients check what was recorded for a tensor that requires one.
+        # Answers of True are checked by real runs without gradients.
         if name == "requires_grad" and not value and self.writer.is_node(args[0]):
             self.requires_grad_reads.append(current_line())
         return value
 
     def _guard_on(self, what: str, tensor: Tensor) -> None:
-        # Models ask often, and finding the line takes a walk up the stack.
+        # Models query often, and finding the line takes a walk up the stack.
         if what not in self.query_lines and self.writer.is_node(tensor):
             self.query_lines[what] = current_line()
 
@@ -345,7 +346,7 @@ class Recorder(TorchFunctionMode):
             self._check_buffers(path, module, buffers)
             draws.check_unmoved()
             self._seeds.check_unset()
-            # Found at the exit of the module that made it, and not at its first reader elsewhere.
+            # Detected at the exit of the module that caused it, not at the first reader elsewhere.
             for tensor in result if isinstance(result, tuple | list) else (result,):
                 if isinstance(tensor, FakeTensor) and not self.writer.is_node(tensor):
                     self.writer.find_node(tensor)
@@ -365,7 +366,7 @@ class Recorder(TorchFunctionMode):
         check_buffers(path, module, before, source, self._replaced.write if self.training else None)
 
     def _check_recorded(self, result: Any) -> None:
-        # Found at the exit of the module that made it, and not at its first reader elsewhere.
+        # Detected at the exit of the module that caused it, not at the first reader elsewhere.
         tensors = result if isinstance(result, tuple | list) else (result,)
         for tensor in tensors:
             if isinstance(tensor, FakeTensor) and not self.writer.is_node(tensor):

@@ -45,6 +45,7 @@ class RecurrentKernels:
             x.new_empty((rows, *x.shape[2:]), requires_grad=False), x.requires_grad
         )
         batch_sizes = torch.empty(steps, dtype=torch.int64)
+        # The number of rows is not in the packed data. The tensor is stored to keep its identity.
         self._batch[id(batch_sizes)] = (batch_sizes, batch)
         return data, batch_sizes
 

@@ -36,6 +36,7 @@ class ReplacedBuffers:
             return False
         if id(new) in self._first:
             return True
+        # A buffer can be replaced several times; all copies go into the one that the graph reads.
         first = self._first.get(id(old), old)
         if not self._fits(first, new):
             return False
@@ -79,6 +80,7 @@ class ReplacedBuffers:
         copies = {copy for copy, *_ in self._copies}
         for copy, target, value, is_replaced in self._copies:
             node = copy.next
+            # The node list is a ring whose root follows the last node.
             while node.op != "root":
                 reads = is_replaced and any(get_memory(x) is target for x in node.all_input_nodes)
                 writes = any(get_memory(x) is get_memory(value) for x in written_by(node))

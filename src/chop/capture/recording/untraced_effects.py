@@ -77,6 +77,7 @@ class UntracedEffects:
         }
         self._modes = [(path, module, module.training) for path, module in children.values()]
         self._contents = list(_contents(arguments))
+        # The caller may have enabled it, which is not the model's doing.
         self._inference = torch.is_inference_mode_enabled()
 
     def check_mode(self) -> None:

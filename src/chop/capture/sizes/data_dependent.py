@@ -14,7 +14,7 @@ from chop.captured.runtime import guard_value
 from chop.errors import CaptureError
 from chop.private.symbolic_shapes import outside_fake_mode
 
-# Most readings of more numbers than these are tables, which a node should not hold.
+# Longer reads are mostly tables, which a node should not contain.
 _MAX_READ_ELEMENTS = 1024
 
 

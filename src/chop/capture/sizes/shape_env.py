@@ -20,6 +20,8 @@ class GuardedShapeEnv(ShapeEnv):
 
     def __init__(self) -> None:
         super().__init__(
+            # Two equal sizes of the example are separate symbols, and zero and one are constants,
+            # as torch's kernels treat them.
             duck_shape=False,
             specialize_zero_one=True,
             prefer_deferred_runtime_asserts_over_guards=False,
@@ -45,6 +47,7 @@ class GuardedShapeEnv(ShapeEnv):
         """Stores a condition that decided the recording, with the line of the model."""
         if condition not in self.tests:
             self.tests[condition] = current_line()
+        # Cached results of operators rely on these tests, so a later recording keeps them.
         if not self.evaluated_by_model:
             self._inside_operators[condition] = self.tests[condition]
 
@@ -69,7 +72,7 @@ class GuardedShapeEnv(ShapeEnv):
     def _get_stack_summary(
         self, is_debug: bool = False, framework_loc: str | None = None
     ) -> tuple[SLoc, str]:
-        # Stack summaries are a third of the time of a capture, and `keep` has the line.
+        # Stack summaries take a third of the time of a capture, and `keep` records the line.
         return SLoc(None, None), ""
 
     def _log_guard(self, prefix: str, g: Any, forcing_spec: bool) -> None:

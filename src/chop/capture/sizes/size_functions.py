@@ -15,7 +15,7 @@ from sympy.logic.boolalg import BooleanAtom
 
 from chop.private.symbolic_shapes import PythonPrinter, SymNode, size_functions
 
-# Functions of `math` that torch has as operations on sizes.
+# Functions of `math` that torch supports on sizes.
 _OPAQUE_NAMES = (
     *("sqrt", "exp", "log", "log2", "sin", "cos", "tan"),
     *("sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh"),
@@ -24,7 +24,7 @@ _OPAQUE: Mapping[str, type] = {
     name: getattr(size_functions, f"OpaqueUnaryFn_{name}") for name in _OPAQUE_NAMES
 }
 
-# How each kind of size expression is computed at run time: one Python function per sympy class.
+# Python function that computes each kind of size expression at run time, by sympy class.
 COMPUTE: Mapping[type, Callable[..., Any]] = {
     sympy.Pow: operator.pow,
     sympy.Eq: operator.eq,

@@ -41,6 +41,7 @@ def _test_bounds(bounds: slice, size: Any) -> None:
         if isinstance(bound, Tensor) or bound is None or bound in (-1, 0, 1):
             continue
         inside = -bound <= size if bound < 0 else bound <= size
+        # The conversion makes torch decide the test, which the shape environment stores.
         bool(inside)
 
 

@@ -96,8 +96,8 @@ class Sizes:
                 shape_env=self._env, allow_non_fake_inputs=True, static_shapes=not symbolic
             )
             if symbolic:
-                # torch checks each entry of its cache by arithmetic on sizes, half of the time of a
-                # recording; `FakeCache` has what repeats.
+                # torch checks each entry of its cache by arithmetic on sizes, which takes half of
+                # the time of a recording. `FakeCache` replaces it.
                 self._mode.cache_enabled = False
         self._origins: dict[sympy.Symbol, tuple[fx.Node, int | None]] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
@@ -308,6 +308,8 @@ class Sizes:
             return list(self._fixed)
         guards = list(self._fixed)
         for condition, where in self._env.tests.items():
+            # Data-dependent sizes are unknown before a call, so only conditions on inputs can be
+            # checked.
             if condition.free_symbols <= self._names.keys() and not _always_true(condition):
                 guards.append(ShapeGuard(self._print(condition), where))
         for condition, where in self._env.emptiness_tests.items():

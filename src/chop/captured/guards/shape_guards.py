@@ -84,7 +84,7 @@ _FUNCTIONS: Mapping[str, Any] = {
     "abs": abs,
     "float": float,
     "round": _rounded,
-    # How torch writes two of them in the conditions that it prints.
+    # Spelling of two of them in the conditions that torch prints.
     "torch.sym_float": float,
     "torch._sym_sqrt": math.sqrt,
     **{f"math.{name}": getattr(math, name) for name in _MATH},

@@ -114,7 +114,7 @@ def positions_or_default(positions: Any, ids: Tensor, mask: Any, start: int, by_
         return positions
     if by_mask:
         return ((mask.cumsum(1) * mask) - 1).long()[:, start:]
-    # Sharded as the tokens are, where these are sharded.
+    # Sharded like the tokens, if these are sharded.
     return torch.ones_like(ids).cumsum(1) - 1 + start
 
 
@@ -328,7 +328,7 @@ def _traced_class() -> Any:
         def __init__(self, example: Any, node: fx.Node, recording: Recording) -> None:
             self.node, self._recording = node, recording
             self._windows = [getattr(layer, "sliding_window", None) for layer in example.layers]
-            # While the model runs, every new tensor is fake already, and no size is free.
+            # While the model runs, every new tensor is fake and no size is free.
             self._length = recording.free_number(f"{node.target} length", PAST)
             self._sizes = {
                 window: _free_sizes(f"{node.target}", window, recording) for window in self._windows

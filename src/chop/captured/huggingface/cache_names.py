@@ -33,7 +33,7 @@ def cache_name(model: nn.Module) -> str:
 
 def find_cache(values: Mapping[str, Any]) -> tuple[str, Any]:
     """Returns the cache among arguments or outputs, with its name; None if there is none."""
-    # An output of transformers warns where it is asked for the older name, which comes second.
+    # Outputs of transformers warn about reads of the older name, so the newer one comes first.
     present = (name for name in CACHE_NAMES if values.get(name) is not None)
     name = next(present, CACHE_NAMES[0])
     return name, values.get(name)
@@ -43,7 +43,7 @@ def requests_cache(model: nn.Module, names: Collection[str]) -> bool:
     """Returns whether the input names request a graph with a cache."""
     module = sys.modules.get("transformers.modeling_utils")
     is_transformers = module is not None and isinstance(model, module.PreTrainedModel)
-    # Other models may call anything `cache`.
+    # Other models may use the name `cache` for anything.
     return not {*names}.isdisjoint(CACHE_NAMES if is_transformers else CACHE_NAMES[1:])
 
 

@@ -78,7 +78,7 @@ def build_generation_config(record: CaptureRecord) -> Any:
     if settings is None:
         return GenerationConfig.from_model_config(record.config)
     for name in settings:
-        # Settings become attributes; these would take the place of functions.
+        # Settings become attributes, and these names would replace functions.
         if name.startswith("__") or callable(getattr(GenerationConfig, name, None)):
             raise CaptureError(f"generation_config: '{name}' is not a setting of generate")
     try:

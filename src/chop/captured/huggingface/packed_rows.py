@@ -44,7 +44,7 @@ def joins_packed_rows(
         model.eval()
         try:
             joined, apart = (_first_output(model, given, **flag) for flag in ({}, {_FLAG: False}))
-        except Exception:  # the model's own: it takes no such flag, or no such positions
+        except Exception:  # raised by a model that does not accept the flag or the positions
             return False
     return distance(joined, apart) > 0
 

@@ -195,7 +195,7 @@ def _run(
         kind = torch.bool if mask is None else torch.result_type(mask, mask)
         if kind != torch.bool and not kind.is_floating_point:
             raise RuntimeError(f"expected masks of bool or floating numbers, got {kind}")
-    # As in torch: the hint stands for the mask where no other mask is to be merged with it.
+    # As in torch, the hint replaces the mask unless another mask has to be merged with it.
     is_causal = options["is_causal"] and padding is None and not options["need_weights"]
     attn_mask = None if is_causal else attn_mask
     query, key, value = (run(x) for run, x in zip(project, inputs, strict=False))

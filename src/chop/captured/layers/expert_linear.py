@@ -140,6 +140,7 @@ def apply_by_expert(
         IndexError: an expert number is out of range.
     """
     num_experts, outputs = sizes
+    # Sorted by expert, the rows of one expert are adjacent, so that one product serves them all.
     order = expert.argsort(stable=True)
     counts = torch.bincount(expert, minlength=num_experts).tolist()
     if len(counts) > num_experts:
@@ -148,6 +149,7 @@ def apply_by_expert(
     results = [multiply(rows, number) for number, rows in enumerate(parts) if len(rows)]
     if not results:
         return input.new_empty(0, outputs)
+    # The inverse permutation brings the rows back into the order of the input.
     return torch.cat(results)[order.argsort()]
 
 
@@ -177,7 +179,7 @@ def stack_in_state_dicts(module: nn.Module, transposed: bool) -> None:
         transposed: (E, I, O) instead of (E, O, I).
     """
     vars(module)[IS_TRANSPOSED] = transposed
-    # A layer that takes over another's `__dict__` has its hooks: they may not know the layer.
+    # A layer that takes over another's `__dict__` shares its hooks, which may not support it.
     copy_state_dict_hooks(module)
     module.register_state_dict_post_hook(_saved)
     before_load_state_dict(module, functools.partial(_loaded, transposed))

@@ -134,12 +134,13 @@ class _Swap:
         self._stays = stays
         self._swaps = swaps
         self._twins: dict[int, nn.Module] = {}
-        self._originals: list[nn.Module] = []  # an id holds as long as its object
+        self._originals: list[nn.Module] = []  # ids stay valid as long as their objects exist
         self._slices: Slices = {}
         self._matrices: Matrices = {}
 
     def get_twin(self, module: nn.Module, path: str) -> nn.Module:
         """Returns the substitute of a module (itself for most), with substituted children."""
+        # A layer that occurs at several paths has one substitute, so that it stays one layer.
         if id(module) in self._twins:
             return self._twins[id(module)]
         self._originals.append(module)
@@ -191,6 +192,7 @@ def _knows_layers(module: nn.Module) -> bool:
 def _as_plain(module: nn.Module, plain: type[nn.Module]) -> nn.Module:
     twin: nn.Module = plain.__new__(plain)
     nn.Module.__init__(twin)
+    # The substitute has the attributes and parameters themselves: the graph trains the model's own.
     twin.__dict__.update(vars(module))
     set_members(twin, children=dict(own_children(module)))
     vars(twin)[STANDS_FOR] = type(module)

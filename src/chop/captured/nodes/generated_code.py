@@ -53,8 +53,8 @@ def _written(node: fx.Node) -> Any:
         return ".".join(map(_escaped, str(node.target).split(".")))
     if node.op != "placeholder":
         return node.target
-    # While code is written, the text of a node is a name that nothing else in the code has. No
-    # code calls the builtin `input`, which is what most of torch's layers call theirs.
+    # The text of a node has to be a unique name in the generated code. The builtin `input` is
+    # allowed, because most of torch's layers use this name and no generated code calls it.
     name = input_name(node)
     return node.target if name == "input" else str(node.target)[: -len(name)] + repr(node)
 
@@ -94,7 +94,7 @@ def _escaped(name: str) -> str:
         return name
     if keyword.iskeyword(name):
         return _escape(name[0]) + name[1:]
-    # Quotes, backslashes and line breaks would end the text.
+    # Quotes, backslashes and line breaks would end the string.
     return "".join(x if x.isascii() and (x.isalnum() or x in "_- ") else _escape(x) for x in name)
 
 

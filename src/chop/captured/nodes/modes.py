@@ -69,6 +69,7 @@ def absent_nodes(graph: fx.Graph, is_training: IsTraining) -> set[fx.Node]:
             fx.node.map_arg(chosen(node, is_training), read.add)
         training, path = node.meta.get(MODE, (None, ""))
         is_of_other = training is not None and training != is_training(path)
+        # Passes may have added readers without a mode, which have no input in the other mode.
         if is_of_other or not absent.isdisjoint(read):
             absent.add(node)
     return absent
@@ -122,7 +123,9 @@ class Forwards:
     def __init__(self, paths: list[str], make: Callable[[IsTraining], Callable[..., Any]]) -> None:
         self._paths, self._make = paths, make
         self._known = {
-            flags: self._made(flags) for flags in ((True,) * len(paths), (False,) * len(paths))
+            # Both common combinations are compiled at once; others follow when a part is frozen.
+            flags: self._made(flags)
+            for flags in ((True,) * len(paths), (False,) * len(paths))
         }
 
     def _made(self, flags: tuple[bool, ...]) -> Callable[..., Any]:

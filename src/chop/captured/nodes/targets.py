@@ -66,7 +66,7 @@ _EFFECTS = frozenset(
 
 _IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in _IN_PLACE_NAMES)
 
-# Dead draws stay: without them every later draw of the model would change.
+# Unused random draws stay: removing one would change every later draw.
 _RANDOM_NAMES = frozenset(
     {
         *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
@@ -133,7 +133,7 @@ def mutates_input(function: Callable[..., Any]) -> bool:
     if name[2:-2] in (*_IN_PLACE_NAMES, "idiv"):
         return True
     if getattr(function, "__module__", "") == operator.add.__module__:
-        return False  # `and_`, `or_` and `not_` are words of Python
+        return False  # `and_`, `or_` and `not_` are Python operators
     return name.endswith("_") and not name.endswith("__")
 
 

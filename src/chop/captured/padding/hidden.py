@@ -101,7 +101,7 @@ def visible(x: Tensor) -> Tensor:
 
 
 def _select_visible(x: Tensor, hidden: Tensor) -> Tensor:
-    if not x.is_contiguous():  # in the order of the memory, so that rows are whole there
+    if not x.is_contiguous():  # in memory order, so that rows stay whole
         order = sorted(range(x.dim()), key=x.stride, reverse=True)
         x, hidden = x.permute(order), hidden.permute(order)
     while hidden.dim() > 1 and hidden.stride(-1) == 0:  # selecting rows is faster
@@ -246,7 +246,7 @@ class HiddenElements(TorchDispatchMode):
         key = storage_id(x)
         record = self._records.get(key)
         if record is None:
-            # A storage that is referred to keeps its identity.
+            # A referenced storage keeps its id.
             record = _Record(StorageWeakRef(x.untyped_storage()), x.element_size())
             self._records[key] = record
             if len(self._records) > self._limit or self._mask_bytes > self._most_bytes:
@@ -296,7 +296,7 @@ class HiddenElements(TorchDispatchMode):
                 record.flat.as_strided(size, stride, offset).copy_(record.hidden)
                 record.hidden = None
             self._mask_bytes += count
-        if x.itemsize < record.itemsize:  # as the parts of complex numbers
+        if x.itemsize < record.itemsize:  # such as the parts of complex numbers
             record.flat = record.flat.repeat_interleave(record.itemsize // x.itemsize)
             record.itemsize = x.itemsize
         return record.flat

@@ -64,7 +64,7 @@ class Executed:
             if argument.name in MOVED:
                 value = tree_map(lambda x: change(x) if isinstance(x, Tensor) else x, value)
             elif argument.name == "value" and not isinstance(value, Tensor):
-                value = 0.0  # what new elements are
+                value = 0.0  # value of new elements
             if not argument.kwarg_only:
                 placed.append(value)
             elif not argument.is_out:

@@ -64,7 +64,7 @@ def _visible_keys(mask: Tensor) -> Tensor | None:
     True and 1 show a key; a numeric mask with negative entries is added to the scores.
     """
     if mask.shape[-2] not in (1, mask.shape[-1]):
-        return None  # not a mask of tokens, but of pixels, for example
+        return None  # a mask of pixels, for example, and not of tokens
     if mask.is_floating_point() and not bool((mask > 0).any()):
         is_visible = mask > torch.finfo(mask.dtype).min / 2
     else:
@@ -116,7 +116,7 @@ def _placed(model: Any, name: str, x: Any, mask: str, hidden: Tensor) -> Tensor 
     if name == mask:
         return hidden.view(len(hidden), *[1] * (x.dim() - 2), -1)
     if x.dim() > 3:
-        return None  # pictures, whose channels may be as many as tokens
+        return None  # images, which may have as many channels as there are tokens
     head, tail = x.shape[:2], [1] * (x.dim() - 2)
     if len(hidden) == 1 and head[1] == hidden.shape[1]:
         hidden = hidden.expand(head)

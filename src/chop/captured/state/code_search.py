@@ -54,7 +54,7 @@ def list_functions(value: Any) -> Iterator[types.FunctionType]:
 @functools.lru_cache(maxsize=4096)
 def is_own_file(filename: str) -> bool:
     """Returns whether a Python file is the user's."""
-    # A virtual environment may be reached by a link.
+    # The path of a virtual environment may be a link.
     frozen = filename.startswith("<frozen")
     return not frozen and not os.path.realpath(filename).startswith(_LIBRARIES)
 
@@ -65,7 +65,7 @@ def names_in(code: types.CodeType, by: tuple[str, ...] = ()) -> Mapping[str, str
     numbers = {dis.opmap[each] for each in by}
     sources: dict[str, str] = {}
     for part in _parts(code):
-        # Disassembly is slow, and most code has none of these.
+        # Disassembly is slow, and most code contains none of these names.
         if by and numbers.isdisjoint(part.co_code[::2]):
             continue
         line = part.co_firstlineno
@@ -97,7 +97,7 @@ def stored_names(code: types.CodeType) -> set[str]:
 
 def variable_names(code: types.CodeType) -> set[str]:
     """Returns the names of global variables that code reads."""
-    # Attributes are among the names of code, and may be called as a variable of the file.
+    # The names of code include attributes, which may have the name of a global variable.
     return {*names_in(code, _LOADED), *(texts_in(code) if "globals" in code_names(code) else ())}
 
 

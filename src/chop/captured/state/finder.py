@@ -44,7 +44,7 @@ DEFAULTS = ("__defaults__", "__kwdefaults__")
 FUNCTION_ATTRIBUTES = ("__code__", *DEFAULTS)
 """Attributes of a function that are compared."""
 
-# The parts of an owner are mappings, written in Python.
+# Parts of an owner, as Python expressions for mappings.
 FIELDS, KEYS, COPY = "{}.__dict__", "{}", "{{**{}}}"
 MEMBERS = {name: f"{{}}.__dict__['{name}']" for name in modules.MEMBERS}
 SLOTS, FUNCTION, ITEMS = "get_fields({})", "function({})", "numbered(list_items({}))"
@@ -95,7 +95,7 @@ def _function(function: types.FunctionType) -> dict[str, Any]:
 
 def _variable(variable: ContextVar[Any]) -> Any:
     try:
-        return variable.get()  # its own default too
+        return variable.get()  # or its own default
     except LookupError:
         return MISSING
 
@@ -167,7 +167,7 @@ class Finder(ABC):
         path, first = next(iter(self.modules.items()))
         self._classes[type(first)] = None
         size = -1
-        # Objects that are reached bring code of their own, with further names.
+        # Objects that were reached have code of their own, with further names.
         while size != (size := len(self.names) + len(self._searched) + len(self._classes)):
             for cls in [*self._classes]:
                 self._search_methods(cls)
@@ -232,7 +232,7 @@ class Finder(ABC):
 
     def _visit_object(self, value: Any, origin: Origin) -> None:
         cls = type(value)
-        # A model has many empty containers, and most tests of types are slow.
+        # Models have many empty containers, and the type tests below are slow.
         if cls in _BUILTINS:
             part = ITEMS if len(value) <= MAX_ITEMS else CONTENT
             self.add(value, part, origin)
@@ -240,7 +240,7 @@ class Finder(ABC):
         elif isinstance(value, nn.Module | types.ModuleType):
             self.add(value, FIELDS, origin)
             parts = []
-            # A compiled module keeps its members elsewhere, and a file has none.
+            # A compiled module stores its members elsewhere, and a file has none.
             for name, part in MEMBERS.items():
                 if isinstance(vars(value).get(name), dict):
                     self.add(value, part, origin)

@@ -62,7 +62,7 @@ def _same_draws(before: Any, after: Any) -> bool:
     return pickle.dumps(before) == pickle.dumps(after)
 
 
-# A class of the user's that is derived from one of Python's may have other methods.
+# The user's subclass of a built-in class may override its methods.
 def _write_sequence(target: Any, content: list[Any]) -> None:
     cls: Any = list if isinstance(target, list) else deque
     cls.clear(target)
@@ -83,6 +83,7 @@ def _write_mapping(target: dict[Any, Any], content: Mapping[Any, Any]) -> None:
 def write_fields(target: Any, content: Mapping[str, Any]) -> None:
     """Sets the attributes of an object to exactly these."""
     fields = vars(target)
+    # Attributes are changed in place, because other objects may hold this very dict.
     for name in fields.keys() - content.keys():
         del fields[name]
     fields.update(content)

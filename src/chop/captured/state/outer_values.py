@@ -165,11 +165,12 @@ class _Reader(Finder):
         code = next(iter(self.names.values()), nn.Module.train.__code__)
         origin, is_own = Origin(path, path or cls.__name__, code), is_own_class(cls)
         names = self.list_names(module) - _OWN_FIELDS - {n for p, n in self._changed if p == path}
+        # `forward` is called by torch, so the code of the model need not name it.
         called = names | {"forward"}
         read = _present(module, fields, called) if is_own else names & fields.keys()
         self.add(module, FIELDS, origin, read)
         for name, part in MEMBERS.items():
-            # Sequential and the like go by all of their children.
+            # Containers such as Sequential call all of their children.
             if is_opaque(cls):
                 self.add(module, ITEMS.format(part), origin, ALL)
             else:

@@ -49,7 +49,7 @@ class _Place:
         self._descriptions = {
             k: repr(now[k]) if isinstance(now[k], PLAIN) else _OTHER for k in known
         }
-        # A table of tensors may grow: a forward keeps there what a graph computes.
+        # A table of tensors may grow, because a forward stores there what a graph computes.
         is_fixed = ... in keys and not any(isinstance(x, Tensor) for x in now.values())
         self._size = len(now) if is_fixed else None
 
@@ -81,7 +81,7 @@ class _Place:
         changes = [(key, "no value") for key in self._missing & now.keys()]
         for key, get in self._values.items():
             value = now.get(key, MISSING)
-            if value is get() and value is not None:  # what has ended is None too
+            if value is get() and value is not None:  # a dead weak reference returns None as well
                 continue
             if content(value, False, self._names) != self._contents[key]:
                 changes.append((key, self._descriptions[key]))
@@ -129,7 +129,7 @@ class Places:
         try:
             if self._is_same():
                 return []
-        except Exception:  # an owner, a key or a variable is gone
+        except Exception:  # an owner, a key or a variable no longer exists
             pass
         changes = [text for place in self._places for text in place.changes()]
         if not changes:

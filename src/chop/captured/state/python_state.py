@@ -44,7 +44,7 @@ Key = tuple[str, str]
 # Hooks, modes and buffers have separate checks; the rest are attributes that a forward changes.
 _OWN_FIELDS = vars(nn.Module()).keys() - {PARAMETERS, MODULES}
 
-# Objects of these have no state of a model, or a state that only they know how to copy.
+# Objects of these types have no model state, or state that only they can copy.
 _OPAQUE_HOMES = ("numpy", "sympy", "torch")
 _BOOKKEEPING = ("chop.capture.", "chop.captured.")
 """Modules of capture metadata, which references everything that the code of the model reads."""
@@ -132,7 +132,7 @@ class _StateFinder(Finder):
             self.add(owner, FIELDS, Origin(path, owner.__name__, _ANY_CODE))
 
     def begin(self) -> None:
-        pass  # names do not matter: what was visited stays so
+        pass  # the set of visited objects does not depend on names
 
     def visit_module(self, path: str, module: nn.Module) -> None:
         if module not in self._visited:
@@ -176,7 +176,7 @@ class _StateFinder(Finder):
         if part not in (FIELDS, SLOTS):
             return () if part in MEMBERS.values() else ALL  # members are among the attributes
         if isinstance(owner, type):
-            # Attributes that code adds count too, whoever's method it is.
+            # Attributes that any method adds count as well.
             data = {n for n, x in vars(owner).items() if n[:2] != "__" and not isinstance(x, _CODE)}
             return data | (set().union(*self.stored.values()) - vars(owner).keys())
         if isinstance(owner, types.ModuleType):

@@ -57,7 +57,7 @@ class TensorState:
         """
         for tensor, _ in self._leaves:
             if is_view(tensor) and not tensor.requires_grad:
-                # A view that someone else refers to stays one.
+                # A view that is referenced elsewhere stays a view.
                 with contextlib.suppress(RuntimeError):
                     torch.utils.swap_tensors(tensor, tensor.detach())
 
@@ -75,8 +75,8 @@ class TensorState:
         return [*values, *self._copies.copies.values()]
 
     def _is_written(self, tensor: Tensor, value: Tensor) -> bool:
-        # Kernels of batch norms write without counting, so the version alone does not tell; and
-        # sparse tensors cannot be compared.
+        # Batch norm kernels write without increasing the version counter, so the version alone is
+        # not enough. Sparse tensors cannot be compared.
         if tensor.layout is not torch.strided or tensor.shape != value.shape:
             return write_count(tensor) != self._versions[id(tensor)]
         return not torch.equal(tensor, value)
@@ -113,7 +113,7 @@ def _drop_history(leaf: Tensor, requires_grad: bool) -> None:
 
 
 def _moved(tensor: Tensor, memory: Tensor) -> bool:
-    # Not by address: a model that is recorded may have put a fake tensor there.
+    # The address is not compared: a recorded model may have assigned a fake tensor.
     return storage_id(tensor) != storage_id(memory)
 
 

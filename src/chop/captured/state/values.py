@@ -70,7 +70,7 @@ class Same:
             return alike and bool(((one == two) | ((one != one) & (two != two))).all())
         try:
             return bool(one == two)
-        except Exception:  # a comparison of the user's
+        except Exception:  # raised by a user-defined comparison
             return False
 
 
@@ -178,7 +178,7 @@ def list_items(value: Any) -> list[Any]:
     """Returns the items of a container; for a mapping, its keys and values in turn."""
     if not isinstance(value, MAPPINGS):
         return [*value]
-    # A dictionary of the user's may have other `items`.
+    # A user-defined dictionary may override `items`.
     pairs = dict.items(value) if isinstance(value, dict) else value.items()
     return [x for pair in pairs for x in pair]
 
@@ -190,7 +190,7 @@ def get_fields(value: Any) -> dict[str, Any] | None:
     if isinstance(value, _WITHOUT_FIELDS) or not (slots or hasattr(value, "__dict__")):
         return None
     if not hasattr(value, "__dict__") and cls.__module__ in sys.stdlib_module_names:
-        return None  # fractions, paths: what their slots hold is theirs
+        return None  # fractions, paths: their slots are an implementation detail
     held = {name: getattr(value, name, MISSING) for name in slots}
     return {n: x for n, x in held.items() if x is not MISSING} | getattr(value, "__dict__", {})
 

@@ -83,7 +83,7 @@ def cocotb_files(project: Project, samples: int) -> dict[str, str]:
     """Returns the files of a cocotb test, as text by path in the project."""
     inputs = [port.name for port in project.ports if port.is_input]
     outputs = [port.name for port in project.ports if not port.is_input]
-    # Many times the time that the samples take: a bound for a circuit that hangs.
+    # Far longer than the samples take, to end the test if a circuit hangs.
     cycles = 100 * project.interval * (samples + 10)
     test = _TEST.format(
         top=project.top,

@@ -75,6 +75,8 @@ def check_emitted(folder: Path) -> list[Verification]:
     with display_step("recomputing the golden values"):
         mg = MaseGraph.from_checkpoint(folder / "model")
         golden = _check_golden(folder, mg)
+    # Simulations run on the newly emitted copy, because SystemVerilog in the folder could run
+    # commands.
     with scratch_folder("emit") as own:
         with display_step("emitting the circuit again"):
             design = _emitted_again(folder, mg, manifest)
@@ -241,6 +243,7 @@ def _check_files(folder: Path, manifest: runs.Manifest) -> None:
     """
     known = {artifact.path: artifact for artifact in manifest.artifacts}
     for path, artifact in known.items():
+        # A path in a manifest from elsewhere must not lead out of the folder.
         if Path(path).is_absolute() or ".." in Path(path).parts:
             raise VerificationError(f"the manifest lists '{path}', which is outside '{folder}'.")
         if not (folder / path).is_file():

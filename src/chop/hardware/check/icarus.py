@@ -39,6 +39,8 @@ def simulate_by_icarus(stimulus: Stimulus) -> Simulation:
     project = stimulus.project
     with scratch_folder("icarus") as work:
         for part in stimulus.folder.iterdir():
+            # Icarus reads memories relative to its working folder. Only the vectors are written
+            # anew.
             if part.name != VECTORS:
                 (work / part.name).symlink_to(part.absolute())
         (work / VECTORS).mkdir()
@@ -59,8 +61,10 @@ def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
         TESTBENCH: bench,
     }
     own = {path.name: path for path in list_sources(work)}
+    # Later entries replace earlier ones: a module of the project is the one under test.
     paths = {f"{CHECK}.sv": RTL / f"{CHECK}.sv", **sources(bench), **own}
     for module, text in texts.items():
+        # The leading dot avoids the names of the linked project files.
         paths[f"{module}.sv"] = work / f".{module}.sv"
         paths[f"{module}.sv"].write_text(text)
     return list(paths.values())

@@ -59,6 +59,8 @@ def simulate(
     try:
         outcome = run()
     except NotLoadedError as error:
+        # The cache may hold a library of another system or an incomplete one; a new build replaces
+        # it.
         remove_damaged(library, str(error))
         library = verilate(folder, project, wave is not None)
         outcome = run()
@@ -103,6 +105,7 @@ def _broken(port: Port, packed: Mapping[str, bytes], outcome: Outcome) -> list[s
 
 
 def _first_difference(given: Stimulus, port: Port, expected: bytes, got: bytes) -> list[Difference]:
+    # Comparing bytes avoids unpacking the codes of a run without differences.
     if expected[: len(got)] == got:
         return []
     expected_codes, actual = (

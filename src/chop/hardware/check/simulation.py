@@ -201,5 +201,7 @@ def _sent(project: Project, port: Port, codes: Tensor) -> NDArray[np.int64]:
 
 def _interval(last: NDArray[np.int64]) -> float | None:
     """Returns the cycles between samples, from the cycle of each sample's last beat."""
+    # The first samples fill the pipeline and its FIFOs, which takes other times than the steady
+    # state.
     first = (len(last) - 1) // 2
     return float(last[-1] - last[first]) / (len(last) - 1 - first) if len(last) > 1 else None

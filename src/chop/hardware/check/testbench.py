@@ -125,6 +125,7 @@ def _source(port: Port, number: int, samples: int) -> str:
     data, valid, ready = port.signals
     wires = {"data_o": data, "valid_o": valid, "ready_i": ready}
     text = _end("source", port, number, samples, {"W": port.bits}, wires)
+    # A source cannot fail, but the vector has a bit for every port.
     return f"{text}  assign failed[{number}] = 1'b0;\n"
 
 
@@ -198,6 +199,7 @@ def compile_testbench(folder: Path, files: Sequence[Path | str], program: str) -
     """
     command = [tool_path("iverilog"), "-g2012", "-s", "testbench", "-o", program, *map(str, files)]
     done = run(command, folder, RUN_SECONDS)
+    # Warnings count as errors: the design and the testbench compile without any.
     if done.returncode or done.stderr:
         raise ChopError(f"iverilog: {done.stderr or done.stdout}")
 

@@ -158,7 +158,7 @@ class Router:
 
 def _nextpnr_ecp5(size: str, package: str) -> Router:
     flags = (f"--{size}", "--package", package, "--speed", "6", "--lpf-allow-unconstrained")
-    # router1, the default, had not ended on a netlist of 50,000 cells after an hour.
+    # router1, the default, does not finish a netlist of 50,000 cells within an hour.
     large = ("--router", "router2")
     return Router("nextpnr-ecp5", "ecp5", flags, "6", "textcfg", "ecppack", large)
 
@@ -192,6 +192,7 @@ class Device:
 
     def __post_init__(self) -> None:
         if not self.dsp:
+            # The class is frozen. A device without multipliers keeps the memories of its family.
             object.__setattr__(self, "family", replace(self.family, dsp_width=0))
 
 

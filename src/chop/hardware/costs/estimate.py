@@ -64,6 +64,7 @@ class DesignCost:
 def estimates_id() -> str:
     """Returns a digest of this package's sources. Only estimates of one digest are comparable."""
     digest = hashlib.sha256()
+    # The plans decide an estimate as much as the formulas, so all sources of the package count.
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -141,6 +142,8 @@ def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
     total = _products(plan.resources, family)
     has_multipliers = total.dsp > 0
     for name, memory in plan.memories.items():
+        # With two registers per factor, a multiplier takes in the output register of its weight
+        # memory as well as the register of the factor.
         feeds = has_multipliers and name == WEIGHTS
         each = _memory_usage(memory, family, feeds and family.input_registers > 1)
         total = total.plus(Usage(*(memory.copies * number for number in each)))
@@ -158,6 +161,7 @@ def _products(resources: Resources, family: Family) -> Usage:
         return total
     for (a, b), count in resources.parts:
         blocks = dsp_blocks(a, b, family)
+        # Adding one row per bit of the narrower factor takes one sum less than there are rows.
         soft = 0.0 if blocks else SOFT_PRODUCT * max(min(a, b) - 1, 1) * (a + b)
         register = 0 if blocks else a + b
         total = total.plus(Usage(soft * count, register * count, blocks * count))
@@ -188,6 +192,7 @@ def module_usage(
         has_multipliers: products use multipliers of the device.
     """
     logic = estimate_logic(module, parameters)
+    # Multipliers with a single register per factor cannot absorb registers with an enable.
     takes_all = has_multipliers and family.input_registers > 1
     registers = logic.ff + (not takes_all) * logic.enabled + (not has_multipliers) * logic.factors
     added = logic.added * (1 - family.added * has_multipliers)
@@ -202,6 +207,7 @@ def _ram(words: int, width: int, family: Family) -> Usage:
     blocks = _blocks(words, width, family)
     costs = {small: _small_cost(words, width, small) for small in family.small_rams}
     cheapest = min(costs, key=costs.__getitem__, default=None)
+    # memory_libmap takes the mapping with the lower cost, not the one with fewer lookup tables.
     if cheapest is None or costs[cheapest] >= blocks * family.block_cost:
         return Usage(bram=blocks)
     rows = -(-words // cheapest.words)
@@ -260,6 +266,8 @@ def table_luts(memory: Memory, family: Family = XC7) -> int:
     [1, 4, 7, 10]
     """
     tables = -(-len(memory.words) // family.table_words)
+    # A slice selects among 2 or 4 lookup tables with its own multiplexers. Beyond 4, each group of
+    # 4 needs one more lookup table as a multiplexer.
     tables = 4 if tables == 3 else tables + (-(-tables // 4) if tables > 4 else 0)
     return table_registers(memory, family) * tables
 
@@ -295,5 +303,6 @@ def _columns(memory: Memory) -> list[bytes]:
     rows = b"".join(word.to_bytes(size, "little") for word in memory.words)
     bits = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(-1, size), axis=1, bitorder="little")
     columns = (column.tobytes() for column in np.ascontiguousarray(bits.T[: memory.width]))
+    # A constant bit becomes a wire, so it takes neither storage nor a register.
     constant = bytes(len(memory.words)), b"\x01" * len(memory.words)
     return [column for column in columns if column not in constant]

@@ -74,6 +74,7 @@ def _results(p: Parameters, latency: int) -> Logic:
 
 def _linear(p: Parameters) -> Logic:
     beats, groups = p["IN_FEATURES"] // p["IN_LANES"], p["OUT_FEATURES"] // p["OUT_LANES"]
+    # The sum is shifted to the left before the bias is added: only these bits reach the result.
     widths = p["IN_W"], p["WEIGHT_W"], max(p["OUT_W"] - p["SHIFT"], 1)
     vector = _matvec(p["IN_LANES"], p["OUT_LANES"], beats, groups, widths, p["SOFT"])
     return vector.plus(_results(p, 4 + max(p["SOFT"], 1)))
@@ -96,7 +97,7 @@ def _block_linear(p: Parameters) -> Logic:
         total * both / 2 + both, total + both * (levels + 1) + p["WEIGHT_SHIFT_W"], bits=both
     )
     tree = tree_logic(inputs, p["CODE_W"] + p["WEIGHT_W"])
-    # No multiplier takes a sum of `chop_adder_tree`.
+    # Multipliers do not absorb sums of `chop_adder_tree`.
     tree = Logic(0, tree.ff, bits=tree.bits + tree.added)
     sums = sums_logic(outputs, tree, total, beats).plus(shifts.times(outputs))
     sums = sums.plus(Logic(0, 0, factors=inputs * (p["CODE_W"] + outputs * p["WEIGHT_W"])))
@@ -119,6 +120,7 @@ def _conv(p: Parameters) -> Logic:
     features = p["FOLDS"] * p["KERNEL_Y"] * p["KERNEL_X"] * p["LANES"] // p["GROUPS"]
     logic = window_logic(p).plus(fifo_logic({"W": p["IN_LANES"] * p["IN_W"], "DEPTH": p["DEPTH"]}))
     sent = p["LANES"] * p.get("TAP_LANES", 1)
+    # The window sends fewer codes per beat than the multipliers read; a converter is in between.
     logic = logic.plus(upsize_logic({"W": p["IN_W"], "IN_LANES": sent, "OUT_LANES": p["IN_LANES"]}))
     return logic.plus(_linear({**p, "IN_FEATURES": features, "SETS": p["GROUPS"]}))
 
@@ -138,12 +140,13 @@ def _matmul(p: Parameters) -> Logic:
     beats, groups = p["IN_FEATURES"] // inputs, p["OUT_FEATURES"] // outputs
     widths = p["IN_0_W"], p["IN_1_W"], p["OUT_W"]
     vector = _matvec(inputs, outputs, beats, groups, widths, p["SOFT"])
+    # Two banks: one is read while the next sample is written into the other.
     words, bits = 2 * p["HEADS"] * beats * groups, p["LANES"] * p["IN_1_W"]
     latency = beats + 3 + max(p["SOFT"], 1) + (inputs - 1).bit_length()
     address = count_bits(words)
     counts = [count_bits(n) for n in (beats, groups, p["HEADS"], p["ROWS"])]
-    # Ahead of the factors there is the second register behind the word that is read, which a block
-    # memory or a multiplier takes. Both places are stepped, and may be the first of either bank.
+    # A second register follows the word that is read; a block memory or a multiplier absorbs it.
+    # Both addresses advance within a bank, or jump to the start of the other one.
     own = Logic(
         4 * address + sum(counts) + 2 * len(counts) + 15,
         2 * address + sum(counts) + 5,
@@ -229,6 +232,7 @@ def _layer_norm(p: Parameters) -> Logic:
     """Estimates `chop_layer_norm` with its variable names."""
     lanes, count = p["LANES"], count_bits(p["FEATURES"] // p["LANES"])
     total = p["IN_W"] + count_bits(p["FEATURES"])
+    # The radicand is the variance, shifted by 2 ROOT bits to the left.
     variance = max(p["RADICAND_W"] - 2 * p["ROOT"], 1)
     squares = min(2 * p["IN_W"] + count_bits(p["FEATURES"]), variance)
     reciprocal = p["POWER"] - p["ROOT"] + 1

@@ -78,6 +78,7 @@ def fifo_logic(p: Parameters) -> Logic:
     if depth <= 2:
         return skid_logic(p)
     is_large = depth >= LARGE_FIFO
+    # The registers behind the memory hold the other beats of the depth.
     words = depth - 1 - is_large
     index, count = count_bits(words), count_bits(words + 1)
     logic = Logic(7 * index + 4, 2 * index + count + 1, ((words, bits),))
@@ -86,6 +87,7 @@ def fifo_logic(p: Parameters) -> Logic:
 
 def credits_logic(bits: int, latency: int, every: int = 1, places: int = 0) -> Logic:
     """Estimates `chop_credits`, the end of each pipeline: a FIFO with a slot for each credit."""
+    # The default of PLACES in the module.
     places = places or (latency + 4) // every + 2
     count = places.bit_length()
     return fifo_logic({"W": bits, "DEPTH": places}).plus(Logic(3.5 * count, count + 1))
@@ -138,10 +140,13 @@ def tree_logic(inputs: int, term: int, total: int = WIDEST) -> Logic:
     """
     nodes, registers, sums = inputs, 0, list[int]()
     while nodes > 1:
+        # A level adds one bit. Bits above those of the result are dropped at every level.
         width = min(term + len(sums) + 1, total)
         sums.append(nodes // 2 * width)
+        # A node without a partner passes through a register, so that all paths have equal latency.
         nodes = -(-nodes // 2)
         registers += nodes * width
+    # The first level adds pairs of products, which the multipliers of some families do themselves.
     return Logic(0, registers, bits=sum(sums[1:]), added=sum(sums[:1]))
 
 

@@ -157,6 +157,7 @@ def place(
             with stages.stage("route", f"placing on {device}, seed {seed}"):
                 reports[seed] = _route(target, device, seed, key, work)
         frequencies = {seed: report["frequency_mhz"] for seed, report in reports.items()}
+        # The low median is the frequency of an actual seed, whose bitstream can be written.
         median = statistics.median_low(frequencies.values())
         chosen = next(seed for seed in numbers if frequencies[seed] == median)
         file = _bitstream(target, device, chosen, key, work)
@@ -164,6 +165,7 @@ def place(
             with atomic_file(folder / f"{device}.bit") as part:
                 shutil.copyfile(file, part)
     for seed in numbers:
+        # The routed text is far larger than the bitstream that was packed from it.
         discard(_cached(key, seed).with_suffix(".config"))
     return {
         "device": device,
@@ -200,6 +202,8 @@ def _synthesize(
     if router.family == "ecp5":
         netlist = json.loads((work / "netlist.json").read_bytes())
         absorb_registers(netlist, top)
+        # Last, because a copied register adds a reader to the net ahead of it, and only nets with a
+        # single reader can be absorbed.
         replicate_drivers(netlist, top)
         write_text(work / "netlist.json", json.dumps(netlist))
     digest = hashlib.sha256((work / "netlist.json").read_bytes())
@@ -222,9 +226,10 @@ def _write_route(router: Router, name: str, seed: int, key: str, work: Path, tar
     """Places and routes a seed; writes the result to `target` and the routed design beside it."""
     command = [*_command(router.tool), *router.flags, *_more_flags(router, work)]
     command += ["--json", "netlist.json"]
+    # A design that misses the target frequency is still a result.
     command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
     command += ["--report", "report.json", f"--{router.netlist}", "routed.config"]
-    # The sandbox of YoWASP sees its working folder.
+    # The sandbox of YoWASP can access only its working folder.
     done = run(command, work, PLACE_SECONDS, router.tool)
     if done.returncode or not (work / "report.json").is_file():
         raise ConfigError(f"the design does not fit {name}: {_reason(done.stdout + done.stderr)}")
@@ -252,6 +257,7 @@ def _reason(log: str) -> str:
 def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
     """Extracts frequency, utilization and the slowest internal path from nextpnr's report."""
     frequency = min(clock["achieved"] for clock in report["fmax"].values())
+    # Paths from or to a pin depend on the circuit around the design.
     inner: list[list[dict[str, Any]]] = [
         path["path"]
         for path in report["critical_paths"]
@@ -311,7 +317,7 @@ def _bitstream(router: Router, name: str, seed: int, key: str, work: Path) -> Pa
         command = _command(router.packer)
     except UnavailableError:
         return None
-    if not is_whole(routed):  # of a run of other seeds, whose median was another one
+    if not is_whole(routed):  # from a run with other seeds and another median
         discard(result)
         _route(router, name, seed, key, work)
     shutil.copyfile(routed, work / "routed.config")

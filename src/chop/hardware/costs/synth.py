@@ -55,9 +55,10 @@ _LISTED_ROM = re.compile(
     rf"  cell \\{ROM} .*\n    parameter \\FILE \"(.*)\"\n.*\n    parameter signed \\W (\d+)\n"
 )
 _ELABORATION = "{read}; hierarchy -top {top}; dump -m -o {listed} t:{rom}; tee -q -o {out} stat"
-# Modules stay apart, so that equal ones are synthesized once; pads and clock buffers belong to
-# the circuit around. Of the library's black boxes only memories are in use, and passes of Yosys
-# 0.23 that go through all of them for each module take a fourth of the time.
+# Modules are not flattened, so that equal ones are synthesized once. Pads and clock buffers belong
+# to the circuit around. Only the memories of the library's black boxes are used. The others are
+# deleted, because passes of Yosys 0.23 that visit each of them for each module took a fourth of the
+# time.
 _SYNTHESIS = (
     "{read}; hierarchy -top {top}; {dissolved}read_verilog -lib -specify +/xilinx/cells_sim.v; "
     "select -set kept =*; read_verilog -lib +/xilinx/cells_xtra.v; "
@@ -65,8 +66,8 @@ _SYNTHESIS = (
     "synth_xilinx -family xc7 -noiopad -noclkbuf{flags} -top {top} -run prepare:; "
     "tee -q -o {out} stat"
 )
-# A multiplier takes in the registers of its factors and a sum of its products, which are in the
-# module around.
+# A multiplier absorbs the registers of its factors and a sum of its products, which are in the
+# module around it. Yosys merges them only within one module.
 _DISSOLVED = (
     "proc; setattr -mod -set keep_hierarchy 1 *; select -set products t:$mul %m {products} %i; "
     "setattr -mod -unset keep_hierarchy @products; flatten; setattr -mod -unset keep_hierarchy *; "

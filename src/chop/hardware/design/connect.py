@@ -152,6 +152,7 @@ def _chain(source: str, reader: Reader) -> list[Link]:
     """Returns the links from a signal to a reader: converters, then a FIFO or a skid buffer."""
     stream, links = reader.stream, []
     common = math.gcd(stream.lanes, reader.lanes)
+    # If one number of lanes divides the other, one of both converters has nothing to do.
     for lanes, module in ((common, "chop_downsize"), (reader.lanes, "chop_upsize")):
         if lanes != stream.lanes:
             parameters = {"W": stream.width, "IN_LANES": stream.lanes, "OUT_LANES": lanes}
@@ -164,6 +165,8 @@ def _chain(source: str, reader: Reader) -> list[Link]:
 
 
 def _buffer(source: str, reader: Reader, stream: Stream) -> Link:
+    # Both kinds of buffer register `ready`. Without one, its combinational path would cross all
+    # components up to the output.
     parameters, depth = {"W": stream.bits}, SKID_BEATS
     module = "chop_skid"
     if reader.depth > SKID_BEATS:

@@ -75,6 +75,7 @@ def _homes(design: Design, boxes: Mapping[str, Box]) -> dict[str, str]:
     }
     for link in links:
         target = link.targets[0]
+        # Converters and buffers form a chain that ends at the input of a component or at a port.
         while target in behind:
             target = behind[target]
         home = link.source if len(link.targets) > 1 else readers.get(target, target)
@@ -87,6 +88,7 @@ def _slowest(design: Design, homes: Mapping[str, str]) -> frozenset[str]:
     cycles |= {port.wire.signal: port.wire.stream.beats for port in design.netlist.inputs}
     cycles |= {output_signal(port): port.wire.stream.beats for port in design.netlist.outputs}
     slowest = {name for name, taken in cycles.items() if taken == design.interval}
+    # A converter between two components can be slower than every component.
     if not slowest:
         links = design.connections.links
         slowest = {homes[link.name] for link in links if link.cycles == design.interval}

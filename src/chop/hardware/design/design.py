@@ -79,6 +79,8 @@ def build_design(netlist: Netlist, top: str = TOP) -> Design:
     for folder in sorted({RTL, *(part.folder for part in netlist.instances)}):
         for name, path in sources(text, folder).items():
             source = path.read_text()
+            # A plug-in can bring a module with a name of the library; two sources of one name do
+            # not compile.
             if files.setdefault(f"rtl/{name}", source) != source:
                 raise ConfigError(
                     f"hardware: the module of {name} has two sources, '{homes[name]}' and "
@@ -150,6 +152,7 @@ def _assignments(netlist: Netlist, ports: list[Port]) -> Iterator[str]:
     for port, signal in zip(ports, signals, strict=True):
         inside = [f"{signal}_{kind}" for kind in ("data", "valid", "ready")]
         for number, (outer, inner) in enumerate(zip(port.signals, inside, strict=True)):
+            # `ready`, number 2, has the opposite direction of data and valid.
             enters = port.is_input != (number == 2)
             left, right = (inner, outer) if enters else (outer, inner)
             yield f"  assign {left} = {right};\n"
@@ -172,6 +175,7 @@ def _link(link: Link) -> str:
 
 
 def _vector(targets: tuple[str, ...], kind: str) -> str:
+    # A SystemVerilog concatenation begins with its highest bit; bit 0 belongs to the first target.
     return "{" + ", ".join(f"{target}_{kind}" for target in reversed(targets)) + "}"
 
 

@@ -44,5 +44,6 @@ def emit(
 
 def default_fold(mg: MaseGraph, multipliers: int = MULTIPLIERS) -> int:
     """Returns the cycles per sample with which a circuit needs about `multipliers` multipliers."""
+    # With one lane, a component that multiplies computes one product per cycle.
     work = sum(part.plan.cycles for part in netlist(mg, UNFOLDED).instances)
     return -(-work // multipliers)

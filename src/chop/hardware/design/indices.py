@@ -18,6 +18,7 @@ def index_edge(mg: MaseGraph, node: fx.Node) -> Edge:
         ConfigError: if an operator without a circuit reads it.
     """
     edges = [_edge(module) for module in _readers(mg, node)]
+    # An index that is read by several tables has to be a row of the smallest one.
     highest = min((edge.high for edge in edges if edge is not None), default=None)
     if highest is None or None in edges:
         raise ConfigError("expected integers read by embeddings or attention masks only")

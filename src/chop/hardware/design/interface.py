@@ -143,6 +143,7 @@ def order_text(stream: Stream, name: str) -> str:
 
 def _travels_by(stream: Stream, order: Sequence[int]) -> bool:
     """Returns whether a stream sends the dimensions in this order, the last one fastest."""
+    # Dimensions of size one do not change the order, wherever they are.
     rest = [dim for dim in range(len(stream.shape)) if dim not in order]
     sent = stream.positions.permute(*rest, *order).flatten()
     return bool((sent == torch.arange(stream.size)).all())

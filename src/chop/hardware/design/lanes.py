@@ -101,4 +101,5 @@ def matrix_lanes(
 
     pairs = [MatrixLanes(i, o) for i in inputs or divisors(k) for o in divisors(m)]
     best = min(pairs, key=cost)
+    # No choice is within the fold: the one with the most products per cycle comes closest.
     return max(pairs, key=lambda p: p.inputs * p.outputs) if cost(best)[0] else best

@@ -174,6 +174,7 @@ class _Builder:
             )
 
         def sources(node: fx.Node) -> list[fx.Node]:
+            # The host computes what is ahead of an encoder.
             return [] if self._is(node, ENCODERS) else node.all_input_nodes
 
         between = {*reached(decoders, sources)}
@@ -243,11 +244,15 @@ class _Builder:
                 "dimensions; capture the model on an example with a batch, such as x.unsqueeze(0)"
             )
         if spatial:
+            # A sliding window takes in whole pixels, so the channels of a pixel are sent in
+            # succession.
             channels_last = torch.arange(stream.size).view(*shape[-spatial:], shape[0])
             stream = replace(stream, positions=channels_last.movedim(-1, 0).contiguous())
+        # A beat of an image has channels of a single pixel.
         choices = divisors(shape[0] if spatial else stream.size)
         reaching = (n for n in choices if stream.size <= n * fold)
         stream = stream.with_lanes(next(reaching, choices[-1]))
+        # The port has the name of the model's input, unless several encoders read that input.
         alone = sum(self._is(user, ENCODERS) for user in source.users) == 1
         name = self.names[source.name if alone else node.name]
         self._enter(node, name, stream, choices)
@@ -259,6 +264,7 @@ class _Builder:
 
     def _decode(self, node: fx.Node) -> None:
         (source,) = node.all_input_nodes
+        # A node that is decoded twice needs a single port.
         if all(port.node != source.name for port in self.outputs):
             wire = self._wire(source, node)
             self.outputs.append(Boundary(self.names[source.name], source.name, wire))
@@ -267,6 +273,8 @@ class _Builder:
         streams, kind = self._streams(node, row), type(operator).__name__
         mask_keys = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
         site = Site(operator, [wire.stream for wire in streams], self.fold, mask_keys)
+        # The integer program chooses lanes that are independent of the producers; converters join
+        # them.
         if node.name in self.folds:
             site = site.alone(self.folds[node.name], node.name in self.soft)
         plan, name = row.plan(site), self.names[node.name]
@@ -323,6 +331,8 @@ class _Builder:
             value = self.values[source]
             if isinstance(value, Fixed):
                 beside = Stream.in_order(self._shape(source)[1:], value.edge)
+                # The concatenation runs at the common divisor of all lanes. A constant with one
+                # lane would slow down the other inputs.
                 beside = beside.with_lanes(math.gcd(beside.size, *(w.stream.lanes for w in live)))
                 value = self._constant(f"{self.names[node.name]}_constant_{number}", value, beside)
             if len(self._shape(source)) < rank:
@@ -342,6 +352,7 @@ class _Builder:
 
     def _move(self, node: fx.Node) -> Value:
         (source,), moves = _tensors(node), [mover(node, self.mg.get_module(node))]
+        # A split has no stream of its own. Its moves are applied to the stream of its input.
         while self._is_parted(source):
             moves.append(mover(source, self.mg.get_module(source)))
             (source,) = _tensors(source)
@@ -350,6 +361,7 @@ class _Builder:
             return Fixed(move(value.codes), value.edge)
         places = moved(value.stream, self._shape(source)[0], move)
         distinct = places.unique().numel()
+        # A permutation needs no circuit: the wire is the same, and only its positions change.
         if distinct == places.numel() == value.stream.size:
             return Wire(value.signal, replace(value.stream, positions=places))
         name = self.names[node.name]

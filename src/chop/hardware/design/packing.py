@@ -38,6 +38,7 @@ def pack(codes: NDArray[np.int64], port: Port) -> bytes:
             f"{port.width} bits"
         )
     if port.width in _PLAIN:
+        # Codes of 8, 16, 32 or 64 bits lie in memory as they lie in a beat.
         plain: bytes = codes.astype(_PLAIN[port.width]).tobytes()
         return plain
     rows = max(1, CHUNK_BITS // port.bits)
@@ -46,6 +47,7 @@ def pack(codes: NDArray[np.int64], port: Port) -> bytes:
 
 
 def _pack(codes: NDArray[np.int64], port: Port) -> bytes:
+    # The lowest bits of a negative int64 are its two's complement in any smaller width.
     octets = codes.astype("<i8")[..., None].view(np.uint8)[..., : -(-port.width // 8)]
     bits = np.unpackbits(octets, axis=-1, count=port.width, bitorder="little")
     return np.packbits(bits.reshape(len(codes), port.bits), axis=-1, bitorder="little").tobytes()

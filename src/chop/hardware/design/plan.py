@@ -96,6 +96,7 @@ class Memory:
             width: bits of one code.
         """
         lanes = codes.size(1)
+        # The sum below has to fit int64; Python integers have no limit.
         if width * lanes > WIDEST_SUM:
             return cls.of(codes.tolist(), width)
         places = torch.arange(lanes) * width

@@ -73,5 +73,6 @@ def by_constant(width: int, factor: int) -> list[tuple[int, int]]:
     parts = [
         magnitude >> place & (1 << PART) - 1 for place in range(0, magnitude.bit_length(), PART)
     ]
+    # `part & -part` is the lowest set bit. The zeros below it are a shift, which needs no gates.
     odd = [part // (part & -part) for part in parts if part]
     return [(bits, part.bit_length() + 1) for bits in cut(width) for part in odd if part > 1]

@@ -106,6 +106,7 @@ class Stream:
         shape = self.shape[: len(self.shape) - dims]
         flat = self.positions.reshape(math.prod(shape), -1)
         count, features = flat.shape
+        # All positions of an uninterrupted row have the same quotient.
         places, order = flat // features, flat % features
         if bool((places != places[:, :1]).any()) or bool((order != order[:1]).any()):
             raise ConfigError(

@@ -110,6 +110,7 @@ def moved(stream: Stream, batch: int, move: Move) -> Tensor:
     Raises:
         ConfigError: if it mixes samples.
     """
+    # Every code of the batch has its own number, which reveals codes that change their sample.
     starts = torch.arange(batch).view(-1, *[1] * len(stream.shape)) * stream.size
     moved_positions = move(stream.positions + starts)
     if not isinstance(moved_positions, Tensor):
@@ -137,6 +138,7 @@ def joined(first: Stream, second: Stream, dim: int) -> Tensor:
     """
     outer = torch.Size(first.shape[: len(first.shape) + dim]).numel()
     parts, start, period = [], 0, (first.size + second.size) // outer
+    # Transfer order of the outer rows, which both inputs have to share.
     turns = (first.positions // (first.size // outer)).reshape(outer, -1)[:, 0]
     for stream in (first, second):
         own = stream.size // outer
@@ -171,6 +173,7 @@ class Pieces(NamedTuple):
         selected = places.flatten().sort().values
         first = int(selected[0])
         is_next = selected - first == torch.arange(len(selected))
+        # The product of ones ends at the first gap, so the sum is the length of the first segment.
         size = int(is_next.long().cumprod(0).sum())
         period = stream.size * size // len(selected)
         expected = (
@@ -196,6 +199,7 @@ def part(stream: Stream, places: Tensor) -> Stream:
         ConfigError: if they do not form segments of one length.
     """
     period, first, size = Pieces.of(stream, places)
+    # With these lanes a beat has only selected codes, or none.
     lanes = math.gcd(stream.lanes, period, first, size)
     positions = places // period * size + places % period - first
     return replace(stream, positions=positions, lanes=lanes)
@@ -211,6 +215,8 @@ def copied(stream: Stream, places: Tensor, run: int) -> Stream:
     """
     flat, times = places.flatten(), places.numel() // stream.size
     copy = torch.empty_like(flat)
+    # The stable sort puts the copies of a code side by side in the order of the result, which
+    # numbers them.
     copy[flat.argsort(stable=True)] = torch.arange(flat.numel()) % times
     positions = (flat // run * times + copy) * run + flat % run
     return replace(stream, positions=positions.view(places.shape))

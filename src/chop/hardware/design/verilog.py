@@ -38,6 +38,7 @@ def _literal(value: int | str) -> str:
         assert re.fullmatch(r"[\w./-]+", value), value
         return f'{{{FOLDER}, "/{value}"}}' if isinstance(value, FileIn) else f'"{value}"'
     sign = "-" if value < 0 else ""
+    # A decimal literal without a size has 32 bits.
     size = "" if abs(value) < 2**WIDEST_INT else "64'sd"
     return f"{sign}{size}{abs(value)}"
 
@@ -87,4 +88,5 @@ def sources(text: str, folder: Path = RTL) -> dict[str, Path]:
 
 
 def _code(text: str) -> str:
+    # Comments name modules that are not instantiated.
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)

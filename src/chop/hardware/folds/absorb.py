@@ -45,6 +45,7 @@ def absorb_registers(netlist: dict[str, Any], top: str) -> Counter[str]:
     Returns: number of multipliers with absorbed `inputs` and with absorbed `products`, of memory
         ports with absorbed `words`, and of memories with retimed `choices`.
     """
+    # Retiming puts registers directly behind the memories, which the last step absorbs.
     counts = Counter(choices=retime_choices(netlist, top))
     module = _module(netlist["modules"][top])
     for cell in [cell for cell in module.cells.values() if cell["type"] == MULTIPLIER]:
@@ -98,6 +99,7 @@ def _absorb_inputs(module: _Module, cell: dict[str, Any]) -> bool:
             register = drivers[bit]
             assert register is not None
             connections[port] = list(module.cells[register]["connections"]["DI"])
+            # The register stays as long as another cell reads it.
             module.sinks[connections[port][0]] += 1
             module.sinks[bit] -= 1
             _remove_unread(module, register)
@@ -111,6 +113,7 @@ def _absorb_words(module: _Module, cell: dict[str, Any]) -> int:
     """
     connections, absorbed = cell["connections"], 0
     wide = connections["CLKA"][0] in CONSTANTS
+    # The upper half of a 36-bit word leaves by the other port, which has no clock of its own.
     for halves in ("AB",) if wide else ("A", "B"):
         clock = connections[f"CLK{halves[-1]}"][0]
         is_reset = any(connections[f"RST{half}"][0] not in CONSTANTS for half in halves)
@@ -133,12 +136,14 @@ def _take_readers(
     names = [module.readers.get(connections[port][0]) for port in used]
     known = [name for name in names if name is not None]
     clock = _common_clock(module, known)
+    # The cell registers all of its outputs or none.
     if len(known) < len(used) or clock is None or wanted not in (None, clock):
         return None
     if cell["type"] == MULTIPLIER and not _may_clock(cell, clock):
         return None
     for port, name in zip(used, known, strict=True):
         connections[port] = list(module.cells.pop(name)["connections"]["Q"])
+        # The net is now driven by the cell instead of a plain register.
         module.drivers.pop(connections[port][0])
     return clock
 
@@ -149,6 +154,7 @@ def _common_clock(module: _Module, names: Sequence[str]) -> Bit | None:
 
 
 def _may_clock(cell: Mapping[str, Any], clock: Bit) -> bool:
+    # All registers of a multiplier share CLK0 here.
     return cell["connections"].get("CLK0", [clock]) in ([clock], ["x"], ["0"])
 
 

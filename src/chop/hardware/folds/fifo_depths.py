@@ -114,7 +114,7 @@ def _leaves(
     ready = torch.stack(given).amax(0)
     pace = instance.plan.cycles / len(ready) / interval
     steps = torch.arange(2 * len(ready)).double() * min(pace, 1 / len(ready))
-    # The second of two samples: the first one may still be leaving when it has come.
+    # The second of two samples is scheduled: the first one may still be leaving when it arrives.
     both = torch.cat([ready - 1, ready])
     # Beat i leaves when it is ready, and at least one pace after beat i - 1.
     paced: Tensor = (both - steps).cummax(0).values + steps
@@ -125,7 +125,7 @@ def _depth(arrival: Tensor | None, need: Tensor, leaves: Tensor) -> int:
     """Returns the depth in beats of a FIFO that stores beats from arrival to consumption."""
     if arrival is None:
         return 0
-    # A beat is taken when the result before the first one that needs it has left.
+    # A beat is consumed when the result before the first one that needs it has left.
     before = torch.cat([leaves[-1:] - 1, leaves[:-1]])
     first = torch.searchsorted(need, torch.arange(len(arrival)))
     taken = torch.maximum(arrival, before[first.clamp(max=len(leaves) - 1)])
@@ -135,7 +135,7 @@ def _depth(arrival: Tensor | None, need: Tensor, leaves: Tensor) -> int:
 
 def _most_stored(arrival: Tensor, taken: Tensor) -> int:
     """Returns the highest number of stored beats, with samples back to back."""
-    # Beats that wait for whole intervals are stored at all times, the others by phase.
+    # Beats that wait for whole intervals are always stored, the others only in some phases.
     whole = int((taken.floor() - arrival.floor()).sum())
     at, ends = arrival.frac().sort().values, taken.frac().sort().values
     arrived = torch.searchsorted(at, at, right=True)

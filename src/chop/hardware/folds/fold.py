@@ -47,6 +47,7 @@ def fold_for(mg: MaseGraph, device: Device) -> Folding:
     best, intervals = slowest, _intervals(graph, slowest.interval)
     low, high = 0, len(intervals) - 1
     while low <= high:
+        # Bisection assumes that a design that fits one interval also fits every longer one.
         middle = (low + high) // 2
         candidates = [_within(graph, intervals[middle]), _uniform(graph, intervals[middle])]
         best = min([best, *filter(None, candidates)], key=_rank)

@@ -69,6 +69,8 @@ class Program:
     def link_usage(self, edge: Edge, sends: int, reads: int) -> Usage | None:
         """Returns the resources of the link between two nodes, or None if it is too slow."""
         common, family = math.gcd(sends, reads), self.graph.device.family
+        # A direct converter runs at the narrower end, two converters at the common divisor between
+        # them.
         slowest = edge.size // min(sends, reads)
         if common not in (sends, reads):
             slowest = edge.size // common

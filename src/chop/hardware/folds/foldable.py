@@ -119,9 +119,11 @@ class Foldable:
         fold = interval
         while fold * SPREAD >= interval and fold > 0:
             option = self.option(part, fold)
+            # The same number of cycles again means that this is the fastest form of the node.
             if option.cycles > interval or (options and option.cycles >= options[-1].cycles):
                 break
             options.append(option)
+            # One cycle less than the previous option is the largest fold that gives a faster one.
             fold = option.cycles - 1
         if may_be_soft:
             soft = [self.option(part, each.fold, True) for each in options if each.usage.dsp]
@@ -137,6 +139,7 @@ class Foldable:
         """Returns the folding and resources of chosen options; other nodes use the interval."""
         folds = {node: option.fold for node, option in chosen.items()}
         soft = frozenset(node for node, option in chosen.items() if option.is_soft)
+        # FIFO depths depend on all lanes together, so only the whole design shows its resources.
         made = netlist(self.mg, interval, folds, soft)
         connections = connect(made)
         usage = design_usage(made, connections, self.device.family)

@@ -99,6 +99,7 @@ def verify_shrunk(folder: Path, design: Design, codes: Codes, planned: Sequence[
     project = describe_project(design)
     if not design.fifos:
         return Verified(design, verify(folder, project, codes, planned), reason=NO_ROOM)
+    # The planned depths run first: their interval is the pace at which fill levels are measured.
     (before,) = run_checks(folder, project, codes, planned[:1])
     fifos = _needed(folder, design, codes, planned[0], before)
     depths = {fifo.name: fifo.kept for fifo in fifos}
@@ -112,6 +113,7 @@ def verify_shrunk(folder: Path, design: Design, codes: Codes, planned: Sequence[
         if not isinstance(result, str):
             return Verified(smaller, result, fifos)
         reason = result
+        # The folder still has the design that failed.
         _write_top(design, folder)
     again = verify(folder, project, codes, planned)
     return Verified(design, again, [replace(fifo, kept=fifo.planned) for fifo in fifos], reason)

@@ -66,6 +66,7 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
     }
     texts = [text for source in sources.items() for text in source]
     tools = (version("verilator") or "", compiler_path, _version(compiler_path), optimization)
+    # All that affects the library. A change of any of it gives another file in the cache.
     key = [*tools, *VERILATOR_FLAGS, *flags, *generated.values(), HARNESS.read_text(), *texts]
 
     def make(target: Path) -> None:
@@ -109,6 +110,7 @@ def _compile(
     include = _include_folder()
     flags = (*flags, f"-I{work}", f"-I{include}", f"-I{include / 'vltstd'}")
     files = sorted(work.glob("*.cpp"))
+    # Verilator marks constructors and symbol tables by these endings.
     once = [file for file in files if file.stem.endswith(("__Slow", "__Syms"))]
     slow = _chunks(work, "slow", once)
     fast = _chunks(work, "fast", [HARNESS, *(file for file in files if file not in once)])
@@ -133,6 +135,7 @@ def _chunks(work: Path, name: str, files: Sequence[Path]) -> list[Path]:
     size = sum(file.stat().st_size for file in files)
     count = max(1, min(cores(), size // CHUNK_BYTES))
     groups: list[list[Path]] = [[] for _ in range(count)]
+    # Largest first into the smallest group gives groups that take about equally long to compile.
     for file in sorted(files, key=lambda file: -file.stat().st_size):
         min(groups, key=lambda group: sum(f.stat().st_size for f in group)).append(file)
     made = []

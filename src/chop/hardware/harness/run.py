@@ -156,6 +156,8 @@ def _port(work: Path, port: Port, count: int, profile: Profile, interval: int) -
 
 def _work(job: Path, folder: Path) -> None:
     try:
+        # The worker starts in the project folder. Isolated mode imports no Python file that lies
+        # there.
         command = [sys.executable, "-I", "-S", str(WORKER), str(job)]
         done = children.run(command, folder, RUN_SECONDS, supervised=False)
     except subprocess.TimeoutExpired:

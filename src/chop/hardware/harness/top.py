@@ -62,6 +62,7 @@ def violated_streams(log: str) -> list[str]:
 
 def _check(number: int, name: str, bits: int) -> dict[str, str]:
     pins = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
+    # Hierarchical names reach inner streams, so the design under test needs no additional ports.
     pins |= {f"{kind}_i": f"u_design.{name}_{kind}" for kind in ("data", "valid", "ready")}
     pins["violated_o"] = f"violated_o[{number}]"
     text = instance(CHECK, f"u_check_{number}", {"W": bits}, pins)

@@ -76,6 +76,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
                 with Path(port["file"]).open("rb") as file:
                     assert file.readinto(data) == size, port["file"]
             cycles = (c_int64 * (0 if is_input else port["count"]))()
+            # The structure has only addresses; this reference keeps the memory alive.
             buffers.append((data, cycles))
             row.data, row.cycles = ctypes.addressof(data), ctypes.addressof(cycles)
             row.count, row.bytes, row.share = port["count"], port["bytes"], port["share"]
@@ -107,6 +108,7 @@ def end_with(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(POLL_SECONDS)
+        # The main thread is inside the library, where no exception can end it.
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -32,6 +32,7 @@ class _Split(NamedTuple):
     @classmethod
     def of(cls, numbers: Tensor, width: int) -> _Split:
         """Returns the split with the smallest f such that all p of a row fit `width` bits."""
+        # ~x is -x - 1: the code -2^k needs no more bits than 2^k - 1.
         magnitudes = torch.where(numbers < 0, ~numbers, numbers).amax(-1, keepdim=True)
         used = torch.where(magnitudes > 0, floor_log2(magnitudes) + 1, 0)
         shift = (used - (width - 1)).clamp(min=0)

@@ -91,6 +91,7 @@ def _padding(operator: Convolution) -> list[int]:
 
 def _lanes(window: Window, inputs: int, outputs: int, groups: int, fold: int) -> MatrixLanes:
     """Returns the fewest multipliers that reach a fold or the rate of the windows."""
+    # Products faster than the window would wait for its taps.
     limit = max(fold, window.cycles)
     pairs = [
         MatrixLanes(window.codes * beats, together)

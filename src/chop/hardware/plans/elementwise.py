@@ -59,6 +59,7 @@ def plan_table(site: Site) -> ComponentPlan:
     assert isinstance(table, Table)
     entries = table.entries.tolist()
     memory = Memory.of([[entry] for entry in entries], table.out.bits)
+    # Each lane reads a word of its own in every cycle.
     memory = replace(memory, copies=_lanes(site))
     parameters = {"IN_W": site.inputs[0].width, "LOW": table.low, "ENTRIES": len(entries)}
     plan = _elementwise(site, parameters, memories={"TABLE_FILE": memory})
@@ -113,9 +114,11 @@ def plan_requantize(site: Site) -> ComponentPlan:
     multiplier, latency = None, ROUND_STAGES
     if division is not None or _multiplies(operator):
         latency += MULTIPLY_STAGES
+        # The addend that rounds the quotient counts to the width of the product.
         half = 0 if division is None else 1 << division.dropped - 1
         product = bit_width(read.edge.low * largest, read.edge.high * largest + half)
         parameters |= {"MULTIPLIES": 1, "PRODUCT_W": product}
+        # The unsigned factor gets a sign bit of 0 for the signed multiplier.
         multiplier = (read.width, width + 1)
     if division is not None:
         latency += 1
@@ -166,6 +169,7 @@ def _periodic_words(stream: Stream, channel: Tensor) -> list[list[int]]:
         stream: stream of the codes.
         channel: int64, broadcastable to a sample.
     """
+    # With channels last they repeat for every pixel, so that a period is far shorter than a sample.
     beats = stream.sent(channel.expand(stream.shape))
     for period in divisors(len(beats)):
         if torch.equal(beats, beats[:period].repeat(len(beats) // period, 1)):

@@ -39,6 +39,7 @@ def plan_embedding(site: Site) -> ComponentPlan:
         out=out,
         cycles=cycles(lanes),
         memories={"TABLE_FILE": Memory.from_codes(words, out.width)},
+        # All beats of a row depend on one index, which the shares of `holds` cannot express.
         needs=(torch.arange(out.beats) // beats,),
         buffers=(0,),
         latency=TABLE_STAGES,

@@ -52,6 +52,8 @@ def plan_matmul(site: Site) -> ComponentPlan:
         cycles=products // lanes,
         resources=Resources(
             {(a.width, b.width): lanes},
+            # Two banks of the second operand, one for each of two successive samples, and a row of
+            # the first.
             2 * b.size * b.width + terms * a.width,
             is_soft=site.is_soft,
         ),

@@ -25,6 +25,7 @@ def plan_norm(site: Site) -> ComponentPlan:
     rows = read.rows(len(operator.dims))
     radicand_width = _largest_radicand(operator, read).bit_length()
     reciprocal_width = operator.reciprocal - operator.root + 1
+    # Both units compute one bit per cycle.
     root, division = -(-radicand_width // 2) + 1, reciprocal_cycles(reciprocal_width)
 
     def cycles(lanes: int) -> int:
@@ -33,11 +34,12 @@ def plan_norm(site: Site) -> ComponentPlan:
 
     lanes = first_within(divisors(rows.features), site.fold, cycles)
     beats = rows.features // lanes
+    # The units work on different rows at the same time, so the slowest one sets the pace.
     interval = max(beats, root, division)
     # Codes that arrive between the end of a row and its reciprocal.
     waiting = -(-beats * (root + division + PIPELINE) // interval)
     depth = beats + waiting + PIPELINE
-    # If all weights are zero, the result has no bits for u, which does not matter.
+    # If all weights are zero, u does not affect the result and needs no bits.
     limit = operator.limit if bool(operator.weight.any()) else 0
     weight, bias = (_words(x, rows.order, lanes) for x in (operator.weight, operator.bias))
     out = read.of(operator.out).with_lanes(lanes)

@@ -48,6 +48,7 @@ def concat_plan(first: Stream, second: Stream, dim: int) -> ComponentPlan:
     positions = joined(first, second, dim)
     turns = math.prod(first.shape[:dim])
     beats = first.size // turns, second.size // turns
+    # With these lanes no beat has codes of both inputs.
     lanes = math.gcd(first.lanes, second.lanes, *beats)
     out = Stream(positions, edge, lanes)
     parameters = {
@@ -61,7 +62,7 @@ def concat_plan(first: Stream, second: Stream, dim: int) -> ComponentPlan:
     place = torch.arange(out.beats)
     own = [count // lanes for count in beats]
     turn, rest = place // sum(own), place % sum(own)
-    # In the turn of one nothing more is needed of the other.
+    # While one input is sent, no further beat of the other one is needed.
     needs = (
         turn * own[0] + rest.clamp(max=own[0] - 1),
         turn * own[1] + (rest - own[0]).clamp(min=-1),

@@ -73,6 +73,7 @@ def _groups(operator: IntegerSum, read: Stream) -> _Groups:
     if min(operator.dims) < -len(read.shape):
         raise ConfigError("it sums over the batch dimension")
     ends = range(-len(operator.dims), 0)
+    # Positions are sorted because the order of the terms does not change an exact sum.
     terms = read.positions.movedim(operator.dims, tuple(ends)).flatten(-len(ends)).sort().values
     count = terms.size(-1)
     terms = terms.reshape(-1, count)

@@ -59,6 +59,7 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     assert isinstance(operator, RequantizeBlocks)
     grid = BlockGrid(*operator.grid)
     window, base = grid.highest - grid.lowest, grid.lowest - operator.exponent
+    # All blocks have one possible exponent, so none has to be stored until its maximum is known.
     if not window:
         edge = Edge.of(2.0**operator.exponent, read.edge.low, read.edge.high)
         plain = Requantize(edge, Grid(grid.step, -grid.limit, grid.limit))
@@ -69,6 +70,7 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     def cycles(lanes: int) -> int:
         return max(read.size // lanes, converter_cycles(read.size, read.lanes, lanes))
 
+    # No beat may have codes of two blocks, also at the shorter end of a row.
     choices = divisors(math.gcd(runs.block, runs.rest))
     lanes = first_within(choices, site.fold, cycles)
     out = read.of(operator.out).with_lanes(lanes)
@@ -104,6 +106,7 @@ def _block_of_each(groups: Blocks, read: Stream) -> Tensor:
     Raises:
         ConfigError: if samples share blocks, or a block is interrupted by others.
     """
+    # Two samples reveal blocks that reach from one sample into the next.
     shape = (2, *read.shape)
     split = groups.split(torch.zeros(shape, dtype=torch.int64))
     numbers = torch.arange(split.shape[:-1].numel()).view(*split.shape[:-1], 1)

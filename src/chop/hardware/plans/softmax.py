@@ -41,6 +41,8 @@ def _plan(operator: IntegerSoftmax, read: Stream, rows: Rows) -> ComponentPlan:
     reciprocal_width = operator.places - table_width + 1
     division = reciprocal_cycles(reciprocal_width)
     out = read.of(operator.out).with_lanes(1)
+    # A row of exponentials waits for its sum, and those that arrive during the division wait as
+    # well.
     depth = rows.features + min(division, 2 * rows.features) + PIPELINE
     return ComponentPlan(
         parameters={
@@ -81,8 +83,10 @@ def _masked(plan: ComponentPlan, site: Site, rows: Rows, mask_keys: KeptKeys) ->
         raise ConfigError(f"a mask of {mask.shape} and the {rows.features} scores differ in order")
     if mask_keys.is_causal and not torch.equal(rows.order, order):
         raise ConfigError("the keys of a causal mask are not in order")
+    # A hidden code is so far below every visible maximum that its table entry lies in the added
+    # half, which is 0.
     hidden = low - len(table.words)
-    # Once a row is taken in, so are all numbers of the mask.
+    # The whole mask has been read when the first row has.
     needs = (*plan.needs, plan.needs[0].clamp(max=mask.size - 1))
     return replace(
         plan,

@@ -39,6 +39,7 @@ def plan_linear(site: Site) -> ComponentPlan:
     lanes = matrix_lanes(rows.count, rows.features, outputs, site.fold, read.lanes, choices)
     weight, bias = operator.weight[:, rows.order.argsort()], operator.bias
     weight_width, bias_width = count_width(weight), count_width(bias)
+    # Weights of -1, 0 and 1 select or negate a code, which takes no multiplier.
     is_ternary = bool((weight.abs() <= 1).all())
     soft = 0 if is_ternary or blocks else site.soft(read.width, weight_width)
     positions = rows.places[..., None] * outputs + torch.arange(outputs)

@@ -233,6 +233,7 @@ def _regular(size: int, stretches: Sequence[tuple[int, int]]) -> Axis:
     Raises:
         ConfigError: if there are none.
     """
+    # Several pairs may describe the same sections; any of them gives the same sums.
     for stride in range(1, size + 1):
         for padding in range(size):
             axis = Axis(size, len(stretches), stretches[0][1] + padding, stride, padding)
@@ -275,6 +276,7 @@ def sliding(
 
 
 def _window(axes: Sequence[Axis], channels: int) -> Window:
+    # A one-dimensional image is a column, so its window slides over rows of one pixel.
     return Window(axes[0], axes[1] if len(axes) > 1 else Axis(1, 1, 1), channels)
 
 

@@ -1,9 +1,10 @@
-// Sum or difference: y = a 2^SHIFT_0 + b 2^SHIFT_1 on each lane; minus with NEGATE.
+// Sum or difference on each lane: y = a 2^SHIFT_0 + b 2^SHIFT_1, or a 2^SHIFT_0 - b 2^SHIFT_1 if
+// NEGATE is 1.
 //
-// in 0  LANES codes a of IN_0_W bits
-// in 1  LANES codes b of IN_1_W bits, in the same order
-// out   LANES codes of OUT_W bits, which hold every y
-// time  one beat per cycle, one register
+// Input 0: LANES codes a of IN_0_W bits.
+// Input 1: LANES codes b of IN_1_W bits, in the same order.
+// Output:  LANES codes y of OUT_W bits, wide enough for every result.
+// Timing:  one beat per cycle; one register.
 module chop_add #(
   parameter int LANES  = 1,
   parameter int IN_0_W = 8,

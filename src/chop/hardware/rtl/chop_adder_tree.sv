@@ -1,7 +1,8 @@
-// Sum of N numbers of W bits, two's complement, by a balanced tree: level l has the sums of 2^l
-// numbers each, the last one of fewer. Bits above W are dropped.
+// Sum of N signed numbers of W bits in a balanced tree. A node of level l adds 2^l numbers, the
+// last node fewer. Bits above W are dropped.
 //
-// time    LATENCY ceil(log2(N)): a register behind each level; no cycle for one number
+// Timing:  latency ceil(log2(N)) cycles, one register per level. A single number passes in 0
+//          cycles.
 module chop_adder_tree #(
   parameter int N = 4,
   parameter int W = 16

@@ -1,11 +1,11 @@
-// Average pooling: the sum of the codes of each window and channel; its reader divides.
+// Average pooling: the sum of each window and channel. The reader of the sums divides them.
 //
-// in      images, channels last: the beats of chop_window
-// out     for each window, row by row, FOLDS beats of LANES sums of OUT_W bits
-// time    one window tap per cycle, and the time that chop_window waits for rows
-// memory  that of chop_window
+// Input:   images with channels last, the beats of chop_window.
+// Output:  for each window, row by row, FOLDS beats of LANES sums of OUT_W bits.
+// Timing:  one window tap per cycle, plus the cycles in which chop_window waits for rows.
+// Memory:  the memory of chop_window.
 //
-// Parameters are those of chop_window; PAD_CODE is 0.
+// The parameters are those of chop_window, with PAD_CODE 0.
 module chop_avg_pool #(
   parameter int LANES = 1,
   parameter int IN_W = 8,

@@ -1,17 +1,19 @@
-// Linear layer of blocks with shared exponents (MXINT): for each row of codes
-//   y[o] = (sum over beats of (sum over lanes i of q[i] p[o, i]) 2^(e + f[o])) 2^SHIFT + b[o],
-// where the codes of a beat are q[i] 2^e, and the weights beside them p[o, i] 2^f[o].
+// Linear layer of blocks with shared exponents (MXINT). For each row of codes:
+//   y[o] = (sum over beats of (sum over lanes i of q[i] p[o, i]) 2^(e + f[o])) 2^SHIFT + b[o]
+// The codes of a beat are q[i] 2^e, and the corresponding weights are p[o, i] 2^f[o].
 //
-// in      IN_LANES codes of IN_W bits, of one block; a row is IN_FEATURES / IN_LANES beats
-// out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
-// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row; chop_split_block |
-//         fetch, two cycles | factors | multiply | a level of the adder tree after the other |
-//         shift | accumulate | bias | FIFO of chop_credits
-// memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
-//         OUT_LANES * IN_LANES numbers p of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i,
-//         and OUT_LANES shifts f of WEIGHT_SHIFT_W bits above them; BIAS_FILE, for each group: a
-//         word of OUT_LANES biases of BIAS_W bits; a row as codes q and shifts e, if there are
-//         several groups
+// Input:   IN_LANES codes of IN_W bits that belong to one block. A row has IN_FEATURES / IN_LANES
+//          beats.
+// Output:  OUT_LANES codes of OUT_W bits, wide enough for every y. A row has OUT_FEATURES /
+//          OUT_LANES beats.
+// Timing:  (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles per row. Pipeline:
+//          chop_split_block | fetch, two cycles | factors | multiply | one cycle per level of the
+//          adder tree | shift | accumulate | bias | FIFO of chop_credits.
+// Memory:  WEIGHT_FILE has a word for each group of OUT_LANES outputs and each beat of a row. Its
+//          low bits are OUT_LANES * IN_LANES numbers p of WEIGHT_W bits, output o and input i in
+//          lane o * IN_LANES + i. The OUT_LANES shifts f of WEIGHT_SHIFT_W bits are above them.
+//          BIAS_FILE has a word of OUT_LANES biases of BIAS_W bits for each group. A row of codes q
+//          and shifts e is stored if there are several groups.
 module chop_block_linear #(
   parameter int IN_LANES       = 1,
   parameter int OUT_LANES      = 1,
@@ -111,6 +113,7 @@ module chop_block_linear #(
       .clk_i, .terms_i(products_q), .sum_o(tree));
 
     always_ff @(posedge clk_i) begin
+      // The shift of a beat passes through as many registers as its products in the adder tree.
       both_q    <= ((LEVELS + 1) * BOTH_W)'({both_q, BOTH_W'(row_q[IN_LANES*CODE_W +: SHIFT_W])
                                              + BOTH_W'(f)});
       shifted_q <= SUM_W'(tree) << both_q[LEVELS*BOTH_W +: BOTH_W];

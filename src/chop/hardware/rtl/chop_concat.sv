@@ -1,9 +1,9 @@
-// Concatenation: BEATS_0 beats of the first stream, then BEATS_1 of the second, in turn.
+// Concatenation: BEATS_0 beats of input 0 and then BEATS_1 beats of input 1, alternately.
 //
-// in 0  LANES codes of IN_0_W bits
-// in 1  LANES codes of IN_1_W bits
-// out   LANES codes of OUT_W bits, which hold both
-// time  one beat per cycle, one register
+// Input 0: LANES codes of IN_0_W bits.
+// Input 1: LANES codes of IN_1_W bits.
+// Output:  LANES codes of OUT_W bits, wide enough for both inputs.
+// Timing:  one beat per cycle; one register.
 module chop_concat #(
   parameter int LANES   = 1,
   parameter int IN_0_W  = 8,

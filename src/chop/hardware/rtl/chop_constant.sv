@@ -1,8 +1,8 @@
-// Constant: the words of a read-only memory as a stream, again and again.
+// Constant: sends the words of a read-only memory repeatedly.
 //
-// out     beats of W bits, BEATS of them a sample
-// time    one beat per cycle; memory | register | FIFO of chop_credits
-// memory  BEATS words of a beat
+// Output:  beats of W bits, BEATS of them per sample.
+// Timing:  one beat per cycle. Pipeline: memory | register | FIFO of chop_credits.
+// Memory:  BEATS words of one beat.
 module chop_constant #(
   parameter int W     = 8,
   parameter int BEATS = 1,

@@ -1,20 +1,20 @@
-// Convolution: y[p, o] = (sum of the codes under the kernel at p times w[o]) 2^SHIFT + b[o]; in each
-// of GROUPS of channels, outputs o of its own.
+// Convolution: y[p, o] = (sum of the codes under the kernel at position p times w[o]) 2^SHIFT +
+// b[o]. Each of GROUPS groups of channels has its own outputs o.
 //
-// in      images, channels last: the beats of chop_window, of LANES codes of one group, IN_W bits
-// out     for each window p, row by row, for each group, OUT_FEATURES results o of OUT_W bits,
-//         OUT_LANES per beat
-// time    windows need max(window beats, (window codes / IN_LANES) * (OUT_FEATURES / OUT_LANES))
-//         cycles each, where a window has FOLDS * KERNEL_Y * KERNEL_X / TAP_LANES beats; and the
-//         time that chop_window waits for rows
-//           chop_window | IN_LANES codes at a time | FIFO of DEPTH beats | chop_linear, which
-//         has SOFT
-// memory  that of chop_window; the codes of a group under a window, if its outputs are computed
-//         in several turns; WEIGHT_FILE and BIAS_FILE of chop_linear, a set for each group: inputs
-//         are in the order in which chop_window sends them, beat of the pixel, kernel row, kernel
-//         column, lane
+// Input:   images with channels last, the beats of chop_window. A beat has LANES codes of IN_W bits
+//          of one group.
+// Output:  for each window p, row by row, and each group: OUT_FEATURES results o of OUT_W bits,
+//          OUT_LANES per beat.
+// Timing:  a window takes max(window beats, (window codes / IN_LANES) * (OUT_FEATURES / OUT_LANES))
+//          cycles and has FOLDS * KERNEL_Y * KERNEL_X / TAP_LANES beats. The cycles in which
+//          chop_window waits for rows are added. Pipeline: chop_window | conversion to IN_LANES
+//          codes | FIFO of DEPTH beats | chop_linear, which documents SOFT.
+// Memory:  the memory of chop_window; the codes of a group under a window, if its outputs are
+//          computed in several steps; WEIGHT_FILE and BIAS_FILE of chop_linear, one set per group.
+//          Weight inputs have the order of chop_window: beat of the pixel, kernel row, kernel
+//          column, lane.
 //
-// IN_HEIGHT to PAD_CODE and TAP_LANES are parameters of chop_window; IN_LANES is a multiple of
+// IN_HEIGHT to PAD_CODE and TAP_LANES are parameters of chop_window. IN_LANES is a multiple of
 // TAP_LANES * LANES.
 module chop_conv #(
   parameter int LANES = 1,

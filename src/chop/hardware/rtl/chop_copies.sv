@@ -1,9 +1,9 @@
-// Copies: each run of BEATS beats leaves TIMES times.
+// Copies: sends each run of BEATS beats TIMES times.
 //
-// in      beats of W bits
-// out     the beats of each run TIMES times, one run after another; the first time while they come
-// time    one beat out per cycle: chop_repeat, two cycles | FIFO of chop_credits
-// memory  BEATS words of a beat
+// Input:   beats of W bits.
+// Output:  TIMES copies of each run, run by run. The first copy is sent while the run arrives.
+// Timing:  one output beat per cycle. Pipeline: chop_repeat, two cycles | FIFO of chop_credits.
+// Memory:  BEATS words of one beat.
 module chop_copies #(
   parameter int W     = 8,
   parameter int BEATS = 1,

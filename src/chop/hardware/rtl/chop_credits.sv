@@ -1,12 +1,14 @@
-// Credits: flow control of a pipeline that never stalls, so that no enable reaches all registers.
+// Credit-based flow control of a pipeline that never stalls. No enable signal has to reach all of
+// the pipeline's registers.
 //
-// in      data_i of W bits, in each cycle in which valid_i is high: the pipeline's output
-// out     the same as a stream; its FIFO has a slot for every beat in the pipeline
-// ready_o high while there is room for one more; starts_i is high in each of those cycles in
-//         which a new beat enters the pipeline
-// time    a beat per cycle, where a beat has LATENCY cycles from starts_i to valid_i at most; where
-//         one starts in EVERY cycles at most, fewer places are needed
-// memory  a FIFO of PLACES beats, of more than (LATENCY + 4) / EVERY + 2 where beats wait
+// Input:   data_i of W bits, the pipeline's output, in each cycle in which valid_i is high.
+// Output:  the same data as a stream. Its FIFO has a slot for every beat in the pipeline.
+// Control: ready_o is high while another beat may enter the pipeline. The user raises starts_i in
+//          each cycle in which a beat enters.
+// Timing:  one beat per cycle, at most LATENCY cycles from starts_i to valid_i. If beats enter at
+//          most every EVERY cycles, fewer slots are needed.
+// Memory:  a FIFO of PLACES beats. Users whose beats wait need more than the default, (LATENCY + 4)
+//          / EVERY + 2.
 module chop_credits #(
   parameter int W       = 8,
   parameter int LATENCY = 1,

@@ -1,13 +1,13 @@
-// Depthwise convolution: y[p, c] = (sum of the codes of channel c under the kernel at p times w[c])
-// 2^SHIFT + b[c].
+// Depthwise convolution: y[p, c] = (sum of the codes of channel c under the kernel at position p
+// times w[c]) 2^SHIFT + b[c].
 //
-// in      images, channels last: the beats of chop_window, of LANES codes of IN_W bits
-// out     for each window p, row by row, FOLDS beats of LANES results of OUT_W bits
-// time    one window tap per cycle, and the time that chop_window waits for rows;
-//         chop_window | multiply | register | chop_sum | bias
-// memory  that of chop_window; WEIGHT_FILE, for each beat of a pixel, for each tap, row by row: a
-//         word of LANES weights of WEIGHT_W bits; BIAS_FILE, for each beat of a pixel: a word of
-//         LANES biases of BIAS_W bits
+// Input:   images with channels last, the beats of chop_window, LANES codes of IN_W bits.
+// Output:  for each window p, row by row, FOLDS beats of LANES results of OUT_W bits.
+// Timing:  one window tap per cycle, plus the cycles in which chop_window waits for rows. Pipeline:
+//          chop_window | multiply | register | chop_sum | bias.
+// Memory:  the memory of chop_window. WEIGHT_FILE has a word of LANES weights of WEIGHT_W bits for
+//          each beat of a pixel and each tap, row by row. BIAS_FILE has a word of LANES biases of
+//          BIAS_W bits for each beat of a pixel.
 //
 // IN_HEIGHT to PAD_CODE are parameters of chop_window.
 module chop_depthwise_conv #(

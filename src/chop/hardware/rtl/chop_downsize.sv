@@ -1,8 +1,9 @@
-// Downsizer: splits a beat into IN_LANES / OUT_LANES beats, the lowest lanes first.
+// Width converter to fewer lanes: splits a beat into IN_LANES / OUT_LANES beats, lowest lanes
+// first.
 //
-// in    IN_LANES codes of W bits; a multiple of OUT_LANES
-// out   OUT_LANES codes of W bits
-// time  one beat out per cycle
+// Input:   IN_LANES codes of W bits. IN_LANES is a multiple of OUT_LANES.
+// Output:  OUT_LANES codes of W bits.
+// Timing:  one output beat per cycle.
 module chop_downsize #(
   parameter int W         = 8,
   parameter int IN_LANES  = 2,
@@ -29,6 +30,7 @@ module chop_downsize #(
 
   assign data_out_0_o       = rest_q[OUT_LANES*W-1:0];
   assign data_out_0_valid_o = (left_q != '0);
+  // A new beat enters in the cycle in which the last part of the previous one leaves.
   assign data_in_0_ready_o  = (left_q == '0) || ((left_q == COUNT_W'(1)) && data_out_0_ready_i);
 
   always_ff @(posedge clk_i) begin

@@ -1,10 +1,10 @@
-// Embedding: the row of a table that each index names.
+// Embedding: sends the table row of each index.
 //
-// in      indices of IN_W bits, one per beat, 0 to ROWS - 1
-// out     for each index BEATS beats of LANES codes of OUT_W bits
-// time    BEATS cycles for an index; address of the row | address of the word | memory | register |
-//         FIFO of chop_credits
-// memory  TABLE_FILE, ROWS * BEATS words of LANES codes: those of a row one after another
+// Input:   indices of IN_W bits from 0 to ROWS - 1, one per beat.
+// Output:  BEATS beats of LANES codes of OUT_W bits for each index.
+// Timing:  BEATS cycles per index. Pipeline: address of the row | address of the word | memory |
+//          register | FIFO of chop_credits.
+// Memory:  TABLE_FILE with ROWS * BEATS words of LANES codes, row by row.
 module chop_embedding #(
   parameter int LANES      = 1,
   parameter int ROWS       = 16,

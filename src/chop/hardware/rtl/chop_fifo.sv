@@ -1,11 +1,12 @@
-// FIFO of any depth from 1; valid, data and ready are registered at both ends.
+// FIFO of depth 1 or more, with registered valid, data and ready at both ends.
 //
-// in      beats of W bits
-// out     the same beats
-// time    one beat per cycle; two cycles from end to end, one up to DEPTH 2, three from LARGE on
-// memory  DEPTH - 1 words of a beat with synchronous read, and a register after it, of which LARGE
-//         ones have two, because a block memory's output is slow; up to DEPTH 2 a skid buffer,
-//         which holds two beats
+// Input:   beats of W bits.
+// Output:  the same beats.
+// Timing:  one beat per cycle. The latency is one cycle up to DEPTH 2, three cycles from DEPTH
+//          LARGE on, and otherwise two.
+// Memory:  up to DEPTH 2, a skid buffer of two beats. Deeper FIFOs have a memory with synchronous
+//          read and an output register. FIFOs from LARGE on have a second output register, because
+//          the output of a block memory is slow.
 module chop_fifo #(
   parameter int W     = 8,
   parameter int DEPTH = 16
@@ -39,6 +40,7 @@ module chop_fifo #(
     logic push, pop, is_free;
 
     assign push = data_in_0_valid_i && data_in_0_ready_o;
+    // The memory is read ahead of demand, so that the register behind it has the next beat.
     assign pop  = (count_q != '0) && is_free;
     assign data_in_0_ready_o = (count_q != COUNT_W'(WORDS));
 

@@ -1,8 +1,9 @@
-// Fork: one stream to N streams, each of which takes every beat once, in its own time.
+// Fork: sends one stream to N streams. Each of them takes every beat once, in its own cycle.
 //
-// in    beats of W bits
-// out   the same beats; data are shared, valid and ready are one bit for each stream
-// time  one beat per cycle; combinational from in to out and from ready to ready
+// Input:   beats of W bits.
+// Output:  the same beats. All outputs share data; valid and ready have one bit per output.
+// Timing:  one beat per cycle. The paths from input to output and from ready to ready are
+//          combinational.
 module chop_fork #(
   parameter int W = 8,
   parameter int N = 2
@@ -20,6 +21,7 @@ module chop_fork #(
 
   assign data_out_o        = data_in_0_i;
   assign data_out_valid_o  = {N{data_in_0_valid_i}} & ~taken_q;
+  // A beat ends when every stream has taken it, now or earlier.
   assign data_in_0_ready_o = &(taken_q | data_out_ready_i);
 
   always_ff @(posedge clk_i) begin

@@ -1,11 +1,11 @@
 // Square root of an unsigned number: y = floor(sqrt(x)).
 //
-// in      numbers x of IN_W bits
-// out     roots of ceil(IN_W / 2) bits
-// time    ceil(IN_W / 2) + 1 cycles between two numbers; one is inside at a time
+// Input:   numbers x of IN_W bits.
+// Output:  roots of ceil(IN_W / 2) bits.
+// Timing:  ceil(IN_W / 2) + 1 cycles between two numbers. The unit processes one number at a time.
 //
-// Digit by digit, a bit of the root per cycle: the remainder takes two bits of the number, and the
-// bit is 1 where it is at least 4 y + 1, for the root y so far.
+// The root is computed digit by digit, one bit per cycle. The remainder is extended by two bits of
+// the number. The new bit is 1 if the remainder is at least 4 y + 1, where y is the root so far.
 module chop_isqrt #(
   parameter int IN_W = 32,
   localparam int OUT_W = (IN_W + 1) / 2,
@@ -35,6 +35,7 @@ module chop_isqrt #(
   assign is_one = !difference[TAKEN_W];
   assign remainder = is_one ? REST_W'(difference) : REST_W'(taken);
 
+  // A new number may enter in the cycle in which the result leaves.
   assign data_in_0_ready_o = left_q == '0 && (!is_valid_q || data_out_0_ready_i);
   assign data_out_0_valid_o = is_valid_q;
   assign is_taken = data_in_0_valid_i && data_in_0_ready_o;

@@ -1,25 +1,24 @@
 // Layer normalization along rows: y = (u G) 2^SCALE_SHIFT + B, with C = FEATURES and
-//   S = sum of x, or 0 where CENTERED is 0 (RMSNorm); Q = sum of x^2; V = C Q - S^2;
+//   S = sum of x, or 0 if CENTERED is 0 (RMSNorm); Q = sum of x^2; V = C Q - S^2;
 //   D = floor(sqrt(V 2^(2 ROOT) + EPS)); R = floor(2^POWER / max(D, 2^ROOT));
-//   u = (C x - S) R / 2^(POWER - ROOT - FRACTION), rounded to nearest even, within LIMIT.
+//   u = (C x - S) R / 2^(POWER - ROOT - FRACTION), rounded to nearest even and limited to LIMIT.
 //
-// in      rows of FEATURES codes of IN_W bits, LANES per beat
-// out     for each row FEATURES results of OUT_W bits, LANES per beat, in the order of the codes
-// time    max(FEATURES / LANES, ceil(RADICAND_W / 2) + 1, POWER - ROOT + 2) cycles between two
-//         rows: while the results of one leave, others are in the root and in the reciprocal, and
-//         one is loaded. A stage accepts a row only when the next stage has a place for its
-//         result.
-//           load    beats into a FIFO; codes | squares | sums of a beat | sums of the row
-//           root    sums | C Q and S^2, two cycles | V | V 2^(2 ROOT) + EPS | FIFO of
-//                   chop_credits | chop_isqrt; S waits in a FIFO
-//           divide  D, 2^ROOT at least, in chop_skid | chop_reciprocal
-//           send    x | C x | C x - S | factors | times R, two cycles | round and saturate, three
-//                   cycles | factors | times G, two cycles | plus B | FIFO of chop_credits
-// memory  a FIFO of DEPTH beats: more than a row, and those that come until a row has its
-//         reciprocal; WEIGHT_FILE and BIAS_FILE, for each beat of a row a word of LANES numbers
-//         of WEIGHT_W and of BIAS_W bits
+// Input:   rows of FEATURES codes of IN_W bits, LANES per beat.
+// Output:  rows of FEATURES results of OUT_W bits, LANES per beat, in the order of the codes.
+// Timing:  max(FEATURES / LANES, ceil(RADICAND_W / 2) + 1, POWER - ROOT + 2) cycles between two
+//          rows. The stages below work on different rows at the same time. A stage accepts a row
+//          only if the next stage has room for its result.
+//            load    beats into a FIFO; codes | squares | sums of a beat | sums of the row
+//            root    sums | C Q and S^2, two cycles | V | V 2^(2 ROOT) + EPS | FIFO of
+//                    chop_credits | chop_isqrt; S waits in a FIFO
+//            divide  max(D, 2^ROOT) in chop_skid | chop_reciprocal
+//            send    x | C x | C x - S | factors | times R, two cycles | round and saturate, three
+//                    cycles | factors | times G, two cycles | plus B | FIFO of chop_credits
+// Memory:  a FIFO of DEPTH beats for a row and the beats that arrive until its reciprocal is known.
+//          WEIGHT_FILE and BIAS_FILE have a word of LANES numbers of WEIGHT_W and BIAS_W bits for
+//          each beat of a row.
 //
-// RADICAND_W is the width of the largest V 2^(2 ROOT) + EPS, LIMIT_W that of u, signed.
+// RADICAND_W is the width of the largest V 2^(2 ROOT) + EPS. LIMIT_W is the width of u, signed.
 module chop_layer_norm #(
   parameter int LANES = 4,
   parameter int FEATURES = 48,
@@ -179,6 +178,7 @@ module chop_layer_norm #(
   logic root_ready, has_divisor, divisor_ready, has_quotient, is_reciprocal_free;
   logic has_reciprocal_q, has_sum;
 
+  // A divisor of at least 2^ROOT bounds the reciprocal to RECIPROCAL_W bits.
   assign least_divisor =
     DIVISOR_W'(root) >> ROOT == '0 ? DIVISOR_W'(1) << ROOT : DIVISOR_W'(root);
 
@@ -215,6 +215,8 @@ module chop_layer_norm #(
     .data_out_0_ready_i(has_reciprocal_q && is_ready));
 
   assign is_sent = has_beat && has_reciprocal_q && is_ready;
+  // The reciprocal of the next row can be loaded in the cycle in which the last beat of this row
+  // leaves.
   assign is_reciprocal_free = !has_reciprocal_q || (is_sent && send_q == LAST);
 
   chop_words #(.W(LANES * WEIGHT_W), .BEATS(BEATS), .FILE(WEIGHT_FILE)) u_weights (

@@ -1,14 +1,15 @@
-// Linear layer: y[o] = (sum over i of x[i] w[o, i]) 2^SHIFT + b[o] for each row of codes; SETS of
-// weights and biases belong to one row after another, in turn.
+// Linear layer: y[o] = (sum over i of x[i] w[o, i]) 2^SHIFT + b[o] for each row of codes.
+// Successive rows use SETS different sets of weights and biases in turn.
 //
-// in      IN_LANES codes of IN_W bits; a row is IN_FEATURES / IN_LANES beats
-// out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
-// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row;
-//         chop_matvec, which has SOFT | bias | FIFO of chop_credits
-// memory  WEIGHT_FILE, for each set, for each group of OUT_LANES outputs, for each beat of a row: a
-//         word of OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane
-//         o * IN_LANES + i; BIAS_FILE, for each set, for each group: a word of OUT_LANES biases of
-//         BIAS_W bits; a row of codes, if there are several groups
+// Input:   IN_LANES codes of IN_W bits. A row has IN_FEATURES / IN_LANES beats.
+// Output:  OUT_LANES codes of OUT_W bits, wide enough for every y. A row has OUT_FEATURES /
+//          OUT_LANES beats.
+// Timing:  (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles per row. Pipeline:
+//          chop_matvec, which documents SOFT | bias | FIFO of chop_credits.
+// Memory:  WEIGHT_FILE has a word for each set, each group of OUT_LANES outputs and each beat of a
+//          row: OUT_LANES * IN_LANES weights of WEIGHT_W bits, output o and input i in lane o *
+//          IN_LANES + i. BIAS_FILE has a word of OUT_LANES biases of BIAS_W bits for each set and
+//          group. A row of codes is stored if there are several groups.
 module chop_linear #(
   parameter int IN_LANES     = 1,
   parameter int OUT_LANES    = 1,

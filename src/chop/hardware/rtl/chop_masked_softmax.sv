@@ -1,17 +1,18 @@
-// Masked softmax along rows: chop_softmax of the visible codes; results of hidden codes are 0.
+// Masked softmax along rows: chop_softmax of the visible codes. Results of hidden codes are 0.
 //
-// in 0    rows of FEATURES codes of SCORE_W bits, one per beat, ROWS of them a sample
-// in 1    FEATURES numbers of MASK_W bits a sample, one per beat: 0 hides that place of all rows
-// out     for each row FEATURES results of OUT_W bits, one per beat, in the order of the codes
-// time    that of chop_softmax; one register ahead of it and one behind it
-// memory  that of chop_softmax; a sample's mask, and a few bits of it in a FIFO; a bit for each code
-//         that is on its way
+// Input 0: rows of FEATURES codes of SCORE_W bits, one per beat, ROWS rows per sample.
+// Input 1: FEATURES numbers of MASK_W bits per sample, one per beat. 0 hides that position in all
+//          rows.
+// Output:  for each row FEATURES results of OUT_W bits, one per beat, in the order of the codes.
+// Timing:  as chop_softmax, with one additional register ahead of it and one behind it.
+// Memory:  the memory of chop_softmax, the mask of a sample, a few of its bits in a FIFO, and a bit
+//          for each code in the pipeline.
 //
-// If CAUSAL is 1, the places after a row's query are hidden as well: INNER consecutive rows have
-// one query, and a sample starts with the first of QUERIES.
-// A hidden code becomes HIDDEN, so far below all others that TABLE has 0 at its distance from them:
-// the upper half of TABLE is 0. A fully hidden row has HIDDEN as its maximum, and all of
-// its results are 0.
+// If CAUSAL is 1, the positions after a row's query are hidden as well. INNER consecutive rows have
+// the same query, and a sample starts with the first of QUERIES queries. A hidden code is replaced
+// by HIDDEN. HIDDEN is so low that its distance from every visible code falls into the upper half
+// of TABLE, which is 0. The maximum of a completely hidden row is HIDDEN, and all of its results
+// are set to 0.
 module chop_masked_softmax #(
   parameter int FEATURES    = 17,
   parameter int ROWS        = 4,
@@ -73,6 +74,8 @@ module chop_masked_softmax #(
 
   assign data_in_0_ready_o = is_first_free && is_seen_valid;
   assign is_taken = data_in_0_valid_i && data_in_0_ready_o;
+  // A code enters the softmax and its mask bit the FIFO in the same cycle, so that both stay in
+  // step.
   assign is_first_free = !code_valid_q || (softmax_ready && kept_ready);
   assign is_kept = is_seen && (CAUSAL == 0 || key_q <= query_q);
   assign is_row_end = (key_q == COUNT_W'(FEATURES - 1));

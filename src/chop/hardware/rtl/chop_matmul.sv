@@ -1,15 +1,16 @@
 // Product of two streams: y[n, h, m] = sum over k of a[n, h, k] b[h, k, m], for HEADS products h.
 //
-// in      data_in_0: a, IN_FEATURES codes k of IN_0_W bits for each head h of each of ROWS rows n.
-//         data_in_1: b, LANES codes of IN_1_W bits per beat. TRANSPOSED 1: for each of OUT_FEATURES
-//         m, for each h, all k; a has LANES lanes, too. TRANSPOSED 0: for each k, for each h,
-//         all m; a has one lane
-// out     OUT_FEATURES exact sums m of OUT_W bits for each h of each n: one per beat where
-//         TRANSPOSED is 1, else LANES
-// time    ROWS * HEADS * IN_FEATURES * OUT_FEATURES / LANES cycles between two samples: LANES
-//         products per cycle, in chop_matvec, which has SOFT; b of the next sample is stored meanwhile
-// memory  two banks of HEADS * IN_FEATURES * OUT_FEATURES / LANES beats of b: one is read while
-//         the other is written; and what chop_matvec keeps of a row of a
+// Input 0: a, IN_FEATURES codes k of IN_0_W bits for each of ROWS rows n and each head h. A beat
+//          has LANES codes if TRANSPOSED is 1, and otherwise one.
+// Input 1: b, LANES codes of IN_1_W bits per beat. The order is m, h, k with k fastest if
+//          TRANSPOSED is 1, and otherwise k, h, m with m fastest.
+// Output:  OUT_FEATURES exact sums m of OUT_W bits for each n and h. A beat has one sum if
+//          TRANSPOSED is 1, and otherwise LANES.
+// Timing:  ROWS * HEADS * IN_FEATURES * OUT_FEATURES / LANES cycles between two samples.
+//          chop_matvec, which documents SOFT, computes LANES products per cycle. b of the next
+//          sample is stored at the same time.
+// Memory:  two banks of HEADS * IN_FEATURES * OUT_FEATURES / LANES beats of b, one for reading and
+//          one for writing, and a row of a in chop_matvec.
 module chop_matmul #(
   parameter int LANES = 1,
   parameter int ROWS = 4,
@@ -128,6 +129,8 @@ module chop_matmul #(
         else read_q <= read_bank_q == is_bank_end ? '0 : ADDRESS_W'(BANK_WORDS);
         is_row_end_q <= BANK_WORDS == 1 || (!is_row_end_q && read_q == before_last);
       end
+      // A bank cannot be filled and emptied in the same cycle, because only full banks are read and
+      // only empty ones are written.
       full_q <= (full_q | filled) & ~emptied;
     end
   end

@@ -1,16 +1,18 @@
 // Matrix-vector product: s[o] = sum over i of x[i] w[o, i] for each row x of IN_FEATURES codes.
 //
-// in 0    IN_LANES codes x of IN_W bits; a row is IN_FEATURES / IN_LANES beats
-// in 1    OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of output o and input i in lane
-//         o * IN_LANES + i: for each of the OUT_FEATURES / OUT_LANES groups of outputs, for each
-//         beat of the row; weight_i is valid two cycles after takes_o, while weight_valid_i
-// out     OUT_LANES sums of OUT_W bits, two's complement: bits above are dropped. The pipeline
-//         never stalls: sums begin with starts_o, which needs ready_i, see chop_credits, and are
-//         ready with sum_valid_o, LATENCY cycles after their last beat and two after finishes_o
-// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row; LATENCY 4, that of
-//         chop_multiplier, see there for SOFT, and the levels of the adder tree: fetch, two cycles |
-//         factors | multiply | tree | accumulate
-// memory  a row of codes, if there are several groups of outputs
+// Input 0: IN_LANES codes x of IN_W bits. A row has IN_FEATURES / IN_LANES beats.
+// Input 1: OUT_LANES * IN_LANES weights of WEIGHT_W bits, output o and input i in lane o * IN_LANES
+//          + i, for each of OUT_FEATURES / OUT_LANES groups of outputs and each beat of the row.
+//          weight_valid_i is high while weights are available. weight_i has to be valid two cycles
+//          after takes_o.
+// Output:  OUT_LANES sums of OUT_W bits in two's complement. Higher bits are dropped. The pipeline
+//          never stalls: a sum begins with starts_o, which requires ready_i (see chop_credits). It
+//          is ready with sum_valid_o, LATENCY cycles after its last beat and two cycles after
+//          finishes_o.
+// Timing:  (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles per row. LATENCY is 4, plus
+//          the latency of chop_multiplier, which documents SOFT, plus the levels of the adder tree.
+//          Pipeline: fetch, two cycles | factors | multiply | tree | accumulate.
+// Memory:  a row of codes, if there are several groups of outputs.
 module chop_matvec #(
   parameter int IN_LANES     = 1,
   parameter int OUT_LANES    = 1,
@@ -60,6 +62,7 @@ module chop_matvec #(
     .data_in_0_ready_o(data_in_0_ready_o), .can_take_i(can_take), .has_beat_o(has_beat),
     .takes_i(takes_o), .data_o(row));
 
+  // Only the first beat of a sum needs a credit; the others must follow for the pipeline to drain.
   assign can_take = weight_valid_i && (ready_i || !is_first_q);
   assign takes_o  = can_take && has_beat;
   assign starts_o = takes_o && is_first_q;

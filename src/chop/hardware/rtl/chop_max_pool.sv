@@ -1,11 +1,11 @@
 // Maximum pooling: the largest code of each window and channel.
 //
-// in      images, channels last: the beats of chop_window
-// out     for each window, row by row, FOLDS beats of LANES channels
-// time    one window tap per cycle, and the time that chop_window waits for rows
-// memory  that of chop_window
+// Input:   images with channels last, the beats of chop_window.
+// Output:  for each window, row by row, FOLDS beats of LANES channels.
+// Timing:  one window tap per cycle, plus the cycles in which chop_window waits for rows.
+// Memory:  the memory of chop_window.
 //
-// Parameters are those of chop_window; PAD_CODE is the lowest code.
+// The parameters are those of chop_window. PAD_CODE is the lowest code.
 module chop_max_pool #(
   parameter int LANES = 1,
   parameter int IN_W = 8,

@@ -1,9 +1,9 @@
-// Product: y = a b on each lane.
+// Product on each lane: y = a b.
 //
-// in 0  LANES codes a of IN_0_W bits
-// in 1  LANES codes b of IN_1_W bits, in the same order
-// out   LANES codes of OUT_W bits, which hold every y
-// time  one beat per cycle, one register
+// Input 0: LANES codes a of IN_0_W bits.
+// Input 1: LANES codes b of IN_1_W bits, in the same order.
+// Output:  LANES codes y of OUT_W bits, wide enough for every result.
+// Timing:  one beat per cycle; one register.
 module chop_mul #(
   parameter int LANES  = 1,
   parameter int IN_0_W = 8,

@@ -1,9 +1,11 @@
-// Product of two integers: y = a b, in the lowest OUT_W bits.
+// Product of two integers: y = a b, lowest OUT_W bits.
 //
-// SOFT  0: a multiplier of the device, if it has any. Else lookup tables: the wider factor for each
-//       bit of the narrower one, summed in a binary tree of SOFT levels, $clog2 of the bits of
-//       the narrower factor, at least 1
-// time  a product per cycle, which never stalls; LATENCY 1, or SOFT
+// SOFT 0:  uses a multiplier of the device, if it has any.
+// SOFT > 0: uses lookup tables. Each bit of the narrower factor selects the wider factor, and a
+//          binary tree of SOFT levels adds the selected numbers. SOFT is $clog2 of the bits of the
+//          narrower factor, at least 1.
+// Timing:  one product per cycle without stalls. The latency is 1 cycle, or SOFT cycles if SOFT >
+//          0.
 module chop_multiplier #(
   parameter int A_W   = 8,
   parameter int B_W   = 8,

@@ -1,8 +1,8 @@
-// Negation: y = -x on each lane.
+// Negation on each lane: y = -x.
 //
-// in    LANES codes of IN_W bits, any order
-// out   LANES codes of OUT_W bits, that order
-// time  one beat per cycle, one register
+// Input:   LANES codes of IN_W bits in any order.
+// Output:  LANES codes of OUT_W bits in the same order.
+// Timing:  one beat per cycle; one register.
 module chop_negate #(
   parameter int LANES = 1,
   parameter int IN_W  = 8,

@@ -1,8 +1,8 @@
-// Product of two integers: y = a b, in the lowest OUT_W bits, from multipliers of at most 18 bits.
+// Product of two integers: y = a b, lowest OUT_W bits, from multipliers of at most 18 bits.
 //
-// Wider factors are cut into parts of 17 bits; the highest part has the sign.
+// Wider factors are split into parts of 17 bits. The highest part contains the sign.
 //
-// time    LATENCY 2, while en_i is high: products of parts | their sum
+// Timing:  latency 2 cycles while en_i is high. Pipeline: products of parts | their sum.
 module chop_product #(
   parameter int A_W   = 8,
   parameter int B_W   = 8,

@@ -1,11 +1,12 @@
 // Reciprocal of an unsigned number: y = floor(2^POWER / x).
 //
-// in      divisors x of IN_W bits, not zero
-// out     quotients of OUT_W bits, which the caller proves to fit
-// time    OUT_W + 1 cycles between two numbers; one is inside at a time
+// Input:   divisors x of IN_W bits, not zero.
+// Output:  quotients of OUT_W bits. The caller has to ensure that they fit.
+// Timing:  OUT_W + 1 cycles between two numbers. The unit processes one number at a time.
 //
-// Restoring division, a bit of the quotient per cycle. The bits of the dividend above those of the
-// quotient are the first remainder, which is below the divisor because the quotient fits.
+// The unit uses restoring division, one bit of the quotient per cycle. The bits of the dividend
+// above those of the quotient are the first remainder. It is below the divisor because the quotient
+// fits.
 module chop_reciprocal #(
   parameter int POWER = 30,
   parameter int IN_W = 16,
@@ -42,6 +43,7 @@ module chop_reciprocal #(
   assign is_one = !difference[IN_W+1];
   assign remainder = is_one ? IN_W'(difference) : IN_W'(taken);
 
+  // A new divisor may enter in the cycle in which the quotient leaves.
   assign data_in_0_ready_o = left_q == '0 && (!is_valid_q || data_out_0_ready_i);
   assign data_out_0_valid_o = is_valid_q;
   assign is_taken = data_in_0_valid_i && data_in_0_ready_o;

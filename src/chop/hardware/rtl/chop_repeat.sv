@@ -1,11 +1,11 @@
 // Repetition: each row of BEATS beats is read TIMES times.
 //
-// in      rows of BEATS beats of W bits
-// out     data_o, two cycles after each cycle in which takes_i is high: the beats of each row TIMES
-//         times, one after another; the first time while they come. has_beat_o is high if a
-//         beat is available; can_take_i is high if one would be taken, regardless of has_beat_o
-// time    BEATS * TIMES cycles for a row; two registers
-// memory  BEATS words of a beat with synchronous read; none for TIMES 1
+// Input:   rows of BEATS beats of W bits.
+// Output:  data_o, two cycles after each cycle in which takes_i is high. Each row is read TIMES
+//          times, the first time while it arrives. has_beat_o is high if a beat is available. The
+//          user raises can_take_i if it could take a beat, regardless of has_beat_o.
+// Timing:  BEATS * TIMES cycles per row; two registers.
+// Memory:  BEATS words of one beat with synchronous read, or none if TIMES is 1.
 module chop_repeat #(
   parameter int W     = 8,
   parameter int BEATS = 1,
@@ -36,7 +36,7 @@ module chop_repeat #(
     localparam int BEAT_W = (BEATS > 1) ? $clog2(BEATS) : 1;
     localparam int TIME_W = $clog2(TIMES);
 
-    // A word that is written is taken from new_q.
+    // A word that is being written is taken from new_q, so the memory needs no bypass.
     (* no_rw_check *) logic [W-1:0] memory [0:BEATS-1];
     logic [W-1:0] stored_q;
     logic [BEAT_W-1:0] beat_q;
@@ -45,6 +45,7 @@ module chop_repeat #(
 
     assign is_last = (beat_q == BEAT_W'(BEATS - 1));
     assign data_in_0_ready_o = can_take_i && is_new_q;
+    // Only the first pass over a row waits for the input; later passes read the memory.
     assign has_beat_o = !is_new_q || data_in_0_valid_i;
 
     always_ff @(posedge clk_i) begin

@@ -1,19 +1,19 @@
-// Requantizer: from exact results to the codes of a reader, y = sat(round(x c / 2^SHIFT)).
+// Requantizer: converts exact results to the codes of the reader, y = sat(round(x c / 2^SHIFT)).
 //
-// in      LANES codes of IN_W bits
-// out     LANES codes of OUT_W bits, LOW to HIGH
-// c       CHANNEL, or of each channel: word i of CHANNEL_FILE has those of the lanes of beat i; the
-//         words, CHANNEL_BEATS of them, are read again and again; 0 for none. c is unsigned, of
-//         CHANNEL_W bits
-// ROUNDING 0: y as above, ties to even. 1: as above, towards minus infinity. 2: y = HIGH from
-//         x = 0 on, else LOW. 3: y = the sign of x where |x| > c, else 0
-// MULTIPLIES 0: c is 1 in ROUNDING 0 and 1. x c needs PRODUCT_W bits
-// DROPPED n > 0: a quotient; of x c + 2^(n-1), which has PRODUCT_W bits too, the n lowest bits are
-//         dropped before rounding, and SHIFT applies to the remaining bits
-// time    one beat per cycle: fetch, two cycles | multiply, two cycles, where MULTIPLIES is 1 |
-//         drop, one cycle, where DROPPED is above 0 | round and saturate, three cycles | FIFO of
-//         chop_credits
-// memory  CHANNEL_BEATS words of LANES * CHANNEL_W bits
+// Input:   LANES codes x of IN_W bits.
+// Output:  LANES codes y of OUT_W bits from LOW to HIGH.
+// Factor:  c is unsigned and has CHANNEL_W bits. It is CHANNEL if CHANNEL_BEATS is 0. Otherwise c
+//          depends on the channel: word i of CHANNEL_FILE has the factors of the lanes of beat i,
+//          and the CHANNEL_BEATS words are read repeatedly.
+// ROUNDING 0: to nearest, ties to even. 1: towards minus infinity. 2: y = HIGH for x >= 0,
+//          otherwise LOW. 3: y = the sign of x if |x| > c, otherwise 0.
+// MULTIPLIES 0: c is 1 for ROUNDING 0 and 1. 1: x c has PRODUCT_W bits.
+// DROPPED n > 0: divides by a constant. 2^(n-1) is added to x c, which still has PRODUCT_W bits,
+//          and the n lowest bits are dropped before rounding. SHIFT applies to the remaining bits.
+// Timing:  one beat per cycle. Pipeline: fetch, two cycles | multiply, two cycles, if MULTIPLIES is
+//          1 | drop, one cycle, if DROPPED is above 0 | round and saturate, three cycles | FIFO of
+//          chop_credits.
+// Memory:  CHANNEL_BEATS words of LANES * CHANNEL_W bits.
 module chop_requantize #(
   parameter int LANES         = 1,
   parameter int IN_W          = 16,

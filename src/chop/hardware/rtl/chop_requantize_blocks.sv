@@ -1,19 +1,19 @@
-// Requantizer to blocks with shared exponents (MXINT): with M the largest magnitude of a block,
+// Requantizer to blocks with shared exponents (MXINT). M is the largest magnitude of a block.
 //   e = min(max(floor(log2 M) - BASE, 0), WINDOW)
 //   y = sat(round(x 2^(WINDOW - e) / 2^SHIFT)) 2^e
-// ties to even; sat is to -LIMIT and LIMIT, and SHIFT may be below zero.
+// Ties are rounded to even. sat limits to -LIMIT and LIMIT. SHIFT may be below zero.
 //
-// in      LANES codes x of IN_W bits, of one block; blocks of BLOCK codes, of which the last one of
-//         FEATURES codes may be shorter
-// out     LANES codes y of OUT_W bits
-// time    one beat per cycle; a block leaves once its last beat has come
-//           load    magnitudes | bits of all lanes | of the block | e | FIFO of chop_credits
-//           send    code | shift by WINDOW - e | round and saturate, three cycles | shift by e |
-//                   FIFO of chop_credits
-// memory  a FIFO of a block and of the beats that come until its e is found
+// Input:   LANES codes x of IN_W bits that belong to one block. Blocks have BLOCK codes; the last
+//          block of FEATURES codes may be shorter.
+// Output:  LANES codes y of OUT_W bits.
+// Timing:  one beat per cycle. A block is sent after its last beat has arrived.
+//            load    magnitudes | OR of all lanes | OR of the block | e | FIFO of chop_credits
+//            send    code | shift by WINDOW - e | round and saturate, three cycles | shift by e |
+//                    FIFO of chop_credits
+// Memory:  a FIFO for a block and the beats that arrive until its e is known.
 //
-// WINDOW is above 0, BASE at least -WINDOW. No magnitude is compared: the leading one of M is that
-// of the bits of all magnitudes, each of which is set where it is in any of them.
+// WINDOW is above 0, and BASE is at least -WINDOW. Magnitudes are not compared: the leading one of
+// M is the leading one of the bitwise OR of all magnitudes.
 module chop_requantize_blocks #(
   parameter int LANES    = 1,
   parameter int FEATURES = 32,

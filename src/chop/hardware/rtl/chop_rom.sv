@@ -1,7 +1,7 @@
-// Read-only memory with synchronous read: data_o is the word at addr_i of the last clock edge at
-// which en_i was high.
+// Read-only memory with synchronous read. data_o is the word at addr_i of the last clock edge with
+// en_i high.
 //
-// memory  DEPTH words of W bits, read from FILE by $readmemh; all zeros where FILE is ""
+// Memory:  DEPTH words of W bits, read from FILE by $readmemh, or all zeros if FILE is "".
 module chop_rom #(
   parameter int W     = 8,
   parameter int DEPTH = 16,

@@ -1,10 +1,12 @@
-// Rounding primitive: y = min(max(round(v / 2^SHIFT), LOW), HIGH); the only place that drops bits.
+// Rounding and saturation: y = min(max(round(v / 2^SHIFT), LOW), HIGH). No other module drops low
+// bits.
 //
-// time    LATENCY 3, while en_i is high: dropped bits | sum and range check | saturate
+// Timing:  latency 3 cycles while en_i is high. Pipeline: dropped bits | sum and range check |
+//          saturate.
 //
-// SHIFT may be below zero, then zeros are appended, and larger than IN_W.
+// A SHIFT below zero appends zeros. SHIFT may exceed IN_W.
 // ROUNDING 0: to nearest, ties to even (IEEE 754-2019, section 4.3.1). 1: towards minus infinity.
-// LOW and HIGH lie within OUT_W bits in two's complement; 64-bit literals where an int cannot hold
+// LOW and HIGH fit OUT_W bits in two's complement. They are 64-bit literals if an int cannot hold
 // them.
 module chop_round_saturate #(
   parameter int IN_W     = 16,

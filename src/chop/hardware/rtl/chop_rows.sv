@@ -1,14 +1,14 @@
 // Control of a pipeline that accumulates a sum for each row: its input, and flags at its end.
 //
-// in      rows of BEATS beats of W bits
-// out     data_o, two cycles after each cycle in which takes_o is high: the beats of each row TIMES
-//         times, see chop_repeat. The first beat of a row, with starts_o, is taken while ready_i,
-//         see chop_credits, the others as they come
-// end     STAGES cycles after a beat was taken adds_o is high, and is_first_o if it is the first
-//         one of its row; finishes_o is high a cycle before adds_o of the last one, sum_valid_o a cycle
-//         after it. The pipeline never stalls
-// time    a beat per cycle
-// memory  that of chop_repeat
+// Input:   rows of BEATS beats of W bits.
+// Output:  data_o, two cycles after each cycle in which takes_o is high. Each row is read TIMES
+//          times, see chop_repeat. The first beat of a row, marked by starts_o, is taken only if
+//          ready_i is high (see chop_credits). The other beats are taken as they arrive.
+// Flags:   adds_o is high STAGES cycles after a beat was taken, with is_first_o for the first beat
+//          of its row. finishes_o is high one cycle before the last adds_o of a row, and
+//          sum_valid_o one cycle after it. The pipeline never stalls.
+// Timing:  one beat per cycle.
+// Memory:  the memory of chop_repeat.
 module chop_rows #(
   parameter int W      = 8,
   parameter int BEATS  = 1,
@@ -39,6 +39,7 @@ module chop_rows #(
     .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o, .can_take_i(can_take),
     .has_beat_o(has_beat), .takes_i(takes_o), .data_o);
 
+  // Only the first beat of a sum needs a credit; the others must follow for the pipeline to drain.
   assign can_take   = ready_i || !is_first_q;
   assign takes_o    = can_take && has_beat;
   assign starts_o   = takes_o && is_first_q;

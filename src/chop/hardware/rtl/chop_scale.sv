@@ -1,8 +1,8 @@
-// Product by a constant: y = x FACTOR on each lane.
+// Product by a constant on each lane: y = x FACTOR.
 //
-// in    LANES codes of IN_W bits
-// out   LANES codes of OUT_W bits, which hold every y
-// time  one beat per cycle: register | multiply, two cycles | FIFO of chop_credits
+// Input:   LANES codes of IN_W bits.
+// Output:  LANES codes of OUT_W bits, wide enough for every y.
+// Timing:  one beat per cycle. Pipeline: register | multiply, two cycles | FIFO of chop_credits.
 module chop_scale #(
   parameter int LANES  = 1,
   parameter int IN_W   = 8,

@@ -1,8 +1,8 @@
-// Selection: of every PERIOD beats those from FIRST to LAST pass, the others are dropped.
+// Selection: passes the beats FIRST to LAST of every PERIOD beats and drops the others.
 //
-// in    beats of W bits
-// out   the beats that pass
-// time  one beat in per cycle, one register
+// Input:   beats of W bits.
+// Output:  the selected beats.
+// Timing:  one input beat per cycle; one register.
 module chop_select #(
   parameter int W      = 8,
   parameter int PERIOD = 2,
@@ -23,6 +23,7 @@ module chop_select #(
   logic [COUNT_W-1:0] count_q;
   logic passes;
 
+  // With FIRST 0, `count_q >= FIRST` would be a comparison that is always true, which lint reports.
   assign passes = (count_q + COUNT_W'(1) > COUNT_W'(FIRST)) && (count_q <= COUNT_W'(LAST));
   assign data_in_0_ready_o = !data_out_0_valid_o || data_out_0_ready_i;
 

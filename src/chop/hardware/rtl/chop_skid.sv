@@ -1,8 +1,8 @@
-// Skid buffer: a stream through two registers, which cut the paths of valid, data and ready.
+// Skid buffer: two registers that cut the combinational paths of valid, data and ready.
 //
-// in    beats of W bits
-// out   the same beats
-// time  one beat per cycle; one cycle from end to end; holds two beats
+// Input:   beats of W bits.
+// Output:  the same beats.
+// Timing:  one beat per cycle; latency one cycle. The buffer stores two beats.
 module chop_skid #(
   parameter int W = 8
 ) (
@@ -32,6 +32,8 @@ module chop_skid #(
       skid_valid_q <= 1'b1;
     end
     if (moves) data_out_0_o <= skid_valid_q ? skid_q : data_in_0_i;
+    // ready was announced a cycle ago, so a beat may arrive although the output has just stalled.
+    // It is stored here.
     if (!skid_valid_q) skid_q <= data_in_0_i;
   end
 endmodule

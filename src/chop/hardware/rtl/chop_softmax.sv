@@ -1,20 +1,20 @@
 // Softmax along rows: y = e R with e = TABLE[max - x] and R = floor(2^POWER / sum of e).
 //
-// in      rows of FEATURES codes of IN_W bits, one per beat
-// out     for each row FEATURES results of OUT_W bits, one per beat, in the order of the codes
-// time    max(FEATURES, POWER - TABLE_W + 2) cycles between two rows: while the results of one
-//         leave, the next one is divided or summed, and one more loaded. A stage accepts a row
-//         only when the next stage has a place for its result.
-//           load    codes into a FIFO, and their maximum | register | chop_skid
-//           sum     distance to the maximum | TABLE | register | exponentials into the FIFO of
-//                   chop_credits, and their sum
-//           divide  chop_reciprocal
-//           send    exponential | times reciprocal, two cycles | FIFO of chop_credits
-// memory  FIFOs of FEATURES + 12 codes and of DEPTH exponentials: more than a row, and those that
-//         come while a row is divided
+// Input:   rows of FEATURES codes of IN_W bits, one per beat.
+// Output:  for each row FEATURES results of OUT_W bits, one per beat, in the order of the codes.
+// Timing:  max(FEATURES, POWER - TABLE_W + 2) cycles between two rows. The stages below work on
+//          different rows at the same time. A stage accepts a row only if the next stage has room
+//          for its result.
+//            load    codes into a FIFO, and their maximum | register | chop_skid
+//            sum     distance to the maximum | TABLE | register | exponentials into the FIFO of
+//                    chop_credits, and their sum
+//            divide  chop_reciprocal
+//            send    exponential | times reciprocal, two cycles | FIFO of chop_credits
+// Memory:  FIFOs of FEATURES + 12 codes and of DEPTH exponentials. They hold a row and the codes
+//          that arrive while a row is divided.
 //
-// TABLE has TABLE_DEPTH entries of TABLE_W bits, unsigned, one for each distance of two codes;
-// the first one is 2^TABLE_W - 1. OUT_W is at least POWER + 2.
+// TABLE has TABLE_DEPTH unsigned entries of TABLE_W bits, one for each distance between two codes.
+// The first one is 2^TABLE_W - 1. OUT_W is at least POWER + 2.
 module chop_softmax #(
   parameter int FEATURES = 17,
   parameter int IN_W = 8,
@@ -51,6 +51,7 @@ module chop_softmax #(
   logic is_loaded, is_load_last, is_complete_q, codes_ready, maxima_ready, has_maximum;
 
   assign is_load_last = load_q == LAST;
+  // Only the last code of a row needs a place for the row's maximum.
   assign data_in_0_ready_o = codes_ready && (!is_load_last || (maxima_ready && !is_complete_q));
   assign is_loaded = data_in_0_valid_i && data_in_0_ready_o;
   assign largest =
@@ -85,6 +86,7 @@ module chop_softmax #(
     .data_out_0_ready_i(is_read));
 
   assign is_last = read_q == LAST;
+  // Distances need the maximum of the row, so no code is read before the whole row has arrived.
   assign is_read =
     has_code && has_maximum && exponentials_ready && !(is_last && is_row_taken_q);
   assign is_read_last = is_read && is_last;
@@ -149,6 +151,7 @@ module chop_softmax #(
 
   always_ff @(posedge clk_i) begin
     if (is_reciprocal_free) reciprocal_q <= quotient;
+    // The product takes two cycles; this register is the first stage of the three.
     kept_q         <= kept;
     reciprocal_1_q <= reciprocal_q;
     if (!rst_ni) begin

@@ -1,9 +1,9 @@
-// Split of codes with one power of two: x[i] = q[i] 2^e, with the smallest e for which all q[i]
-// have CODE_W bits.
+// Separates the common power of two of a beat: x[i] = q[i] 2^e, with the smallest e for which all
+// q[i] fit CODE_W bits.
 //
-// in      LANES codes x of IN_W bits, all of them multiples of that 2^e
-// out     LANES codes q of CODE_W bits in the lower bits, e in SHIFT_W bits above them
-// time    one beat per cycle; bits in use | their number | shift | FIFO of chop_credits
+// Input:   LANES codes x of IN_W bits, all of them multiples of 2^e.
+// Output:  LANES codes q of CODE_W bits in the low bits, and e in SHIFT_W bits above them.
+// Timing:  one beat per cycle. Pipeline: bits in use | their number | shift | FIFO of chop_credits.
 module chop_split_block #(
   parameter int LANES   = 4,
   parameter int IN_W    = 12,

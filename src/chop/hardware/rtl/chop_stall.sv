@@ -1,8 +1,9 @@
-// Stalls of a stream, for simulation only: go_o allows the next beat to be offered or taken.
+// Stalls of a stream, for simulation only. go_o allows the next beat to be offered or taken.
 //
-// In one of pause_every_i cycles, drawn at random, a pause of pause_cycles_i starts, 0 for never; in
-// the other cycles go_o is high in share_i of 65536.
-// Random numbers: xorshift32, Marsaglia 2003, another sequence for each seed_i and STREAM.
+// A pause of pause_cycles_i cycles starts at random, on average once in pause_every_i cycles; 0
+// means no pauses. In the other cycles go_o is high with probability share_i / 65536. Random
+// numbers come from xorshift32 (Marsaglia 2003), with a different sequence for each seed_i and
+// STREAM.
 module chop_stall #(
   parameter int STREAM = 0
 ) (
@@ -24,6 +25,8 @@ module chop_stall #(
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
+      // The state of xorshift must not be zero, hence the lowest bit. 9E3779B9 spreads neighboring
+      // stream numbers over all bits.
       state_q <= (seed_i ^ (32'h9E3779B9 * (32'(STREAM) + 32'd1))) | 32'd1;
       pause_q <= 32'd0;
     end else begin

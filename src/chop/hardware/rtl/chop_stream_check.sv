@@ -1,6 +1,6 @@
-// Rules of a ready/valid stream, for simulation only: violated_o rises, and stays, when valid or
-// ready is unknown, when a bit of valid data is unknown, and when a beat that was not taken is
-// withdrawn or changes.
+// Protocol check of a ready/valid stream, for simulation only. violated_o rises and stays high
+// after a violation: valid or ready is unknown, a bit of valid data is unknown, or a beat that was
+// not taken is withdrawn or changed.
 module chop_stream_check #(
   parameter int W = 8
 ) (

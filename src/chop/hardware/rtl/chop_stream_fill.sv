@@ -1,4 +1,4 @@
-// Fill level between two points of a stream, for simulation only: most_o is the highest number of
+// Fill level between two points of a stream, for simulation only. most_o is the largest number of
 // beats since the reset.
 module chop_stream_fill (
   input  logic        clk_i,

@@ -1,9 +1,9 @@
-// Sink of a stream, for simulation only: takes beats with pauses of chop_stall and compares them
-// with the BEATS words of FILE. It prints the cycle in which the last of each PERIOD beats, a
-// sample, left, and the first difference: sample, place in the sample, and both codes.
+// Sink of a stream, for simulation only. It takes beats with the pauses of chop_stall and compares
+// them with the BEATS words of FILE. It prints the cycle of the last beat of each sample (PERIOD
+// beats), and the first difference: sample, position in the sample, and both codes.
 //
-// done_o: all beats have come. failed_o: one was wrong, one came too many, unless ENDLESS, or the
-// stream broke the rules of chop_stream_check.
+// done_o is high after all beats have arrived. failed_o is high if a beat was wrong, if a surplus
+// beat arrived (unless ENDLESS is 1), or if the stream violated the rules of chop_stream_check.
 module chop_stream_sink #(
   parameter int W       = 8,
   parameter int LANES   = 1,

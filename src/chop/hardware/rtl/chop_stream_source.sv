@@ -1,5 +1,6 @@
-// Source of a stream, for simulation only: sends the BEATS words of FILE in turn, with pauses of
-// chop_stall. Data are unknown while valid_o is low. done_o: all have been taken.
+// Source of a stream, for simulation only. It sends the BEATS words of FILE in order, with the
+// pauses of chop_stall. Data are unknown while valid_o is low. done_o is high after all words have
+// been taken.
 module chop_stream_source #(
   parameter int W      = 8,
   parameter int BEATS  = 1,

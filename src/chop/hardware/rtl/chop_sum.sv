@@ -1,11 +1,11 @@
-// Sum of COUNT codes at a time: over the rows of a matrix, or over the features of a row.
+// Sum of COUNT codes: over the rows of a matrix, or over the features of a row.
 //
-// in      for each sum COUNT beats of LANES codes of IN_W bits; sums of INNER beats are mixed, so
-//         that beats of one sum are INNER apart
-// out     INNER beats of LANES sums of OUT_W bits, in the order of the codes; or, where ACROSS is
-//         1, of one sum, for which the lanes are added up as well
-// time    one beat per cycle
-// memory  INNER partial sums, registers
+// Input:   COUNT beats of LANES codes of IN_W bits for each sum. INNER sums are interleaved, so the
+//          beats of one sum are INNER beats apart.
+// Output:  INNER beats of LANES sums of OUT_W bits, in the order of the codes. If ACROSS is 1, the
+//          lanes are added as well, and a beat has one sum.
+// Timing:  one beat per cycle.
+// Memory:  INNER partial sums, and registers.
 module chop_sum #(
   parameter int LANES = 1,
   parameter int IN_W = 8,
@@ -52,6 +52,7 @@ module chop_sum #(
   end
 
   assign is_last = count_q == COUNT_W'(COUNT - 1);
+  // Only the last term of a sum waits for a free output.
   assign is_moving = !has_terms_q || !is_last || !data_out_0_valid_o || data_out_0_ready_i;
   assign data_in_0_ready_o = is_moving;
 

@@ -1,9 +1,9 @@
-// Table: y = T[x - LOW] on each lane, T a read-only memory.
+// Lookup table on each lane: y = T[x - LOW], with T in a read-only memory.
 //
-// in      LANES codes of IN_W bits, LOW to LOW + ENTRIES - 1
-// out     LANES codes of OUT_W bits
-// time    one beat per cycle, address | memory | register | FIFO of chop_credits: that of the memory
-// memory  for each lane ENTRIES words of OUT_W bits
+// Input:   LANES codes of IN_W bits from LOW to LOW + ENTRIES - 1.
+// Output:  LANES codes of OUT_W bits.
+// Timing:  one beat per cycle. Pipeline: address | memory | register | FIFO of chop_credits.
+// Memory:  ENTRIES words of OUT_W bits for each lane.
 module chop_table #(
   parameter int LANES      = 1,
   parameter int IN_W       = 8,

@@ -1,20 +1,21 @@
 // Linear layer without multipliers: y[o] = (sum over i of t[o, i]) 2^SHIFT + b[o] for each row of
-// codes x, where the terms t are
-//   BINARY 0   x[i], -x[i] or 0, by a weight of 1, -1 or 0 (ternary)
-//   BINARY 1   1 where the signs of x[i] and of the weight are equal, else 0 (XNOR; the sum is a
-//              popcount): for codes and weights of 1 and -1 the layer's sum is twice this less
-//              IN_FEATURES, which SHIFT and the biases hold
+// codes x, with the terms t:
+//   BINARY 0   x[i], -x[i] or 0 for a weight of 1, -1 or 0 (ternary).
+//   BINARY 1   1 if x[i] and the weight have the same sign, otherwise 0 (XNOR, so the sum is a
+//              popcount). With codes and weights of 1 and -1, the sum of the layer is twice the
+//              popcount minus IN_FEATURES. SHIFT and the biases account for this.
 //
-// in      IN_LANES codes of IN_W bits; a row is IN_FEATURES / IN_LANES beats
-// out     OUT_LANES codes of OUT_W bits, which hold every y; OUT_FEATURES / OUT_LANES beats a row
-// time    (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles for a row;
-//         fetch, two cycles | terms | a level of the adder tree after the other | accumulate |
-//         bias | FIFO of chop_credits
-// memory  WEIGHT_FILE, for each group of OUT_LANES outputs, for each beat of a row: a word of
-//         OUT_LANES * IN_LANES weights of WEIGHT_W bits, that of o and i in lane o * IN_LANES + i:
-//         two's complement, or, where BINARY is 1, one bit, 1 of a negative weight; BIAS_FILE, for
-//         each group: a word of OUT_LANES biases of BIAS_W bits; a row of codes, if there are
-//         several groups
+// Input:   IN_LANES codes of IN_W bits. A row has IN_FEATURES / IN_LANES beats.
+// Output:  OUT_LANES codes of OUT_W bits, wide enough for every y. A row has OUT_FEATURES /
+//          OUT_LANES beats.
+// Timing:  (IN_FEATURES / IN_LANES) * (OUT_FEATURES / OUT_LANES) cycles per row. Pipeline: fetch,
+//          two cycles | terms | one cycle per level of the adder tree | accumulate | bias | FIFO of
+//          chop_credits.
+// Memory:  WEIGHT_FILE has a word for each group of OUT_LANES outputs and each beat of a row:
+//          OUT_LANES * IN_LANES weights of WEIGHT_W bits, output o and input i in lane o * IN_LANES
+//          + i, in two's complement. If BINARY is 1, a weight has one bit, which is 1 for negative
+//          weights. BIAS_FILE has a word of OUT_LANES biases of BIAS_W bits for each group. A row
+//          of codes is stored if there are several groups.
 module chop_ternary_linear #(
   parameter int IN_LANES     = 1,
   parameter int OUT_LANES    = 1,
@@ -91,6 +92,7 @@ module chop_ternary_linear #(
       if (BINARY != 0) begin : g_xnor
         logic unused;
         assign unused = &{1'b0, x};
+        // 1 for equal signs, so that the adder tree counts them.
         assign term = TREE_W'({1'b0, ~(x[IN_W-1] ^ w[0])});
       end else begin : g_add
         logic signed [TREE_W-1:0] wide;

@@ -1,8 +1,9 @@
-// Upsizer: gathers OUT_LANES / IN_LANES beats, the first in the lowest lanes.
+// Width converter to more lanes: joins OUT_LANES / IN_LANES beats, the first one in the lowest
+// lanes.
 //
-// in    IN_LANES codes of W bits
-// out   OUT_LANES codes of W bits; a multiple of IN_LANES
-// time  one beat in per cycle
+// Input:   IN_LANES codes of W bits.
+// Output:  OUT_LANES codes of W bits. OUT_LANES is a multiple of IN_LANES.
+// Timing:  one input beat per cycle.
 module chop_upsize #(
   parameter int W         = 8,
   parameter int IN_LANES  = 1,
@@ -32,6 +33,7 @@ module chop_upsize #(
   assign is_last = (count_q == COUNT_W'(RATIO - 1));
 
   always_ff @(posedge clk_i) begin
+    // New codes enter at the top and move down, so the first beat ends up in the lowest lanes.
     if (takes)
       data_out_0_o <= (OUT_LANES * W)'({data_in_0_i, data_out_0_o} >> (IN_LANES * W));
     if (!rst_ni) begin

@@ -1,21 +1,22 @@
-// Sliding window over images: for each window the codes under it, PAD_CODE outside of the image.
+// Sliding window over images: sends the codes under each window, with PAD_CODE outside the image.
 //
-// in      images of IN_HEIGHT x IN_WIDTH pixels, row by row; a pixel is FOLDS beats of LANES codes:
-//         its channels
-// out     for each window, row by row, for each of the FOLDS beats of a pixel, for each row and
-//         each column of the kernel: LANES codes; TAP_LANES of them together, the first one in the
-//         lowest lanes
-// time    one beat per cycle, once its rows are stored; address, two cycles | memory, two cycles |
-//         padding | FIFO of chop_credits. A row of windows begins when the last
-//         image row that it needs, the first one at least, is complete; a row of the image is
-//         loaded when there is room for it, which a row of windows that is finished makes
-// memory  RING rows of the image, in a ring: those under the kernel, and as many as the next row of
-//         windows, or the first one of the next image, needs on top; a word is a beat in; a copy
-//         for each of TAP_LANES
+// Input:   images of IN_HEIGHT x IN_WIDTH pixels, row by row. The channels of a pixel are FOLDS
+//          beats of LANES codes.
+// Output:  for each window, row by row, each of the FOLDS beats of a pixel, each kernel row and
+//          each kernel column: LANES codes. A beat has TAP_LANES of these taps, the first one in
+//          the lowest lanes.
+// Timing:  one beat per cycle after the required rows are stored. Pipeline: address, two cycles |
+//          memory, two cycles | padding | FIFO of chop_credits. A row of windows begins when the
+//          last image row that it needs is complete, at least the first one. A row of the image is
+//          loaded when a finished row of windows has freed its space.
+// Memory:  a ring buffer of RING image rows: those under the kernel, and those that the next row of
+//          windows, or the first one of the next image, needs in addition. A word is an input beat.
+//          Each of TAP_LANES taps has a copy.
 //
-// The kernel has KERNEL_* taps at distances of DILATION_*; windows are STRIDE_* apart, the first
-// one begins PADDING_* ahead of the image, in rows (_Y) and columns (_X). TAP_LANES divide a row of
-// the kernel, or are a number of whole rows that divides it.
+// The kernel has KERNEL_Y x KERNEL_X taps with distances DILATION_Y and DILATION_X. Windows are
+// STRIDE_Y and STRIDE_X apart, and the first one begins PADDING_Y rows and PADDING_X columns ahead
+// of the image. TAP_LANES divides a kernel row, or is a number of whole kernel rows that divides
+// the kernel.
 module chop_window #(
   parameter int LANES = 1,
   parameter int IN_W = 8,

@@ -1,9 +1,9 @@
-// Words of a read-only memory, one after another, again and again.
+// Sequential reader of a read-only memory that starts again after its last word.
 //
-// out     data_o of W bits, two cycles after each cycle in which takes_i is high: the next of BEATS
-//         words
-// time    a word per cycle; memory | register
-// memory  BEATS words
+// Output:  data_o of W bits, two cycles after each cycle in which takes_i is high: the next of
+//          BEATS words.
+// Timing:  one word per cycle. Pipeline: memory | register.
+// Memory:  BEATS words.
 module chop_words #(
   parameter int W     = 8,
   parameter int BEATS = 1,
