@@ -176,6 +176,18 @@ def test_lint_and_elaboration_have_no_complaint_but_of_faults(tmp_path):
     assert "loop" in tools.elaborate([loop], "loop", tmp_path)
 
 
+def test_slang_refuses_a_name_before_its_declaration(tmp_path):
+    """Verilator and Yosys accept it; IEEE 1800-2023, section 6.5, does not."""
+    pytest.importorskip("pyslang", reason="pip install 'mase-chop[slang]'")
+    early = tmp_path / "early.sv"
+    body = "  assign y_o = b;\n  logic b;\n  assign b = a_i;\n"
+    early.write_text(f"module early (input logic a_i, output logic y_o);\n{body}endmodule\n")
+    assert "used before its declaration" in tools.check_language([early], "early", tmp_path)
+    late = "  logic b;\n  assign b = a_i;\n  assign y_o = b;\n"
+    early.write_text(early.read_text().replace(body, late))
+    assert tools.check_language([early], "early", tmp_path) == ""
+
+
 @needs_tools
 def test_yosys_is_not_given_paths_that_it_splits(tmp_path):
     folder = tmp_path / "a folder"

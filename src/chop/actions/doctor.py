@@ -17,6 +17,7 @@ from chop.errors import ConfigError, did_you_mean
 EXTRAS = {
     "eval": "chop evaluate --tasks",
     "place": "chop emit --place",
+    "slang": "a third check of emitted circuits",
     "postgres": "searches by workers on several machines",
     "triton": "kernels for NVIDIA GPUs",
     "timm": "models of timm and torchvision",

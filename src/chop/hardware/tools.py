@@ -1,12 +1,13 @@
-"""Hardware tools: Verilator, Icarus Verilog and Yosys."""
+"""Hardware tools: Verilator, Icarus Verilog, Yosys and slang."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from chop.base import children
@@ -97,6 +98,53 @@ def elaborate(sources: Sequence[Path], top: str, folder: Path) -> str:
     script = f"{read_command(sources)}; hierarchy -check -top {top}; proc; check -assert"
     done = run([tool_path("yosys"), "-q", "-p", script], folder, LINT_SECONDS)
     return done.stdout + done.stderr
+
+
+def check_language(sources: Sequence[Path], top: str, folder: Path) -> str:
+    """Returns the messages of slang from elaborating a design; empty if there are none.
+
+    slang follows IEEE 1800-2023 strictly, as commercial synthesis tools do. Verilator and Yosys
+    accept more, such as names used before their declaration.
+
+    Args:
+        sources: SystemVerilog sources, absolute or relative to `folder`.
+        top: top module.
+        folder: project folder.
+    """
+    from pyslang import Bag, DiagnosticEngine, SourceManager, TextDiagnosticClient
+    from pyslang.ast import Compilation, CompilationOptions
+    from pyslang.syntax import SyntaxTree
+
+    options, manager = CompilationOptions(), SourceManager()
+    options.topModules = {top}
+    design = Compilation(Bag([options]))
+    for source in sources:
+        design.addSyntaxTree(SyntaxTree.fromFile(str(folder / source), manager))
+    engine, text = DiagnosticEngine(manager), TextDiagnosticClient()
+    engine.addClient(text)
+    # A shift by the whole width gives zero by the standard; components of one lane use it.
+    engine.setWarningOptions(["none", "default", "no-shift-count-overflow"])
+    for diagnostic in design.getAllDiagnostics():
+        engine.issue(diagnostic)
+    return text.getString()
+
+
+def source_messages(sources: Sequence[Path], top: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields each tool that reads a design, and its messages; empty if there are none.
+
+    slang is used if it is installed.
+
+    Args:
+        sources: SystemVerilog sources, absolute or relative to `folder`.
+        top: top module.
+        folder: project folder.
+    Raises:
+        UnavailableError: if Verilator or Yosys is not installed or takes too long.
+    """
+    yield "verilator --lint-only -Wall", lint(sources, top, folder=folder)
+    yield "yosys", elaborate(sources, top, folder)
+    if importlib.util.find_spec("pyslang"):
+        yield "slang", check_language(sources, top, folder)
 
 
 def run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +28,6 @@ from chop.hardware.design.verilog import instance, sources
 PROFILES = tuple(profile.name for profile in ALL_PROFILES)
 """Names of the stall profiles."""
 CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
-MAX_CYCLES_BEFORE_RESET = 2000
-RESET_CYCLES = 4
 
 
 @dataclass(frozen=True)
@@ -59,14 +57,16 @@ class Bench:
         body = instance(self.module, "u_operator", self.parameters, connections)
         return f"{_head(self.beats)}{body}endmodule\n"
 
-    def top_with_reset(self, cycles: int) -> str:
+    def top_with_reset(self) -> str:
         """Returns a top module whose instance is reset once before the test begins.
 
-        Args:
-            cycles: cycles until the reset, in the middle of a sample.
+        The simulation takes `+reset_at=N`, the cycles until the reset, and `+reset_for=N`, its
+        length. The streams in offer beats from the first cycle on, also during the reset.
         """
-        lines = [f"  int count_q = 0;\n  wire is_early = count_q < {cycles};\n"]
-        lines += [f"  wire is_live = count_q == {cycles + RESET_CYCLES};\n"]
+        lines = ["  int reset_at, reset_for, count_q = 0;\n  wire is_early = count_q < reset_at;\n"]
+        lines += ["  wire is_live = count_q == reset_at + reset_for;\n  initial begin\n"]
+        lines += ['    if (!$value$plusargs("reset_at=%d", reset_at)) reset_at = 0;\n']
+        lines += ['    if (!$value$plusargs("reset_for=%d", reset_for)) reset_for = 1;\n  end\n']
         lines += ["  always @(posedge clk_i) if (rst_ni && !is_live) count_q <= count_q + 1;\n"]
         connections = {**CLOCKED, "rst_ni": "(rst_ni && (is_early || is_live))"}
         for port, beats in self.beats.items():
@@ -122,16 +122,35 @@ class CompiledBench:
     files: Sequence[Path | str]
 
     def complaints(self) -> str:
-        """Returns the messages of Verilator and Yosys; empty if there are none."""
+        """Returns the messages of Verilator, Yosys and slang; empty if there are none."""
         paths = [self.work / file for file in self.files]
-        return tools.lint(paths, "top") + tools.elaborate(paths, "top", self.work)
+        return "".join(text for _, text in tools.source_messages(paths, "top", self.work))
 
     def run(self, profiles: Collection[str] = PROFILES) -> dict[str, BenchRun]:
         """Compiles and simulates the bench under each stall profile."""
+        self.compile()
+        return {profile: run_testbench(self.work, "bench.vvp", profile) for profile in profiles}
+
+    def run_with_resets(self, resets: Iterable[tuple[int, int]], profile: str) -> None:
+        """Compiles the bench and simulates it once for each reset.
+
+        Args:
+            resets: cycles until the reset, and its length in cycles.
+            profile: stall profile.
+        Raises:
+            AssertionError: if a beat after a reset differs.
+        """
+        self.compile()
+        for at, length in resets:
+            plusargs = (f"+reset_at={at}", f"+reset_for={length}")
+            run = run_testbench(self.work, "bench.vvp", profile, plusargs=plusargs)
+            assert run.passed, f"after a reset in cycle {at}, {length} long:\n{run.log}"
+
+    def compile(self) -> None:
+        """Compiles the bench for Icarus."""
         ends = sources((self.work / "testbench.sv").read_text()).values()
         files = [*dict.fromkeys([*self.files, *ends]), "testbench.sv"]
         compile_testbench(self.work, files, "bench.vvp")
-        return {profile: run_testbench(self.work, "bench.vvp", profile) for profile in profiles}
 
 
 def check_module(
@@ -188,7 +207,7 @@ def _early_input(port: Port, beats: int) -> tuple[str, dict[str, str]]:
     )
     return text, {
         data: f"is_live ? {data} : {name}_early[{name}_count]",
-        valid: f"is_live ? {valid} : is_early",
+        valid: f"is_live ? {valid} : 1'b1",
         ready: f"{name}_taken",
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,18 +20,16 @@ from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
 from chop.nn.integer import Edge
 from chop.nn.integer.mask import KeptKeys
-from chop.testing.circuit_bench import (
-    MAX_CYCLES_BEFORE_RESET,
-    PROFILES,
-    Bench,
-    check_passed,
-)
+from chop.testing.circuit_bench import PROFILES, Bench, check_passed
 from chop.testing.laws import obeys
 
 FULL_SPEED = "none"
 """Stall profile without stalls, under which timing equals the plan."""
 SPARE_CYCLES = 12
 """Cycles by which a first result may precede its plan."""
+MAX_CYCLES_BEFORE_RESET = 2000
+RESET_CYCLES = (1, 2, 5)
+"""Lengths of the resets within a sample."""
 
 
 class Driven(NamedTuple):
@@ -278,6 +277,8 @@ def planned_cycles(case: Case) -> int:
 
 def _a_reset_starts_afresh(case: Case) -> None:
     """After a reset in the middle of a sample, results equal those of a new circuit."""
-    cycles = min(case.plan.cycles * 3 // 2 + 3, MAX_CYCLES_BEFORE_RESET)
-    with case.bench.compiled(case.bench.top_with_reset(cycles)) as bench:
-        check_passed(bench.run(case.profiles[:1]))
+    latest = min(case.plan.cycles * 3 // 2 + 3, MAX_CYCLES_BEFORE_RESET)
+    draw = random.Random(latest)
+    resets = [(draw.randint(1, latest), length) for length in RESET_CYCLES]
+    with case.bench.compiled(case.bench.top_with_reset()) as bench:
+        bench.run_with_resets([(latest, RESET_CYCLES[0]), *resets], case.profiles[0])

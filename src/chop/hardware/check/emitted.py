@@ -299,7 +299,7 @@ def verify(
     Raises:
         VerificationError: if one fails.
     """
-    with display_step("linting with Verilator and Yosys"):
+    with display_step("linting with Verilator, Yosys and slang"):
         check_sources(folder, project)
     return run_checks(folder, project, codes, planned)
 

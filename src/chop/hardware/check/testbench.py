@@ -204,7 +204,13 @@ def compile_testbench(folder: Path, files: Sequence[Path | str], program: str) -
         raise ChopError(f"iverilog: {done.stderr or done.stdout}")
 
 
-def run_testbench(folder: Path, program: str, profile: str = "none", seed: int = 1) -> BenchRun:
+def run_testbench(
+    folder: Path,
+    program: str,
+    profile: str = "none",
+    seed: int = 1,
+    plusargs: Sequence[str] = (),
+) -> BenchRun:
     """Runs a compiled testbench.
 
     Args:
@@ -212,12 +218,13 @@ def run_testbench(folder: Path, program: str, profile: str = "none", seed: int =
         program: output file of `compile_testbench`.
         profile: stall profile, by its name in `chop.hardware.check.profiles`.
         seed: seed of the stalls.
+        plusargs: further arguments of the simulation, `+NAME=VALUE`.
     Raises:
         UnavailableError: if Icarus is not installed or takes longer than `RUN_SECONDS`.
     """
     names = [each.name for each in PROFILES]
-    plusargs = (f"+profile={names.index(profile)}", f"+seed={seed}")
-    command = [tool_path("vvp"), "-n", program, *plusargs]
+    command = [tool_path("vvp"), "-n", program, f"+profile={names.index(profile)}"]
+    command += [f"+seed={seed}", *plusargs]
     done = run(command, folder, RUN_SECONDS)
     log = done.stdout + done.stderr
     ends: dict[str, list[int]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from chop.hardware.check.project import Project, list_sources, read_project, war
 from chop.hardware.check.simulate import simulate
 from chop.hardware.check.simulation import Simulation, Simulator
 from chop.hardware.check.vectors import read_vectors
-from chop.hardware.tools import elaborate, lint, version
+from chop.hardware.tools import source_messages, version
 
 Codes = Mapping[str, Tensor]
 """int64 (samples, *shape), by port name."""
@@ -161,17 +161,12 @@ def _reason(simulation: Simulation) -> str:
 
 
 def check_sources(folder: Path, project: Project) -> None:
-    """Lints a project in Verilator with all warnings, and elaborates it in Yosys.
+    """Lints a project in Verilator with all warnings, and elaborates it in Yosys and slang.
 
     Raises:
         VerificationError: if one of them reports a message.
     """
     sources = [path.relative_to(folder) for path in list_sources(folder)]
-    for tool, messages in _messages(folder, project, sources):
+    for tool, messages in source_messages(sources, project.top, folder):
         if messages.strip():
             raise VerificationError(f"{tool}: {messages.strip().splitlines()[0]}")
-
-
-def _messages(folder: Path, project: Project, sources: list[Path]) -> Iterator[tuple[str, str]]:
-    yield "verilator --lint-only -Wall", lint(sources, project.top, folder=folder)
-    yield "yosys", elaborate(sources, project.top, folder)

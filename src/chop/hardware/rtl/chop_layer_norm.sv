@@ -142,7 +142,8 @@ module chop_layer_norm #(
   logic [RADICAND_W-1:0] radicand_q, radicand;
   logic [ROOT_W-1:0] root;
   logic [ROOT_STAGES-1:0] has_root_stage_q;
-  logic is_radicand_ready, root_in_ready, has_radicand, has_root, sums_ready;
+  logic is_radicand_ready, root_in_ready, has_radicand, has_root, root_ready;
+  logic sums_ready;
 
   assign starts_root = has_row_q && is_radicand_ready && sums_ready;
 
@@ -175,7 +176,7 @@ module chop_layer_norm #(
   logic [DIVISOR_W-1:0] least_divisor, divisor;
   logic [RECIPROCAL_W-1:0] quotient, reciprocal_q;
   logic signed [SUM_W-1:0] waiting_sum, subtrahend_q;
-  logic root_ready, has_divisor, divisor_ready, has_quotient, is_reciprocal_free;
+  logic has_divisor, divisor_ready, has_quotient, is_reciprocal_free;
   logic has_reciprocal_q, has_sum;
 
   // A divisor of at least 2^ROOT bounds the reciprocal to RECIPROCAL_W bits.

@@ -49,6 +49,7 @@ module chop_softmax #(
   logic [COUNT_W-1:0] load_q;
   logic signed [IN_W-1:0] largest_q, largest, maximum;
   logic is_loaded, is_load_last, is_complete_q, codes_ready, maxima_ready, has_maximum;
+  logic is_read_last;
 
   assign is_load_last = load_q == LAST;
   // Only the last code of a row needs a place for the row's maximum.
@@ -77,7 +78,7 @@ module chop_softmax #(
   logic [TABLE_W-1:0] word, exponential_q;
   logic [SUM_W-1:0] partial_q, partial, sum_q;
   logic [SUM_STAGES-1:0] summed_q, last_q;
-  logic has_code, is_read, is_last, is_read_last, exponentials_ready, reciprocal_ready;
+  logic has_code, is_read, is_last, exponentials_ready, reciprocal_ready;
   logic is_first_q, is_row_taken_q, has_sum_q;
 
   chop_fifo #(.W(IN_W), .DEPTH(FEATURES + 12)) u_codes (

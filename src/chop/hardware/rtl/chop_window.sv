@@ -255,7 +255,8 @@ module chop_window #(
   always_ff @(posedge clk_i) begin
     release_1_q <= is_line_end ? finished_q : '0;
     // A row can be overwritten as soon as its last tap has been read.
-    released_q <= valid_q[0] ? release_1_q : '0;
+    // During a reset none is: room_q would count it for the next image.
+    released_q <= rst_ni && valid_q[0] ? release_1_q : '0;
     valid_q <= rst_ni ? {valid_q[STAGES-2:0], is_stepping} : '0;
   end
 
