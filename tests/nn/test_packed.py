@@ -222,7 +222,7 @@ def test_what_is_kept_is_dropped_when_the_codes_change(decoded):
 
 
 @pytest.mark.filterwarnings("ignore:the state dict has no format for the codes of 'weight'")
-def test_codes_without_versions_are_decoded_every_time(decoded):
+def test_writes_to_codes_of_inference_mode_are_detected(decoded):
     layer, x = quantized("linear", FORMATS[0])
     with torch.inference_mode():
         packed = pack(layer).eval()
@@ -234,6 +234,24 @@ def test_codes_without_versions_are_decoded_every_time(decoded):
         packed.weight_codes.zero_()
         assert (packed.weight == 0).all()
     assert decoded.count("weight") == 2
+
+
+def test_a_model_loaded_in_inference_mode_is_decoded_once(decoded):
+    """Its tensors have no write counter; layers that share one still share it afterwards."""
+    layer, x = quantized("linear", FORMATS[0])
+    with torch.inference_mode():
+        packed = copy.deepcopy(pack(layer).eval())
+        tied = copy.deepcopy(packed)
+        tied._buffers.update(packed._buffers)
+        assert packed.weight_codes.is_inference()
+        decoded.clear()
+        first = packed(x)
+        assert torch.equal(packed(x), first) and torch.equal(tied(x), first)
+        assert packed.weight_codes is tied.weight_codes
+        packed.weight_codes.zero_()
+        assert torch.equal(tied(x), packed(x)) and not torch.equal(tied(x), first)
+    assert torch.equal(packed(x), tied(x))
+    assert decoded.count("weight") <= 4
 
 
 @pytest.mark.parametrize("scales", ["weight_scales", "weight_tensor_scale"])

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from chop.private.torch_api import is_fake, write_count
 
@@ -113,6 +114,9 @@ class _Shelf:
 _shelves: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
 _decoded: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
 
+# By tensor of inference mode, so that layers that share it share the ordinary tensor, too.
+_ordinary: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
 
 @contextmanager
 def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
@@ -189,6 +193,7 @@ def decoded_once(
 
     Writes that bypass autograd occur in trained parameters, and codes are not trained.
     """
+    sources = _leave_inference_mode(owner, sources)
     return _from(_get_shelf(owner), operand, sources, rule, make)
 
 
@@ -201,7 +206,7 @@ def prepared_once(
 ) -> Any:
     """Returns the result of `make` on an operator's codes, cached while they are unchanged.
 
-    Returns: None if changes cannot be detected: for sources without values, or of inference mode.
+    Returns: None if changes cannot be detected: for sources without values.
 
     Args:
         owner: the operator.
@@ -211,6 +216,7 @@ def prepared_once(
         make: computes the result, without a gradient; None is cached too.
     """
     shelf = _get_shelf(owner)
+    sources = _leave_inference_mode(owner, sources)
     entry = shelf.find(name, rule)
     if entry is not None and entry.holds(sources):
         return entry.result
@@ -220,6 +226,34 @@ def prepared_once(
         result = make()
     shelf.put(name, rule, _Entry.of(sources, result))
     return result
+
+
+def _leave_inference_mode(owner: nn.Module, sources: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Replaces an operator's tensors made in inference mode by ordinary ones of the same memory.
+
+    A model that was loaded in inference mode has such tensors. They have no write counter, so
+    changes of their values could not be detected. Writes to the replaced tensor object, which other
+    code may still hold, stay undetected.
+
+    Returns: the sources, with replacements.
+    """
+    if not any(x.is_inference() for x in sources):
+        return sources
+    replaced = {}
+    for tensors in (owner._buffers, owner._parameters):
+        for name, x in tensors.items():
+            if x is None or not x.is_inference() or is_fake(x) or type(x.data) is not Tensor:
+                continue
+            with torch.inference_mode(False):
+                ordinary = _ordinary.get(x)
+                if ordinary is None:
+                    ordinary = torch.empty(0, dtype=x.dtype, device=x.device)
+                    ordinary.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+                    if isinstance(x, nn.Parameter):
+                        ordinary = nn.Parameter(ordinary, x.requires_grad)
+                    _ordinary[x] = ordinary
+            tensors[name] = replaced[id(x)] = ordinary
+    return [replaced.get(id(x), x) for x in sources]
 
 
 def _get_shelf(owner: nn.Module) -> _Shelf:
