@@ -18,11 +18,14 @@ def lowered(model, dummy_in):
 
 
 NORMS = {
-    "conv_bn_fusion_transform_pass before quantizing": (
+    "into the preceding convolutions and linear layers": (
         (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
         torch.ones(2, 1, 5, 5),
     ),
-    "fuse_linear_bn_eval": ((nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.ones(3, 4)),
+    "linear layers with conv_bn_fusion_transform_pass": (
+        (nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        torch.ones(3, 4),
+    ),
     "as x . scale . shift, with two buffers": (
         (nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4)),
         torch.ones(3, 4),

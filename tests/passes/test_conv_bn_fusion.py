@@ -9,7 +9,7 @@ from chop import MaseGraph, passes
 from chop.base.notices import AdjustedWarning
 from chop.formats import Integer, QuantSpec
 from chop.models.builtin import BUILTIN_MODELS
-from chop.nn.quantized import QuantConv2d
+from chop.nn.quantized import QuantConv2d, QuantLinear
 from tests.networks import Square
 
 from .conftest import with_metadata
@@ -35,6 +35,8 @@ CASES = {
     "conv3d": (nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3), (3, 2, 4, 4, 5)),
     "transposed1d": (nn.ConvTranspose1d(4, 6, 3), nn.BatchNorm1d(6, affine=False), (3, 4, 9)),
     "transposed2d": (nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), (3, 4, 7, 5)),
+    "linear": (nn.Linear(4, 6), nn.BatchNorm1d(6), (3, 4)),
+    "linear_without_bias": (nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6, affine=False), (3, 4)),
     "reflected": (
         nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
         nn.BatchNorm2d(6),
@@ -82,10 +84,53 @@ def test_what_cannot_be_folded_is_left_and_named():
     assert info["fused"] == []
     reasons = list(info["skipped"].values())
     assert reasons[0] == "the convolution has other readers"
-    assert reasons[1] == "its input is not computed by a convolution module"
+    assert reasons[1] == "its input is not computed by a convolution module or a linear layer"
     assert reasons[2] == "the norm is used in several places"
     assert reasons[3] == "it has no running statistics"
     assert torch.equal(fused.model(x), mg.model(x))
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 4, 4)])
+def test_a_norm_over_another_dimension_than_the_features_is_left(shape):
+    """BatchNorm1d normalizes dimension 1, and a linear layer's features are the last one."""
+    model = shaken(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(shape[1])))
+    x = torch.randn(shape)
+    mg, info = passes.conv_bn_fusion_transform_pass(MaseGraph(model, dummy_in={"input": x}), {})
+    assert "another dimension" in info["skipped"]["_1"]
+    torch.testing.assert_close(mg.model(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["binary", "ternary"])
+@pytest.mark.parametrize(
+    ("layer", "norm", "shape"),
+    [
+        (nn.Linear(4, 6), nn.BatchNorm1d(6), (3, 4)),
+        (nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), (3, 4, 5, 5)),
+    ],
+    ids=["linear", "convolution"],
+)
+def test_a_norm_after_binary_or_ternary_weights_is_left(name, layer, norm, shape):
+    x = torch.randn(shape)
+    mg = MaseGraph(shaken(nn.Sequential(copy.deepcopy(layer), norm)), dummy_in={"input": x})
+    formats = {"by": "name", "0": {"config": {"weight": {"name": name}}}}
+    mg, _ = passes.quantize_transform_pass(mg, formats)
+    expected = mg.model(x)
+    folded, info = passes.conv_bn_fusion_transform_pass(mg, {})
+    assert "changes what" in info["skipped"]["_1"]
+    assert torch.equal(folded.model(x), expected)
+
+
+def test_a_quantized_linear_layer_keeps_its_formats():
+    x = torch.randn(64, 4)
+    model = shaken(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)))
+    formats = {
+        "by": "type",
+        "linear": {"config": {"weight": {"name": "integer", "width": 8, "frac_width": 5}}},
+    }
+    small, _ = passes.quantize_transform_pass(MaseGraph(model, dummy_in={"input": x}), formats)
+    folded, info = passes.conv_bn_fusion_transform_pass(small, {"frac_width": "mse"})
+    assert info["fused"] == ["1"] and type(folded.model.get_submodule("0")) is QuantLinear
+    assert (folded.model(x) - model(x)).abs().max() < 0.1
 
 
 def test_tied_weights_are_left_alone():

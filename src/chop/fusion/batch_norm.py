@@ -1,4 +1,4 @@
-"""Batch norm folding into the preceding convolutions."""
+"""Batch norm folding into the preceding convolutions and linear layers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ from torch import Tensor, fx, nn
 
 from chop.base.notices import AdjustedWarning, warn_each_time
 from chop.captured.overrides import has_hooks
-from chop.formats import Integer, LearnableFormat, Quantizer, QuantSpec, initial_scales
+from chop.captured.specs import TensorSpec
+from chop.formats import (
+    Binary,
+    BinaryResidual,
+    Integer,
+    LearnableFormat,
+    Quantizer,
+    QuantSpec,
+    Ternary,
+    initial_scales,
+)
 from chop.ir.annotate import record_formats
 from chop.ir.graph import MaseGraph
 from chop.ir.graph.rewrite import Match, NotRewritableError, rewrite
 from chop.ir.metadata import TensorInfo
 from chop.ir.ownership import Ownership
-from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized import QuantizedOperator, QuantLinear
 from chop.nn.quantized.computed import why_computed
 from chop.nn.quantized.masks import FULL, stored_weights
 from chop.nn.quantized.state import SCALE_NAMES
@@ -24,10 +34,13 @@ from chop.private.modules import own_parameters
 from chop.private.torch_api import BatchNorm, Convolution
 
 FracWidth = Literal["keep", "minmax", "mse", "percentile"]
+Layer = Convolution | nn.Linear
+LINEAR = (nn.Linear, QuantLinear)
+"""Linear layers whose rows are output channels. Subclasses may compute more."""
 
 
 def fold_batch_norms(mg: MaseGraph, frac_width: FracWidth) -> tuple[list[str], dict[str, str]]:
-    """Folds every batch norm that is the only reader of a convolution, and removes the norm.
+    """Folds every batch norm that is the only reader of a convolution or linear layer.
 
     Args:
         mg: graph to change.
@@ -57,13 +70,19 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
     if len(node.all_input_nodes) != 1:
         return "it has several inputs"
     before = node.all_input_nodes[0]
-    convolution = mg.get_module(before)
-    row = mg.operator(before)
-    if convolution is None or not (row.is_product and row.spatial):
-        return "its input is not computed by a convolution module"
+    layer = mg.get_module(before)
+    if not isinstance(layer, Convolution) and type(layer) not in LINEAR:
+        return "its input is not computed by a convolution module or a linear layer"
+    kind = "linear layer" if isinstance(layer, nn.Linear) else "convolution"
+    if isinstance(layer, nn.Linear) and not _has_channels_last(before):
+        return "it normalizes another dimension than the features of the linear layer"
     if len(before.users) > 1:
-        return "the convolution has other readers"
-    for name, module_node in (("norm", node), ("convolution", before)):
+        return f"the {kind} has other readers"
+    if isinstance(layer, QuantizedOperator) and isinstance(
+        layer.spec.weight, Binary | BinaryResidual | Ternary
+    ):
+        return f"a factor per channel changes what {layer.spec.weight.label} weights compute"
+    for name, module_node in (("norm", node), (kind, before)):
         reason = owned.why_shared(module_node)
         if reason is not None:
             return f"the {name} {reason}"
@@ -73,51 +92,59 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
             return f"the weight of the {name} is computed by {computed}"
         if has_hooks(module):
             return f"the {name} has hooks"
-    if isinstance(norm, QuantizedOperator) and not isinstance(convolution, QuantizedOperator):
-        return "the norm is quantized and the convolution is not"
+    if isinstance(norm, QuantizedOperator) and not isinstance(layer, QuantizedOperator):
+        return f"the norm is quantized and the {kind} is not"
     return None
+
+
+def _has_channels_last(node: fx.Node) -> bool:
+    """Returns whether a linear layer's features are the channels of a norm: dimension 1 of 2."""
+    spec = node.meta.get("spec")
+    return isinstance(spec, TensorSpec) and len(spec.shape) == 2
 
 
 def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
     before, norm = node.all_input_nodes[0], mg.get_module(node)
-    convolution = mg.get_module(before)
-    assert isinstance(norm, BatchNorm) and isinstance(convolution, Convolution)
-    _fold(convolution, norm)
+    layer = mg.get_module(before)
+    assert isinstance(norm, BatchNorm) and isinstance(layer, Layer)
+    _fold(layer, norm)
     mg.erase(node)
     mg.model.delete_submodule(str(node.target))
     mg.model.record.always_eval = tuple(
         path for path in mg.model.record.always_eval if path != node.target
     )
-    if isinstance(convolution, QuantizedOperator):
-        spec = _merged(_rescaled(convolution, norm), norm, frac_width)
-        _warn_about_saturation(str(before.target), convolution, spec)
-        mg.replace(before, convolution.with_spec(spec))
+    if isinstance(layer, QuantizedOperator):
+        spec = _merged(_rescaled(layer, norm), norm, frac_width)
+        _warn_about_saturation(str(before.target), layer, spec)
+        mg.replace(before, layer.with_spec(spec))
     _update_metadata(mg, before)
 
 
-def _fold(convolution: Convolution, norm: BatchNorm) -> None:
-    stored, bias = stored_weights(convolution), convolution.bias
+def _fold(layer: Layer, norm: BatchNorm) -> None:
+    stored, bias = stored_weights(layer), layer.bias
     trains, bias = stored[0].requires_grad, None if bias is None else bias.detach().double()
-    settings = norm, convolution.transposed, convolution.groups
+    # Linear layers have neither attribute.
+    settings = norm, getattr(layer, "transposed", False), getattr(layer, "groups", 1)
     new = [folded(weight.detach().double(), bias, *settings) for weight in stored]
     weights = [weight.to(before) for (weight, _), before in zip(new, stored, strict=True)]
-    convolution.weight = nn.Parameter(weights[0], requires_grad=trains)
-    convolution.bias = nn.Parameter(new[0][1].to(weights[0]), requires_grad=trains)
+    layer.weight = nn.Parameter(weights[0], requires_grad=trains)
+    layer.bias = nn.Parameter(new[0][1].to(weights[0]), requires_grad=trains)
     if len(weights) > 1:
-        convolution.register_buffer(FULL, weights[1])
+        layer.register_buffer(FULL, weights[1])
 
 
 def folded(
     weight: Tensor, bias: Tensor | None, norm: BatchNorm, transposed: bool, groups: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns weight and bias of the convolution that computes `norm(convolution(x))`.
+    """Returns weight and bias of the layer that computes `norm(layer(x))`.
 
     Args:
-        weight: (out, in / groups, *kernel), or (in, out / groups, *kernel) when `transposed`.
+        weight: (out, in), (out, in / groups, *kernel), or (in, out / groups, *kernel) if
+            `transposed`.
         bias: (out,) or None.
         norm: norm with running statistics.
         transposed: true for transposed convolutions.
-        groups: groups of the convolution.
+        groups: groups of the layer.
     Returns: tensors of the same shapes, the bias (out,).
     """
     mean, scale = norm.running_mean.to(weight), _factors(norm).to(weight)  # type: ignore[union-attr]
@@ -139,22 +166,22 @@ def _factors(norm: BatchNorm) -> Tensor:
 
 
 @torch.no_grad()
-def _rescaled(convolution: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
-    """Returns the formats of a convolution with a folded weight, with scales folded too.
+def _rescaled(layer: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
+    """Returns the formats of a layer with a folded weight, with scales folded too.
 
     Per-channel scales are multiplied, so codes do not change. A single learned scale is initialized
     again from the new weight.
     """
-    weight: Any = convolution.weight
+    weight: Any = layer.weight
     factors, name = _factors(norm).abs().float(), SCALE_NAMES["weight"]
-    is_by_output = not convolution.transposed and len(factors) > 1
-    learned, spec = own_parameters(convolution).get(name), convolution.spec
+    is_by_output = not getattr(layer, "transposed", False) and len(factors) > 1
+    learned, spec = own_parameters(layer).get(name), layer.spec
     if learned is not None and is_by_output and learned.numel() == len(factors):
         scaled = learned.detach() * factors.to(learned.device)
-        setattr(convolution, name, nn.Parameter(scaled, learned.requires_grad))
-    elif learned is not None and "weight" not in convolution.waiting:
+        setattr(layer, name, nn.Parameter(scaled, learned.requires_grad))
+    elif learned is not None and "weight" not in layer.waiting:
         start = initial_scales(spec.number_format("weight"), weight)
-        setattr(convolution, name, nn.Parameter(start.to(learned.dtype), learned.requires_grad))
+        setattr(layer, name, nn.Parameter(start.to(learned.dtype), learned.requires_grad))
     given = spec.weight.scales if isinstance(spec.weight, LearnableFormat) else None
     if given is not None and is_by_output and len(given) == len(factors):
         steps = torch.tensor(given) * factors.cpu()
@@ -163,7 +190,7 @@ def _rescaled(convolution: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
 
 
 def _merged(spec: QuantSpec, norm: nn.Module, frac_width: FracWidth) -> QuantSpec:
-    """Returns the formats of the fused convolution."""
+    """Returns the formats of the fused layer."""
     after = norm.spec if isinstance(norm, QuantizedOperator) else QuantSpec()
     bias = after.bias if spec.bias.is_identity else spec.bias
     spec = spec.with_quantizers(bias=bias, data_out=after.data_out)
@@ -174,10 +201,10 @@ def _merged(spec: QuantSpec, norm: nn.Module, frac_width: FracWidth) -> QuantSpe
     )
 
 
-def _warn_about_saturation(path: str, convolution: Convolution, spec: QuantSpec) -> None:
+def _warn_about_saturation(path: str, layer: Layer, spec: QuantSpec) -> None:
     """Warns if folding has moved a parameter out of the range of its integers."""
     for name in ("weight", "bias"):
-        fmt, value = getattr(spec, name), getattr(convolution, name)
+        fmt, value = getattr(spec, name), getattr(layer, name)
         if not isinstance(fmt, Integer) or not fmt.is_fitted or value is None:
             continue
         largest, held = float(value.detach().abs().max()), float(fmt(value.detach()).abs().max())
@@ -200,7 +227,7 @@ def _waiting(quantizer: Quantizer, rule: Any) -> Quantizer:
 def _update_metadata(mg: MaseGraph, node: fx.Node) -> None:
     if "mase" not in node.meta or not node.meta["mase"].common.mase_op:
         return
-    convolution: Any = mg.get_module(node)
-    node.meta["mase"].common.args["bias"] = TensorInfo.of(convolution.bias)
-    if isinstance(convolution, QuantizedOperator):
-        record_formats(node, convolution)
+    layer: Any = mg.get_module(node)
+    node.meta["mase"].common.args["bias"] = TensorInfo.of(layer.bias)
+    if isinstance(layer, QuantizedOperator):
+        record_formats(node, layer)

@@ -54,13 +54,9 @@ REWRITES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Rewrites of operators without a circuit, by operator name in the operator table."""
-FOLD_CONVOLUTION = (
-    "fold batch norms into the preceding convolutions with conv_bn_fusion_transform_pass before "
-    "quantizing"
-)
-FOLD_LINEAR = (
-    "fold batch norms into the preceding linear layers with "
-    "torch.nn.utils.fusion.fuse_linear_bn_eval(linear, norm) before capturing the model"
+FOLD = (
+    "fold batch norms into the preceding convolutions and linear layers with "
+    "conv_bn_fusion_transform_pass before quantizing"
 )
 SCALE_AND_SHIFT = (
     "write a batch norm that follows neither a convolution nor a linear layer as x * scale + "
@@ -119,6 +115,4 @@ def _norm_suggestion(mg: MaseGraph, node: fx.Node) -> str:
     """Returns the suggestion for a batch norm, by the layer ahead of it."""
     read = node.all_input_nodes[0] if node.all_input_nodes else None
     before = mg.get_module(read) if read is not None else None
-    if isinstance(before, Convolution):
-        return FOLD_CONVOLUTION
-    return FOLD_LINEAR if isinstance(before, nn.Linear) else SCALE_AND_SHIFT
+    return FOLD if isinstance(before, Convolution | nn.Linear) else SCALE_AND_SHIFT

@@ -1,4 +1,4 @@
-"""Folding of batch norms into the preceding convolutions."""
+"""Folding of batch norms into the preceding convolutions and linear layers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class FusionConfig:
 
 @graph_pass(config=FusionConfig)
 def conv_bn_fusion_transform_pass(mg: MaseGraph, config: FusionConfig) -> dict[str, Any]:
-    """Folds every batch norm that is the only reader of a convolution, and removes the norm.
+    """Folds every batch norm that is the only reader of a convolution or linear layer.
 
     W' = W gamma / sqrt(var + eps) and b' = (b - mean) gamma / sqrt(var + eps) + beta, per output
-    channel, with the running statistics, which later training does not update. A convolution keeps
+    channel, with the running statistics, which later training does not update. A layer keeps
     its mask and its formats, and gets the norm's `data_out` format; rounding between the two is
-    removed. A bias from the norm has the norm's format.
+    removed. A bias from the norm has the norm's format. Binary and ternary weights are skipped: a
+    factor per channel would change their function.
 
     Returns:
         fused: paths of the folded norms.
