@@ -38,6 +38,7 @@ warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
 """
 SIMULATORS = pytest.mark.tools("verilator", "iverilog", "yosys")
 NEEDS = {"how-to/add-a-circuit": SIMULATORS, "guide/circuit": SIMULATORS}
+NEEDS["guide/circuit-testbench"] = SIMULATORS
 PRINTS_MORE = {"evaluate", "how-to/add-a-command", "guide/python", "guide/passes"}
 PRINTS_MORE |= {"own-model", "tasks"}
 """Pages with code that prints tables or measured numbers, too."""

@@ -27,6 +27,7 @@ TESTED = {
     ("guide/compress", "saved integer 4.auto (PTQ): "): RUN,
     ENTRY_POINTS: HERE,
     ("guide/circuit", "iverilog -g2012 -s testbench"): DOCS,
+    ("guide/circuit-testbench", "iverilog -g2012 -s bench"): DOCS,
     (
         "guide/circuit-dot-products",
         "python benchmarks/dot_products.py",

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from chop.actions.doctor import OK, examine
+from chop.actions.doctor import OK, OPTIONAL, _part, examine
 
 
 def test_doctor_finds_what_is_here():
@@ -15,6 +15,16 @@ def test_doctor_finds_what_is_here():
     assert findings["python"].state == findings["import chop"].state == OK
     assert not any(finding.is_fatal for finding in findings.values())
     assert "pip install -e '.[gguf]'" in findings["gguf"].detail or findings["gguf"].state == OK
+
+
+def test_a_program_of_the_system_serves_as_the_optional_part(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _part("place", "chop emit --place", ["absent-package"]).state == OPTIONAL
+    program = tmp_path / "nextpnr-ecp5"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    found = _part("place", "chop emit --place", ["absent-package"])
+    assert (found.state, found.detail) == (OK, str(program))
 
 
 @pytest.mark.long

@@ -231,9 +231,11 @@ def test_a_corrupt_manifest_is_one_sentence(content, tmp_path):
         assert read_manifest(tmp_path).state == "running"
 
 
-@pytest.mark.parametrize("name", ["", "missing"])
-def test_a_folder_without_a_manifest_is_one_sentence(name, tmp_path):
-    with pytest.raises(CheckpointError, match="has no manifest.json: expected the output folder"):
+@pytest.mark.parametrize(
+    ("name", "lacks"), [("", "has no manifest.json"), ("missing", "is not a folder")]
+)
+def test_a_folder_without_a_manifest_is_one_sentence(name, lacks, tmp_path):
+    with pytest.raises(CheckpointError, match=f"{lacks}: expected the output folder"):
         read_manifest(tmp_path / name)
 
 

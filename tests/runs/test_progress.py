@@ -60,9 +60,9 @@ def test_stages_are_a_bar_on_a_terminal_and_lines_in_a_pipe(
         assert "3/3" in told.getvalue() and "2 of" not in told.getvalue()
     else:
         assert lines == [
-            "1 of 3: float, 0:00:00 left",
-            "2 of 3: PTQ 4.auto, 0:00:00 left",
-            "3 of 3: PTQ 3.auto, 0:00:00 left",
+            "1 of 3: float: done, 0:00:00 left",
+            "2 of 3: PTQ 4.auto: done, 0:00:00 left",
+            "3 of 3: PTQ 3.auto: done",
         ]
 
 

@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.metadata
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ EXTRAS = {
     "dashboard": "browsing searches in Optuna's dashboard",
 }
 """Uses of optional parts, in addition to those of export targets."""
+PROGRAMS = {"place": "nextpnr-ecp5"}
+"""Programs of the system that replace an optional part."""
 CACHE, CLEANED = "cache folder", "removed"
 OK, MISSING, OPTIONAL, WRONG = "ok", "missing", "not installed (optional)", "wrong"
 
@@ -170,7 +173,12 @@ def _part(extra: str, use: str, requirements: list[str]) -> Finding:
         return Finding(extra, WRONG, f"{', '.join(texts)}: {how_to_get(extra)}")
     if versions and all(versions.values()):
         return Finding(extra, OK, ", ".join(f"{name} {each}" for name, each in versions.items()))
-    return Finding(extra, OPTIONAL, f"for {use}: {how_to_get(extra)}")
+    path = shutil.which(PROGRAMS.get(extra, ""))
+    return (
+        Finding(extra, OK, path)
+        if path
+        else Finding(extra, OPTIONAL, f"for {use}: {how_to_get(extra)}")
+    )
 
 
 def _name(requirement: str) -> str:

@@ -30,6 +30,8 @@ MODEL_SETTINGS = tuple(
 UNSET = {"limit": "all rows", "dataset": "the data set of its model"}
 """Meaning of None for these settings."""
 SUFFIXES = (".mz", ".pt")
+CIRCUIT = "; chop emit --check-only checks it, and --place is given with the model"
+"""End of the message for the folder of a circuit."""
 RESULT, REPORT = "result.json", "report.json"
 """Files by which a folder without a manifest is recognized as that of a run."""
 
@@ -123,7 +125,7 @@ def check_saved_model(start: Path | None) -> None:
     if results is not None and results.kind != "compress":
         raise CheckpointError(
             f"'{start}' is from chop {results.kind}: expected a folder of chop compress, or a "
-            f"checkpoint{'; chop emit --check-only checks it' * (results.kind == 'emit')}."
+            f"checkpoint{CIRCUIT * (results.kind == 'emit')}."
         )
     if results is not None and all(each.path != WEIGHTS for each in results.artifacts):
         raise no_model(start)

@@ -36,5 +36,5 @@ EMIT = Command(
     "chop.actions.emit.settings:EmitConfig",
     HELP,
     run_field="start_from",
-    run_help="Output folder of chop compress, checkpoint, or circuit.",
+    run_help="Output folder of chop compress, a checkpoint, or a circuit.",
 )

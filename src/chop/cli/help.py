@@ -49,7 +49,7 @@ def spelling(parameter: Any, is_whole: bool = True) -> str:
         is_whole: include second names, negations of flags that are off, and long choices.
     """
     if parameter.param_type_name == "argument":
-        name = str(parameter.name).upper()
+        name = str(parameter.metavar or parameter.name).upper()
         return f"{name}..." if parameter.nargs != 1 else name
     names = sorted(parameter.opts, key=len)
     if parameter.is_flag:

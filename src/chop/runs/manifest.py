@@ -158,8 +158,9 @@ def read_manifest(folder: str | Path) -> Manifest:
         try:
             document = read_json(path, "manifest")
         except FileNotFoundError:
+            lacks = f"has no {MANIFEST}" if folder.is_dir() else "is not a folder"
             raise CheckpointError(
-                f"'{folder}' has no {MANIFEST}: expected the output folder of a chop command."
+                f"'{folder}' {lacks}: expected the output folder of a chop command."
             ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"'{path}' cannot be read: {error}.") from None

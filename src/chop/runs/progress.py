@@ -214,9 +214,9 @@ class Stages:
         if not self._is_inside:
             self._advance()
         if not self._bar.console.is_terminal:
-            remaining = format_clock(self._estimate.seconds)
             number = self._done + self._is_inside
-            say_line(self._bar.console, f"{number} of {self._total}: {label}, {remaining} left")
+            remaining = f", {format_clock(self._estimate.seconds)} left" * (number < self._total)
+            say_line(self._bar.console, f"{number} of {self._total}: {label}: done{remaining}")
 
     def _advance(self) -> None:
         self._done += 1

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import warnings
 
@@ -158,6 +159,37 @@ def test_nothing_is_run_of_a_folder_that_is_not_what_its_model_emits(
     said = f"{name}' differs .* chop {__version__} emits .*. No file of the folder was run"
     with pytest.raises(VerificationError, match=said):
         emit(EmitConfig(out=copied, check_only=True))
+
+
+LINES = {
+    "token": ("rtl/chop_relu.sv", "endmodule", "endmodule : x", r"line \d+ is 'endmodule : x'"),
+    "weight": ("memory/first_weight.hex", "\n", "0\n", r"line 1 is '\w+' instead of '\w+'"),
+    "pragma": ("rtl/top.sv", "module top", "// verilator lint_off WIDTH\nmodule top", "lint_off"),
+    "attribute": ("rtl/top.sv", "module top", "(* keep *) module top", r"'\(\* keep \*\) module"),
+    "longer": ("testbench/testbench.sv", "endmodule\n", "endmodule\nendmodule\n", "is not in the"),
+    "shorter": ("testbench/testbench.sv", "endmodule\n", "", "it ends before 'endmodule'"),
+}
+
+
+@pytest.mark.parametrize(("name", "old", "new", "difference"), LINES.values(), ids=LINES)
+def test_the_first_line_that_differs_is_quoted(name, old, new, difference, copied):
+    text = (copied / name).read_text()
+    head, found, tail = text.rpartition(old) if "top" not in name else text.partition(old)
+    assert found
+    (copied / name).write_text(head + new + tail if "hex" not in name else text.replace(old, new))
+    forge(copied, name)
+    with pytest.raises(VerificationError, match=f"{name}' differs from the file .*{difference}"):
+        emit(EmitConfig(out=copied, check_only=True))
+
+
+def test_a_folder_that_differs_only_in_comments_is_verified(copied, emitted):
+    for path in sorted(copied.glob("*/*.sv")):
+        text = path.read_text()
+        text = re.sub(r"^//.*\n", "", text, flags=re.MULTILINE).replace(";\n", ";  // so\n")
+        path.write_text(f"/* Worded\nas before. */\n{text}")
+        forge(copied, path.relative_to(copied).as_posix())
+    found = emit(EmitConfig(out=copied, check_only=True))
+    assert found["verification"] == emitted[1]["verification"]
 
 
 def test_what_is_run_is_emitted_again_and_not_read_from_the_folder(copied, monkeypatch):

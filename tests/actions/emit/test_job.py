@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from chop import runs
-from chop.actions.emit.job import _sentence, emit
+from chop.actions.emit.job import _placed_sentence, _sentence, emit
 from chop.actions.emit.lower import accuracy_sentence
 from chop.actions.emit.page import build_tiles, dataflow_chart, utilization_chart
 from chop.actions.emit.settings import EmitConfig
@@ -40,6 +40,23 @@ def test_a_circuit_equals_the_model_on_every_output(emitted):
     assert kinds == ["IntegerLinear", "Requantize", "IntegerReLU", "IntegerLinear"]
     assert json.loads((out / "result.json").read_text())["interval"] == result["interval"]
     assert "<svg" in (out / "dataflow.svg").read_text()
+
+
+def test_the_report_says_how_an_output_code_becomes_a_class(emitted):
+    report = " ".join((emitted[0] / "report.md").read_text().split())
+    assert "The value of an output is its code times the value of a code." in report
+    assert "an output element for each class, and the largest value is its answer." in report
+    top = (emitted[0] / "rtl/top.sv").read_text()
+    assert "// Hold rst_ni low for four cycles." in top and "beat p // lanes." in top
+
+
+@pytest.mark.parametrize(("seeds", "has_median"), [(1, False), (3, True)])
+def test_a_median_is_that_of_several_seeds(seeds, has_median):
+    rows = [{"seed": seed, "mhz": 147.06} for seed in range(1, seeds + 1)]
+    placed = {**PLACED, "speed_grade": "6", "seeds": rows, "tools": {"yosys": "0.23"}}
+    sentence = _placed_sentence({**placed, "critical_path": {}})
+    assert ("median over seeds" in sentence) == has_median
+    assert "147.1 MHz after routing on ecp5-85, speed grade 6, " in sentence
 
 
 def test_the_page_has_the_verdict_the_numbers_and_the_dataflow(emitted):

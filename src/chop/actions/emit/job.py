@@ -13,8 +13,10 @@ from chop.actions.emit.check import check_again
 from chop.actions.emit.lower import Lowering, accuracy_sentence, integer_outcome, lower_workload
 from chop.actions.emit.page import (
     HANDSHAKE,
+    LANES,
     SOFT,
     TOLERANCE,
+    VALUES,
     build_tiles,
     charts_of_circuit,
     equal_outputs,
@@ -291,7 +293,7 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
         Heading(title, level=1),
         Note(sentence, is_printed=False),
         Heading("Interface"),
-        Note(HANDSHAKE, is_printed=False),
+        *(Note(text, is_printed=False) for text in (HANDSHAKE, LANES, VALUES)),
         interface_table(design),
         *timing_blocks(result["timing"]),
         Heading("Verification"),
@@ -319,10 +321,11 @@ def _placed_sentence(placement: Mapping[str, Any]) -> str:
     grade, path = placement["speed_grade"], placement["critical_path"]
     device = f"{placement['device']}, speed grade {grade}" if grade else placement["device"]
     clocks = ", ".join(f"{row['mhz']:.1f}" for row in placement["seeds"])
+    median = f", the median over seeds ({clocks} MHz)" if len(placement["seeds"]) > 1 else ""
     tools = " and ".join(f"{tool} {number}" for tool, number in placement["tools"].items())
     sentence = (
-        f"{placement['frequency_mhz']:.1f} MHz after routing on {device}, the median over seeds "
-        f"({clocks} MHz) with {tools}: {placement['samples_per_second']:,} samples per second."
+        f"{placement['frequency_mhz']:.1f} MHz after routing on {device}{median}, "
+        f"with {tools}: {placement['samples_per_second']:,} samples per second."
     )
     if path:
         sentence += (

@@ -23,11 +23,18 @@ HANDSHAKE = (
     "active low: hold it low for the first four cycles, as the testbench does. A beat is "
     "transferred at an edge with valid and ready high; until then the sender holds valid and data. "
     "No signal marks the first beat of a sample: count beats from the reset. The next sample may "
-    "follow at once. A beat has one code per lane in two's complement, with lane 0 in the lowest "
-    "bits. In integer formats, the code of an input is its value divided by the value of a code, "
-    "rounded to nearest, ties to even, and clipped to the range of codes. Inputs are those of the "
-    "model, after preprocessing such as the scaling of pixels. Element p of the order is in lane "
-    "p % lanes of beat p // lanes; dimensions are counted from 0."
+    "follow at once."
+)
+LANES = (
+    "A beat has one code per lane in two's complement, with lane 0 in the lowest bits. Element p "
+    "of the order is in lane p % lanes of beat p // lanes; dimensions are counted from 0."
+)
+VALUES = (
+    "In integer formats, the code of an input is its value divided by the value of a code, rounded "
+    "to nearest, ties to even, and clipped to the range of codes. Inputs are those of the model, "
+    "after preprocessing such as the scaling of pixels. The value of an output is its code times "
+    "the value of a code. A classifier has an output element for each class, and the largest value "
+    "is its answer."
 )
 BOTTLENECK, CRITICAL = "bottleneck", "critical path"
 NEAR = 0.9

@@ -18,7 +18,7 @@ class EmitConfig(LoweringConfig):
     Attributes:
         fold: maximum cycles of a component per sample. Each multiplier computes that many products;
             fewer cycles need more multipliers. 0 chooses a fold with about 256 multipliers.
-        device: FPGA to choose the cycles for. Among the designs that fit, the fastest is chosen,
+        device: FPGA to fit the circuit to. Among the designs that fit, the fastest is chosen,
             then the one with the fewest lookup tables. Choices: ice40-hx8k, ecp5-25, ecp5-45,
             xc7a100t, ecp5-85, or resources such as lut=20000,dsp=40,bram=50. With dsp=0, products
             use lookup tables, in Yosys too. Resources are estimates: lookup tables and flip-flops
@@ -33,15 +33,15 @@ class EmitConfig(LoweringConfig):
         synthesis: count resources with Yosys. They are lookup tables, registers, DSP blocks and
             memories of 7-series FPGAs.
         place: place and route the circuit with open tools. The result has its clock frequency.
-        place_on: device to place on, as ecp5-85. Others are ecp5-25, ecp5-45 (speed grade 6) and
-            ice40-hx8k. Default: that of device, else ecp5-85.
+        place_on: device to place on, such as ecp5-85. Others are ecp5-25, ecp5-45 (speed grade 6)
+            and ice40-hx8k. Default: that of device, else ecp5-85.
         place_seeds: number of placements, of which the median counts. Default: 3.
         clock_mhz: clock frequency for latency and interval in microseconds, if the circuit is not
             placed.
         wave: write a trace of the first sample, `wave.vcd`.
-        check_only: repeat the checks of the circuit in `out`. It verifies the hashes of all files,
-            emits the circuit again for a bytewise comparison, and repeats every simulation with its
-            seed. It writes nothing, runs nothing from `out`, and ignores other settings.
+        check_only: repeat the checks of a circuit: RUN or `out`. It verifies the hashes of all
+            files, emits the circuit again to compare it, and repeats every simulation with its
+            seed. It writes nothing, runs nothing from the folder, and ignores other settings.
 
     The other settings are those of `LoweringConfig`.
     """

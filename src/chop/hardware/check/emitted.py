@@ -32,6 +32,7 @@ from chop.hardware.check.verify import Check, Codes, Verification, check_sources
 from chop.hardware.design.design import Design, with_fifo_depths
 from chop.hardware.design.emit import UNFOLDED
 from chop.hardware.design.emit import emit as emit_design
+from chop.hardware.design.verilog import code_lines
 from chop.hardware.folds.foldable import Folding
 from chop.hardware.harness import verilate
 from chop.integer.golden import GOLDEN, Golden, golden_values
@@ -47,6 +48,8 @@ BENCH = "testbench"
 FOLDS = "folds.json"
 """File with the folds of a circuit that was folded for a device."""
 FOLDERS = ("rtl", "memory", VECTORS, BENCH)
+EXCERPT = 60
+"""Maximum number of characters of a line that a message quotes."""
 
 
 def check_emitted(folder: Path) -> list[Verification]:
@@ -54,8 +57,8 @@ def check_emitted(folder: Path) -> list[Verification]:
 
     The checks compare the hashes of all files and recompute the golden values with the integer
     graph. The circuit is then emitted again from the model in the folder, which is data. If its
-    files are identical to those in the folder, it is linted and simulated with the samples, stall
-    profiles and seeds in the manifest.
+    files equal those in the folder, apart from SystemVerilog comments, it is linted and simulated
+    with the samples, stall profiles and seeds in the manifest.
 
     Args:
         folder: output folder of `chop emit`.
@@ -115,7 +118,9 @@ def write_circuit(design: Design, codes: Codes, folder: Path) -> None:
 
 
 def check_circuit(folder: Path, own: Path, manifest: runs.Manifest) -> None:
-    """Compares the circuit in a folder, byte for byte, with a newly emitted one.
+    """Compares the circuit in a folder with a newly emitted one.
+
+    SystemVerilog is compared without its comments, and every other file byte for byte.
 
     Args:
         folder: folder to check.
@@ -126,19 +131,54 @@ def check_circuit(folder: Path, own: Path, manifest: runs.Manifest) -> None:
     """
     expected, actual = _circuit_files(own), _circuit_files(folder)
     for name in sorted(expected | actual):
-        is_in_both = name in expected and name in actual
-        if is_in_both and _content(own / name) == _content(folder / name):
+        if name not in actual:
+            difference = "it is missing"
+        elif name not in expected:
+            difference = "the circuit has no such file"
+        else:
+            difference = _first_difference(own / name, folder / name)
+        if not difference:
             continue
         by = f" (version {manifest.version} wrote it)" * (manifest.version != __version__)
         raise VerificationError(
             f"'{folder / name}' differs from the file that chop {__version__} emits for the model "
-            f"in the folder{by}. No file of the folder was run. Emit it again with chop {KIND}."
+            f"in the folder{by}: {difference}. No file of the folder was run. Emit it again with "
+            f"chop {KIND}."
         )
 
 
-def _content(path: Path) -> bytes:
-    with library_errors(path, error=VerificationError):
-        return read_bytes(path, "vectors")
+def _first_difference(expected: Path, actual: Path) -> str:
+    """Describes the first line that differs in two files, empty if none does."""
+    contents = []
+    for path in (expected, actual):
+        with library_errors(path, error=VerificationError):
+            contents.append(read_bytes(path, "vectors"))
+    if contents[0] == contents[1]:
+        return ""
+    texts = [content.decode("utf-8", "surrogateescape") for content in contents]
+    pages = [text.split("\n") for text in texts]
+    codes = [
+        code_lines(text) if expected.suffix == ".sv" else list(enumerate(lines, 1))
+        for text, lines in zip(texts, pages, strict=True)
+    ]
+    for (wanted, wanted_code), (number, code) in zip(*codes, strict=False):
+        if wanted_code != code:
+            lines = pages[0][wanted - 1].strip(), pages[1][number - 1].strip()
+            return f"line {number} is {_excerpt(*lines[::-1])} instead of {_excerpt(*lines)}"
+    wanted_count, count = map(len, codes)
+    if count > wanted_count:
+        number, code = codes[1][wanted_count]
+        return f"line {number}, {_excerpt(code)}, is not in the emitted file"
+    return f"it ends before {_excerpt(codes[0][count][1])}" if count < wanted_count else ""
+
+
+def _excerpt(line: str, other: str = "") -> str:
+    """Quotes a line, or the part of a long one where it differs from another line."""
+    pairs = enumerate(zip(line, other, strict=False))
+    common = next((k for k, (a, b) in pairs if a != b), min(len(line), len(other)))
+    start = max(0, common - EXCERPT // 2)
+    before, after = "..." * (start > 0), "..." * (len(line) > start + EXCERPT)
+    return repr(f"{before}{line[start : start + EXCERPT]}{after}")
 
 
 def _circuit_files(folder: Path) -> set[str]:

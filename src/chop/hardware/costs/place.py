@@ -98,7 +98,7 @@ def _command(tool: str) -> list[str]:
     if importlib.util.find_spec(package) is None:
         extra = INSTALLED_BY.get(tool)
         how = how_to_get(extra) if extra else f"apt-get install --no-install-recommends {tool}"
-        raise UnavailableError(f"chop emit --place needs {tool}, which is not installed: {how}")
+        raise UnavailableError(f"chop emit --place needs {tool}, which is not on the PATH: {how}")
     function = f"run_{tool.replace('-', '_')}"
     code = f"import sys, {package}; sys.exit({package}.{function}(sys.argv[1:]))"
     return [sys.executable, "-c", code]
@@ -160,6 +160,7 @@ def place(
         # The low median is the frequency of an actual seed, whose bitstream can be written.
         median = statistics.median_low(frequencies.values())
         chosen = next(seed for seed in numbers if frequencies[seed] == median)
+        clock = round(median, 2)
         file = _bitstream(target, device, chosen, key, work)
         if file is not None:
             with atomic_file(folder / f"{device}.bit") as part:
@@ -172,8 +173,8 @@ def place(
         "speed_grade": target.speed,
         "tools": tools,
         "seeds": [{"seed": seed, "mhz": round(mhz, 2)} for seed, mhz in frequencies.items()],
-        "frequency_mhz": round(median, 2),
-        "samples_per_second": round(median * 1e6 / interval),
+        "frequency_mhz": clock,
+        "samples_per_second": round(clock * 1e6 / interval),
         "utilization": reports[chosen]["utilization"],
         "critical_path": critical_path(reports[chosen]["path"]),
         "bitstream": file and f"{device}.bit",

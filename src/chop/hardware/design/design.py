@@ -25,6 +25,11 @@ from chop.hardware.design.verilog import FOLDER, FileIn, instance, sources
 from chop.hardware.settings import TOP
 
 CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
+PROTOCOL = """\
+// Hold rst_ni low for four cycles. A beat moves at a rising edge of clk_i with valid and ready
+// high. Element p of an order is in lane p % lanes of beat p // lanes.
+"""
+"""Comment above the top module."""
 COMMENT_COLUMNS = 98
 
 
@@ -124,6 +129,7 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
     head = ["input  logic clk_i", "input  logic rst_ni", *declared]
     has_memories = any(part.plan.memories for part in netlist.instances)
     lines = [f"// {parts} components; a sample every {interval} cycles without stalls.\n"]
+    lines.append(PROTOCOL)
     if has_memories:
         lines.append(f"// Memory files are in {FOLDER}, the project folder.\n")
     parameter = f' #(\n  parameter {FOLDER} = "."\n)' if has_memories else ""

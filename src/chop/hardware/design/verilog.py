@@ -13,6 +13,23 @@ WIDEST_INT = 31
 FOLDER = "FOLDER"
 """Module parameter with the base folder of memory files."""
 
+_BLANKS = " \t\n\r\f"
+_PIECES = re.compile(
+    rf'"(?:\\.|[^"\\\n])*"|\\\n|\\[^{_BLANKS}]+|//[^\n]*|/\*.*?\*/|[{_BLANKS}]+|[^{_BLANKS}"\\/]+|.',
+    re.DOTALL,
+)
+"""A string, the end of a continued line, an escaped name, a comment, blanks, or other text."""
+_PRAGMA = re.compile(
+    r"\A..\s*(?:verilator|synopsys|synthesis|rtl_synthesis|pragma|yosys|verific|cadence|ambit|"
+    r"altera|quartus|xilinx|vivado|exemplar|mentor|synplify|synplicity|spyglass|vcs|lint|coverage|"
+    r"attribute)\b|\b(?:translate|synthesis|lint|coverage)_o(?:n|ff)\b|(?:full|parallel)_case\b|"
+    r"\\$|[^\S \t\n]",
+    re.IGNORECASE,
+)
+"""A comment that a tool may act on, or that a tool may end at another place."""
+_SEPARATED = re.compile(r"[][(){},;][][(){},;\w\"\$]|[\w\"\$][][(){},;]")
+_ESCAPED_END = re.compile(r"\\\S+$")
+
 
 class FileIn(str):
     """Path of a file in the folder that the parameter `FOLDER` names."""
@@ -77,7 +94,7 @@ def sources(text: str, folder: Path = RTL) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     texts = [text]
     while texts:
-        code = _code(texts.pop())
+        code = " ".join(line for _, line in code_lines(texts.pop()))
         names = set(re.findall(r"[A-Za-z_]\w*", code)) - set(re.findall(r"\bmodule\s+(\w+)", code))
         for name in sorted(names & files.keys()):
             path = files[name]
@@ -87,6 +104,41 @@ def sources(text: str, folder: Path = RTL) -> dict[str, Path]:
     return paths
 
 
-def _code(text: str) -> str:
-    # Comments name modules that are not instantiated.
-    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+def code_lines(text: str) -> list[tuple[int, str]]:
+    """Returns the lines of SystemVerilog without comments and blank lines, with their numbers.
+
+    Comments that tools act on (`// verilator ...`, `/* synthesis ... */`) are kept, and strings and
+    escaped names are not searched for comments. Blanks become one space, or none beside brackets,
+    commas and semicolons, where they have no meaning.
+
+    >>> code_lines('// a wire\\nassign y = "//x"; // why\\nlogic z; /* synthesis keep */')
+    [(2, 'assign y = "//x";'), (3, 'logic z; /* synthesis keep */')]
+    """
+    lines: list[tuple[int, str]] = []
+    number, gap = 1, "\n"
+    for piece in _PIECES.findall(text):
+        if not piece.strip(_BLANKS) or _is_remark(piece):
+            gap = "\n" if "\n" in gap + piece else " "
+        elif gap == "\n":
+            lines.append((number, piece))
+            gap = ""
+        else:
+            start, line = lines[-1]
+            blank = gap if gap and _needs_gap(line, piece) else ""
+            lines[-1] = (start, f"{line}{blank}{piece}")
+            gap = ""
+        number += piece.count("\n")
+    return lines
+
+
+def _is_remark(piece: str) -> bool:
+    """Returns whether a piece is a comment that no tool acts on."""
+    return piece.startswith(("//", "/*")) and not _PRAGMA.search(piece)
+
+
+def _needs_gap(line: str, piece: str) -> bool:
+    """Returns whether a blank between two pieces of a line may change their meaning."""
+    # A directive may define a macro, `\name` ends at a blank, and (* begins an attribute.
+    if line.startswith("`") or _ESCAPED_END.search(line):
+        return True
+    return not _SEPARATED.fullmatch(line[-1] + piece[0])
