@@ -90,6 +90,14 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A folder for all users: each session of pytest that starts closes pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="chop-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _keep_what_is_left() -> Iterator[None]:
     """What a file has imported and cached stays too: Trainer collects garbage at each start."""

@@ -40,7 +40,7 @@ SIMULATORS = pytest.mark.tools("verilator", "iverilog", "yosys")
 NEEDS = {"how-to/add-a-circuit": SIMULATORS, "guide/circuit": SIMULATORS}
 NEEDS["guide/circuit-testbench"] = SIMULATORS
 PRINTS_MORE = {"evaluate", "how-to/add-a-command", "guide/python", "guide/passes"}
-PRINTS_MORE |= {"own-model", "tasks"}
+PRINTS_MORE |= {"own-model", "tasks", "guide/export-onnx"}
 """Pages with code that prints tables or measured numbers, too."""
 TIMES = "guide/bench"
 """What it prints depends on the machine; `tests/bench/test_docs.py` runs it."""

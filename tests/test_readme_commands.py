@@ -246,6 +246,7 @@ NEEDED = {
     "both.py:Both": lambda: made_by_page("tasks"),
     "embed.py:Embed": lambda: made_by_page("evaluate"),
     "net.py:Net": my_pictures,
+    "scaled.py:Scaled": lambda: made_by_page("tables"),
     "seg.py:Seg": lambda: made_by_page("tasks"),
     "runs/tpe": lambda: small_search("tpe"),
     "runs/random": lambda: small_search("random"),

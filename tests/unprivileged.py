@@ -5,23 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 NOBODY = 65534
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
-
-
-def let_others_in(folder: Path) -> None:
-    """Lets a user without rights read a test's folder; with several processes it lies deeper."""
-    top = Path(tempfile.gettempdir())
-    for each in (folder, *folder.parents):
-        if top in each.parents:
-            each.chmod(0o755)
 
 
 def as_nobody(work: Callable[[], Any]) -> Any:

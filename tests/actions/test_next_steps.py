@@ -17,6 +17,7 @@ from chop.actions.next_steps import (
     steps_after_sweep,
     workload_options,
 )
+from chop.actions.sweep.settings import QuantizeSweepConfig
 from chop.report.document import read_document
 from chop.runs import read_manifest
 from chop.workloads.settings import WorkloadConfig
@@ -81,6 +82,22 @@ def test_options_name_model_and_data_again():
     assert given["weights"] == "w.pt" and given["force"] is True
     assert "0.1" in str(given["pixel_mean"]) and "0.2" in str(given["pixel_mean"])
     assert workload_options(WorkloadConfig("mlp")) == "--model mlp"
+
+
+def test_commands_of_a_run_that_names_code_confirm_it():
+    out, trust = Path("runs/own"), " --trust-code"
+    lines = commands(steps_after_compression(get_result(), out, "Net", "model.onnx", trust))
+    lines += commands(steps_after_search(out, None, out / "recipe.toml", trust))[:1]
+    lines += commands([export_search_step(out, trust)])
+    assert len(lines) == 6 and all(line.endswith(trust) for line in lines)
+    assert all(parsed(line) for line in lines[:3])
+
+
+def test_options_name_the_function_that_judges():
+    config = QuantizeSweepConfig("net.py:Net", "rows.csv", evaluate="judge.py:score")
+    (step,) = steps_after_sweep(config, "net.py:Net", "8.4")
+    given = parsed(step.code.removeprefix("chop "))
+    assert (given["model"], given["evaluate"]) == ("net.py:Net", "judge.py:score")
 
 
 def test_a_sweep_of_a_programs_own_model_has_no_command():

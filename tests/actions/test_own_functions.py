@@ -363,3 +363,11 @@ def test_sweeps_train_by_a_loss_alone(files):
     asked = ["sweep", "quantize", *common.split(), "--qat-epochs", "1"]
     told = str(CliRunner().invoke(app, asked).exception)
     assert "no loss is known to train it by: give --loss file.py:fn or --task, or 0 epochs" in told
+
+
+def test_the_speed_of_a_run_without_labels_is_measured(files):
+    asked = "--model net.py:Boxes --dataset rows.csv --evaluate net.py:closeness --formats 8.auto"
+    run = ["compress", *asked.split(), "--bench-seconds", "0", "--qat-epochs", "0"]
+    assert CliRunner().invoke(app, run).exit_code == 0
+    again = "bench model runs/compress --no-compile --seconds 0.01 --batch 1 --trust-code"
+    assert CliRunner().invoke(app, again.split()).exit_code == 0

@@ -8,31 +8,30 @@ import pytest
 
 from chop.base import hub
 from chop.errors import WriteError
-from tests.unprivileged import NEEDS_ROOT, NOBODY, as_nobody, let_others_in
+from tests.unprivileged import NEEDS_ROOT, NOBODY, as_nobody
 
 
 @pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
+def places(open_to_all, monkeypatch):
     """No `CHOP_CACHE`, and a folder for temporary files."""
     monkeypatch.delenv("CHOP_CACHE", raising=False)
-    (tmp_path / "tmp").mkdir()
-    let_others_in(tmp_path / "tmp")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (open_to_all / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(open_to_all / "tmp"))
     hub._temporary_cache.cache_clear()
     yield
     hub._temporary_cache.cache_clear()
 
 
-def a_file(tmp_path, monkeypatch):
-    (tmp_path / "home").touch()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def a_file(open_to_all, monkeypatch):
+    (open_to_all / "home").touch()
+    monkeypatch.setenv("HOME", str(open_to_all / "home"))
 
 
-def no_folders(tmp_path, monkeypatch):
+def no_folders(open_to_all, monkeypatch):
     monkeypatch.setenv("HOME", "/proc/nohome")
 
 
-def nowhere(tmp_path, monkeypatch):
+def nowhere(open_to_all, monkeypatch):
     def home():
         raise RuntimeError("Could not determine home directory.")
 
@@ -40,34 +39,34 @@ def nowhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("home", [a_file, no_folders, nowhere])
-def test_a_home_that_cannot_be_written_gives_one_notice_and_a_cache(home, tmp_path, monkeypatch):
-    home(tmp_path, monkeypatch)
+def test_a_home_that_cannot_be_written_gives_one_notice_and_a_cache(home, open_to_all, monkeypatch):
+    home(open_to_all, monkeypatch)
     with pytest.warns(UserWarning, match="cache in the home folder .*CHOP_CACHE"):
         folder = hub.cache_folder()
-    assert folder == tmp_path / "tmp" / f"chop-cache-{os.geteuid()}"
+    assert folder == open_to_all / "tmp" / f"chop-cache-{os.geteuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
     with warnings.catch_warnings(action="error"):
         assert hub.cache_folder() == folder
 
 
 @NEEDS_ROOT
-def test_a_home_of_somebody_else_is_not_written(tmp_path, monkeypatch):
-    (tmp_path / "home" / ".cache" / "chop").mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "tmp").chmod(0o777)
+def test_a_home_of_somebody_else_is_not_written(open_to_all, monkeypatch):
+    (open_to_all / "home" / ".cache" / "chop").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(open_to_all / "home"))
+    (open_to_all / "tmp").chmod(0o777)
     with warnings.catch_warnings(action="ignore"):
         folder = as_nobody(hub.cache_folder)
-    assert folder.parent == tmp_path / "tmp" and folder.stat().st_uid == NOBODY
-    assert hub.cache_folder() == tmp_path / "home" / ".cache" / "chop"
+    assert folder.parent == open_to_all / "tmp" and folder.stat().st_uid == NOBODY
+    assert hub.cache_folder() == open_to_all / "home" / ".cache" / "chop"
 
 
 @NEEDS_ROOT
 @pytest.mark.parametrize("trap", ["of another user", "open to all", "a link"])
-def test_a_cache_that_others_can_write_is_not_used(trap, tmp_path, monkeypatch):
-    no_folders(tmp_path, monkeypatch)
-    placed = tmp_path / "tmp" / f"chop-cache-{os.geteuid()}"
+def test_a_cache_that_others_can_write_is_not_used(trap, open_to_all, monkeypatch):
+    no_folders(open_to_all, monkeypatch)
+    placed = open_to_all / "tmp" / f"chop-cache-{os.geteuid()}"
     if trap == "a link":
-        placed.symlink_to(tmp_path)
+        placed.symlink_to(open_to_all)
     else:
         placed.mkdir(mode=0o700)
         if trap == "open to all":

@@ -104,6 +104,16 @@ def test_pictures_become_normalized_tensors(picture_folder):
     torch.testing.assert_close(gray, torch.full((1, 8, 8), (100 / 255 - 0.5) / 0.5))
 
 
+def test_pictures_without_labels_become_tensors(tmp_path):
+    for number in range(4):
+        Image.new("RGB", (6, 4), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    splits = load_dataset(tmp_path, labeled=False)
+    info = describe_dataset("flat", splits)
+    assert (info.kind, info.num_classes) == ("vision", 0)
+    row = with_pixels(splits, info)["train"][0]
+    assert list(row) == ["pixel_values"] and row["pixel_values"].shape == (3, 4, 6)
+
+
 def test_other_columns_are_described_by_what_they_hold():
     text = Dataset.from_dict({"sentence": ["a", "b"], "label": [0, 1]})
     vectors = Dataset.from_dict({"v": [[1.0, 2.0, 3.0]] * 4, "label": [0, 1, 2, 3]})

@@ -9,7 +9,7 @@ from chop.errors import CheckpointError, ConfigError
 from chop.ir.graph import MaseGraph
 from chop.models import load_model
 from chop.models.weights import load_weights
-from tests.unprivileged import NEEDS_ROOT, as_nobody, let_others_in
+from tests.unprivileged import NEEDS_ROOT, as_nobody
 
 HEAD = "import sys\nfrom torch import nn\nimport blocks_of_net\n"
 BLOCKS = "from torch import nn\ndef block(n):\n    return nn.Linear(n, -1)\n"
@@ -47,14 +47,13 @@ def test_code_that_raises_is_one_sentence_with_its_line(
 
 
 @NEEDS_ROOT
-def test_weights_without_the_right_to_read_are_one_sentence(tmp_path):
+def test_weights_without_the_right_to_read_are_one_sentence(open_to_all):
     model = torch.nn.Linear(2, 2)
-    torch.save(model.state_dict(), tmp_path / "a.pt")
-    MaseGraph(model, dummy_in={"input": torch.ones(1, 2)}).export(tmp_path / "graph")
-    (tmp_path / "closed").mkdir()
-    (tmp_path / "closed" / "b.pt").touch()
-    let_others_in(tmp_path)
-    for path in (tmp_path / "a.pt", tmp_path / "graph.pt", tmp_path / "closed"):
+    torch.save(model.state_dict(), open_to_all / "a.pt")
+    MaseGraph(model, dummy_in={"input": torch.ones(1, 2)}).export(open_to_all / "graph")
+    (open_to_all / "closed").mkdir()
+    (open_to_all / "closed" / "b.pt").touch()
+    for path in (open_to_all / "a.pt", open_to_all / "graph.pt", open_to_all / "closed"):
         path.chmod(0o600)
 
     def told(read):
@@ -65,12 +64,12 @@ def test_weights_without_the_right_to_read_are_one_sentence(tmp_path):
         return "nothing"
 
     def answers():
-        graph = tmp_path / "graph"
-        files = (tmp_path / "a.pt", tmp_path / "closed" / "b.pt")
+        graph = open_to_all / "graph"
+        files = (open_to_all / "a.pt", open_to_all / "closed" / "b.pt")
         first = [told(lambda file=file: load_weights(model, file)) for file in files]
         return [*first, told(lambda: MaseGraph.from_checkpoint(graph))]
 
     pt, closed, graph = as_nobody(answers)
-    assert f"'{tmp_path}/a.pt' cannot be read: Permission denied" in pt
-    assert f"'{tmp_path}/closed/b.pt' cannot be read: Permission denied" in closed
+    assert f"'{open_to_all}/a.pt' cannot be read: Permission denied" in pt
+    assert f"'{open_to_all}/closed/b.pt' cannot be read: Permission denied" in closed
     assert "graph.pt' cannot be read: Permission denied" in graph

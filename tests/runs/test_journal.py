@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from chop.base.files import documents, reading, writers
 from chop.errors import CheckpointError, WriteError
 from chop.runs import Journal, compute_key, has_numbers, start
-from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
+from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace
 
 FORK = multiprocessing.get_context("fork")
 POINTS = 100
@@ -159,10 +158,9 @@ def test_a_full_disk_is_one_sentence_and_loses_no_point(tmp_path):
 
 
 @NEEDS_ROOT
-def test_a_journal_that_may_only_be_read(tmp_path):
-    path = Path(tmp_path) / "points.jsonl"
+def test_a_journal_that_may_only_be_read(open_to_all):
+    path = open_to_all / "points.jsonl"
     Journal(path).add(settings(1), {"accuracy": 0.1})
-    let_others_in(tmp_path)
     assert as_nobody(lambda: Journal(path).find(settings(1))) == {"accuracy": 0.1}
     error = as_nobody(lambda: Journal(path).add(settings(2), {"accuracy": 0.2}))
     assert isinstance(error, WriteError) and "Permission denied" in str(error)

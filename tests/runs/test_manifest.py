@@ -21,7 +21,7 @@ from chop.cli.adapter import build_command
 from chop.cli.command import Command
 from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.runs import MANIFEST, process_id, process_status, read_manifest
-from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
+from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace
 
 ROWS = [{"width": 4, "accuracy": 0.5}, {"width": 8, "accuracy": 0.75}]
 
@@ -343,13 +343,12 @@ def test_a_full_disk_leaves_the_manifest_of_the_run_that_finished(tmp_path):
 
 
 @NEEDS_ROOT
-def test_a_folder_that_may_only_be_read(tmp_path):
-    finish(tmp_path)
-    let_others_in(tmp_path)
-    assert as_nobody(lambda: list(read_manifest(tmp_path).rows)) == ROWS
+def test_a_folder_that_may_only_be_read(open_to_all):
+    finish(open_to_all)
+    assert as_nobody(lambda: list(read_manifest(open_to_all).rows)) == ROWS
 
     def start():
-        with runs.start("sweep", {}, tmp_path):
+        with runs.start("sweep", {}, open_to_all):
             pass
 
     error = as_nobody(start)

@@ -3,13 +3,11 @@
 import contextlib
 import multiprocessing
 import os
-import pathlib
 import shutil
 import signal
 import sqlite3
 import struct
 import sys
-import tempfile
 import traceback
 
 import pytest
@@ -18,7 +16,7 @@ import sqlalchemy as sa
 from chop.errors import UnavailableError, WriteError
 from chop.search.location import MEMORY, storage_file, storage_url
 from chop.search.storage import open_engine, storage_errors
-from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace, let_others_in
+from tests.unprivileged import NEEDS_ROOT, as_nobody, in_a_namespace
 
 FORK = multiprocessing.get_context("fork")
 
@@ -63,14 +61,6 @@ def kill_a_writer(url, count):
 def content(folder):
     """The file and its log; the index of the log has no data of its own."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".db-shm"}
-
-
-@pytest.fixture
-def open_to_all():
-    """A folder for all users: each session of pytest that starts closes pytest's own."""
-    with tempfile.TemporaryDirectory(prefix="chop-") as folder:
-        let_others_in(pathlib.Path(folder))
-        yield pathlib.Path(folder)
 
 
 @pytest.mark.parametrize("name", ["50 % done", "what?x=1", "a#b", "ä & %41", "日本"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from chop.data.load import joined_labels
+from chop.data.load import check_label_columns, joined_labels
 from chop.errors import ConfigError, check_known
 from chop.train.frames import is_frame, to_array
 from chop.train.unlabeled import read_inputs
@@ -85,10 +85,7 @@ def _with_joined_labels(data: Any, labels: Sequence[str], names: Sequence[str]) 
     """Joins several columns of numbers to one label column, (rows, columns)."""
     if not is_frame(data) and not isinstance(data, Mapping):
         return joined_labels(data, labels)
-    for name in labels:
-        check_known(name, list(map(str, names)), "label column")
-        if labels.count(name) > 1:
-            raise ConfigError(f"label column '{name}' is given twice; give it once.")
+    check_label_columns(labels, list(map(str, names)))
     dropped = {*labels, "labels", "label"}
     if is_frame(data):
         joined = np.stack([to_array(data[name], name) for name in labels], 1)

@@ -12,7 +12,7 @@ from typing import Any
 from chop.report.command_line import command_line
 from chop.report.report import Step
 from chop.workloads.hf_folder import FOLDER
-from chop.workloads.settings import WorkloadConfig
+from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 
 LOAD = "Load the model in PyTorch"
 KEEP = "--keep-best"
@@ -37,9 +37,17 @@ def load_step(stem: Path, label: str = LOAD) -> Step:
 
 
 def steps_after_compression(
-    result: Mapping[str, Any], out: Path, class_name: str, onnx_file: str
+    result: Mapping[str, Any], out: Path, class_name: str, onnx_file: str, trust: str = ""
 ) -> list[Step]:
-    """Returns steps that locate, load, export and measure the model."""
+    """Returns steps that locate, load, export and measure the model.
+
+    Args:
+        result: result of the compression.
+        out: its output folder.
+        class_name: class of the model, for transformers.
+        onnx_file: name of the file for onnxruntime.
+        trust: option that confirms the code that the run names, after a space, or "".
+    """
     if result["saved"] is None:
         return _steps_without_model()
     steps = [Step("The model is in this folder", f"{out}/"), load_step(out / "model")]
@@ -54,7 +62,7 @@ def steps_after_compression(
             f"session = onnxruntime.InferenceSession({str(out / onnx_file)!r}, options)",
         ]
         steps.append(Step("Run it with onnxruntime", "\n".join(lines)))
-    return [*steps, *_steps_with_run(out)]
+    return [*steps, *_steps_with_run(quoted(out), trust)]
 
 
 def _transformers_step(out: Path, class_name: str) -> Step:
@@ -65,11 +73,11 @@ def _transformers_step(out: Path, class_name: str) -> Step:
     return Step("Load it with transformers", code)
 
 
-def _steps_with_run(out: Path) -> list[Step]:
+def _steps_with_run(run: str, trust: str) -> list[Step]:
     return [
-        Step("Export it for other engines", f"chop export {quoted(out)} --to onnx"),
-        Step("Measure its speed here", f"chop bench model --compressed {quoted(out)}"),
-        Step("Compare its answers with those of float", f"chop evaluate {quoted(out)}"),
+        Step("Export it for other engines", f"chop export {run} --to onnx{trust}"),
+        Step("Measure its speed here", f"chop bench model --compressed {run}{trust}"),
+        Step("Compare its answers with those of float", f"chop evaluate {run}{trust}"),
     ]
 
 
@@ -90,7 +98,9 @@ def steps_after_blocks(out: Path, class_name: str) -> list[Step]:
     ]
 
 
-def steps_after_search(folder: Path, model: Path | None, recipe: Path | None) -> list[Step]:
+def steps_after_search(
+    folder: Path, model: Path | None, recipe: Path | None, trust: str = ""
+) -> list[Step]:
     """Returns steps that build and load the best of a search, and continue the search.
 
     Args:
@@ -98,20 +108,28 @@ def steps_after_search(folder: Path, model: Path | None, recipe: Path | None) ->
         model: the best model's checkpoint without suffix; None if the search saved none.
         recipe: settings of `chop compress` that build the best; None if there are none, as for an
             architecture.
+        trust: option that confirms the code that the recipe names, after a space, or "".
     """
     steps = []
     if model is not None:
         steps.append(load_step(model, "Load the best model"))
     if recipe is not None:
-        steps.append(Step("Build the best", f"chop compress --config {quoted(recipe)}"))
+        steps.append(Step("Build the best", f"chop compress --config {quoted(recipe)}{trust}"))
     command = f"chop search show {quoted(folder)}"
     return [*steps, Step("See the best trials, and which choices matter", command)]
 
 
-def export_search_step(folder: Path) -> Step:
-    """Returns the step that builds a model from the formats of a search."""
+def export_search_step(folder: Path, trust: str = "") -> Step:
+    """Returns the step that builds a model from the formats of a search.
+
+    Args:
+        folder: results folder of the search.
+        trust: option that confirms the code that the search names, after a space, or "".
+    """
     file = quoted(folder / "best.toml")
-    code = f"chop search export {quoted(folder)} {file}\nchop compress --config {file}"
+    code = (
+        f"chop search export {quoted(folder)} {file}{trust}\nchop compress --config {file}{trust}"
+    )
     return Step("Build the best: write its formats, and compress with them", code)
 
 
@@ -144,9 +162,9 @@ def steps_with_files(files: Mapping[str, Path]) -> list[Step]:
 
 def workload_options(config: WorkloadConfig) -> str:
     """Returns command-line options for a job's model and data, without defaults."""
-    default, parts = WorkloadConfig(), []
-    for each in fields(WorkloadConfig):
-        value = getattr(config, each.name)
+    default, parts = JudgedWorkloadConfig(), []
+    for each in fields(default):
+        value = getattr(config, each.name, getattr(default, each.name))
         if each.name in OWN or (each.name != "model" and value == getattr(default, each.name)):
             continue
         option = f"--{each.name.replace('_', '-')}"

@@ -19,20 +19,23 @@ COMPRESS_HELP = """Quantize a model in several formats, fine-tune the smallest, 
 
   chop compress --model ./my-bert --dataset ./imdb --formats 8.4,4.auto --max-length 256
 
+  chop compress --model net.py:Net --weights net.pt --dataset table.csv --label-column churn
+
   chop compress --formats 8.auto,mxint,mxint:width=4,mxfp:width=4:exponent_width=2
 
   chop compress runs/compress    # describes the saved run
 
-  chop compress --config run.toml    # the same names: model, dataset, qat_epochs
+  chop compress --config run.toml    # keys: model, dataset, qat_epochs
 
 [bold]Choice[/]: chop saves the smallest model within --max-drop of float on the validation rows:
 the split 'validation', or a fifth of the training rows. Test rows are for reporting only. If no
 format is within --max-drop, chop saves none (exit code 3), or the best with --keep-best.
 
-[bold]Output[/] in --out: model.pt and model.mz (the chosen model, packed), figures, table.md and
+[bold]Output[/] in --out: model.pt and model.mz (the chosen model, packed; load it with
+MaseGraph.from_checkpoint("OUT/model")), model.onnx for onnxruntime, figures, table.md and
 result.json; for a Hugging Face model also model/, which transformers loads after import chop. A
-killed or failed run keeps the previous files. Load: MaseGraph.from_checkpoint("OUT/model").
-Train: pack_transform_pass(mg, {"unpack": True}).
+killed or failed run keeps the previous files. To continue training, unpack the model with
+pack_transform_pass(mg, {"unpack": True}).
 
 [bold]Layers[/]: the page has the sensitivity of layers, which is the change of the answers to up to
 32 training rows if only one layer is rounded. Measuring it adds at most 5 % to the evaluated rows;

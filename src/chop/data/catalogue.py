@@ -93,9 +93,10 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
         return DATASETS[known]
     train = splits["train"]
     columns = train.column_names
-    inputs = [column for column in columns if column != label_column(columns)]
-    classes = 0 if has_masks(splits) else num_labels(splits)
-    picture = picture_column(splits)
+    label, picture = label_column(columns), picture_column(splits)
+    inputs = [column for column in columns if column != label]
+    is_unlabeled = picture is not None and label is None
+    classes = 0 if is_unlabeled or has_masks(splits) else num_labels(splits)
     if picture is not None:
         example = decoded(with_files(train, picture)[0][picture], train.features[picture])
         is_gray = example.mode in ("1", "L")

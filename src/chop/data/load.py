@@ -51,6 +51,7 @@ FETCHED_DATASETS: dict[str, Callable[[], DatasetDict]] = {"jsc": jets}
 _BUILT_IN = BUILTIN_DATASETS | FETCHED_DATASETS
 TEXT_DATASETS = frozenset({"reviews", "stories"})
 LABEL_ADVICE = "choose the label column with --label-column (label= in Python)"
+UNLABELED_ADVICE = "If the rows have no labels, score the model with --evaluate file.py:fn."
 UNLABELED_DATASETS = frozenset({"stories"})
 NUMBERS = ("int", "uint", "float", "bool")
 """Prefixes of the types of numeric columns."""
@@ -194,10 +195,8 @@ def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
     Raises:
         ConfigError: a column is unknown, given twice, not numeric, or has gaps.
     """
+    check_label_columns(names, split.column_names)
     for name in names:
-        check_known(name, split.column_names, "label column")
-        if names.count(name) > 1:
-            raise ConfigError(f"label column '{name}' is given twice; give it once.")
         if not str(getattr(split.features[name], "dtype", "")).startswith(NUMBERS):
             raise ConfigError(
                 f"label column '{name}': expected numbers, since several label columns become one."
@@ -212,6 +211,18 @@ def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
     labels = list(map(list, zip(*columns, strict=True)))
     others = {name for name in ("labels", "label") if name in split.column_names}
     return split.remove_columns([*others.union(names)]).add_column("labels", labels)
+
+
+def check_label_columns(names: Sequence[str], columns: Sequence[str]) -> None:
+    """Checks the names of several label columns.
+
+    Raises:
+        ConfigError: a column is unknown or given twice.
+    """
+    for name in names:
+        check_known(name, columns, "label column")
+        if names.count(name) > 1:
+            raise ConfigError(f"label column '{name}' is given twice; give it once.")
 
 
 def _plain_number(value: float) -> float:
@@ -298,7 +309,7 @@ def _without_label(splits: DatasetDict, name: str) -> str:
     if picture_column(splits) is not None and splits["train"].num_columns == 1:
         return (
             f"data set '{name}' has less than two classes of pictures; expected a folder per "
-            f"class, such as {name}/cat/1.png and {name}/dog/2.png."
+            f"class, such as {name}/cat/1.png and {name}/dog/2.png. {UNLABELED_ADVICE}"
         )
     if splits["train"].column_names == ["text"]:
         return (
@@ -308,7 +319,7 @@ def _without_label(splits: DatasetDict, name: str) -> str:
     columns = enumerate_names(list(map(repr, splits["train"].column_names)), MOST_NAMES)
     return (
         f"data set '{name}' has no column 'labels' or 'label': its columns are {columns}; "
-        f"{LABEL_ADVICE}."
+        f"{LABEL_ADVICE}. {UNLABELED_ADVICE}"
     )
 
 

@@ -30,7 +30,7 @@ class _PixelTransform:
     Attributes:
         column: column with picture files.
         feature: feature of that column.
-        label: label column.
+        label: label column; None for pictures without labels.
         size: (C, H, W) of the result; pictures are scaled bilinearly.
         mean: mean per channel, subtracted from pixels of 0 to 1.
         std: standard deviation per channel, by which the difference is divided.
@@ -40,7 +40,7 @@ class _PixelTransform:
 
     column: str
     feature: Image
-    label: str
+    label: str | None
     size: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -50,6 +50,9 @@ class _PixelTransform:
     def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Transforms a batch of rows. A broken picture raises ConfigError."""
         pictures = [decoded(file, self.feature) for file in rows[self.column]]
+        pixels = [self.picture(each) for each in pictures]
+        if self.label is None:
+            return {"pixel_values": pixels}
         labels = rows[self.label]
         if self.masks is not None:
             labels = [
@@ -58,7 +61,7 @@ class _PixelTransform:
             ]
         if self.reduce_labels:
             labels = [without_void(mask) for mask in labels]
-        return {"pixel_values": [self.picture(each) for each in pictures], "labels": labels}
+        return {"pixel_values": pixels, "labels": labels}
 
     def picture(self, picture: Picture) -> Tensor:
         """Normalizes one picture."""
@@ -95,7 +98,7 @@ def with_pixels(
 
     column = picture_column(splits)
     label = label_column(splits["train"].column_names)
-    if column is None or label is None:
+    if column is None:
         if size and info.image_size not in (None, size):
             raise ConfigError(
                 f"data set '{info.name}' has tensors of size {info.image_size}, the model "
@@ -108,10 +111,10 @@ def with_pixels(
         for values in (info.pixel_mean, info.pixel_std)
     )
     features = splits["train"].features
-    masks = features[label] if has_masks(splits) else None
+    masks = None if label is None or not has_masks(splits) else features[label]
     transform = _PixelTransform(
         column, features[column], label, wanted, mean, std, masks, reduce_labels
     )
-    for each in (column,) if masks is None else (column, label):
+    for each in (column,) if label is None or masks is None else (column, label):
         splits = DatasetDict({key: with_files(split, each) for key, split in splits.items()})
     return splits.with_transform(transform)

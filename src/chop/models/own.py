@@ -67,6 +67,16 @@ def build_own(
     return model
 
 
+def describe_drawn_weights(name: str) -> str:
+    """Describes the weights of a model from a Python file without a file of weights.
+
+    Returns "" for other models, which have trained weights.
+    """
+    if not is_own(name) or name.startswith(TIMM):
+        return ""
+    return f"'{name}' has the weights from its code, which are random unless the code reads a file."
+
+
 def check_own(name: str, weights: str | Path | None) -> None:
     """Checks a model's file and weights without running code, before data are read.
 

@@ -159,12 +159,11 @@ def poor_fit(mg: MaseGraph, layers: Sequence[LayerRow]) -> str | None:
         return None
     worst = max(poor, key=lambda row: max(row.share_rounded_to_zero, row.share_saturated))
     way_out = "frac_width 'auto'" if _derives_another(mg, worst.layer) else "more bits"
-    fit = "layer fits badly:" if len(layers) == 1 else "layers fits badly:"
-    if len(poor) > 1:
-        fit = "layers fit badly, worst of all"
+    fit = "fits" if len(poor) == 1 else "fit"
+    unit = "layer" if len(layers) == 1 else "layers"
     return (
-        f"{len(poor)} of {len(layers)} {fit} '{worst.layer}' in {worst.format}: "
-        f"{worst.share_rounded_to_zero:.0%} of its weights become zero, "
+        f"{len(poor)} of {len(layers)} {unit} {fit} badly. In '{worst.layer}' ({worst.format}) "
+        f"{worst.share_rounded_to_zero:.0%} of the weights become zero and "
         f"{worst.share_saturated:.0%} are clipped. Try {way_out}."
     )
 

@@ -10,9 +10,8 @@ from rich.console import Console
 from torch import Tensor
 
 from chop.base.notices import assume
-from chop.base.trust import TIMM
 from chop.errors import ConfigError
-from chop.models import is_own
+from chop.models.own import describe_drawn_weights
 from chop.train.evaluator import Evaluator
 from chop.train.intervals import FEW_ROWS, Score
 from chop.train.metric import CONSTANTS, GUESSED
@@ -155,11 +154,10 @@ def _why_uninformative(name: str, score: Score, workload: Workload) -> str | Non
 
 
 def _way_out(workload: Workload, config: WorkloadConfig) -> str:
-    is_drawn = is_own(workload.name) and not workload.name.startswith(TIMM)
-    if is_drawn and config.weights is None and not config.train_epochs:
+    drawn = describe_drawn_weights(workload.name)
+    if drawn and config.weights is None and not config.train_epochs:
         return (
-            f"No --weights were given, so '{workload.name}' has the weights from its code, "
-            "which are random unless the code reads a file. Give --weights FILE, or train it "
+            f"No --weights were given, so {drawn} Give --weights FILE, or train it "
             "(--train-epochs); --force continues."
         )
     scaling = " (--pixel-mean, --pixel-std)" if "pixel_values" in workload.test.columns else ""

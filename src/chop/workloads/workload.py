@@ -248,7 +248,10 @@ class Workload:
     def about_test(self) -> str:
         """Describes the rows and intervals of reported numbers, for a table's footnote."""
         if self.judge is not None:
-            return f"Judged by {self.judge.title}: formats are chosen by the numbers reported."
+            return (
+                f"Scored by {self.judge.title}. The same numbers choose the format, so the chosen "
+                "one is slightly too good."
+            )
         return f"{self.count_test()}. {interval_note(self.task.metric)}"
 
     @property

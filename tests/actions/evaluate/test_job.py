@@ -96,6 +96,7 @@ def test_numbers_of_rows_are_those_of_texts_one_by_one(folders, tmp_path):
     assert found.same.value == pytest.approx(same.mean().item(), abs=0.02)
     assert found.flips.value == pytest.approx((right != was_right).double().mean().item(), abs=0.02)
     assert found.lost + found.won == round(found.flips.value * found.answers)
+    assert found.change.value * found.answers == pytest.approx(found.won - found.lost)
     for measured in (found.own, found.kl, found.same, found.flips):
         assert measured.interval[0] <= measured.value <= measured.interval[1]
 
@@ -243,6 +244,8 @@ class TestResultOf:
         assert found.own.interval == wilson(3, 5)
         assert (found.lost, found.won, found.flips.value) == (1, 1, 0.4)
         assert found.flips.interval == wilson(2, 5)
+        low, high = found.change.interval
+        assert found.change.value == 0 and low < 0 < high
         assert found.same.value == 0.4  # wrong in another way is no flip
         apart = F.kl_div(
             own.log_softmax(-1), reference.log_softmax(-1), log_target=True, reduction="batchmean"
@@ -254,6 +257,7 @@ class TestResultOf:
         found = get_result(self.kept(logits, logits, labels), TASKS["classification"])
         assert (found.kl.value, found.flips.value, found.same.value) == (0, 0, 1)
         assert found.flips.interval == wilson(0, 6)
+        assert found.change.interval == (-wilson(0, 6)[1], wilson(0, 6)[1])
 
     def test_answers_that_are_not_finite_are_infinitely_far(self):
         logits, labels = torch.randn(3, 4), torch.arange(3)

@@ -66,6 +66,16 @@ def test_a_run_becomes_a_file_that_its_engine_reads(run_folder, tmp_path):
     assert manifest.rows[0]["weights"]["equal"] == 2 and len(manifest.rows[0]["times"]) == 2
 
 
+def test_weights_of_a_python_file_are_said_to_be_from_its_code(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
+    monkeypatch.chdir(tmp_path)
+    code = "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Linear(8, 4))\n"
+    (tmp_path / "net.py").write_text(code)
+    export(ExportConfig("net.py:net", ("onnx",), format="8.auto", seconds=0.01, batch_sizes=(1,)))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "'net.py:net' has the weights from its code, which are random unless" in shown
+
+
 def test_float_folders_are_quantized_and_read_back_without_a_difference(float_folder, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     how = {"format": "group_integer:width=4", "out": tmp_path / "out", "seconds": 0.0}

@@ -31,7 +31,7 @@ from chop.search.ledger import Ledger
 from chop.search.reading import choice_rows, load_search
 from chop.search.result import OUTCOMES
 from chop.search.storage import open_engine
-from tests.unprivileged import NEEDS_ROOT, as_nobody, let_others_in
+from tests.unprivileged import NEEDS_ROOT, as_nobody
 
 SPACE = SearchSpace(tuple(Choice(f"fc{i}", {"4.mse": 4, "8.mse": 8}) for i in range(3)))
 
@@ -281,14 +281,15 @@ def test_a_search_with_its_storage_elsewhere_writes_where_it_did(toy, tmp_path, 
 
 
 @NEEDS_ROOT
-def test_another_users_search_is_shown_and_exported(begun, tmp_path, capfd):
-    let_others_in(tmp_path)
-    (tmp_path / "mine").mkdir(mode=0o777)
-    (tmp_path / "mine").chmod(0o777)
+def test_another_users_search_is_shown_and_exported(toy, open_to_all, capfd):
+    begun = open_to_all / "toy"
+    run_search(toy, ToyConfig(out=begun))
+    (open_to_all / "mine").mkdir()
+    (open_to_all / "mine").chmod(0o777)
     before = files_of(begun)
     shown = as_nobody(lambda: show_search(str(begun)))
     assert len(shown.measured) == 6 and "choices of the best" in capfd.readouterr().out
-    path = tmp_path / "mine" / "best.toml"
+    path = open_to_all / "mine" / "best.toml"
     assert as_nobody(lambda: export_best(str(begun), path)) == load_toml(path)
     assert files_of(begun) == before
     refused = as_nobody(lambda: resume_search(str(begun), trials=7))

@@ -14,13 +14,19 @@ from chop.actions.bench.latency import (
     speed_tiles,
 )
 from chop.actions.bench.settings import BenchModelConfig
-from chop.actions.compress.earlier_run import WEIGHTS, compressed_run, workload_config
+from chop.actions.compress.earlier_run import (
+    WEIGHTS,
+    compressed_run,
+    judged_settings_of_run,
+    workload_config,
+)
 from chop.actions.compress.job import compress
 from chop.actions.compress.saving import exported_bytes
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.job import Job, Output, load_nothing, run_job
 from chop.base.files import latest
 from chop.base.files.temporary import scratch_folder
+from chop.base.trust import is_trusted
 from chop.ir.graph import MaseGraph
 from chop.quantization.summary import format_rows
 from chop.report.charts.ratios import ratio_charts
@@ -122,7 +128,11 @@ def _compressed(config: BenchModelConfig, folder: Path) -> Path:
 def _workload_config(config: BenchModelConfig, folder: Path) -> WorkloadConfig:
     """Returns the settings that the folder was compressed with; given settings take precedence."""
     given = {**_given(config), "out": folder, "device": config.device}
-    return workload_config(compressed_run(folder), given, "--model")
+    run = compressed_run(folder)
+    function = run.settings.get("evaluate")
+    if function is not None and is_trusted(function):  # its rows may have no labels
+        return judged_settings_of_run(run, given, "--model", "chop bench model")
+    return workload_config(run, given, "--model")
 
 
 def _given(config: BenchModelConfig) -> dict[str, Any]:

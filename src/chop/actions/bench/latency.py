@@ -242,10 +242,12 @@ class Fastest:
         if self.peer is None:
             return text
         text = f"{text}; {self._each(AS_PEER)} as {self.peer}"
-        gains = any(_ends(row, AS_PEER)[0] > 1 for row in self.rows)
-        return (
-            text if gains else f"{text}: the speed comes from the engine, the size from fewer bits"
-        )
+        ends = [_ends(row, AS_PEER) for row in self.rows]
+        if any(low > 1 for low, _ in ends):
+            return text
+        if all(high < 1 for _, high in ends):
+            return f"{text}. F{self.peer[1:]} is faster, so compression reduces only the size"
+        return f"{text}. The speed comes from the engine, and compression reduces the size"
 
     def in_short(self) -> str:
         """Formats the speed-up without intervals."""
@@ -301,8 +303,8 @@ def describe_fastest(
     best = find_fastest(rows)
     if best is None:
         return ""
-    command = "" if folder is None else f": {in_folder(COMMANDS[best.name], folder)}"
-    texts = [f"Fastest: {best.name}, {best.times()}{command}."]
+    texts = [f"Fastest: {best.name}, {best.times()}."]
+    texts += [] if folder is None else [f"To run it: {in_folder(COMMANDS[best.name], folder)}."]
     texts += [] if best.is_faster else [no_gain(rounds_inputs, missing, folder, model)]
     if wrong := _wrong(rows):
         texts.append(

@@ -28,6 +28,7 @@ from chop.actions.compress.saving import MODEL_FILES, ONNX_FILE, Saved, exported
 from chop.actions.compress.sensitivity import exact_weights, layer_sensitivities
 from chop.actions.compress.table import Candidate, build_curves, printed_row
 from chop.actions.next_steps import steps_after_compression
+from chop.base.trust import confirmation
 from chop.quantization.packing import READ_DIRECTLY, explained
 from chop.quantization.summary import format_rows, operator_rows
 from chop.report.charts.accuracy import accuracy_charts
@@ -86,7 +87,8 @@ def build_report(
 
 def _steps(result: Mapping[str, Any], exact: Candidate, config: CompressConfig) -> list[Step]:
     class_name = exact.graph.model.record.class_name
-    return steps_after_compression(result, config.out, class_name, ONNX_FILE)
+    trust = confirmation((config.model, config.evaluate))
+    return steps_after_compression(result, config.out, class_name, ONNX_FILE, trust)
 
 
 def with_saved(

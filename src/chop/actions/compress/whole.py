@@ -108,8 +108,8 @@ class WholeModel:
         check_samples(self.config, self.workload)
         if epochs and not self.workload.task.can_train:
             raise ConfigError(
-                "--qat-epochs: training needs a loss, and --evaluate has none: give --loss "
-                "file.py:fn or --task, or --qat-epochs 0."
+                "--qat-epochs: training needs a loss, and --evaluate gives none. Add --loss "
+                "file.py:fn or --task, or set --qat-epochs 0."
             )
 
     def _recipe(self, mg: MaseGraph) -> Recipe:
@@ -214,7 +214,7 @@ class WholeModel:
             return "No QAT: --qat-epochs is 0."
         if not self.workload.task.can_train:
             return (
-                "No QAT: training needs a loss, and --evaluate has none: give --loss file.py:fn "
+                "No QAT: training needs a loss, and --evaluate gives none. Add --loss file.py:fn "
                 "or --task."
             )
         formats = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"

@@ -19,12 +19,14 @@ from chop.actions.compress.earlier_run import (
 )
 from chop.actions.evaluate.settings import EvaluateConfig
 from chop.actions.export.model import CHECKPOINT, get_checkpoint
+from chop.base.notices import assume
 from chop.base.trust import get_identity as named_as
 from chop.data.builtin_names import PREFIX
 from chop.data.tokenizer import get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.ir.graph import MaseGraph
 from chop.models import builtin_model, is_own, load_model, read_config
+from chop.models.own import describe_drawn_weights
 from chop.train import CAUSAL_LM, VALIDATION_SHARE, load_trained
 from chop.train.model_io import read_answers
 from chop.workloads.checkpoint import tokenizer_name
@@ -72,6 +74,8 @@ def load_judged(config: EvaluateConfig) -> Judged:
     settings = _settings(config, run, checkpoint)
     workload = load_workload(settings)
     check_weights(workload.model)
+    if run is None and (drawn := describe_drawn_weights(settings.model)):
+        assume(f"{drawn} For trained weights, run chop compress and evaluate its folder.")
     is_language = workload.task.name == CAUSAL_LM
     model = workload.model
     if checkpoint is not None:

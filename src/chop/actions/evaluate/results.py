@@ -176,6 +176,8 @@ def _about_rows(evaluation: Evaluation, workload: Workload) -> str:
         )
         if rows.flips is not None:
             parts.append("Flips: answers that change from right to wrong or from wrong to right.")
+        if rows.change is not None:
+            parts.insert(0, _about_change(rows.change))
     elif rows.reference is not None:
         kind = "several outputs" if workload.task.parts else "numbers"
         parts.append(f"Answers of task '{workload.task.name}' are {kind}, so there are no flips.")
@@ -185,6 +187,15 @@ def _about_rows(evaluation: Evaluation, workload: Workload) -> str:
             "too."
         )
     return " ".join(parts)
+
+
+def _about_change(change: Measured) -> str:
+    """Describes the change of the share of right answers, in percentage points."""
+    text = f"The share of right answers changes by {100 * change.value:+.2f} percentage points"
+    if change.interval is None:
+        return f"{text}."
+    low, high = (f"{100 * end:+.2f}" for end in change.interval)
+    return f"{text} ({LEVEL_TEXT} interval {low} to {high}, paired by row)."
 
 
 def _task_blocks(evaluation: Evaluation) -> list[Block]:

@@ -64,6 +64,7 @@ class RowResult:
             the following counts.
         lost: number of answers that change from right to wrong.
         won: number of answers that change from wrong to right.
+        change: share of right answers minus that of the float model, paired over rows.
         outputs: metrics by output name, of the model and of the float model; None for models with
             one output.
     """
@@ -78,6 +79,7 @@ class RowResult:
     flips: Measured | None = None
     lost: int | None = None
     won: int | None = None
+    change: Measured | None = None
     outputs: tuple[Mapping[str, float], ...] | None = None
 
 
@@ -240,14 +242,16 @@ def get_result(entries: list[Columns], task: Task) -> RowResult:
             *counts, reference, apart, Measured(same.mean().item(), _mean_over_rows(same, sizes))
         )
     right, was_right = column["right"], column["reference_right"]
+    flips = share(right != was_right, sizes)
     return RowResult(
         *counts,
         reference,
         apart,
         share(same, sizes),
-        share(right != was_right, sizes),
+        flips,
         int((was_right & ~right).sum()),
         int((right & ~was_right).sum()),
+        _change(right.double() - was_right.double(), flips, sizes),
     )
 
 
@@ -273,6 +277,19 @@ def share(chosen: Tensor, sizes: list[int]) -> Measured:
     if set(sizes) == {1} or count in (0, len(chosen)):
         return Measured(value, wilson(value * len(sizes), len(sizes)))
     return Measured(value, _over_rows(lambda i: chosen[i].double().mean().item(), sizes))
+
+
+def _change(changes: Tensor, flips: Measured, sizes: list[int]) -> Measured:
+    """Returns the mean change; without flips its interval has the largest plausible share of them.
+
+    Args:
+        changes: float64 (answers,), 1 from wrong to right, -1 from right to wrong, otherwise 0.
+        flips: share of changes other than 0.
+        sizes: number of answers per row.
+    """
+    if flips.interval is None or flips.value:
+        return Measured(changes.mean().item(), _mean_over_rows(changes, sizes))
+    return Measured(0.0, (-flips.interval[1], flips.interval[1]))
 
 
 def _mean_over_rows(values: Tensor, sizes: list[int]) -> Interval | None:

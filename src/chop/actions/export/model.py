@@ -14,6 +14,7 @@ from chop import passes
 from chop.actions.compress.earlier_run import DamagedRunError, compressed_run, workload_config
 from chop.actions.export.settings import ExportConfig
 from chop.actions.starting_run import refuse_integers
+from chop.base.notices import assume
 from chop.data.builtin_names import plain_name
 from chop.data.tokenizer import find_processor
 from chop.errors import CheckpointError, ChopError, ConfigError, first_line
@@ -25,6 +26,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.layers import list_layers
 from chop.ir.propagate import example_inputs
 from chop.models import builtin_model, load_model
+from chop.models.own import describe_drawn_weights
 from chop.models.places import get_place
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
@@ -100,6 +102,8 @@ def load_graph(config: ExportConfig) -> Loaded:
         source = MaseGraph(load_trained(plain_name(config.model), progress=True))
     else:
         source = MaseGraph(load_model(config.model))
+    if checkpoint is None and (drawn := describe_drawn_weights(config.model)):
+        assume(f"{drawn} For trained weights, run chop compress and export its folder.")
     modules = (module for module in source.model.modules() if isinstance(module, QuantizedOperator))
     is_quantized = any(not module.spec.is_float for module in modules)
     if is_quantized == (config.format is not None):

@@ -26,6 +26,7 @@ from chop.actions.search.precision_subject import PrecisionSubject
 from chop.actions.search.precision_table import judged_note, judged_row, table_note, table_row
 from chop.actions.search.settings import PrecisionConfig
 from chop.base.files import write_json
+from chop.base.trust import confirmation
 from chop.errors import ConfigError
 from chop.problems.mixed_precision.held_out import HeldOutRows
 from chop.report.measured import MeasuredTable, report_of_tables
@@ -187,5 +188,6 @@ def _steps(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
     assert result.best is not None
     has_recipe = result.best.number in result.recipes
     recipe = config.folder / RECIPE_FILE if has_recipe else None
-    steps = steps_after_search(config.folder, best_model(config, result.best), recipe)
-    return steps if has_recipe else [export_search_step(config.folder), *steps]
+    trust = confirmation((config.model, config.evaluate, config.loss))
+    steps = steps_after_search(config.folder, best_model(config, result.best), recipe, trust)
+    return steps if has_recipe else [export_search_step(config.folder, trust), *steps]
