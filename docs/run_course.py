@@ -69,7 +69,7 @@ SMALL = {
     "chop search precision --trials 40": f"{DIGITS} --trials 4 --out {{out}}",
     (
         "chop search precision --goal accuracy --per layer --widths 8,16,32 "
-        "--ranges frac_width=2,4,8 --no-warm-start"
+        "--ranges frac_width=2,4,8 --no-warm-start --sampler tpe --trials 40"
     ): f"{DIGITS} --trials 3 --out {{out}}",
     "chop search precision --formats all --per-format --goal accuracy --epochs 1 --trials 20": (
         f"{DIGITS} --trials 1 --out {{out}}"

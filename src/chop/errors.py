@@ -88,12 +88,15 @@ class NotBuiltError(ChopError, NotImplementedError):
 
 MOST_NAMES = 60
 """Maximum number of names in a sentence."""
+SURE, FEW_NAMES = 0.7, 12
+"""Similarity below which a suggestion is followed by all choices, if there are so few."""
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """Returns a closing sentence with the nearest choice, or with all if none is near.
 
-    Of more than 60 choices, it lists the first ones and the number of the others.
+    A suggestion that is not very similar is followed by all choices, if there are few. Of more than
+    60 choices, it lists the first ones and the number of the others.
 
     >>> did_you_mean("linaer", ["linear", "conv2d"])
     "did you mean 'linear'?"
@@ -101,6 +104,8 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     'choose from: conv2d, linear.'
     >>> did_you_mean("MXINT", ["mxint", "integer"])
     "did you mean 'mxint'?"
+    >>> did_you_mean("bayes", ["tpe", "cmaes"])
+    "did you mean 'cmaes'? All choices: cmaes, tpe."
     """
     names = sorted({str(choice) for choice in choices})
     if not names:
@@ -108,7 +113,9 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     by_fold = {name.casefold(): name for name in names}
     near = difflib.get_close_matches(str(word).casefold(), by_fold, n=1, cutoff=0.6)
     if near:
-        return f"did you mean '{by_fold[near[0]]}'?"
+        is_sure = difflib.get_close_matches(str(word).casefold(), near, cutoff=SURE)
+        listed = "" if is_sure or len(names) > FEW_NAMES else f" All choices: {', '.join(names)}."
+        return f"did you mean '{by_fold[near[0]]}'?{listed}"
     others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
     return f"choose from: {', '.join(names[:MOST_NAMES])}{others}."
 

@@ -52,6 +52,16 @@ def test_a_resumed_search_tells_what_is_there_in_one_line(told, tmp_path):
     assert "trial" not in told()[3] and told()[3].endswith("-:--:-- left")
 
 
+def test_lines_have_the_best_of_the_trials_so_far(told, monkeypatch):
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 1000.0)  # all lines are written at the end
+    found = search().run(until=18)
+    ended = [t for t in found.trials if t.outcome in ("measured", "failed")]
+    for end, line in enumerate(told(), 1):
+        products = [t.values["product"] for t in ended[:end] if t.outcome == "measured"]
+        expected = f"best product {max(products):.4g}" if products else "no feasible trial yet"
+        assert expected in line or not products, line
+
+
 def test_many_short_trials_are_told_together(told, monkeypatch):
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 1000.0)
     monkeypatch.setattr(progress, "MAX_LINES", 5)

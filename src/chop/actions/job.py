@@ -66,6 +66,8 @@ class Job(Generic[C, W, R]):
             saved files, and how to resume.
         settings: function from settings and workload to those of the manifest.
         folder: function from settings to the output folder.
+        is_part: True for one of several jobs of a command. The terminal shows its tables with
+            `--verbose` only, and the first of its closing sentences.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Job(Generic[C, W, R]):
     interruption_note: Callable[[C], str] = _nothing_saved_note
     settings: Callable[[C, W], Any] = get_settings
     folder: Callable[[C], Path] = get_out_folder
+    is_part: bool = False
 
 
 def run_job(
@@ -111,16 +114,18 @@ def run_job(
             output = Output(run, stack)
             report = job.run(config, loaded, output)
             report = _with_assumptions(report, assumed)
-            show(*report.blocks)
+            details = [replace(block, is_detail=True) for block in report.blocks]
+            show(*(details if job.is_part else report.blocks))
             write_report(report, output.results)
             run.rows, run.outcome = report.rows, report.outcome
             run.written += report.written
             add_page(report, run, output.results)
     if report.assumptions:
         say(str(assumptions_text(report)).replace("\n\n", "\n"))
-    for sentence in report.closing:
+    for sentence in report.closing[:1] if job.is_part else report.closing:
         say(sentence)
-    say(f"Page of these results: {job.folder(config) / PAGE}", is_whole=True)
+    if not job.is_part:
+        say(f"Page of these results: {job.folder(config) / PAGE}", is_whole=True)
     result: R = with_display(report, job.folder(config))
     return result
 

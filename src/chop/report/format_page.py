@@ -33,8 +33,9 @@ INTRODUCTION = Path(__file__).with_suffix(".md")
 """Text before the list of formats."""
 SEARCHED = """## What a search varies
 
-`chop search precision --formats NAME` searches these settings (the `search_space` of the format).
-Fractions and biases are derived from the data, unless `--ranges` gives them values."""
+The table has the `search_space` of each format. `chop search precision --formats NAME` searches
+these settings, with all valid widths from 2 to 8 unless `--widths` gives others. It calibrates
+fractions and exponent biases unless `--ranges` gives them values."""
 PICTURES = "images/formats"
 NORMAL_SHAPE = (256, 1024)
 FAR = 1e30

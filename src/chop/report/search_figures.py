@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from chop.report.charts.best_so_far import best_so_far_charts
 from chop.report.charts.search import Cloud, front_charts, importance_charts
@@ -21,7 +21,12 @@ WHOLE = 1e4
 
 
 def search_figures(
-    sampler: str, result: Result, space: SearchSpace, title: str, percent: Collection[str]
+    sampler: str,
+    result: Result,
+    space: SearchSpace,
+    title: str,
+    percent: Collection[str],
+    baselines: Mapping[str, float] | None = None,
 ) -> dict[str, Writer]:
     """Returns the figures `best-so-far`, `front` and `importance`, each as .svg and .png.
 
@@ -35,6 +40,7 @@ def search_figures(
         space: search space.
         title: title of each figure.
         percent: names of numbers that are shares of 1.
+        baselines: label -> value of the first objective, a horizontal line in `best-so-far`.
     """
     goal, run = select_objectives(result.goals)[0].name, result.best_by_trial()
     if not any(math.isfinite(value) for _, value in run):
@@ -47,6 +53,7 @@ def search_figures(
         title="\n".join(
             filter(None, (f"{title}: best {goal} so far, sampler {sampler}", within(result.goals)))
         ),
+        baselines=baselines,
         percent=goal in percent,
     )
     clouds, shares = _build_clouds(result), importances(result, space)
@@ -126,7 +133,7 @@ def search_tiles(result: Result, space: SearchSpace, shares: Collection[str] = (
     bounds = {limit.name: limit.bound for limit in select_constraints(result.goals)}
     values = {goal.name: result.best.values[goal.name] for goal in result.goals}
     notes = {name: f"budget {bound:,.6g}" for name, bound in bounds.items()}
-    about = f"trial {result.best.number}, on the rows of the search"
+    about = f"trial {result.best.number}, on the search rows"
     best = [
         Tile(f"{name} of the best", _cell(value, name in shares), notes.get(name, about))
         for name, value in values.items()

@@ -91,7 +91,11 @@ class _TrialLines:
         for place, trial in enumerate(fresh, len(ended) - len(fresh) + 1):
             text = _values(result, trial) or trial.outcome
             number = f"{place} of {self.until}: trial {trial.number}, {text}"
-            yield f"{number}; {headline(result)}, {remaining} left"
+            later = {t.number for t in fresh[place - len(ended) + len(fresh) :]}
+            until_here = Result(
+                result.goals, tuple(t for t in result.trials if t.number not in later)
+            )  # several trials may end between two refreshes
+            yield f"{number}; {headline(until_here)}, {remaining} left"
 
 
 def headline(result: Result) -> str:

@@ -86,7 +86,8 @@ def study_names(url: str) -> list[str]:
 
 def _find_study(names: list[str], name: str | None) -> str:
     if name is None and len(names) != 1:
-        message = f"this storage has several studies, name one: {', '.join(sorted(names))}."
+        listed = ", ".join(sorted(names))
+        message = f"this storage has several studies. Give one as name (--name): {listed}."
         raise ConfigError(printable(message) if names else NO_STUDY)
     if name is not None and name not in names:
         raise ConfigError(printable(f"study '{name}': {did_you_mean(name, names)}"))

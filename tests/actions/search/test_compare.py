@@ -93,6 +93,9 @@ def test_every_trial_of_all_searches_is_a_grey_point_in_bits(tmp_path):
     folders = [begin(tmp_path / name, name, epochs=1) for name in ("random", "grid")]
     compare_searches(folders, out=tmp_path / "out")
     best, trials = read_document(tmp_path / "out").charts
+    printed = (tmp_path / "out/table.md").read_text()
+    assert "best (median)" in printed and "best (least)" not in printed
+    assert "best at" not in printed and "best (least)" in table(tmp_path / "out")[0]
     assert best.title == (
         "vit on digits: best accuracy so far\n12 trials, each trained for 1 epoch, "
         "within bits at most 6"

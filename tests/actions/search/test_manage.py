@@ -217,7 +217,7 @@ def test_mistakes_are_named(begun, tmp_path):
     with pytest.raises(ConfigError, match="trial 99"):
         export_best(str(begun), tmp_path / "x.toml", trial=99)
     prepare(ToyConfig(out=begun, name="other")).run(until=1, progress=False)
-    with pytest.raises(ConfigError, match="several studies, name one: other, toy"):
+    with pytest.raises(ConfigError, match="several studies. Give one as name .--name.: other, toy"):
         show_search(str(begun))
     with pytest.raises(ConfigError, match="was started by a Python program"):
         resume_search(str(begun), "other")

@@ -318,7 +318,7 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     expected = kl_divergence(Categorical(logits=exact), Categorical(logits=changed)).mean()
     assert noted["test_kl"] == pytest.approx(expected.item(), rel=1e-3)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "on 120 rows of the search" in printed and "on 400 test rows" in printed
+    assert "on 120 search rows" in printed and "on 400 test rows" in printed
     assert "its model is with" not in printed
     # The best model of a search with several machines may be on another one.
     (tmp_path / "precision" / "best").rename(tmp_path / "elsewhere")

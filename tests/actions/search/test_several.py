@@ -139,6 +139,9 @@ def test_every_format_is_searched_and_compared_and_goes_on_after_a_kill(
     done = CliRunner().invoke(app, [*told.split(), str(tmp_path)])
     assert done.exit_code == 0 and "precision-compared/best-so-far.svg" in done.output
     assert read_manifest(first) == before and list(table(tmp_path)) == ["binary", "mxint"]
+    assert done.output.count("best: ") == 3 and done.output.count("Page of these results") == 1
+    assert "activation_bits" not in done.output  # the table of each search is on its page
+    assert "search kl" in (first / "table.md").read_text()
     for name, row in table(tmp_path).items():
         bests = by_hand(tmp_path, name, 2)
         assert float(row["best (mean)"]) == mean(bests) and float(row["best (least)"]) == min(bests)

@@ -293,6 +293,7 @@ def test_cells_of_a_map_have_the_texts_that_they_are_given(seen):
     assert [text.get_text() for text in seen[0].axes[0].texts] == ["16.8", "8.4"]
     (chart,) = layer_map_charts(cells, **told)
     assert chart.texts == (("16.8",), ("8.4",)) and chart.values == ((16.0,), (8.0,))
+    assert seen[0].axes[1].get_ylabel() == "bits"
 
 
 def test_seeds_are_a_band_that_the_axis_explains(seen):

@@ -98,7 +98,7 @@ def compare_searches(
     numbers = {key: metric for key in rows[0] if key.startswith(("best", "test"))}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)
     heading = title if title is not None else get_title(plotted, _data_name)
-    table = MeasuredTable(f"{heading}: {chosen.name}", rows, numbers)
+    table = MeasuredTable(f"{heading}: {chosen.name}", rows, numbers, unprinted=_unprinted(rows))
     figures = figure_files(
         "best-so-far",
         best_so_far_charts,
@@ -218,6 +218,15 @@ def _row(label: str, group: Sequence[Compared], runs: Sequence[Run]) -> dict[str
         **at,
         "seconds": round(median(sum(t.seconds or 0 for t in r.trials) for r in results), 1),
     }
+
+
+def _unprinted(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Returns the columns of the best that only the CSV file has: empty ones, and equal ones."""
+    empty = {f"best at {count}" for count in COUNTS} - {
+        name for row in rows for name, value in row.items() if value is not None
+    }
+    has_spread = any(row["seeds"] > 1 for row in rows)
+    return empty if has_spread else empty | {"best (mean)", "best (least)", "best (greatest)"}
 
 
 def _best_at(runs: Sequence[Run], count: int) -> float | None:

@@ -96,7 +96,9 @@ def find_job(name: str) -> SearchJob[Any]:
     return job
 
 
-def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Result:
+def run_search(
+    job: SearchJob[S], config: SearchConfig, others: int = 0, is_part: bool = False
+) -> Result:
     """Searches until `config.trials` configurations are measured, and writes the result.
 
     A second call with the same settings resumes the search.
@@ -105,6 +107,7 @@ def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Resu
         job: kind of search.
         config: settings of the search.
         others: number of later searches of the same command.
+        is_part: True for one of several searches of a command, which print less.
     """
     subject = functools.cache(lambda: job.load(config))
 
@@ -124,6 +127,7 @@ def run_search(job: SearchJob[S], config: SearchConfig, others: int = 0) -> Resu
         interruption_note=lambda config: _resume_note(config, others),
         settings=lambda config, _: get_settings(config),
         folder=lambda config: config.folder,
+        is_part=is_part,
     )
     result = run_job(whole, config)
     job.finish(subject(), result)

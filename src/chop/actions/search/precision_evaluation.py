@@ -19,7 +19,7 @@ class SearchEvaluation:
 
     Attributes:
         best: label of the best, or of the nearest if no trial is within the budgets.
-        values: values on the rows of the search.
+        values: values on the search rows.
         scores: scores on the test rows; among searched configurations, only of the best.
         verdict: gain of the search over its closed-form baseline, for a line; "" without one.
         compared: the verdict as a sentence.

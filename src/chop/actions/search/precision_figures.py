@@ -16,6 +16,7 @@ from chop.report.format_legend import format_legend
 from chop.report.report import Table, Writer, figure_files
 from chop.report.search_figures import about_trial, search_figures
 from chop.search import Config, Result
+from chop.search.objective import select_objectives
 
 
 def precision_figures(
@@ -25,6 +26,7 @@ def precision_figures(
     begin: Mapping[str, Config],
     rows: Sequence[Mapping[str, Any]],
     title: str,
+    about_rows: str,
 ) -> dict[str, Writer]:
     """Returns the figures of a search over formats, including those of `search_figures`.
 
@@ -39,15 +41,17 @@ def precision_figures(
         begin: closed-form assignments by label.
         rows: rows of the table: float, uniform formats (if measured), `begin`, and searched trials.
         title: title of each figure.
+        about_rows: number and kind of the rows that trials are evaluated on.
     """
     metric, front = problem.evaluator.task.metric, best_trials(result)
-    where, place = "search ", " on the rows of the search"
+    where, place = "search ", f" on {about_rows}"
     if problem.judge is not None:
         where, place = "", ""
     uniform = [row for row in rows if row["formats"] in problem.options]
     ahead = [row for row in rows if row["formats"] in begin]
     searched = rows[1 + len(uniform) + len(ahead) :]
-    parts = {"the same everywhere": uniform, LABEL: ahead, "searched": searched}
+    best_label = "best trial" if len(searched) == 1 else "best trials"
+    parts = {"the same everywhere": uniform, LABEL: ahead, best_label: searched}
     curves = [
         Curve(label, [(row["bits"], row[f"{where}{metric.name}"]) for row in part])
         for label, part in parts.items()
@@ -56,7 +60,7 @@ def precision_figures(
     best, name = searched[0], f"test {metric.name}"
     if best.get(name) is not None:  # a function judges once, on rows of its own
         point = [(best["bits"], best[name])]
-        curves.append(Curve(f"{best['formats']} on the test rows", point, "searched", dashed=True))
+        curves.append(Curve(f"{best['formats']} on the test rows", point, best_label, dashed=True))
     trials = Trials(
         [(trial.values["bits"], trial.values[metric.name]) for trial in result.measured],
         [about_trial(trial) for trial in result.measured],
@@ -89,7 +93,10 @@ def precision_figures(
         texts=written,
     )
     shares = (metric.name,) if metric.is_share else ()
-    return {**accuracy, **formats, **search_figures(sampler, result, problem.space, title, shares)}
+    is_metric = select_objectives(result.goals)[0].name == metric.name
+    levels = {"float": rows[0][f"{where}{metric.name}"]} if is_metric else {}
+    progress = search_figures(sampler, result, problem.space, title, shares, levels)
+    return {**accuracy, **formats, **progress}
 
 
 def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:

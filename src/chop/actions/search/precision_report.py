@@ -57,7 +57,13 @@ def report(subject: PrecisionSubject, result: Result) -> Report[Result]:
     evaluation = evaluate_search(subject, result, test)
     table = _table(subject, result, evaluation, test)
     figures = precision_figures(
-        config.sampler, problem, result, subject.begin, table.rows, workload.title
+        config.sampler,
+        problem,
+        result,
+        subject.begin,
+        table.rows,
+        workload.title,
+        f"{len(subject.split.rows)} search rows",
     )
     recipes = {trial.number: get_recipe(problem, trial.config) for trial in best_trials(result)}
     weight_recipes = {number: recipe for number, recipe in recipes.items() if recipe is not None}
@@ -103,10 +109,10 @@ def _table(
     )
     if workload.judge is not None:
         note = judged_note(workload.about_test, test.has_rows, evaluation.compared)
+    has_uniform = any(label in evaluation.values for label in subject.problem.options)
+    about = "mixed precision against uniform formats" if has_uniform else "mixed precision"
     columns = dict.fromkeys((metric.name, f"search {metric.name}", f"test {metric.name}"), metric)
-    return MeasuredTable(
-        f"{workload.title}: mixed precision against uniform formats", lines, columns, note
-    )
+    return MeasuredTable(f"{workload.title}: {about}", lines, columns, note)
 
 
 def _best(

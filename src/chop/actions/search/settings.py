@@ -28,7 +28,7 @@ class SearchConfig(WorkloadConfig):
 
     Attributes:
         trials: total number of configurations. Those of earlier runs are included.
-        sampler: algorithm that proposes configurations, such as tpe.
+        sampler: search method, such as tpe. It proposes the configurations.
         pruner: early stopping of trials that are behind, such as asha. Default: none.
         workers: processes on this machine that run trials.
         storage: `postgresql://user@host/db` for many machines, or a file. Default: a SQLite file in

@@ -89,7 +89,7 @@ def run_several(job: SearchJob[Any], config: SearchConfig) -> list[dict[str, Any
         if not _is_written(job, each):
             title = f"search {number} of {len(every)}: {each.study}"
             get_console().print(title, highlight=False, markup=False)
-            run_search(job, each, others=len(every) - number)
+            run_search(job, each, others=len(every) - number, is_part=True)
     goal = select_objectives(_study_record(every[0])["goals"])[0].name
     return compare_searches(
         [(_storage(each), each.study) for each in every],

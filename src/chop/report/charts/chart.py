@@ -176,6 +176,7 @@ class HeatMap:
         percent: draws the numbers, shares of 1, as percentages.
         log: maps colors to the logarithm of the numbers.
         texts: cell texts by row, then column. Empty shows the numbers.
+        measure: name of the numbers, beside the color scale.
         kind: type tag in JSON.
     """
 
@@ -188,6 +189,7 @@ class HeatMap:
     percent: bool = False
     log: bool = False
     texts: tuple[tuple[str, ...], ...] = ()
+    measure: str = ""
     kind: Literal["heat"] = "heat"
 
     @property

@@ -20,6 +20,7 @@ def heat_map(
     percent: bool = False,
     log: bool = False,
     texts: Mapping[tuple[str, str], str] | None = None,
+    measure: str = "",
 ) -> HeatMap:
     """Returns a heat map of cells by (row, column) in their order; missing and NaN cells are blank.
 
@@ -34,7 +35,7 @@ def heat_map(
         if texts
         else ()
     )
-    return HeatMap(title, rows, columns, values, xlabel, ylabel, percent, log, written)
+    return HeatMap(title, rows, columns, values, xlabel, ylabel, percent, log, written, measure)
 
 
 def _known(value: float | None) -> float | None:
@@ -91,4 +92,4 @@ def layer_map_charts(
     if not any(math.isfinite(value) for value in cells.values()):
         raise ConfigError("layer map: expected at least one number.")
     name = title if texts or measure in title else f"{title}: {measure}"
-    return [heat_map(cells, title=name, xlabel=xlabel, log=log, texts=texts)]
+    return [heat_map(cells, title=name, xlabel=xlabel, log=log, texts=texts, measure=measure)]

@@ -115,8 +115,8 @@ def draw_arrows(
 def axis_label(name: str, scale: AxisScale, percent: bool, *notes: str) -> str:
     """Returns an axis label: name, unit, notes and values off the axis, one per line."""
     unit = " %" if percent else ""
-    below = [f"down to {value:.6g}{unit} below the axis" for value in scale.below[:1]]
-    above = [f"up to {value:.6g}{unit} above the axis" for value in scale.above[-1:]]
+    below = [f"down to {value:.4g}{unit} below the axis" for value in scale.below[:1]]
+    above = [f"up to {value:.4g}{unit} above the axis" for value in scale.above[-1:]]
     return "\n".join([plain(f"{name} (%)" if percent else name), *notes, *below, *above])
 
 

@@ -43,7 +43,8 @@ def cell_figure(chart: HeatMap) -> Figure:
     if len(names) <= MAX_TEXT_COLUMNS:
         _write(axes, texts, shades, least + DARK_SHARE * (most - least))
     axes.set(xlabel=plain(chart.xlabel), ylabel=plain(chart.ylabel))
-    figure.colorbar(image, label="log10" if chart.log else "%" * chart.percent)
+    unit = "log10" if chart.log else "%" * chart.percent
+    figure.colorbar(image, label=" ".join(filter(None, (unit, plain(chart.measure)))))
     return figure
 
 

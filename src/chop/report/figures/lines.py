@@ -41,8 +41,8 @@ MAX_POINTS = 60
 BAND_ALPHA = 0.3
 APART_POINTS = 2.0
 """Vertical distance in points between curves that end at the same value."""
-MAX_APART_POINTS = 20.0
-"""Maximum distance in points between the first and the last of them."""
+MAX_APART_POINTS = 8.0
+"""Maximum distance in points between the first and the last of them: about 3 % of the axis."""
 LIMIT_STYLES: tuple[Any, ...] = ((0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)))
 
 
