@@ -38,7 +38,7 @@ class FileRow:
 
 def file_rows() -> list[FileRow]:
     """The rows; a row of every command is of all kinds."""
-    table = PAGE.read_text().partition("has these keys")[0]
+    table = PAGE.read_text().partition("contains these keys")[0]
     cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
     return [
         FileRow(tuple(re.findall(r"`(.*?)`", names)), kinds_of(origin))

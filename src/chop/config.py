@@ -94,7 +94,7 @@ def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "")
         where: what the settings belong to, for the error messages.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value has the wrong type.
+        ConfigError: if a key is unknown or missing, or a value has the wrong type.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     """Checks `value` against a type hint; sequences become what the hint says.
 
     Raises:
-        ConfigError: the value does not fit. A float is never silently an int, a bool never a
+        ConfigError: if the value does not fit. A float is never silently an int, a bool never a
             number, a number never out of its `Range`.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -208,7 +208,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
     """Reads a TOML file.
 
     Raises:
-        ConfigError: the file is missing or is not TOML; the message has the line.
+        ConfigError: if the file is missing or is not TOML; the message has the line.
     """
     try:
         return read_toml(path, "settings")
@@ -237,7 +237,7 @@ def load_config(config_path: str | Path) -> dict[str, Any]:
     """Reads a TOML file, with None in place of "NA". A pass takes one of its tables.
 
     Raises:
-        ConfigError: the file is missing or is not TOML; the message has the line.
+        ConfigError: if the file is missing or is not TOML; the message has the line.
 
     Example::
 
@@ -264,7 +264,7 @@ def renamed(settings: Mapping[str, Any], aliases: Mapping[str, str], where: str)
         where: subject of the error message.
 
     Raises:
-        ConfigError: a setting is given under two names.
+        ConfigError: if a setting is given under two names.
 
     >>> renamed({"r": 4}, {"r": "rank"}, "lora")
     {'rank': 4}
@@ -285,7 +285,7 @@ def check_fields(instance: Any, where: str) -> None:
     texts to paths, as the field says.
 
     Raises:
-        ConfigError: a value has the wrong type or is out of range.
+        ConfigError: if a value has the wrong type or is out of range.
     """
     hints = _type_hints(type(instance))  # type: ignore[arg-type]
     for field in dataclasses.fields(instance):

@@ -16,7 +16,7 @@
     ├── DistributedError   a process ended, or a sharded model differs (also a RuntimeError)
     └── NotBuiltError      a part that `chop` lacks      (also a NotImplementedError)
 
-A message says what was expected, what came, and the nearest way out.
+A message says what was expected, what was found, and how to continue.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_a_name_in_the_place_of_rows(house, tmp_path):
 
 def test_a_pair_has_no_column_of_labels(house, tmp_path):
     net, x, y = house
-    with pytest.raises(ConfigError, match=r"got tuple; give \(inputs, labels\)"):
+    with pytest.raises(ConfigError, match=r"got tuple; pass \(inputs, labels\)"):
         chop.compress(net, (x, y), label_column="price", out=tmp_path, **SETTINGS)
 
 
@@ -102,6 +102,9 @@ def test_several_columns_of_labels(kind):
     data = kinds.get(kind, lambda given: {name: np.array(x) for name, x in given.items()})(table)
     rows = read_rows(with_label_column(data, "rain, snow"))
     assert rows.labels.tolist() == [[0, 1], [1, 0]] and len(rows.columns) == 1
-    for label, message in (("rain,rain", " is given twice"), ("rain,snw", ": did you mean 'snow'")):
+    for label, message in (
+        ("rain,rain", " is specified t"),
+        ("rain,snw", ": did you mean 'snow'"),
+    ):
         with pytest.raises(ConfigError, match=f"label column '{label[5:]}'{message}"):
             with_label_column(data, label)

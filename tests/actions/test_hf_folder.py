@@ -61,7 +61,7 @@ def test_a_decoder_is_compressed_to_a_folder_that_transformers_loads(job, tmp_pa
 def test_models_of_others_get_none_and_say_so(tmp_path):
     (tmp_path / "model").mkdir()
     info = compress(CompressConfig(model="mlp", out=tmp_path, **QUICK))
-    assert info["why_no_folder"] == "DigitsMLP is not a model of transformers"
+    assert info["why_no_folder"] == "DigitsMLP is not a Hugging Face model"
     assert not (tmp_path / "model").exists()
 
 

@@ -71,5 +71,5 @@ def test_columns_that_are_no_inputs_are_named(tmp_path, caplog):
     load()
     assert "as inputs: a (8 of 9 rows have numbers, one has '?'), kind" in caplog.text
     (tmp_path / "rows.csv").write_text("\n".join(["text", *"abababab"]))
-    with pytest.raises(ConfigError, match="no column is left for inputs beside the labels 'text'"):
+    with pytest.raises(ConfigError, match="left for inputs in addition to the labels 'text'"):
         load(label_column="text")

@@ -80,7 +80,7 @@ def test_the_call_leaves_no_trace(config, tmp_path):
 @pytest.mark.parametrize("name", ["net.py", "weights.safetensors", "model.pt"])
 def test_a_file_without_a_class_is_refused(name, config, tmp_path):
     (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match=r"is a file: give its class too, as .*:Net"):
+    with pytest.raises(ConfigError, match=r"is a file: pass its class as well, such as .*:Net"):
         load_workload(config(f"{tmp_path}/{name}"))
 
 

@@ -371,7 +371,7 @@ def test_the_built_in_decoder_is_a_language_model(tmp_path, monkeypatch):
     workload = load_workload(WorkloadConfig(task="causal-lm", **settings))
     assert workload.task.name == "causal-lm" and len(workload.test) == 8
     assert evaluate(workload.model, workload.test, task=workload.task) > 50
-    with pytest.raises(ConfigError, match="task: built-in model 'gpt-tiny' has data, weights and"):
+    with pytest.raises(ConfigError, match="task: built-in model 'gpt-tiny' has its own data"):
         load_workload(WorkloadConfig(task="classification", **settings))
 
 
@@ -397,7 +397,7 @@ def test_words_with_a_label_each(tmp_path):
     [
         ({"task": "regresion"}, "did you mean 'regression'"),
         ({"task": "regression", "metric": "f1"}, "unknown metric 'f1'"),
-        ({"label_column": "mood"}, "label_column: built-in model 'mlp' has data, weights and"),
+        ({"label_column": "mood"}, "label_column: built-in model 'mlp' has its own data"),
     ],
 )
 def test_settings_of_tasks_are_checked(settings, message):
@@ -416,8 +416,8 @@ def test_settings_of_tasks_are_checked(settings, message):
             {},
             r"expected one of .csv.*chop.compress\(model, \(X, y\)\).*a column 'labels'",
         ),
-        ("arrays", {}, r"arrays' holds no data set.*chop.compress\(model, \(X, y\)\)"),
-        ("none.npz", {}, r"none.npz' is not there: expected one of .csv.*\(X, y\)"),
+        ("arrays", {}, r"arrays' contains no data set.*chop.compress\(model, \(X, y\)\)"),
+        ("none.npz", {}, r"none.npz' does not exist: expected one of .csv.*\(X, y\)"),
         ("torn.json", {}, "torn.json' cannot be read as json"),
     ],
 )

@@ -199,5 +199,5 @@ def test_a_run_of_another_command_says_what_it_is(tmp_path):
     with runs.start("search precision", {}, tmp_path):
         pass
     for read in (read_config, lambda name: compressed_run(Path(name))):
-        with pytest.raises(ChopError, match="(is from|holds no model:) chop search precision"):
+        with pytest.raises(ChopError, match="(is from|contains no model:) chop search precision"):
             read(str(tmp_path))

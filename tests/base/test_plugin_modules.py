@@ -53,9 +53,9 @@ def test_modules_that_add_rows_are_told_to_other_processes(module, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("mymod.py", ": give mymod."),
-        ("./sub/mymod.py", ": give sub.mymod."),
-        ("one,two.three", ": give one and two.three, each by itself."),
+        ("mymod.py", ": pass mymod."),
+        ("./sub/mymod.py", ": pass sub.mymod."),
+        ("one,two.three", ": pass one and two.three, each by itself."),
         (".mymod", "'.mymod'."),
         ("../mymod", "'../mymod'."),
         ("/tmp/mymod.py", "'/tmp/mymod.py'."),

@@ -178,7 +178,7 @@ def test_help_fills_its_lines_and_no_more(width, monkeypatch, main_ends, capsys)
         ("search nas --budget accuracy=1.5", "accuracy: got 1.5, expected 0 to 1"),
         (
             "search nas --model vit --field hidden_size=-32",
-            "hidden_size: expected 0 or more, as 48",
+            "hidden_size: expected 0 or more, such as 48",
         ),
     ],
 )
@@ -258,8 +258,8 @@ def test_doctor_lists_what_a_user_needs_once():
     [
         (["precision", "--goals", "acuracy"], "did you mean 'accuracy'"),
         (["nas", "--field", "num_layers"], "expected name=value, such as bits=4"),
-        (["nas", "--field", "depth=1", "--field", "depth=2"], "'depth' was already given"),
-        (["precision", "--budget", "bits=4", "--budget", "bits=3"], "'bits' was already given"),
+        (["nas", "--field", "depth=1", "--field", "depth=2"], "'depth' was already set"),
+        (["precision", "--budget", "bits=4", "--budget", "bits=3"], "'bits' was already set"),
         (["export", "runs", "README.md"], "'README.md': expected a .toml file"),
     ],
 )

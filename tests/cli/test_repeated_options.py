@@ -22,7 +22,7 @@ def test_no_repeated_option_is_dropped(name):
         if option.type_descriptor.annotation is not str:
             assert parser.parse_args([*given])[0][option.name] == "2"
             continue
-        with pytest.raises(Exception, match=f"{option.opts[0]} was given twice: give it once"):
+        with pytest.raises(Exception, match=f"{option.opts[0]} was passed twice: pass it once"):
             command.make_context(name, [*required, *given])
 
 
@@ -38,4 +38,4 @@ def test_no_repeated_option_is_dropped(name):
 def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
     with pytest.raises(SystemExit) as ended:
         app(words, prog_name="chop")
-    assert ended.value.code == 2 and "was given twice" in capsys.readouterr().err
+    assert ended.value.code == 2 and "was passed twice" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def test_lower_of_a_run_reads_its_rows_and_refuses_others(place, ends):
 def test_a_run_in_the_place_of_a_float_model_is_one_sentence(command, ends):
     code, _, messages = ends(*command.split(), "--model", NAME)
     assert code == 2 and "is the output folder of a chop command" in messages
-    advice = re.search(r"(chop compress .*?) says which model", messages)[1]
+    advice = re.search(r"(chop compress .*?) shows which model", messages)[1]
     assert pasted(advice) == ("compress", [NAME])
 
 

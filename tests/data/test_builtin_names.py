@@ -105,7 +105,7 @@ def test_a_folder_without_a_model_leaves_the_built_in_one(caplog):
     caplog.set_level(logging.WARNING, "chop.data")
     get_folder("mlp").mkdir()
     assert isinstance(load_model("mlp"), nn.Module) and builtin_model("mlp") == "mlp"
-    assert "model 'mlp' is the built-in one, since './mlp' holds no model" in caplog.text
+    assert "model 'mlp' is the built-in one, since './mlp' contains no model" in caplog.text
 
 
 def test_a_folder_wins_over_a_tokenizer_of_its_name():

@@ -83,7 +83,7 @@ def test_a_compressed_file_is_read_as_what_it_holds(start, separator, end, tmp_p
 def test_a_file_that_is_not_there_is_looked_for_nowhere_else(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("chop.data.load._from_hub", lambda name: pytest.fail("asked the hub"))
-    with pytest.raises(ConfigError, match=f"^'{name}' is not there: expected one of .csv"):
+    with pytest.raises(ConfigError, match=f"^'{name}' does not exist: expected one of .csv"):
         load_dataset(name)
 
 

@@ -77,7 +77,7 @@ def test_an_unknown_name_offline_is_one_sentence_and_quick(name):
 
 
 def test_a_folder_without_data_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds no data set: expected parquet, csv or json"):
+    with pytest.raises(ConfigError, match="contains no data set: expected parquet, csv or json"):
         load_dataset(tmp_path)
 
 
@@ -183,7 +183,7 @@ def test_several_columns_of_labels_become_one():
     ("label", "told"),
     [
         ("rain,snw", "label column 'snw': did you mean 'snow'"),
-        ("rain,rain", "label column 'rain' is given twice"),
+        ("rain,rain", "label column 'rain' is specified twice"),
         ("rain,where", "label column 'where': expected numbers"),
         ("rain,wind", "label column 'wind': 1 of 2 rows have no number"),
     ],

@@ -129,7 +129,7 @@ def test_classes_that_count_from_1(tmp_path):
 def test_what_is_wrong_is_one_sentence(tmp_path):
     write(tmp_path / "a", ("images", "masks"))
     (tmp_path / "a/masks/3.png").unlink()
-    with pytest.raises(ConfigError, match=r"names differ \('3'\)\. Give each picture a"):
+    with pytest.raises(ConfigError, match=r"names differ \('3'\)\. Each picture needs a"):
         load_dataset(tmp_path / "a")
     write(tmp_path / "b", ("images", "masks"))
     for i in range(5):

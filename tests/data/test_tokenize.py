@@ -93,5 +93,5 @@ def test_a_tokenizer_that_cannot_be_fetched_is_one_sentence(checkpoint):
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(UnavailableError, match="no tokenizer found; give a local folder"):
+    with pytest.raises(UnavailableError, match="no tokenizer found; pass a local folder"):
         get_tokenizer(tmp_path)

@@ -100,7 +100,7 @@ def test_a_process_that_hangs_is_named_within_the_time_of_silence(tmp_path: Path
             TORCHRUN,
             (4,),
             "mesh 4 has 4 processes, but 2 are running: run torchrun --nproc-per-node 4 COMMAND, "
-            "or give another mesh.",
+            "or pass another mesh.",
         ),
     ],
     ids=["alone", "too few"],

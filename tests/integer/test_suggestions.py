@@ -175,7 +175,7 @@ def test_dropout_that_is_always_active_names_its_argument(given):
     ],
 )
 def test_nested_inputs_are_refused_by_name(take, make):
-    with pytest.raises(ConfigError, match="'x' has several of them; give forward an argument"):
+    with pytest.raises(ConfigError, match="'x' has several of them; add an argument of forward"):
         lowered(Nested(take), {"x": make(torch.ones(3, 4))})
 
 

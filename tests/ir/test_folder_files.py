@@ -50,7 +50,7 @@ NAMES = [
 def test_an_architecture_is_a_class_of_models(name, made, tmp_path):
     folder = made(_model, tmp_path / "a", architectures=[name])
     for load in (load_model, meta_model):
-        with pytest.raises(ConfigError, match=f"'{name}', which is not a model of transformers"):
+        with pytest.raises(ConfigError, match=f"'{name}', which is not a Hugging Face model"):
             load(str(folder))
 
 
@@ -90,7 +90,7 @@ def test_heads_without_size_are_one_sentence(settings, made, tmp_path):
     folder = made(_llama, tmp_path / "broken", **settings)
     with pytest.raises(ConfigError, match="transformers cannot build the model"):
         load_model(str(folder))
-    with pytest.raises(CheckpointError, match="makes no model"):
+    with pytest.raises(CheckpointError, match="does not create a model"):
         meta_model(str(folder))
 
 

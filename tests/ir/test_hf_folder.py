@@ -330,7 +330,7 @@ def test_classes_and_files_from_elsewhere_are_refused(made, tmp_path):
     index = folder / "model.safetensors.index.json"
     names, text = json.loads(index.read_text()), (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace("LlamaForCausalLM", "os.system"))
-    with pytest.raises(ConfigError, match=r"'os.system' is not a class of transformers; expected"):
+    with pytest.raises(ConfigError, match=r"'os.system' is not a transformers class; expected"):
         CAUSAL.from_pretrained(folder)
     (folder / "config.json").write_text(text)
     shutil.copy(made["llama"][2] / "model.safetensors", tmp_path / "other.safetensors")
@@ -361,7 +361,7 @@ def test_what_formats_cannot_tell_is_refused_by_name(made, tmp_path):
     mg, _ = passes.quantize_transform_pass(MaseGraph(model), products)
     with pytest.raises(ConfigError, match=r"self_attn\S+' quantizes products of an attention"):
         mg.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="expected a model of transformers, got a Sequential"):
+    with pytest.raises(ConfigError, match="expected a Hugging Face model, got a Sequential"):
         MaseGraph(torch.nn.Sequential(torch.nn.Linear(2, 2))).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="expected a format, or the modules of a folder"):
         ChopConfig()

@@ -103,7 +103,7 @@ SPOILT = {
     "a bias of the head": ({"change": ones("lm_head.bias")}, "no place for 'lm_head.bias'"),
     "scales": (
         {"change": ones(f"{QUERY}.weight_scale", f"{QUERY}.input_scale")},
-        rf"codes of compressed-tensors or ModelOpt, as '{QUERY}\.(weight|input)_scale'",
+        rf"codes of compressed-tensors or ModelOpt, such as '{QUERY}\.(weight|input)_scale'",
     ),
     "words of codes": (
         {
@@ -118,11 +118,11 @@ SPOILT = {
     ),
     "integers": (
         {"change": lambda t: {f"{QUERY}.weight": t[f"{QUERY}.weight"].to(torch.int8)}},
-        rf"'{QUERY}\.weight' holds integers \(I8\)",
+        rf"'{QUERY}\.weight' has integers \(I8\)",
     ),
     "truth values": (
         {"change": lambda t: {f"{QUERY}.weight": t[f"{QUERY}.weight"] > 0}},
-        rf"'{QUERY}\.weight' holds truth values \(BOOL\)",
+        rf"'{QUERY}\.weight' has truth values \(BOOL\)",
     ),
     "no weight of one layer": ({"drop": (f"{QUERY}.weight",)}, f"lack '{QUERY}.weight'"),
     "no norm": ({"drop": ("model.norm.weight",)}, "lack 'model.norm.weight'"),
@@ -173,15 +173,15 @@ UNPACKED = {
     "biases": ({"attention_bias": True}, "lack 'model.layers.0.self_attn.k_proj.bias' and 7 more"),
     "rows of the head": (
         of_shape("lm_head.weight", 35, 8),
-        r"'lm_head.weight' has the shape \[35, 8\], by config.json \[32, 8\]",
+        r"'lm_head.weight' has the shape \[35, 8\], config.json has \[32, 8\]",
     ),
     "one row": (
         of_shape(f"{QUERY}.weight", 1, 8),
-        rf"'{QUERY}.weight' has the shape \[1, 8\], by config.json \[8, 8\]",
+        rf"'{QUERY}.weight' has the shape \[1, 8\], config.json has \[8, 8\]",
     ),
     "rows of the table": (
         of_shape("model.embed_tokens.weight", 35, 8),
-        r"'model.embed_tokens.weight' has the shape \[35, 8\], by config.json \[32, 8\]",
+        r"'model.embed_tokens.weight' has the shape \[35, 8\], config.json has \[32, 8\]",
     ),
     "integers": SPOILT["integers"],
     "truth values": SPOILT["truth values"],

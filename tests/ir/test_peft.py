@@ -299,7 +299,7 @@ def test_vocabularies_of_another_size_stay_quantized(packed, kind, source, count
 
 def test_what_cannot_be_written_or_resized_is_refused_by_name(packed, untied, tmp_path):
     adapted = peft.get_peft_model(packed(), peft.LoraConfig(**LORA))
-    with pytest.raises(ConfigError, match=r"q_proj.base_layer' has an adapter of peft around it"):
+    with pytest.raises(ConfigError, match=r"q_proj.base_layer' has a PEFT adapter around it"):
         adapted.base_model.model.save_pretrained(tmp_path)
     graph, _ = passes.insert_lora_adapter_transform_pass(untied[1], {"rank": 2})
     with pytest.raises(ConfigError, match="a LoraLinear, has a LoRA adapter; resize"):

@@ -405,7 +405,7 @@ def test_graphs_take_it(kind):
         ({"keys": "mxint9x"}, "unknown number format 'mxint9x'.*mxint"),
         ({"keys": {"name": "group_intger", "width": 4}}, "did you mean 'group_integer'"),
         ({"values": ""}, "unknown number format ''"),
-        ({"values": "8.auto"}, "give its fields as numbers"),
+        ({"values": "8.auto"}, "specify its fields as numbers"),
         ({"keys": "scale_integer:width=4:scales=[1.0,2.0]"}, "a cache grows"),
         ({"keys_per": "chanel"}, "did you mean 'channel'"),
         ({"residual_length": -1}, "expected 0 or more, got -1"),

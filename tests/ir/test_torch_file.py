@@ -96,7 +96,7 @@ def test_a_class_that_fills_memory_is_refused(state, zipped, tmp_path):
     path = tmp_path / "a.pt"
     torch.save({**state, "x": Filled()}, path, _use_new_zipfile_serialization=zipped)
     assert path.stat().st_size < 10**4
-    with pytest.raises(CheckpointError, match="holds a bytearray"):
+    with pytest.raises(CheckpointError, match="contains a bytearray"):
         load_weights(nn.Linear(4, 4), path)
 
 

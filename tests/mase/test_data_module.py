@@ -72,11 +72,11 @@ def test_errors_say_what_to_do(tmp_path):
         MaseDataModule("cifar10", 4).prepare_data()
     texts = Dataset.from_dict({"text": ["good", "bad"], "label": [0, 1]})
     DatasetDict(train=texts, test=texts).save_to_disk(tmp_path)
-    with pytest.raises(ConfigError, match="holds texts: give tokenizer= or model_name="):
+    with pytest.raises(ConfigError, match="contains texts: pass tokenizer= or model_name="):
         MaseDataModule(str(tmp_path), 4).setup()
     with pytest.raises(ConfigError, match=r"size \(1, 8, 8\), the model takes \(3, 224, 224"):
         MaseDataModule("digits", 4, model_name="resnet18", limit=20).setup()
-    with pytest.raises(ConfigError, match="'digits': expected two training rows or more"):
+    with pytest.raises(ConfigError, match="'digits': expected at least two training rows"):
         MaseDataModule("digits", 4, limit=1).setup()
 
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_had_is_said():
         ("vgg7", "jsc", "'jsc' does not fit the model: it takes images of one size"),
         ("jsc-tiny", "mnist", "'mnist' does not fit the model: it takes vectors"),
         ("cnn", "cifar10", "'cifar10' does not fit 'cnn', which is built for 'digits'"),
-        ("jsc-x", "jsc", "model 'jsc-x' is not known: did you mean 'jsc-"),
+        ("jsc-x", "jsc", "model 'jsc-x' is unknown: did you mean 'jsc-"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(model, dataset, message):

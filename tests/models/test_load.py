@@ -83,7 +83,7 @@ def test_bad_names_are_one_sentence_and_quick(tmp_path):
     with pytest.raises(UnavailableError, match="hub cannot be reached"):
         load_model("prajjwal1/bert-tiny")
     assert time.perf_counter() - start < 10
-    with pytest.raises(ConfigError, match=r"holds no model: expected a config\.json"):
+    with pytest.raises(ConfigError, match=r"contains no model: expected a config\.json"):
         load_model(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(ConfigError, match="its run saved none, or did not finish; expected"):
@@ -91,7 +91,7 @@ def test_bad_names_are_one_sentence_and_quick(tmp_path):
     with pytest.raises(UnavailableError, match="'no such thing': a model not found"):
         load_model("no such thing")
     (tmp_path / "config.json").write_text('{"model_type": "brt"}')
-    with pytest.raises(ConfigError, match="holds no model that is known: .*brt"):
+    with pytest.raises(ConfigError, match="contains no known model: .*brt"):
         load_model(tmp_path)
     with pytest.raises(ConfigError, match="unknown task 'fill-msak': did you mean 'fill-mask'"):
         load_model("mlp", task="fill-msak")
@@ -139,7 +139,7 @@ def test_a_classifier_of_a_folder_that_has_none_is_one_sentence(masked_lm, edit)
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("net.py", "'net.py' is a file: give its class too, as net.py:Net"),
+        ("net.py", "'net.py' is a file: pass its class as well, such as net.py:Net"),
         ("net:Net", "did you mean 'net.py:Net'"),
         ("trained.pt", "file.py:Net --weights trained.pt"),
     ],

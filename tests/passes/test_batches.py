@@ -214,7 +214,7 @@ def test_batches_may_be_tensors_and_tuples(graph, quantized, name):
 def test_a_row_that_is_not_finite_is_named(graph, quantized, name, value):
     wrong = batch(seed=1)
     wrong["x"][1, 2, 0] = value
-    names = "row 1 of batch 1 brings|batch 1 is nan .row 1 of its input 'x'"
+    names = "row 1 of batch 1 causes|batch 1 is nan .row 1 of its input 'x'"
     told = name in ("profile", "calibrate")
     with (
         pytest.warns(UserWarning, match=names) if told else pytest.raises(ConfigError, match=names)

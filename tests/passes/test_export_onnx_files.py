@@ -80,7 +80,7 @@ def list_tensors(answer):
 
 
 @pytest.mark.parametrize("name", ENDS)
-@pytest.mark.filterwarnings("ignore:.*the output 'r' is a str, which files cannot hold.*")
+@pytest.mark.filterwarnings("ignore:.*the output 'r' is a str, which files cannot store.*")
 @pytest.mark.sampled(1)
 def test_outputs_are_those_of_the_output_node(name, tmp_path):
     end, names = ENDS[name]

@@ -213,5 +213,5 @@ def test_weights_that_a_narrow_dtype_does_not_hold_are_refused(graph):
     passes.gptq_transform_pass(mg, {"batches": [{"x": x}]})
     mg = mg.copy()
     mg.model.bfloat16()
-    with pytest.raises(ConfigError, match="bfloat16 does not hold all exactly.*float32"):
+    with pytest.raises(ConfigError, match="bfloat16 cannot represent exactly.*float32"):
         passes.gptq_transform_pass(mg, {"batches": [{"x": x.bfloat16()}]})

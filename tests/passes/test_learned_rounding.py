@@ -235,7 +235,7 @@ def test_refusals():
     with pytest.raises(ConfigError, match="start = 'gptq'"):
         run(corrected, {"batches": texts()})
     broken = [{"x": images(4).index_fill(0, torch.tensor([2]), torch.nan)}]
-    with pytest.raises(ConfigError, match="row 2 of batch 0 brings NaN"):
+    with pytest.raises(ConfigError, match="row 2 of batch 0 causes NaN"):
         run(quantized(net(), "mxint4"), {"batches": broken, "row_weights": "uniform"})
     _, info = run(quantized(mg, "ternary"), {"batches": texts()})
     assert info["blocks"] == {}

@@ -172,7 +172,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         passes.load_lora_adapter_interface_pass(mg.model, tmp_path)
     adapted, _ = passes.insert_lora_adapter_transform_pass(mg, {"rank": 2})
     passes.save_lora_adapter_interface_pass(adapted, tmp_path)
-    with pytest.raises(CheckpointError, match="layer 'bert.* is not there, expected a linear"):
+    with pytest.raises(CheckpointError, match="layer 'bert.* does not exist, expected a linear"):
         passes.load_lora_adapter_interface_pass(raised(llama), tmp_path)
     wide = BertConfig(**{**SIZES, "intermediate_size": 48})
     with pytest.raises(CheckpointError, match=r"has lora_A \(2, 32\) and lora_B \(64, 2\)"):

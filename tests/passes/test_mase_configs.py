@@ -182,7 +182,7 @@ def test_other_keys_stay_errors(toy):
 def test_a_node_among_types_is_told_once(toy):
     forget_notices()
     config = {"by": "type", "linear": LINEAR, "seq_blocks_1": LINEAR}
-    with pytest.warns(match="'seq_blocks_1' names a node, and rules are by 'type'"):
+    with pytest.warns(match="'seq_blocks_1' names a node, but rules by 'type'"):
         _, info = passes.quantize_transform_pass(toy, config)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -146,7 +146,7 @@ def test_old_masks_stay(mg, batches, method):
 def test_missing_data_is_explained(mg, batches):
     for batch in batches:
         del batch["labels"]
-    with pytest.raises(ConfigError, match="needs a loss: give batches 'labels'"):
+    with pytest.raises(ConfigError, match="needs a loss: pass batches 'labels'"):
         prune(mg, batches, method="movement")
 
 
@@ -193,7 +193,7 @@ def test_rows_that_are_not_finite_set_no_threshold(bad, place):
     number, row, column = place
     batches[number]["input"][row, column] = bad
     activation = {"sparsity": 0.5, "scope": "global"}
-    expected = rf"prune_transform_pass.batches: row {row} of batch {number} brings .* leave the row"
+    expected = rf"prune_transform_pass.batches: row {row} of batch {number} causes .* leave the row"
     with pytest.raises(ConfigError, match=expected):
         passes.prune_transform_pass(graph(), {"activation": activation, "batches": batches})
 

@@ -142,5 +142,6 @@ def test_distributed_inference_takes_a_plan_or_searches_for_one(mg):
 
 
 def test_distributed_inference_is_not_sharded_by_another_plan_than_the_one_searched(mg):
-    with pytest.raises(ConfigError, match="has no plan, as autosharding_analysis_pass has not run"):
+    unsearched = "has no plan, because autosharding_analysis_pass has not run"
+    with pytest.raises(ConfigError, match=unsearched):
         AutoPipelineForDistributedInference()(mg, skip_passes=["autosharding_analysis_pass"])

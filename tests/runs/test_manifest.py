@@ -361,9 +361,13 @@ MLP = {"model": "mlp", "dataset": None}
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        ("compress", {"model": "vit"}, "holds results of chop compress with model mlp. This run"),
+        (
+            "compress",
+            {"model": "vit"},
+            "results of chop compress with model mlp. This run",
+        ),
         ("sweep prune", MLP, "This run of chop sweep prune replaces the manifest and files"),
-        ("emit", {"out": "x"}, "'.*' holds results .* Use a separate --out"),
+        ("emit", {"out": "x"}, "'.*' contains results .* Use a separate --out"),
         ("compress", MLP, None),
         ("compress", {**MLP, "dataset": "digits"}, None),
     ],

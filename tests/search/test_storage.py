@@ -227,7 +227,7 @@ def test_a_log_without_its_file_is_not_taken_for_new(tmp_path):
     url = storage_url(None, tmp_path)
     kill_a_writer(url, 3)
     storage_file(url).unlink()
-    with pytest.raises(UnavailableError, match="search.db-wal' is there"):
+    with pytest.raises(UnavailableError, match="search.db-wal' does"):
         open_engine(url)
     assert not storage_file(url).exists()
     (tmp_path / "search.db-wal").unlink()

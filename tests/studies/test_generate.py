@@ -138,9 +138,12 @@ class Named:
         ({"prompt": 0}, "prompt: got 0, expected 1 or more"),
         ({"residual": -1}, "residual: got -1, expected 0 or more"),
         ({"caches": ("mxint4",), "prompt": 65}, "65 tokens stay float in a cache in mxint4"),
-        ({"caches": ("mxint4",), "prompt": 200}, "the model takes at most 256; got 200"),
+        (
+            {"caches": ("mxint4",), "prompt": 200},
+            "expected at most 128, got 200: the model supports 256 tokens",
+        ),
         ({"caches": ("mxin4",)}, "did you mean 'mxint'"),
-        ({"caches": ("mxint4/8.auto",)}, "give its fields as numbers"),
+        ({"caches": ("mxint4/8.auto",)}, "specify its fields as numbers"),
     ],
 )
 def test_what_cannot_generate(settings, message):

@@ -218,7 +218,7 @@ def compress(
         lower_is_better: True if smaller numbers of `evaluate` are better.
         settings: settings of `chop.actions.compress.settings.CompressConfig`, such as
             `formats=("8.auto",)`; `label_column` names the labels in a frame, a mapping of columns
-            or a data set. Settings for reading files, such as `pixel_mean`, are refused.
+            or a data set. Settings for reading files, such as `pixel_mean`, are rejected.
     Raises:
         ConfigError: if rows or settings cannot be used.
         CaptureError: if the model cannot be captured.

@@ -21,7 +21,7 @@ EXTRAS = {
     "slang": "a third check of emitted circuits",
     "postgres": "searches by workers on several machines",
     "triton": "kernels for NVIDIA GPUs",
-    "timm": "models of timm and torchvision",
+    "timm": "timm and torchvision models",
     "dashboard": "browsing searches in Optuna's dashboard",
 }
 """Uses of optional parts, in addition to those of export targets."""

@@ -28,7 +28,7 @@ FILE_SETTINGS = (
 
 
 def check_are_used(settings: Iterable[str]) -> None:
-    """Refuses settings for reading files, and `label`.
+    """Rejects settings for reading files, and `label`.
 
     Raises:
         ConfigError: if there is one, since model and rows are used as given.
@@ -56,7 +56,8 @@ def with_label_column(data: Any, label: str | None) -> Any:
         return data
     if isinstance(data, str | PathLike):
         raise ConfigError(
-            f"data: expected rows, got the name '{data}': read it first, as pandas.read_csv does."
+            f"data: expected rows, got the name '{data}': read it first, for example with "
+            "pandas.read_csv."
         )
     if isinstance(data, Mapping) and "train" in data and label != "train":
         return {name: with_label_column(split, label) for name, split in data.items()}
@@ -64,8 +65,8 @@ def with_label_column(data: Any, label: str | None) -> Any:
     names = list(data.columns) if is_frame(data) else names
     if not isinstance(names, list):
         raise ConfigError(
-            f"label_column: expected a frame, a mapping of columns or a data set, got "
-            f"{type(data).__name__}; give (inputs, labels)."
+            "label_column: expected a frame, a mapping of columns or a data set, got "
+            f"{type(data).__name__}; pass (inputs, labels)."
         )
     several = [name.strip() for name in label.split(",")]
     if len(several) > 1 and label not in names:

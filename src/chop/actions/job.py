@@ -28,7 +28,7 @@ from chop.workloads.chance import check_float_model
 from chop.workloads.load import merge_settings, workload_for
 from chop.workloads.workload import Workload
 
-OWN_VALIDATION = "give validation rows, as data={'train': (X, y), 'validation': (X2, y2)}"
+OWN_VALIDATION = "pass validation rows, such as data={'train': (X, y), 'validation': (X2, y2)}"
 """Advice for Python programs that give rows without validation rows."""
 NO_TEST_ROWS = "No test rows were given, so these numbers may be too good: "
 """Prefix of an outcome on rows that the model may have been trained on."""
@@ -171,7 +171,7 @@ def load_with_validation(config: Any, workload: Workload | None) -> Workload:
     """
     loaded = workload_for(config, workload).with_validation()
     if loaded.has_seen_validation and loaded.validation is not None and loaded.judge is None:
-        advice = "give a split 'validation'" if workload is None else OWN_VALIDATION
+        advice = "provide a split 'validation'" if workload is None else OWN_VALIDATION
         assume(
             f"No validation rows were given: {len(loaded.validation)} of the training rows choose "
             f"the format. If the model was trained on them, the choice is too optimistic; {advice}."

@@ -85,7 +85,7 @@ def _steps_without_model() -> list[Step]:
     again = command_line(sys.argv)
     if not again.startswith("chop "):
         return []
-    return [Step("No model was saved: save the best anyway", f"{again} {KEEP}")]
+    return [Step("No model was saved: save the best one anyway", f"{again} {KEEP}")]
 
 
 def steps_after_blocks(out: Path, class_name: str) -> list[Step]:
@@ -106,15 +106,16 @@ def steps_after_search(
     Args:
         folder: results folder of the search.
         model: the best model's checkpoint without suffix; None if the search saved none.
-        recipe: settings of `chop compress` that build the best; None if there are none, as for an
-            architecture.
+        recipe: settings of `chop compress` that build the best model; None if there are none, as
+            for an architecture.
         trust: option that confirms the code that the recipe names, after a space, or "".
     """
     steps = []
     if model is not None:
         steps.append(load_step(model, "Load the best model"))
     if recipe is not None:
-        steps.append(Step("Build the best", f"chop compress --config {quoted(recipe)}{trust}"))
+        command = f"chop compress --config {quoted(recipe)}{trust}"
+        steps.append(Step("Build the best model", command))
     command = f"chop search show {quoted(folder)}"
     return [*steps, Step("See the best trials, and which choices matter", command)]
 
@@ -130,7 +131,7 @@ def export_search_step(folder: Path, trust: str = "") -> Step:
     code = (
         f"chop search export {quoted(folder)} {file}{trust}\nchop compress --config {file}{trust}"
     )
-    return Step("Build the best: write its formats, and compress with them", code)
+    return Step("Build the best model: write its formats, and compress with them", code)
 
 
 def steps_after_sweep(config: WorkloadConfig, name: str, number_format: str) -> list[Step]:

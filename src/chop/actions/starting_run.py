@@ -104,7 +104,7 @@ def _check_is_of_no_run(folder: Path, checkpoint: Path) -> None:
     """Raises CheckpointError if a run's folder lacks the manifest with its model and data."""
     if any((folder / name).exists() for name in (RESULT, REPORT)):
         raise CheckpointError(
-            f"'{folder}' lacks {MANIFEST}, which has the model and data of its run: give "
+            f"'{folder}' lacks {MANIFEST}, which has the model and data of its run: pass "
             f"'{checkpoint}' instead, with --model and --dataset."
         )
 
@@ -151,7 +151,7 @@ def refuse_integers(mg: MaseGraph, checkpoint: str | Path) -> None:
     """Raises CheckpointError if a graph is an integer graph, without float weights."""
     if is_integer(mg):
         raise CheckpointError(
-            f"'{checkpoint}' is an integer graph of chop lower or chop emit: give its original "
+            f"'{checkpoint}' is an integer graph of chop lower or chop emit: pass its original "
             "model. To check a circuit again, use chop emit FOLDER --check-only."
         )
 

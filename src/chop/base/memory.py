@@ -19,7 +19,7 @@ def memory_bytes() -> int:
     with suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for file in LIMITS:
-        with suppress(OSError, ValueError):  # "max" is no number
+        with suppress(OSError, ValueError):  # "max" is not a number
             limits.append(int(Path(file).read_text()))
     with suppress(ImportError, OSError, ValueError):
         import resource

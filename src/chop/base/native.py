@@ -134,7 +134,7 @@ def cache_path(name: str, suffix: str, parts: Iterable[str]) -> Path:
 def cached_file(path: Path, make: Callable[[Path], None]) -> Path:
     """Returns a cached code file, created by one of the concurrent callers if missing.
 
-    A digest beside it verifies its content. Files that do not match are rebuilt.
+    A digest next to it verifies its content. Files that do not match are rebuilt.
 
     Compiled files take at most `CACHE_BYTES`. The folder may be shared. Files that another user
     created or could have modified are not executed but rebuilt.

@@ -131,7 +131,7 @@ def clock_for(device: torch.device, threads: int, decides: str | None) -> Clock:
     device time decides.
 
     Raises:
-        ConfigError: the device has no such clock.
+        ConfigError: if the device has no such clock.
     """
     if device.type == "cuda":
         return _CudaClock(_known(decides or "device", CLOCKS, device), device)

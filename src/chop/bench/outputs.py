@@ -26,10 +26,10 @@ def copied(output: Any) -> list[Tensor]:
 def largest_difference(ours: list[Tensor], expected: list[Tensor], name: str) -> float | None:
     """Returns the largest |ours - expected| over all elements, or None without elements.
 
-    Equal infinities, and NaN beside NaN, count as equal. NaN beside a number counts as infinity.
+    Equal infinities, and NaN and NaN, count as equal. NaN and a number differ by infinity.
 
     Raises:
-        ConfigError: the number or the shapes of the tensors differ.
+        ConfigError: if the number or the shapes of the tensors differ.
     """
     shapes = [[tuple(x.shape) for x in tensors] for tensors in (ours, expected)]
     if shapes[0] != shapes[1]:

@@ -91,7 +91,7 @@ class Comparison:
         """Returns the speed of a variant relative to another, from interleaved runs.
 
         Raises:
-            ConfigError: there is no variant of that name, or the runs were not interleaved.
+            ConfigError: if there is no variant of that name, or the runs were not interleaved.
         """
         if self.method != "paired":
             raise ConfigError(f"ratio: expected interleaved variants, got method '{self.method}'.")

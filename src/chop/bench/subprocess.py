@@ -21,7 +21,7 @@ def in_subprocess(function: Callable[..., Any], *arguments: Any, **variables: st
         arguments: values that JSON can represent, as the result has to be.
         variables: environment variables, added to those of this process.
     Raises:
-        RuntimeError: the function fails; the message is the last line of its standard error.
+        RuntimeError: if the function fails; the message is the last line of its standard error.
     """
     code = "from chop.bench.subprocess import answer; answer()"
     command = [sys.executable, "-c", code, function.__module__, function.__name__]

@@ -28,7 +28,7 @@ METHODS = ("paired", "torch", "time")
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute something.
+    """One of several ways to compute the same result.
 
     Attributes:
         name: name in tables.
@@ -96,7 +96,7 @@ def compare(
             without the graph.
         seed: seed of the order in a sweep and of the bootstrap.
     Raises:
-        ConfigError: a setting is wrong, or outputs cannot be compared.
+        ConfigError: if a setting is wrong, or outputs cannot be compared.
 
     Example::
 

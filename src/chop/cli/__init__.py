@@ -1,4 +1,4 @@
-"""The `chop` command line: one file per command group, without logic of its own."""
+"""The `chop` command line: one file per command group, which only parses arguments."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class _SingleCommand(TyperCommand):
     """Command with a help page from `chop.cli.help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses arguments, and refuses a text option that was given twice.
+        """Parses arguments, and rejects a text option that was given twice.
 
         Of other options the last one counts. Modules of `--import` add their names to the help.
         """
@@ -113,7 +113,7 @@ class _SingleCommand(TyperCommand):
                 is_text = option.type_descriptor.annotation is str
                 if order.count(option) > 1 and is_text:
                     ctx.fail(
-                        f"{option.opts[0]} was given twice: give it once. Separate several values "
+                        f"{option.opts[0]} was passed twice: pass it once. Separate several values "
                         "with commas, if it takes several."
                     )
         return super().parse_args(ctx, args)

@@ -11,7 +11,7 @@ from chop.cli.command import Command, deferred
 EXIT_NOTHING_SAVED = 3
 """Exit code if no format is within --max-drop of float and no model was saved."""
 
-COMPRESS_HELP = """Quantize a model in several formats, fine-tune the smallest, save the best.
+COMPRESS_HELP = """Quantize a model in several formats, fine-tune the smallest, save the best model.
 
 [bold]Examples[/]
 
@@ -29,7 +29,7 @@ COMPRESS_HELP = """Quantize a model in several formats, fine-tune the smallest, 
 
 [bold]Choice[/]: chop saves the smallest model within --max-drop of float on the validation rows:
 the split 'validation', or a fifth of the training rows. Test rows are for reporting only. If no
-format is within --max-drop, chop saves none (exit code 3), or the best with --keep-best.
+format is within --max-drop, chop saves none (exit code 3), or the best one with --keep-best.
 
 [bold]Output[/] in --out: model.pt and model.mz (the chosen model, packed; load it with
 MaseGraph.from_checkpoint("OUT/model")), model.onnx for onnxruntime, figures, table.md and

@@ -20,7 +20,7 @@ from chop.cli.names import choices_text, find_group, from_packages
 LONGEST = 60
 """Maximum lines of a page at 80 columns."""
 WIDEST = 29
-"""Maximum width of an option's name and type; the text starts beside it."""
+"""Maximum width of an option's name and type; the text starts to its right."""
 FIRST = ("model", "models", "weights", "dataset", "formats", "format", "to", "out")
 """Options listed first."""
 MORE = "More options"
@@ -294,7 +294,7 @@ class Page:
             yield Text()
 
     def _row(self, name: str, width: int, text: str, note: str) -> Iterator[Text]:
-        """Yields an option with its text beside its name, or below a long name."""
+        """Yields an option with its text to the right of its name, or below a long name."""
         cell = Text(f"  {name}", "cyan")
         body = Text.assemble(text, " " if text and note else "", (note, "dim"))
         rows = [*self._wrapped(body, width + 4)]

@@ -11,7 +11,7 @@ from chop.cli.adapter import command_group
 from chop.cli.command import Command, deferred
 
 LIFE = """[bold]Several searches[/]: --seeds 3, --samplers random,tpe. Each is a study
-NAME-SAMPLER-seed-N with a folder of its own; OUT/NAME-compared has the figure best-so-far
+NAME-SAMPLER-seed-N with its own folder; OUT/NAME-compared has the figure best-so-far
 (seeds as bands) and table.md (mean and range). [bold]Resume[/] a killed search: run the same
 command again, or chop search resume OUT. [bold]Parallel[/]: --workers 4 on this machine; with
 --storage postgresql://..., chop search worker URL on any machine. [bold]Watch[/] at any time: chop
@@ -53,8 +53,8 @@ search per format.
 
 [bold]Output[/]: OUT/search.db (every trial); in OUT/precision, or OUT/NAME: table.md, table.csv,
 best.json, the best models in best/, no-search.json, and plots: accuracy, formats, best-so-far,
-front, importance (.svg, .png); with --emit the circuit of the best in circuit/. chop search export
-OUT best.toml writes the settings that chop compress --config takes.
+front, importance (.svg, .png); with --emit the circuit of the best trial in circuit/.
+chop search export OUT best.toml writes the settings that chop compress --config takes.
 
 {LIFE}"""
 
@@ -129,7 +129,7 @@ def resume(
     """Resume a search.
 
     Trials whose worker is gone are evaluated again; finished trials are not repeated. Results are
-    written beside the storage, also after its folder was copied or moved.
+    written next to the storage, also after its folder was copied or moved.
 
     [bold]Examples[/]
 
@@ -144,7 +144,7 @@ def resume(
         name: study name. Default: the storage's only study.
         trials: total number of configurations, finished trials included. Default: as begun.
         workers: processes on this machine. Default: as begun.
-        out: folder for the results. Default: beside a storage file; for a storage elsewhere as
+        out: folder for the results. Default: next to a storage file; for a storage elsewhere as
             begun, if that is in the current folder.
     """
     from chop.actions.search.manage import resume_search
@@ -193,7 +193,7 @@ def export(
         where: OUT, OUT/NAME, a storage file, or its URL.
         path: file to write: .toml for chop compress, .db for Optuna's tools.
         name: study name. Default: the storage's only study.
-        trial: number of the trial to export. Default: the best.
+        trial: number of the trial to export. Default: the best trial.
     """
     from chop.errors import ConfigError
 
@@ -252,7 +252,7 @@ def worker(url: str, /, *, name: str | None = None, out: Path | None = None) -> 
     Args:
         url: storage: postgresql://..., or OUT/search.db.
         name: study name. Default: the storage's only study.
-        out: folder for models, saved in OUT/NAME/best. Default: beside a SQLite file, else
+        out: folder for models, saved in OUT/NAME/best. Default: next to a SQLite file, else
             runs/search-worker-PID.
     """
     from chop.actions.search.manage import work_for

@@ -61,6 +61,6 @@ def _check_storage(storage: Any, file: Path) -> None:
         check_place(place, file, "--storage")
     elif url != MEMORY:
         raise ConfigError(
-            f"'{file}' writes trials to a server, {without_password(url)}: to allow that, give "
+            f"'{file}' writes trials to a server, {without_password(url)}: to allow that, pass "
             "--storage URL."
         )

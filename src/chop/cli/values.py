@@ -64,7 +64,7 @@ def _assigned(pairs: Sequence[str], read: Callable[[str], Any]) -> dict[str, Any
         if not name or not text:
             raise ConfigError(f"'{pair}': expected name=value, such as bits=4.")
         if name in values:
-            raise ConfigError(f"'{pair}': '{name}' was already given; give it once.")
+            raise ConfigError(f"'{pair}': '{name}' was already set; set it once.")
         values[name] = read(text)
     return values
 

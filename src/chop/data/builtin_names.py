@@ -28,7 +28,7 @@ def builtin_name(
         kind: kind of object, for the message.
         has: returns true if a path holds an object of this kind.
     Raises:
-        ConfigError: the name has the prefix and is not built in.
+        ConfigError: if the name has the prefix and is not built in.
     """
     text = str(name)
     if text.startswith(PREFIX):
@@ -63,7 +63,7 @@ def report_choice(name: object, known: Collection[str], kind: str, chosen: str |
     if chosen is None:
         assume(f"{kind} '{text}' is read from './{text}'; the built-in one is {PREFIX}{text}.", log)
     else:
-        assume(f"{kind} '{text}' is the built-in one, since './{text}' holds no {kind}.", log)
+        assume(f"{kind} '{text}' is the built-in one, since './{text}' contains no {kind}.", log)
 
 
 def advice_of_builtin(name: object, known: Collection[str]) -> str:

@@ -70,7 +70,7 @@ def get_dataset_info(name: str) -> DatasetInfo:
     """Returns the catalogue entry of a data set.
 
     Raises:
-        ConfigError: the name is unknown; the message suggests the nearest.
+        ConfigError: if the name is unknown; the message suggests the nearest.
     """
     plain = plain_name(name)
     check_known(plain, DATASETS, "unknown data set")
@@ -85,8 +85,8 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
         splits: rows by split; only "train" is inspected.
 
     Raises:
-        ConfigError: it has no texts, no pictures and no single column of vectors, or its first
-            picture is broken.
+        ConfigError: if the data set has no texts, no pictures and no single column of vectors, or
+            if its first picture is broken.
     """
     known = builtin_name(name, DATASETS, "data set", has_data)
     if known is not None:
@@ -107,6 +107,6 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
     if len(inputs) == 1 and hasattr(vector := train[0][inputs[0]], "__len__"):
         return DatasetInfo(name, "physical", classes, num_features=len(vector))
     raise ConfigError(
-        f"data set '{name}': expected a column of text, of pictures, or one of vectors beside the "
-        f"labels, found {columns}."
+        f"data set '{name}': expected a column of text, of pictures, or one of vectors in addition "
+        f"to the labels, found {columns}."
     )

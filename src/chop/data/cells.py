@@ -35,7 +35,7 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     Args:
         splits: result of `load_dataset`.
     Raises:
-        ConfigError: commas of a column may be decimal commas or thousands separators.
+        ConfigError: if commas of a column may be decimal commas or thousands separators.
     """
     from datasets import DatasetDict
 
@@ -124,7 +124,7 @@ def check_cells(names: Sequence[str], values: np.ndarray) -> None:
         names: names of the columns.
         values: (rows, columns); a blank cell is NaN.
     Raises:
-        ConfigError: cells are not finite; the message has their number by column and one of the
+        ConfigError: if cells are not finite; the message has their number by column and one of the
             rows.
     """
     problems = (

@@ -1,7 +1,7 @@
 """Confinement of data sets to their folder.
 
 A folder's README, an index of `save_to_disk` and a column of pictures name files. Names that lead
-out of the folder, and URLs, are refused before a file is opened.
+out of the folder, and URLs, are rejected before a file is opened.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def check_card(folder: Path, home: Home) -> None:
     """Checks the file names in a folder's README before any of the files is looked for.
 
     Raises:
-        ConfigError: a name leads out of the folder or is a URL, or the README cannot be read.
+        ConfigError: if a name leads out of the folder or is a URL, or the README cannot be read.
     """
     import yaml
 
@@ -157,7 +157,7 @@ def check_saved(folder: Path, home: Home) -> None:
     """Checks the file names in a folder of `save_to_disk`.
 
     Raises:
-        ConfigError: a file is outside the folder, or an index cannot be read.
+        ConfigError: if a file is outside the folder, or an index cannot be read.
     """
     index = folder / "dataset_dict.json"
     parts = [folder]
@@ -199,12 +199,12 @@ def check_builder(builder: DatasetBuilder, home: Home) -> None:
     """Checks the files that a builder is about to read.
 
     Raises:
-        ConfigError: a file is outside the folder or a URL, or its kind can refer to other files.
+        ConfigError: if a file is outside the folder or a URL, or its kind can refer to other files.
     """
     reader = get_reader(builder)
     if reader not in READERS:
         raise ConfigError(
-            f"{home.what} holds files for the reader '{reader}': expected tables or pictures."
+            f"{home.what} has files for the reader '{reader}': expected tables or pictures."
         )
     for file in data_files(builder):
         home.check(file, "the data set")
@@ -224,7 +224,7 @@ def check_pictures(splits: DatasetDict, home: Home) -> None:
     rows.
 
     Raises:
-        ConfigError: a path leads out of the folder or is a URL.
+        ConfigError: if a path leads out of the folder or is a URL.
     """
     for split in splits.values():
         for name, feature in split.features.items():

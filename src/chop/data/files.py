@@ -57,14 +57,14 @@ ACCEPTED = (
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 """Unsupported column separators by their names."""
 WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
-"""Message of pandas about a line with a wrong number of columns."""
+"""The pandas message about a line with a wrong number of columns."""
 
 
 def read_file(path: Path) -> DatasetDict:
     """Reads one file as the split `train`.
 
     Raises:
-        ConfigError: the kind of file is unknown, or it cannot be read.
+        ConfigError: if the kind of file is unknown, or it cannot be read.
     """
     import datasets
 
@@ -106,7 +106,7 @@ def prepared(
         reading: creates the context that converts library errors to messages; default, no
             conversion.
     Raises:
-        ConfigError: files exceed the limit on unpacked sizes, or have null rows.
+        ConfigError: if files exceed the limit on unpacked sizes, or have null rows.
     """
     if not Path(builder.cache_dir).exists():  # else nothing is read again
         files = data_files(builder)
@@ -120,7 +120,7 @@ def prepared(
 
 
 def _get_manager(builder: DatasetBuilder) -> DownloadManager | None:
-    """Returns a download manager that checks rows of JSON files of the hub, or None."""
+    """Returns a download manager that checks rows of JSON files from the hub, or None."""
     import datasets
 
     if get_reader(builder) != "json" or all(map(os.path.exists, data_files(builder))):
@@ -158,11 +158,11 @@ def check_is_there(name: str) -> None:
             require_file(path, "table")
     is_path = len(path.parts) not in (1, 2) or path.is_absolute() or name.startswith(PATHS)
     if is_path or _data_suffix(path) in (*FILE_KINDS, *ARRAYS, *COMPRESSED):
-        raise ConfigError(f"'{name}' is not there: expected {ACCEPTED}{_array_advice(path)}.")
+        raise ConfigError(f"'{name}' does not exist: expected {ACCEPTED}{_array_advice(path)}.")
 
 
 def _data_suffix(path: Path) -> str:
-    """Returns the suffix of a file name that tells its content, in lower case.
+    """Returns the suffix of a file name that identifies its content, in lower case.
 
     >>> _data_suffix(Path("data/train.CSV.gz"))
     '.csv'
@@ -185,8 +185,8 @@ def read_folder(folder: Path) -> DatasetDict:
     """Reads the splits of a folder of files, pictures in class folders, or `save_to_disk`.
 
     Raises:
-        ConfigError: there is no data, or a file is unreadable, too large when unpacked, or outside
-            the folder.
+        ConfigError: if there is no data, or a file is unreadable, too large when unpacked, or
+            outside the folder.
     """
     what, is_saved = f"folder '{folder}'", any((folder / name).is_file() for name in SAVED)
     _check_regular(folder)
@@ -201,7 +201,7 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
             return f"cannot be read: {_reason(error)}"
         arrays = next((path for path in folder.iterdir() if _array_advice(path)), folder)
         return (
-            "holds no data set: expected parquet, csv or json files, pictures in a folder per "
+            "contains no data set: expected parquet, csv or json files, pictures in a folder per "
             "class, images/ and masks/ with equal names, or files of save_to_disk "
             f"({first_line(error)}){_array_advice(arrays)}"
         )
@@ -255,13 +255,13 @@ def _glob_free_path(folder: Path) -> str:
     """Returns the absolute path of a folder, which `datasets` expands as a glob pattern.
 
     Raises:
-        ConfigError: the path has pattern characters, which may match other folders.
+        ConfigError: if the path has pattern characters, which may match other folders.
     """
     path = str(folder.resolve())
     if path != escape(path):
         raise ConfigError(
             f"folder '{folder}': its path has *, ? or [, which match other folders too; rename it, "
-            "or give a file of it."
+            "or pass a file of it."
         )
     return path
 

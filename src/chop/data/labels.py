@@ -47,7 +47,7 @@ def check_classes(splits: DatasetDict, name: str) -> None:
         splits: rows with a class each; lists of classes, such as token labels, are not checked.
         name: name of the data set.
     Raises:
-        ConfigError: a split has no class of the training rows.
+        ConfigError: if a split has no class of the training rows.
     """
     column = label_column(splits["train"].column_names)
     feature = splits["train"].features.get(column)
@@ -93,7 +93,7 @@ def _way_out(classes: Collection[object]) -> str:
     """Returns advice for splits without common classes. Many numbers suggest regression."""
     if len(classes) >= LEAST_SUSPICIOUS and all(isinstance(value, int) for value in classes):
         return "--task regression treats labels as numbers"
-    return "use the same class names in all splits, or give more rows"
+    return "use the same class names in all splits, or provide more rows"
 
 
 def _alike(names: list[str]) -> list[list[str]]:

@@ -82,9 +82,10 @@ def load_dataset(
         `test`; without both, a fixed fifth of the rows is held out, for lines the last fifth.
         Further splits, such as IMDb's `unsupervised`, are dropped.
     Raises:
-        ConfigError: a folder without data files, no `train` split, rows with missing labels, or a
-            limit below one.
-        UnavailableError: neither built in nor a local path nor reachable on the hub.
+        ConfigError: if a folder has no data files, there is no `train` split, rows lack labels, or
+            the limit is below one.
+        UnavailableError: if the data set is neither built in nor a local path nor reachable on the
+            hub.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit: expected at least one row, got {limit}.")
@@ -119,7 +120,7 @@ def builtin_dataset(name: object) -> str | None:
     Existing paths take precedence, except output folders of runs.
 
     Raises:
-        ConfigError: the name has the prefix `builtin:` and is not built in.
+        ConfigError: if the name has the prefix `builtin:` and is not built in.
     """
     return builtin_name(name, _BUILT_IN, "data set", has_data)
 
@@ -142,7 +143,7 @@ def required_label_column(columns: list[str]) -> str:
     """Returns the label column.
 
     Raises:
-        ConfigError: there is no label column.
+        ConfigError: if there is no label column.
     """
     column = label_column(columns)
     if column is None:
@@ -154,7 +155,7 @@ def num_labels(splits: DatasetDict) -> int:
     """Returns the number of classes from the label feature, otherwise from the largest label.
 
     Raises:
-        ConfigError: there is no label column, or it does not hold class numbers.
+        ConfigError: if there is no label column, or it does not hold class numbers.
     """
     train = splits["train"]
     column = required_label_column(train.column_names)
@@ -193,7 +194,7 @@ def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
         split: rows of `datasets`.
         names: columns to join, in this order; other columns of labels are dropped.
     Raises:
-        ConfigError: a column is unknown, given twice, not numeric, or has gaps.
+        ConfigError: if a column is unknown, given twice, not numeric, or has gaps.
     """
     check_label_columns(names, split.column_names)
     for name in names:
@@ -257,7 +258,7 @@ def _hub_errors(name: str) -> Iterator[None]:
         reach = "" if hub_is_reachable() else " (the hub cannot be reached)"
         raise UnavailableError(
             f"data set '{name}' is not built in, not a local folder, not in the local cache and "
-            f"not on the hub{reach}; give a local folder, or a built-in: "
+            f"not on the hub{reach}; pass a local folder, or a built-in: "
             f"{did_you_mean(name, BUILTIN_DATASETS)}"
         ) from error
 
@@ -373,14 +374,14 @@ def assume_split_off(share: float, advice: str = "") -> None:
 
 
 def _rows_beside(name: str) -> str:
-    """Returns a note on test rows beside the given training file, or ""."""
+    """Returns a note on test rows in the folder of the training file, or ""."""
     path = Path(name)
     if not path.stem.startswith("train") or not path.exists():
         return ""
     beside = path.with_name(path.name.replace("train", "test", 1))
     if not beside.exists():
         return ""
-    return f"To use '{beside}', give the folder '{path.absolute().parent.name}'."
+    return f"To use '{beside}', pass the folder '{path.absolute().parent.name}'."
 
 
 def _shorten(splits: DatasetDict, limit: int | None) -> DatasetDict:

@@ -68,7 +68,7 @@ def read_masks(folder: Path, home: Home) -> DatasetDict | None:
         home: folder that must contain the files.
     Returns: None if there are no two such folders.
     Raises:
-        ConfigError: picture and mask names differ, or a file is outside the folder.
+        ConfigError: if picture and mask names differ, or a file is outside the folder.
     """
     from datasets import DatasetDict
 
@@ -133,7 +133,7 @@ def _read_pair(images: Path, masks: Path) -> Any:
         hint = "" if others else "; folders of classes need other names"
         raise ConfigError(
             f"'{images}' and '{masks}' are read as pictures and masks, but their names differ "
-            f"({alone}). Give each picture a mask with its name, such as {IMAGES}/1.jpg and "
+            f"({alone}). Each picture needs a mask with its name, such as {IMAGES}/1.jpg and "
             f"{MASKS}/1.png{hint}."
         )
     names = sorted(pictures)
@@ -167,7 +167,7 @@ def read_mask(value: Any, feature: Image, pixels: tuple[int, int], size: tuple[i
         pixels: width and height of its picture.
         size: H and W of the result; masks are scaled with nearest-pixel interpolation.
     Raises:
-        ConfigError: the mask cannot be read, has colors, or differs in shape from its picture.
+        ConfigError: if the mask cannot be read, has colors, or differs in shape from its picture.
     """
     from PIL.Image import Resampling
 

@@ -37,7 +37,7 @@ def decoded(value: Any, feature: Image) -> Picture:
         feature: feature of the column.
 
     Raises:
-        ConfigError: the picture is missing or unreadable; the message names the file.
+        ConfigError: if the picture is missing or unreadable; the message names the file.
     """
     from PIL import UnidentifiedImageError
 

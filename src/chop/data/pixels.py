@@ -92,7 +92,7 @@ def with_pixels(
         size: (C, H, W) that the model takes; default, that of the data set.
         reduce_labels: see `_PixelTransform`.
     Raises:
-        ConfigError: the data set holds tensors of another size.
+        ConfigError: if the data set holds tensors of another size.
     """
     from datasets import DatasetDict
 

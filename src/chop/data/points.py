@@ -40,7 +40,7 @@ def jets() -> DatasetDict:
     Source: M. Pierini et al., hls4ml LHC jet data set, doi:10.5281/zenodo.3602260.
 
     Raises:
-        UnavailableError: the data are not cached and OpenML cannot be reached.
+        UnavailableError: if the data are not cached and OpenML cannot be reached.
     """
     from sklearn.datasets import fetch_openml
 

@@ -31,7 +31,7 @@ def with_vectors(
             input column, the data set stays unchanged.
         outputs: label columns of several outputs, which stay columns.
     Raises:
-        ConfigError: a cell is blank, NaN or infinite.
+        ConfigError: if a cell is blank, NaN or infinite.
     """
     from datasets import DatasetDict
 

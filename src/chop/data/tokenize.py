@@ -54,8 +54,8 @@ def get_tokenized_dataset(
         tokenizer's, `input_ids`, `attention_mask` and for BERT `token_type_ids`. `chop.train`
         pads the batches.
     Raises:
-        ConfigError: no text column, or a length below one.
-        UnavailableError: data set or tokenizer can neither be found nor fetched.
+        ConfigError: if there is no text column, or a length is below one.
+        UnavailableError: if data set or tokenizer can neither be found nor fetched.
     """
     tokenizer = get_tokenizer(checkpoint)
     drawn = limit if stride is None else None
@@ -111,7 +111,7 @@ def _tokenize_words(
     """Tokenizes words and assigns their labels to tokens.
 
     Raises:
-        ConfigError: a row has different numbers of labels and words.
+        ConfigError: if a row has different numbers of labels and words.
     """
     for words, labels in zip(rows[column], rows[label] if label else (), strict=False):
         if len(words) != len(labels):

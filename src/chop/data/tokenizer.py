@@ -47,9 +47,9 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
     """Returns a tokenizer by built-in name, local folder or hub name, or the given one.
 
     Raises:
-        UnavailableError: neither built in nor a local folder with a tokenizer nor reachable on the
-            hub.
-        CheckpointError: the folder's tokenizer cannot be read.
+        UnavailableError: if the tokenizer is neither built in nor in a local folder nor reachable
+            on the hub.
+        CheckpointError: if the folder's tokenizer cannot be read.
     """
     if not isinstance(checkpoint, str | Path):
         return checkpoint
@@ -73,7 +73,7 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
     except UnavailableError as error:
         reach = "" if folder or hub_is_reachable() else " (the hub cannot be reached)"
         raise UnavailableError(
-            f"'{name}': no tokenizer found{reach}; give a local folder that has one (option "
+            f"'{name}': no tokenizer found{reach}; pass a local folder that has one (option "
             f"--tokenizer), or a built-in: {did_you_mean(name, BUILTIN_TOKENIZERS)}"
         ) from error
 
@@ -82,7 +82,7 @@ def builtin_tokenizer(name: object) -> str | None:
     """Returns the built-in tokenizer of a name, or None for other names and existing paths.
 
     Raises:
-        ConfigError: the name has the prefix `builtin:` and is not built in.
+        ConfigError: if the name has the prefix `builtin:` and is not built in.
     """
     return builtin_name(name, BUILTIN_TOKENIZERS, "tokenizer", _has_tokenizer)
 
@@ -99,8 +99,8 @@ def _tokenizer_errors(name: str, folder: Path | None) -> Iterator[None]:
         name: name on the hub, or path of a folder.
         folder: folder with its files; None for the hub.
     Raises:
-        UnavailableError: there is no tokenizer.
-        CheckpointError: its files cannot be read.
+        UnavailableError: if there is no tokenizer.
+        CheckpointError: if its files cannot be read.
     """
     # It imports torch, which help of commands does without.
     from chop.ir.huggingface.folder_files import check_folder_files
@@ -158,7 +158,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, *texts: Any, **settings: Any) -> 
         *texts: positional arguments of the tokenizer.
         **settings: keyword arguments of the tokenizer.
     Raises:
-        ConfigError: the tokenizer fails on the texts.
+        ConfigError: if the tokenizer fails on the texts.
     """
     name = tokenizer.name_or_path or type(tokenizer).__name__
     with (
@@ -175,7 +175,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None)
         tokenizer: tokenizer of the texts.
         vocab_size: number of embeddings of the model; None if unknown.
     Raises:
-        ConfigError: the tokenizer has more tokens, or less than a tenth.
+        ConfigError: if the tokenizer has more tokens, or less than a tenth.
     """
     known = len(tokenizer)
     if vocab_size is not None and not LEAST_SHARE * vocab_size <= known <= vocab_size:

@@ -49,8 +49,8 @@ def check_unpacked(files: Iterable[str | Path]) -> None:
     """Checks the unpacked sizes of files, separately and in total.
 
     Raises:
-        ConfigError: the unpacked size exceeds the limit for the file's size, or the memory of this
-            machine.
+        ConfigError: if the unpacked size exceeds the limit for the file's size, or the memory of
+            this machine.
     """
     memory, total = memory_bytes(), 0
     for file in map(Path, files):

@@ -74,8 +74,8 @@ def windowed(
         limit: maximum number of windows per split; the first are used.
     Returns: a DatasetDict with columns `input_ids`, `attention_mask` and `labels`.
     Raises:
-        ConfigError: a window of less than 2 tokens, a stride outside 1 to `length`, or a split of
-            less than two tokens.
+        ConfigError: if `length` is less than 2, the stride is not between 1 and `length`, or a
+            split has less than two tokens.
     """
     from datasets import DatasetDict
 
@@ -97,7 +97,7 @@ def windowed(
 def _as_dataset(ids: list[int], length: int, stride: int, limit: int | None) -> Dataset:
     from datasets import Dataset
 
-    # A window of one token, left over at the end of disjoint ones, has nothing to tell.
+    # A window of one token, left over at the end of disjoint ones, has no token to predict.
     windows = [pair for pair in strided_windows(ids, length, stride) if len(pair[0]) > 1][:limit]
     tokens, labels = zip(*windows, strict=True)
     masks = [[1] * len(window) for window in tokens]

@@ -103,10 +103,12 @@ def _distribute(
     from torch.distributed.tensor import DTensor
 
     made: dict[int, Tensor] = {}
-    tensors = named_tensors(model)  # held to the end: an id is of one tensor while it lives
+    tensors = named_tensors(model)  # held, because ids are unique only among living objects
     for path, tensor in tensors:
         if id(tensor) not in made:
             local = _local_part(path, tensor, plan, mesh, source)
+            # Each process cuts its own part, so nothing is sent. The shape is given, because parts
+            # may have different sizes.
             sharded = DTensor.from_local(
                 local,
                 mesh,
@@ -133,6 +135,7 @@ def _local_part(
         return source.read(path, slices).to(device)
     if tensor.is_meta:
         raise PlanError(f"'{path}' is on the meta device, and no source of its values was given.")
+    # A slice would keep the whole tensor in memory.
     return tensor.detach()[slices].to(device).clone(memory_format=torch.contiguous_format)
 
 
@@ -151,7 +154,7 @@ def _cut_given_scales(model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh) ->
         for operand in ("weight", "bias") if isinstance(module, QuantizedOperator) else ():
             name = f"{path}.{operand}"
             if name not in plan.parameters:
-                continue  # it may be stored as codes, which would be decoded here
+                continue  # codes of a packed weight would be decoded here
             whole = getattr(module, operand)
             if isinstance(whole, Tensor):
                 places = plan.placement(name)
@@ -170,6 +173,7 @@ def with_cut_scales(
     number_format = getattr(spec, operand)
     if not isinstance(number_format, NumberFormat) or not has_cut_scales(number_format, shape):
         return spec
+    # An empty part never divides the rows.
     if shape[0] % (rows.stop - rows.start or shape[0] + 1):
         raise PlanError(
             f"'{name}': its format has a scale for each of {shape[0]} channels, which the number "
@@ -190,7 +194,7 @@ class _Rewriter:
         self._distributed: set[fx.Node] = set()
         self._names = {node: node.name for node in mg.nodes}
         self._copies: dict[tuple[object, ...], fx.Node] = {}
-        # Before others come in between.
+        # Recorded before new nodes change the graph.
         self._writes = {node: _sources_of_writes(node) for node in mg.nodes}
 
     def rewrite(self) -> None:
@@ -219,7 +223,7 @@ class _Rewriter:
             self._arrange(node, source)
         self._arrange_writes(node)
         if written:
-            self._copies.clear()  # they have what was there before
+            self._copies.clear()  # they hold values from before the write
         first = node.args[0] if node.args else None
         if self._mg.operator(node).layout == "view" and isinstance(first, fx.Node):
             _insert(first, node, runtime.contiguous)
@@ -229,6 +233,7 @@ class _Rewriter:
         placements = self._plan.reads.get(node.name, {}).get(self._names.get(source, ""))
         given = source
         if source not in self._distributed and _gives_tensors(source):
+            # A constant of the graph, or the result of nodes that read constants only.
             given = self._shared(source, node, runtime.replicate, self._plan.mesh)
         if placements is not None:
             self._shared(given, node, runtime.redistribute, tuple(placements))

@@ -59,6 +59,8 @@ def megatron_plan(mg: MaseGraph, mesh: tuple[int, ...]) -> ShardingPlan:
         firsts = _partners(mg, last, by_node, taken)
         if not firsts:
             continue
+        # A fused layer, such as query, key and value in one, is split into features of which
+        # contiguous chunks hold other parts on each process.
         apart = any(_parts_features(node) for first in firsts for node in _after(first, last))
         joined = last.rows(count) and all(first.columns(count) for first in firsts) and not apart
         for first in firsts:
@@ -165,6 +167,7 @@ class _Draft:
     def finished(self, mg: MaseGraph) -> ShardingPlan:
         """Returns the plan, with tied tensors, such as an embedding table, sharded alike."""
         tensors = named_tensors(mg.model)
+        # Tied tensors are one object under several paths.
         cut = {id(x): self.parameters[path] for path, x in tensors if path in self.parameters}
         parameters = {path: cut[id(x)] for path, x in tensors if id(x) in cut}
         return ShardingPlan(self.mesh, parameters, self.reads, self.name)
@@ -181,6 +184,7 @@ def _partners(
                 return []
             partners.append(by_node[node])
         row, module = mg.operator(node), mg.get_module(node)
+        # A norm needs all features, and other layers with weights are replicated.
         stops = row.kind is Kind.NORM or (row.weight is not None and node not in by_node)
         if stops and module is not None:
             return []
@@ -214,6 +218,7 @@ def _check_heads(mg: MaseGraph, first: Product, last: Product, count: int) -> No
         heads, size = (0, 0, *spec.shape)[-2:]
         if not isinstance(heads, int) or not isinstance(size, int):
             continue
+        # A view of the outputs as (heads, size): each process needs whole heads.
         if heads * size == first.outputs and heads % count:
             raise PlanError(
                 f"node '{node.name}' has {heads} heads, which {count} processes cannot share "

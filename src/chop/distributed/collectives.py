@@ -113,9 +113,10 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Runs the operator. DTensor operators are dispatched again on local tensors."""
+        """Runs and counts an operator on local tensors."""
         from torch.distributed.tensor import DTensor
 
+        # DTensor then runs its own dispatch, which calls the operators on local tensors.
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if _is_collective(func):

@@ -101,15 +101,16 @@ def _sharded_piece(whole: Tensor, actual: DTensor) -> _Piece:
     from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 
     mesh = actual.device_mesh
-    # Partial sums of an embedding bring a mask along, which the whole reference needs no more.
+    # Partial sums of an embedding have a mask, which the whole reference does not need.
     placements = [Partial(p.reduce_op) if isinstance(p, Partial) else p for p in actual.placements]
     unreduced = [Replicate() if p.is_partial() else p for p in placements]
-    # Every process has the whole reference: it takes its part, and nothing is sent.
+    # Every process has the whole reference and takes its part, so nothing is sent.
     local = distribute_tensor(whole, mesh, unreduced, src_data_rank=None).to_local()
     coordinate = mesh.get_coordinate() or ()
     own = local
     for reduction, neutral in (("sum", 0), ("product", 1)):
         parts = zip(placements, coordinate, strict=True)
+        # One process along the axis has the value, and the others the neutral element.
         if any(place for p, place in parts if p.is_partial(reduction)):
             own = torch.full_like(local, neutral)
     value = DTensor.from_local(
@@ -129,6 +130,7 @@ def _strided_like(x: Tensor, actual: Tensor) -> Tensor:
         return x.clone()
     repeated = [d for d in range(x.ndim) if actual.stride(d) == 0]
     for dim in repeated:
+        # A stride of 0 repeats one element; `expand` restores it.
         x = x.narrow(dim, 0, min(1, x.shape[dim]))
     twin = torch.empty_strided(x.shape, actual.stride(), dtype=x.dtype, device=x.device)
     return twin.copy_(x).expand(actual.shape)

@@ -128,6 +128,7 @@ class CheckpointSource:
         if key not in self._inline and getattr(torch, self._table[key]["dtype"]) in STORABLE:
             is_transposed = self._table[key].get("transposed") is True
             return read_slices(self._file, key, slices, transposed=is_transposed)
+        # Other types are converted as a whole, because the file has no slices of them.
         whole = restore_one(key, self._table[key], {key: self._bytes(key)})
         return whole[slices].clone(memory_format=torch.contiguous_format)
 
@@ -145,6 +146,7 @@ class CheckpointSource:
         path = ""
         for step in steps:
             path = f"{path}.{step}" if path else step
+            # A module inside a shared module is stored under the first path of that module.
             path = self._same.get(path, path)
         return f"{path}.{last}" if path else last
 
@@ -223,6 +225,7 @@ def _by_path(
 ) -> dict[str, Stored]:
     """Returns file locations by the model's tensor names, exact or with another prefix."""
     places = {name: place for name, place in stored.items() if name in tensors}
+    # Exact names come before names with another prefix.
     exact = set(places)
     firsts = dict.fromkeys(name.partition(".")[0] for name in tensors)
     experts: dict[str, dict[tuple[int, ...], Stored]] = {}

@@ -45,15 +45,16 @@ class MemoryMeter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Runs the operator. DTensor operators are dispatched again on local tensors."""
+        """Runs and measures an operator on local tensors."""
         from torch.distributed.tensor import DTensor
 
+        # DTensor then runs its own dispatch, which calls the operators on local tensors.
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        if is_silent(func):  # the memory that it was given, of which fake tensors know nothing
+        if is_silent(func):  # returns its input, but fake tensors would count new memory
             return args[0] if is_wait(func) else result
-        with outside_fake_mode():  # what kernels keep of formats has to have numbers
+        with outside_fake_mode():  # kernels cache tables of formats, which need real values
             hidden = workspace_bytes(func, args)
         hidden += buffer_bytes(func, args, result, self._backend)
         tree_map(lambda x: self._note(x) if isinstance(x, Tensor) else None, result)

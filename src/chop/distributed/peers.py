@@ -118,7 +118,7 @@ class Heartbeat(threading.Thread):
                 self._peers.note(b"%d %d" % (id(self), count))
                 silent = self._silent()
             except DistNetworkError:
-                return  # the process that has the store ended: collectives will say so
+                return  # the process with the store ended, which collectives will report
             except DistError:
                 silent = "the process with the store of the run"
             if silent and not self._stopped.wait(GRACE_S):
@@ -137,7 +137,7 @@ class Heartbeat(threading.Thread):
         self._stopped.set()
         if done:
             self.join(PERIOD_S)
-            with contextlib.suppress(DistError):  # nobody is left who would read it
+            with contextlib.suppress(DistError):  # the store may have ended already
                 self._peers.note(AWAY)
 
     def _silent(self) -> str:

@@ -93,10 +93,12 @@ def local_slices(
         (slice(3, 5, None), slice(0, 4, None))
     """
     bounds = [(0, size) for size in shape]
+    # Each axis cuts the part that the axes before it have left.
     for count, index, text in zip(mesh, coordinate, placements, strict=True):
         dim = shard_dim(text)
         if dim is not None:
             first, end = bounds[dim]
+            # Rounded up like in `torch.chunk`, so the last parts may be short or empty.
             chunk = -(-(end - first) // count)
             start = min(first + index * chunk, end)
             bounds[dim] = start, min(start + chunk, end)

@@ -159,6 +159,7 @@ def _quiet_launcher(processes: int) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in signals}
     disabled = logging.root.manager.disable
     before = dict(os.environ)
+    # The user's settings take precedence.
     os.environ.update(settings | before)
     logging.disable(logging.CRITICAL)
     try:
@@ -185,7 +186,7 @@ def _check_size(mesh: tuple[int, ...], processes: int) -> None:
     if expected != processes:
         raise PlanError(
             f"mesh {format_mesh(mesh)} has {expected} processes, but {processes} are running: run "
-            f"torchrun --nproc-per-node {expected} COMMAND, or give another mesh."
+            f"torchrun --nproc-per-node {expected} COMMAND, or pass another mesh."
         )
 
 
@@ -218,6 +219,7 @@ def _join(backend: str, timeout_s: float) -> None:
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=processes, timeout=timeout
         )
+        # Heartbeats begin after the barrier, when the store has an entry of every process.
         _joined[:] = [Peers.join(store, rank, processes)]
         dist.barrier()
     except Exception as error:

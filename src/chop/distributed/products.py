@@ -105,6 +105,7 @@ def _layer(node: fx.Node, module: Any, weight: Weight) -> Product | None:
             columns["bias"] = 0
         if _scale_count(module) > 1:
             columns[SCALE_NAMES["weight"]] = 0
+    # `chop::lsq_fake_quantize` has a rule for channel scales along dimension 0 only.
     if weight.inputs in multiples and _scale_count(module) <= 1:
         rows = dict.fromkeys(matrix, weight.inputs)
     return Product(

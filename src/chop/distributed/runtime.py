@@ -45,8 +45,6 @@ def _get_mesh(shape: Sequence[int]) -> DeviceMesh:
 def replicate(value: Any, mesh: tuple[int, ...]) -> Any:
     """Converts plain tensors to replicated DTensors; DTensors and numbers are returned unchanged.
 
-    Nothing is sent: each process has made the same tensor.
-
     Args:
         value: a tensor, or tuples, lists and dicts of tensors.
         mesh: shape of the mesh.
@@ -60,6 +58,7 @@ def replicate(value: Any, mesh: tuple[int, ...]) -> Any:
         if not isinstance(x, Tensor) or isinstance(x, DTensor):
             return x
         everywhere = as_torch((REPLICATED,) * len(mesh))
+        # Every process has computed the same tensor. `run_check` would broadcast it.
         return DTensor.from_local(x, _get_mesh(mesh), everywhere, run_check=False)
 
     if torch.is_inference_mode_enabled():
@@ -94,6 +93,7 @@ def contiguous(value: Any) -> Any:
     if not isinstance(value, DTensor):
         return value
     local = value.to_local()
+    # `view` needs a contiguous local tensor, and strides of the whole tensor that agree.
     dense = torch.empty(value.shape, device="meta").stride()
     if local.is_contiguous() and value.stride() == dense:
         return value
@@ -125,6 +125,7 @@ def write_back(written: Any, value: Any) -> Any:
             raise PlanError(
                 "a node writes into a slice of partial sums; expected a plan that reads 'R'."
             )
+        # The written copy is whole; each process copies its part into the original memory.
         part = written.redistribute(value.device_mesh, value.placements)
         value.to_local().copy_(part.to_local())
         return value

@@ -74,6 +74,7 @@ def shardable_dims(number_format: NumberFormat, shape: Sequence[int]) -> dict[in
 
 def _shardable(layout: Layout, every: dict[int, int]) -> dict[int, int]:
     scaling = layout.scaling
+    # Statistics of the whole tensor would differ between chunks.
     if isinstance(layout.element.threshold, Threshold):
         return {}
     if scaling is None or isinstance(scaling, Unscaled):
@@ -138,6 +139,7 @@ def _layouts_of_codes(
     """Returns layouts of packed codes, whose rows decode to rows."""
     inputs = [codes, scales, tensor_scale]
     layouts = [[_replicate(), *_present(inputs, [_replicate()] * 3)]]
+    # A first size of -1 follows from the number of codes, so it is also right for chunks.
     if shape[0] == -1:
         layouts.append([_shard(0), *_present(inputs, [_shard(0), _shard(0), _replicate()])])
     return layouts
@@ -187,7 +189,7 @@ def _layouts_of_attention(
     whole, mask = tuple(query.tensor_meta.shape), tuple(attn_mask.tensor_meta.shape)
     layouts = [_everywhere(6)]
     for dim in (0, 1):
-        # A mask of one sample or head, or without the dimension, is for all of them.
+        # A mask of size one along the dimension, or without it, applies to all samples or heads.
         is_alike = len(mask) == len(whole) and mask[dim] == whole[dim]
         layouts.append([*_cut(dim, 5), _shard(dim) if is_alike else _replicate()])
     known = {place for layout in layouts for place in layout[5:]}
@@ -244,7 +246,7 @@ def register_strategies() -> None:
         register_rule(operator, layouts, accepts, static_argnum)
     correct_torch()
     replicate_operators_without_rule()
-    # torch has a rule for the attention of every device but this one.
+    # torch has rules for the attention operators of other devices, but not of CPUs.
     attention = cpu_attention()
     if not is_registered(attention):
         register_rule(attention, _layouts_of_attention, _any_chunks, 3, outputs=2)

@@ -109,6 +109,7 @@ class _Layers:
     ) -> None:
         path = str(node.target)
         weight = texts.get(f"{path}.weight", REPLICATED)
+        # A bias is cut with the outputs, or added to whole sums.
         bias, expected = texts.get(f"{path}.bias", REPLICATED), {ROWS: ROWS}.get(weight, REPLICATED)
         if module.bias is not None and bias != expected:
             raise PlanError(

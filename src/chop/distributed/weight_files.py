@@ -61,6 +61,7 @@ def read_slices(
             )
         part: Tensor = mapped[slices]
         wanted = dtype if dtype is not None and part.is_floating_point() else part.dtype
+        # `part` maps the file, which is closed with the block.
         return torch.empty(part.shape, dtype=wanted).copy_(part)
 
 
@@ -161,8 +162,8 @@ class Stored:
         other = next((e for e, shape in zip(experts, shapes, strict=True) if shape != shapes[0]), 0)
         if other or any(len(x.shape) != 2 or x.shape[1] != first[0].shape[1] for x in first):
             raise CheckpointError(
-                f"the matrices of expert {other} of '{first[0].file}', beside "
-                f"'{first[0].name}', differ in shape from those of the first expert."
+                f"the matrices of expert {other} of '{first[0].file}', next to '{first[0].name}', "
+                "differ in shape from those of the first expert."
             )
         outputs = sum(x.shape[0] for x in first)
         shape = (len(experts), outputs, first[0].shape[1])
@@ -206,6 +207,7 @@ def _files(path: Path) -> dict[Path, list[str] | None]:
     shards: dict[Path, list[str]] = {}
     try:
         for name, file in read_json(index, "index")["weight_map"].items():
+            # An index must not name files outside of its folder.
             if Path(file).name != file:
                 raise ConfigError(f"'{file}' is not a file of the folder")
             shards.setdefault(path / file, []).append(name)

@@ -33,7 +33,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
     Args:
         mg: graph; it is not changed.
-        path: path of the `.xml` file; weights are stored beside it in a `.bin` file.
+        path: path of the `.xml` file; weights are stored next to it in a `.bin` file.
         tokenizer: ignored, because such files have none.
     Returns: `path`, `notes`, and the result of `chop.export.onnx.export`.
 

@@ -116,6 +116,6 @@ class Target:
         """Checks that the required packages are installed.
 
         Raises:
-            UnavailableError: with the command that installs them.
+            UnavailableError: if one is missing; the message has the command that installs it.
         """
         require(self.name, self.library, *self.needs, extra=self.extra)

@@ -74,7 +74,7 @@ def match_attention(mg: MaseGraph, softmax: fx.Node) -> Match[Attention] | None:
     """Returns the attention around a softmax between two products, or None.
 
     Raises:
-        NotRewritableError: it cannot be one fused call.
+        NotRewritableError: if it cannot be one fused call.
     """
     if operation(mg, softmax) != "softmax":
         return None

@@ -40,7 +40,7 @@ from chop.nn.integer.mask import KeptKeys
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 FINE_BITS = 40
-"""Bits of tables without an integer output format, and of constants beside exact results."""
+"""Bits of tables without an integer output format, and of constants combined with exact results."""
 LowerAttention = Callable[["GraphLowering", fx.Node, QuantScaledDotProductAttention], Codes]
 """Lowers an attention node with its module; returns the codes of its result."""
 
@@ -291,7 +291,7 @@ class GraphLowering:
         return self.coded(node, grid)
 
     def _exact_move(self, node: fx.Node) -> Codes:
-        """Moves one exact result; constants beside it are rounded to its step."""
+        """Moves one exact result; constant operands are rounded to its step."""
         floats = [given for given in node.all_input_nodes if self.folded.is_float(given)]
         followed = [given for given in floats if given not in self.folded.static]
         if len(followed) != 1 or self.exact(followed[0]).proven.step.dim():

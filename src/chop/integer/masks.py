@@ -26,7 +26,7 @@ class ProvenMask:
     """Dependence of a mask on inputs.
 
     Attributes:
-        source: the input, (B, K), whose zeros mask keys; None for none.
+        source: the input, (B, K), whose zeros mask keys; None if it masks none.
         is_causal: keys after a query are masked too.
     """
 

@@ -88,7 +88,7 @@ def _check(
         for read in reader.all_input_nodes:
             if read not in (target, node) and memory.get(read) == written:
                 raise ConfigError(
-                    f"{where} writes into memory that '{reader.name}' reads by another name, "
+                    f"{where} writes into memory that '{reader.name}' reads under another name, "
                     f"'{read.name}', and integer graphs only have values; compute a new tensor "
                     "instead."
                 )

@@ -73,7 +73,7 @@ def by_name(mg: MaseGraph, batch: Any, where: str) -> Mapping[str, Any]:
         if len(given) > len(names):
             raise ConfigError(
                 f"{where}: expected at most {len(names)} inputs in order ({', '.join(names)}), got "
-                f"{len(given)}; give mappings of inputs by name."
+                f"{len(given)}; pass mappings of inputs by name."
             )
         batch = dict(zip(names, given, strict=False))
     if not isinstance(batch, Mapping):

@@ -100,7 +100,7 @@ class Profile:
             self._has_nan = True
             row = int(non_finite_rows(x)[0])
             warnings.warn(
-                f"{self._where}: row {row} of batch {number} brings NaN to '{node.name}', and its "
+                f"{self._where}: row {row} of batch {number} causes NaN in '{node.name}', and its "
                 "statistics include it; leave the row out.",
                 stacklevel=2,
             )

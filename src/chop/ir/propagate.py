@@ -58,7 +58,7 @@ def propagate(
 def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
     """Returns the values of the placeholders in order, with defaults: the only way into a graph.
 
-    Inputs that a call of the model refuses are refused; ignored inputs are allowed. A cache is
+    Inputs that a call of the model rejects are rejected; ignored inputs are allowed. A cache is
     copied, since graphs write into it and the next run starts from the original.
 
     Raises:

@@ -116,8 +116,8 @@ def check_finite(
     is_half = not guilty and x.dtype in (torch.float16, torch.bfloat16)
     way_out = " or convert the model to float32 (`model.float()`)" if is_half else ""
     raise ConfigError(
-        f"{measured.where}: row {row} of batch {number} brings {what} to '{measured.path}'"
-        f"{origin}; leave the row out{way_out}."
+        f"{measured.where}: row {row} of batch {number} causes {what} in "
+        f"'{measured.path}'{origin}; leave the row out{way_out}."
     )
 
 

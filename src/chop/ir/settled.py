@@ -89,6 +89,6 @@ def refuse_nested(inputs: Mapping[str, Any], where: str) -> None:
         is_object = isinstance(value, FieldsSpec | SimpleNamespace)
         if is_object or (not isinstance(value, TensorSpec) and tree_children(value) is not None):
             raise ConfigError(
-                f"{where}: expected tensors as inputs, and '{name}' has several of "
-                "them; give forward an argument for each of them."
+                f"{where}: expected tensors as inputs, and '{name}' has several of them; add an "
+                "argument of forward for each of them."
             )

@@ -20,7 +20,7 @@ def verify(mg: MaseGraph) -> None:
     nodes call and with the formats of quantized modules.
 
     Raises:
-        GraphError: names the node and the problem.
+        GraphError: if the graph is not valid; the message has the node and the problem.
     """
     try:
         _lint(mg)

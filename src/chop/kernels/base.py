@@ -66,6 +66,8 @@ def register(kernel: Kernel) -> Kernel:
     def marking(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
         return fake_quantize_marking(x, from_key(key))
 
+    # The first operator is defined by `Library`, which makes calls faster, and the second by
+    # `custom_op`. Kernels are registered in the same way as their operator.
     OPERATORS.impl("fake_quantize", implementation, kernel.device.upper())
     torch.library.register_kernel("chop::fake_quantize_marking", kernel.device, marking)
     KERNELS[kernel.device] = kernel
@@ -120,23 +122,21 @@ def fake_quantize_directly(x: Tensor, number_format: NumberFormat, gradient: Gra
         return number_format(x, gradient)
     out, kernel = torch.empty_like(x), KERNELS.get(x.device.type)
     line = None if kernel is None else kernel.line(number_format, x)
+    # A line that fails has written nothing, so the general path can start over.
     if line is None or line(x.data_ptr(), out.data_ptr(), x.numel()) != 0:
         return _rounded(x, number_format, out)
     return out
 
 
 def is_followed(x: Tensor) -> bool:
-    """Returns True if autograd, a compiler, a tracer, a mode or a transform must see the call.
-
-    Negative views are included: their memory does not hold their values.
-    """
+    """Returns True if autograd, a compiler, a tracer, a mode or a transform must see the call."""
     return (
         type(x) is not Tensor
         or (x.requires_grad and torch.is_grad_enabled())
         or torch.compiler.is_compiling()
         or is_transformed()
         or is_dispatch_observed()
-        or x.is_neg()
+        or x.is_neg()  # a lazy negation: the memory holds the values with the other sign
     )
 
 

@@ -111,12 +111,13 @@ class CodeTables:
         codes = packed_bytes(count, self.width) if self.width else -(-count // TRITS_PER_BYTE)
         if self.groups is None:
             return codes, 0
+        # `groups_per_row` is 0 if the whole tensor has a single scale.
         scales = lines.rows * lines.groups_per_row or 1
         width = FLOAT32_WIDTH if self.stores_floats else self.scale_width
         return codes, packed_bytes(scales, width)
 
     def structure(self, lines: Lines, tensor_scale: Tensor | None) -> Codes:
-        """Returns the arguments of the C++ loops. The structure keeps the tables alive."""
+        """Returns the arguments of the C++ loops."""
         codes = Codes(
             reading=self.reading,
             width=self.width,
@@ -132,6 +133,7 @@ class CodeTables:
             group=lines.group,
             groups_per_row=lines.groups_per_row,
         )
+        # The structure only has addresses. This reference keeps the tables alive.
         codes.tables = self
         return codes
 
@@ -168,6 +170,7 @@ class CodeTables:
         """True if scales are absent or powers of two, which round only at the ends of the range."""
         if self.scale_values is None:
             return self.groups is None
+        # `frexp` returns fractions in [0.5, 1), and 0.5 for powers of two only.
         fractions, _ = self.scale_values.frexp()
         return bool(((fractions == 0.5) | self.scale_values.isnan()).all())
 
@@ -182,6 +185,7 @@ def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables 
     width = layout.element.width * layout.levels
     if width > WIDEST:
         return None
+    # Decoding each possible code once by the reference gives the table.
     every = Encoded(_packed(width), torch.Size((2**width,)), torch.float32, scales)
     return CodeTables(width, decode(layout, every))
 
@@ -246,11 +250,8 @@ def _packed(width: int) -> Tensor:
 
 
 def _exact(values: Tensor) -> Tensor | None:
-    """Returns the numbers as float32, or None if float32 cannot represent one exactly.
-
-    Infinity becomes NaN: rounding never returns its code, and products are clamped to finite
-    numbers.
-    """
+    """Returns the numbers as float32, or None if float32 cannot represent one exactly."""
+    # Rounding never returns the code of infinity, and the loops clamp products to finite numbers.
     values = values.masked_fill(values.isinf(), torch.nan)
     rounded = values.float()
     holds = (rounded.double() == values.double()) | values.isnan()
@@ -267,6 +268,7 @@ def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables 
     # Scales of 2^128 exceed float32: the excess power of two moves into the elements.
     excess = max(int(scales.nan_to_num(nan=0.0).max().frexp().exponent) - FLOAT32_BIAS - 1, 0)
     zeros = _zero_values(scaling) if scaling.zero_width else None
+    # The loops read a zero point as the byte after a 16-bit scale, and do not rescale it.
     if zeros is not None and (excess or (scale_width, scaling.zero_width) != ZERO_WIDTHS):
         return None
     values = _exact(tables.values.double() * 2.0**excess)
@@ -274,6 +276,7 @@ def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables 
     if values is None or scale_values is None:
         return None
     step = tables.step * 2.0**excess
+    # The loops multiply fields of minifloats by `step` in float32, where 2^128 is infinite.
     reading = tables.reading if step <= LARGEST_POWER else TABLE
     tables = replace(tables, values=values, reading=reading, step=step)
     scaled = replace(tables, groups=groups, scale_values=scale_values, scale_width=scaling.width)
@@ -282,6 +285,7 @@ def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables 
 
 def _whole(tables: CodeTables) -> CodeTables:
     """Reads integer codes as integers and moves their step into the scales."""
+    # All integer encodings have code 1 for the number 1, so its value is the step.
     step = tables.values[1]
     for reading, read in WHOLE_NUMBERS.items():
         whole = read(tables.width) if tables.width in BYTES_AND_NIBBLES else None
@@ -305,6 +309,7 @@ def _with_whole(tables: CodeTables, reading: int, whole: Tensor, step: Tensor) -
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
+    # `equal` ignores the sign of zero, but decoding has to reproduce it.
     return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
 
 
@@ -328,13 +333,11 @@ WHOLE_NUMBERS: dict[int, Callable[[int], Tensor | None]] = {
 
 
 def _scale_values(scaling: Scaling) -> Tensor:
-    """Returns the number of each scale code as float64, without the scale of the whole tensor.
-
-    Infinities, which no group has, become NaN.
-    """
+    """Returns the number of each scale code as float64, without the scale of the whole tensor."""
     one = torch.ones((), device="cpu") if scaling.tensor_width else None
     codes = _every_code(scaling.width - scaling.zero_width)
     scales = scaling.restore(pack_bits(codes, scaling.width), len(codes), one).view(-1)
+    # No group has an infinite scale; NaN marks the code as unused.
     return scales.masked_fill(scales.isinf(), torch.nan)
 
 

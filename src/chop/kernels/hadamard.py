@@ -157,8 +157,8 @@ def _base_matrix(order: int) -> Tensor:
     bordered[0, 0] = 0
     bordered[1:, 1:] = _characters(*field)
     if q % 4 == 3:
-        # Paley I: -1 is no square, so the characters are skew-symmetric; adding the identity fills
-        # the zero diagonal.
+        # Paley I: -1 is not a square, so the characters are skew-symmetric. Adding the identity
+        # fills the zero diagonal.
         bordered[1:, 0] = -1
         return bordered + torch.eye(q + 1, dtype=torch.float64)
     # Paley II: the characters are symmetric; a 2 x 2 block takes the place of each entry.

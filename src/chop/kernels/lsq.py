@@ -42,6 +42,7 @@ def gradients_in_one_pass(
     ends = c_float(layout.element.lowest), c_float(layout.element.highest)
     tensors = map(pointer, (*inputs, x_gradient, scale_gradients))
     loops.chop_lsq_gradients(*tensors, *sizes, *ends, torch.get_num_threads())
+    # The loops leave out the common factor 1 / scale of each line.
     return x_gradient, scale_gradients.float() / scales
 
 

@@ -58,6 +58,7 @@ def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
     try:
         yield
     finally:
+        # The common setting comes first, because it overwrites those of the backends.
         if whole is not None:
             torch.set_float32_matmul_precision(whole)
         for backend, each in zip(_backends(), before, strict=True):
@@ -67,7 +68,7 @@ def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
 
 def _backends() -> tuple[Any, ...]:
     """Returns the matmul settings of GPUs and CPUs."""
-    cpu: Any = torch.backends.mkldnn  # whose switch the stubs lack
+    cpu: Any = torch.backends.mkldnn  # the type stubs lack this attribute
     return torch.backends.cuda.matmul, cpu.matmul
 
 

@@ -67,8 +67,8 @@ class Statistics(ABC):
             return by_reference(lines, layout)
         non_finite = has_non_finite(lines) if scaling.has_nan else None
         low, high = (scaling.scales(x, non_finite).values for x in self.mean_bounds(lines, above))
-        # Sums depend on the order of their terms. Where the bounds of any order have one scale,
-        # that is it; the few other lines are left to the reference.
+        # A sum depends on the order of its terms. If the lower and upper bound over all orders give
+        # the same scale, it is the reference's. The few other lines are measured by the reference.
         is_open = (low != high).squeeze(1)  # also True for NaN
         if is_open.any():
             low[is_open] = by_reference(lines[is_open], layout)
@@ -103,6 +103,7 @@ class Statistics(ABC):
             return threshold.factor * self._finite_and_flags(line, LARGEST, False)[0].item()
         if threshold.kind == "median":
             return threshold.factor * self.median(line)
+        # The reference decides if the order of summation could change the threshold.
         ends = [threshold.factor * mean.item() for mean in self.mean_bounds(line)]
         if all(map(math.isfinite, ends)) and float_below(ends[0]) == float_below(ends[1]):
             return ends[0]

@@ -43,7 +43,7 @@ def known_shape(codes: Tensor, shape: Sequence[int], key: str) -> Sequence[int]:
         return shape
     layout = from_key(key).layout()
     assert layout is not None
-    # Integers alone: a count that a compiler does not know yet stays what it is.
+    # Integer arithmetic only, because `codes.numel()` is symbolic while a compiler traces.
     bits = Fraction(layout.element.bits).limit_denominator(64)
     numbers = codes.numel() * 8 * bits.denominator // bits.numerator
     return (numbers // math.prod(shape[1:]), *shape[1:])
@@ -128,6 +128,7 @@ def packed_linear_directly(
         bias: (outputs,) or None.
     """
     if type(codes) is Tensor and x.is_cpu and codes.is_cpu and not is_followed(x):
+        # `is_followed` checks `x` only, but the bias may need a gradient as well.
         is_learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
         packed = Packed(codes, scales, tensor_scale, shape, key)
         result = None if is_learned else cpu.linear(x, x_key, packed, bias)
@@ -192,6 +193,8 @@ def _linear(find: Callable[..., Tensor | None]) -> Callable[..., Tensor]:
     return implementation
 
 
+# The references run on every device. Kernels of a device come first, and call the reference for
+# formats or shapes that they do not support.
 OPERATORS.impl("decode", decode, "CompositeExplicitAutograd")
 OPERATORS.impl("decode", _decoder(cpu.decode), "CPU")
 OPERATORS.impl("decode", _decoder(gpu.decode), "CUDA")

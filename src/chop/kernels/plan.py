@@ -94,6 +94,7 @@ def get_plan(
         scale = SCALINGS.get(type(layout.scaling), _measured)(layout.scaling)
     if scale is None:
         return None
+    # Without a scale, fixed point can use simpler loops, and thresholds are known.
     if scale["scale"] == NONE and element["core"] in ALONE:
         element = ALONE[element["core"]](layout.element, element, limit)
     return LoopParameters(**{**common, **scale, **element})
@@ -153,6 +154,7 @@ def _fixed(element: Fixed) -> Row | None:
         "step": 2.0**-element.frac_width,
         "low": element.lowest_code,
         "high": element.largest_code,
+        # The loops add this number: +0 turns -0 into +0, and -0 changes nothing.
         "zero": -0.0 if keeps_zero_sign else 0.0,
         "floors": floors,
     }
@@ -162,6 +164,7 @@ def _fixed_alone(element: Fixed, row: Row, limit: float) -> Row:
     """Selects float32 loops if every step is exact in float32 and rounding is not by floor."""
     if element.code == "sign_magnitude" or element.largest > limit:
         return row
+    # Codes of up to 24 bits are integers that float32 represents exactly.
     in_float32 = element.width <= FRACTION_BITS + 1 and not (row["floors"] and row["step"] > 1)
     return {**row, "core": INTEGER_FLOAT32 if in_float32 else INTEGER_FLOAT64}
 
@@ -171,6 +174,8 @@ def _minifloat(element: Minifloat) -> Row:
         "core": MINIFLOAT,
         "low": 2.0**element.lowest_exponent,
         "high": element.largest,
+        # Adding and subtracting this factor times the power of two of x in float64 leaves the
+        # mantissa bits, rounded to nearest even.
         "magic_factor": 2.0 ** (DOUBLE_BITS - element.mantissa_width),
     }
 
@@ -188,6 +193,7 @@ def _denormal(element: Denormal) -> Row:
 def _log(element: Log2) -> Row:
     low = 2.0**element.lowest_exponent
     in_log_domain = element.nearest == "log"
+    # Halfway between 0 and the lowest power, or in the log domain between it and its half.
     zero_below = low / 2 * (math.sqrt(2) if in_log_domain else 1.0)
     return {
         "core": LOG,
@@ -263,6 +269,7 @@ def _shared_exponent(scaling: SharedExponent) -> Row:
     return {
         "scale": SHARED_EXPONENT,
         "offset": scaling.offset,
+        # From this fraction on, the largest magnitude takes the next exponent.
         "carry": first_fraction(scaling.increment_threshold) << DOUBLE_BITS - FRACTION_BITS,
         "lowest_exponent": scaling.lowest,
         "largest_exponent": scaling.largest,

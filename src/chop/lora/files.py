@@ -27,8 +27,8 @@ def apply_adapter(mg: MaseGraph, adapter: AdapterFile, folder: Path, where: str)
         where: name of the pass, for messages.
 
     Raises:
-        CheckpointError: the file does not fit the model.
-        GraphError: the graph has adapters on other layers than the file.
+        CheckpointError: if the file does not fit the model.
+        GraphError: if the graph has adapters on other layers than the file.
     """
     linears = list_linears(mg)
     _check(mg, linears, adapter, folder, where)
@@ -42,7 +42,8 @@ def adapter_file(mg: MaseGraph, where: str) -> AdapterFile:
     """Returns the adapters of a graph, and its other trained parameters, for PEFT's file format.
 
     Raises:
-        GraphError: the graph has no adapter, or a trained parameter that the format cannot store.
+        GraphError: if the graph has no adapter, or a trained parameter that the format cannot
+            store.
     """
     layers = list_adapters(mg.model)
     if not layers:
@@ -86,7 +87,9 @@ def _check(
     modules, state = mg.modules, mg.model.state_dict()
     for path in adapter.layers:
         if path not in linears:
-            problem = f"is a {type(modules[path]).__name__}" if path in modules else "is not there"
+            problem = (
+                f"is a {type(modules[path]).__name__}" if path in modules else ("does not exist")
+            )
             near = did_you_mean(path, linears)
             raise CheckpointError(
                 f"'{folder}': its layer '{path}' {problem}, expected a linear layer: {near}"

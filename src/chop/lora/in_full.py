@@ -1,4 +1,4 @@
-"""Fully trained parameters beside adapters: PEFT's `modules_to_save` and `bias`.
+"""Fully trained parameters in addition to adapters: PEFT's `modules_to_save` and `bias`.
 
 PEFT trains copies of modules, chop the modules themselves. A parameter shared by several modules is
 stored once in chop, and once per module in PEFT's files.
@@ -33,8 +33,8 @@ def trained_in_full(
     For a shared parameter, all modules that use it are returned.
 
     Raises:
-        GraphError: a trained parameter is the weight of an adapted layer, belongs directly to the
-            model, or lies beside adapters in a module.
+        GraphError: if a trained parameter is the weight of an adapted layer, belongs directly to
+            the model, or shares a module with adapters.
     """
     own = {f"{path}.{name}.weight" for path in layers for name in ADAPTER_MODULES}
     groups = _names_of_parameters(mg)

@@ -98,7 +98,7 @@ def write_adapter(folder: Path, adapter: AdapterFile, target_modules: list[str] 
     tensors = {inside.get(key, key): x for key, x in adapter.full.items()}
     for path, layer in adapter.layers.items():
         tensors |= {f"{path}.lora_A.weight": layer.a, f"{path}.lora_B.weight": layer.b}
-    # Copies: the file format refuses tensors that share memory.
+    # Copies: the file format cannot store tensors that share memory.
     ready = {f"{PREFIX}{k}": x.detach().cpu().contiguous().clone() for k, x in tensors.items()}
     with atomic_file(folder / WEIGHTS_FILE) as temporary:
         save_file(ready, temporary, {"format": "pt"})
@@ -110,8 +110,8 @@ def read_adapter(folder: Path) -> AdapterFile:
     """Reads both files of `folder`.
 
     Raises:
-        CheckpointError: a file is missing or broken, or needs more than LoRA on linear layers; the
-            message names the key.
+        CheckpointError: if a file is missing or broken, or needs more than LoRA on linear layers;
+            the message names the key.
     """
     config = _read_config(folder)
     tensors = _read_tensors(folder / WEIGHTS_FILE)
@@ -189,7 +189,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = read_json(path, "config")
     except FileNotFoundError:
-        raise CheckpointError(f"'{folder}' holds no adapter: it has no {CONFIG_FILE}.") from None
+        raise CheckpointError(f"'{folder}' contains no adapter: it has no {CONFIG_FILE}.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}.") from None
     kind = config.get("peft_type")

@@ -21,7 +21,7 @@ def modules_named(mg: MaseGraph, entries: Iterable[str], where: str) -> set[str]
     """Returns the paths of modules that match entries: a path, a path suffix, or a pattern.
 
     Raises:
-        ConfigError: an entry matches no module.
+        ConfigError: if an entry matches no module.
     """
     names = {path: (path,) for path, _ in mg.model.named_modules() if path}
     return set(_named(entries, names, where, "module"))
@@ -40,7 +40,7 @@ def adapted_linears(
         where: name of the pass, for messages.
 
     Raises:
-        ConfigError: an entry matches no layer, or no layer remains.
+        ConfigError: if an entry matches no layer, or no layer remains.
     """
     linears = list_linears(mg)
     if entries is None:
@@ -70,7 +70,7 @@ def _named(entries: Iterable[str], names: Names, where: str, what: str) -> dict[
     """Returns the paths that the entries match, in the order of `names`.
 
     Raises:
-        ConfigError: an entry matches nothing.
+        ConfigError: if an entry matches nothing.
     """
     chosen: set[str] = set()
     for entry in entries:

@@ -98,7 +98,9 @@ class MaseDataModule:
         """
         splits = self._as_tensors()
         if len(splits["train"]) < 2:
-            raise ConfigError(f"data set '{self.name}': expected two training rows or more, got 1.")
+            raise ConfigError(
+                f"data set '{self.name}': expected at least two training rows, got 1."
+            )
         parts = splits["train"].train_test_split(test_size=VALIDATION_SHARE, seed=0)
         self.train_dataset, self.val_dataset = parts["train"], parts["test"]
         self.test_dataset = splits["test"]
@@ -120,7 +122,7 @@ class MaseDataModule:
         name = self.model_name or self._own_tokenizer()
         if name is None:
             raise ConfigError(
-                f"data set '{self.name}' holds texts: give tokenizer= or model_name=."
+                f"data set '{self.name}' contains texts: pass tokenizer= or model_name=."
             )
         return get_tokenizer(name)
 

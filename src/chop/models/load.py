@@ -227,13 +227,13 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     if Path(name).is_file():
         as_own = f"{name}:Net" if name.endswith(".py") else f"file.py:Net --weights {name}"
         raise ConfigError(
-            f"model '{name}' is a file: give its class too, as {as_own}, or the folder of a "
-            "Hugging Face model."
+            f"model '{name}' is a file: pass its class as well, such as {as_own}, or the folder of "
+            "a Hugging Face model."
         )
     if is_folder and not (Path(name) / "config.json").is_file():
         raise ConfigError(
-            f"folder '{name}' holds no model: {_why_none(Path(name))}expected a config.json in it."
-            f"{advice_of_builtin(name, BUILTIN_MODELS)}"
+            f"folder '{name}' contains no model: {_why_none(Path(name))}expected a config.json in "
+            f"it.{advice_of_builtin(name, BUILTIN_MODELS)}"
         )
     if is_folder:
         check_config(Path(name))
@@ -250,7 +250,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     except config_errors() as error:
         if not is_folder:
             raise _missing_error(name, "a model") from error
-        message = f"folder '{name}' holds no model that is known: {get_reason(error)}."
+        message = f"folder '{name}' contains no known model: {get_reason(error)}."
         raise ConfigError(message) from error
     check_architectures(config, f"'{name}'")
     without_fetched_code(config, f"'{name}'")
@@ -272,7 +272,7 @@ def _missing_error(name: str, what: str, hint: str = "") -> UnavailableError:
     file, _, named = name.rpartition(":")
     if Path(f"{file}.py").is_file():
         hint = f"did you mean '{file}.py:{named}'?"
-    suggestion = hint or f"give a local folder, or a built-in: {did_you_mean(name, BUILTIN_MODELS)}"
+    suggestion = hint or f"pass a local folder, or a built-in: {did_you_mean(name, BUILTIN_MODELS)}"
     return UnavailableError(f"'{name}': {what} not found {where}{reach}; {suggestion}")
 
 

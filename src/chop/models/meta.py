@@ -65,7 +65,7 @@ def meta_model(
     make = get_constructor(model_class)
     wanted = dtype or config.dtype or stored_dtype(folder)
     with (
-        library_errors(folder, problem="makes no model"),
+        library_errors(folder, problem="does not create a model"),
         torch.random.fork_rng(devices=[]),
         _parameters_on_meta(),
     ):
@@ -85,7 +85,7 @@ def weights_source(
     """Returns the weights of a `meta_model`, under the names of its class.
 
     Args:
-        model: model of transformers before capture; its graph has the same names.
+        model: Hugging Face model before capture; its graph has the same names.
         folder: see `SafetensorsSource`.
         graph: `mg.model` of the graph that gets the weights, if it stores layers transposed, as for
             GPT-2; by default the model itself.
@@ -131,7 +131,7 @@ class _FileNames:
     """Names in files, possibly of older releases, and the corresponding names in the model.
 
     Args:
-        model: model of transformers.
+        model: Hugging Face model.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -85,7 +85,7 @@ def _named(
         kind = dataset_info.kind if dataset_info else "nlp"
         if kind == "physical":
             known = [row.name for row in MODELS.values() if row.plain is not None]
-            raise ConfigError(f"model '{name}' is not known: {did_you_mean(name, known)}")
+            raise ConfigError(f"model '{name}' is unknown: {did_you_mean(name, known)}")
         auto = None if labels is None and task == "cls" else _auto_task(task, kind)
         return load_model(name, num_labels=labels, task=auto, pretrained=pretrained, seed=seed)
     if info.config is not None:

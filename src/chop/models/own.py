@@ -242,7 +242,7 @@ def reason_of_user_code(error: BaseException, path: Path) -> str:
 
     Args:
         error: exception with its traceback.
-        path: file of the user's code; files beside it and below count as the user's too.
+        path: file of the user's code; files next to it and below count as the user's too.
     """
     folder, place = path.parent.absolute(), ""
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -293,4 +293,4 @@ def _build_from_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.
         if not pretrained:
             raise ConfigError(f"'{TIMM}{name}' cannot be built: {first_line(error)}") from error
         message = f"'{TIMM}{name}': the weights cannot be fetched ({first_line(error)})"
-        raise UnavailableError(f"{message}; give --weights FILE.") from error
+        raise UnavailableError(f"{message}; pass --weights FILE.") from error

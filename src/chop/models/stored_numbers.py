@@ -21,7 +21,7 @@ def check_numbers(model: Any, folder: Path, renamed: Renamed, where: str) -> lis
     """Returns warnings about weights stored as 8-bit floats.
 
     Args:
-        model: model of transformers, with weights or on the meta device.
+        model: Hugging Face model, with weights or on the meta device.
         folder: folder with safetensors weights; other kinds of weights are ignored.
         renamed: names of tensors in files -> names in the model.
         where: location of the files, for messages.

@@ -19,7 +19,7 @@ from chop.ir.storage.torch_file import read_torch_file
 LoadType = Literal["mz", "pt", "pl"]
 NESTED = ("state_dict", "model")
 """Keys under which training scripts store the tensors in a larger file."""
-NO_CODE = "expected only tensors, as torch.save(model.state_dict(), ...) or safetensors write them"
+NO_CODE = "expected only tensors, as written by torch.save(model.state_dict(), ...) or safetensors"
 READ_TWICE = 2**28
 """Maximum bytes of a weight file that is also checked before the data are read."""
 MAX_NAMES = 5
@@ -47,7 +47,7 @@ def load_checkpoint(
     if load_type == "mz":
         return MaseGraph.from_checkpoint(load_name).model
     if model is None:
-        raise ConfigError(f"load_type '{load_type}' holds only weights: give model=.")
+        raise ConfigError(f"load_type '{load_type}' contains only weights: pass model=.")
     return load_weights(model, load_name, prefix="model." if load_type == "pl" else "")
 
 
@@ -155,7 +155,7 @@ def _read_state(path: Path) -> Mapping[str, Any]:
         state = _only_nested(path, state) if inner is None else inner
     if not isinstance(state, Mapping):
         kind = type(state).__name__
-        raise CheckpointError(f"'{path}' holds a {kind}, expected tensors by name.")
+        raise CheckpointError(f"'{path}' contains a {kind}, expected tensors by name.")
     if wrong := [repr(key) for key in state if not isinstance(key, str)]:
         raise CheckpointError(
             f"'{path}' has tensors under {enumerate_names(wrong, MAX_NAMES)}, expected names."
@@ -170,8 +170,8 @@ def _only_nested(path: Path, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
     nested = {key: x for key, x in state.items() if isinstance(x, Mapping) and _has_tensors(x)}
     if len(nested) > 1:
         raise CheckpointError(
-            f"'{path}' holds weights under {enumerate_names([*map(str, nested)], MAX_NAMES)}: save "
-            "each model in its own file."
+            f"'{path}' contains weights under {enumerate_names([*map(str, nested)], MAX_NAMES)}: "
+            "save each model in its own file."
         )
     return next(iter(nested.values()), state)
 
@@ -200,7 +200,7 @@ def _read(path: Path) -> Any:
         raise
     except Exception as error:  # torch's unpickler raises various errors
         raise CheckpointError(
-            f"'{path}' holds no weights that can be read: {NO_CODE}{_describe_object(error)}."
+            f"'{path}' contains no readable weights: {NO_CODE}{_describe_object(error)}."
         ) from error
 
 
@@ -213,5 +213,5 @@ def _describe_object(error: Exception) -> str:
     text = str(error)
     named = re.search(r"GLOBAL (\S+) was not an allowed", text)
     if named is not None:
-        return f"; it names '{named[1]}', which is code, as torch.save(model, ...) writes it"
+        return f"; it names '{named[1]}', which is code, as written by torch.save(model, ...)"
     return "; it is a TorchScript program" if "TorchScript archive" in text else ""

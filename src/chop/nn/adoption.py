@@ -24,8 +24,8 @@ def adopt(cls: type[M], module: nn.Module, **changed: Any) -> M:
         changed: replaced entries of the new module's `__dict__`.
 
     Raises:
-        ConfigError: the module's forward was replaced on the instance, which would hide that of the
-            class.
+        ConfigError: if the module's forward was replaced on the instance, which would hide that of
+            the class.
     """
     reason = why_not_its_class(module)
     if reason is not None:

@@ -23,7 +23,8 @@ class Hadamard(nn.Module):
             the features.
 
     Raises:
-        ConfigError: no Hadamard matrix of that order is known, or it does not divide the features.
+        ConfigError: if no Hadamard matrix of that order is known, or it does not divide the
+            features.
     """
 
     def __init__(self, features: int, block: int | None = None) -> None:

@@ -44,7 +44,7 @@ class LoraLinear(QuantLinear):
         use_rslora: scale by `alpha / sqrt(rank)` instead (Kalajdzievski 2023, arXiv:2312.03732).
         options: `device`, `dtype` and `config` (the formats).
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: if a number is out of range.
     """
 
     alpha: float

@@ -1,4 +1,4 @@
-"""Graph passes, one per file. `PASSES` has those with settings."""
+"""Graph passes, one per file. `PASSES` contains those with settings."""
 
 import importlib
 

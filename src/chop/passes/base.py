@@ -87,9 +87,9 @@ def graph_pass(
             as None.
 
     Raises:
-        ConfigError: by the pass: a setting is invalid.
-        GraphError: by the pass: a required transform pass has not run, the graph is not a
-            MaseGraph, or it has packed layers that the pass would have to change.
+        ConfigError: raised by the pass, if a setting is invalid.
+        GraphError: raised by the pass, if a required transform pass has not run, the graph is not
+            a MaseGraph, or it has packed layers that the pass would have to change.
     """
 
     def decorate(function: Callable[[MaseGraph, C], dict[str, Any]]) -> GraphPass:

@@ -61,7 +61,7 @@ def find_spec(fullname: str) -> ModuleSpec | None:
 def import_subpackage(path: str) -> ModuleType:
     """Imports a module without garbage collection.
 
-    Modules are no garbage, and each collection visits the million objects of torch, which took a
+    Modules are not garbage, and each collection visits the million objects of torch, which took a
     fifth of the import time.
     """
     was_enabled = gc.isenabled()

@@ -85,7 +85,7 @@ class CompressionPipeline(AutoPipeline):
         if not settings:
             names = " or ".join(stage.name for stage in self.stages)
             raise ConfigError(
-                f"CompressionPipeline: pass_args is empty: give settings for {names}."
+                f"CompressionPipeline: pass_args is empty: pass settings for {names}."
             )
         return [stage for stage in self.stages if stage.name in settings]
 
@@ -128,8 +128,8 @@ class AutoPipelineForDistributedInference(AutoPipeline):
         def shard_by_it(mg: MaseGraph, config: Any) -> tuple[MaseGraph, dict[str, Any]]:
             if not searched:
                 raise ConfigError(
-                    f"AutoPipelineForDistributedInference: {SHARD} has no plan, as {SEARCH} has "
-                    "not run in this process; give 'plan', or do not skip or resume the search."
+                    f"AutoPipelineForDistributedInference: {SHARD} has no plan, because {SEARCH} "
+                    "has not run in this process; pass 'plan', or do not skip or resume the search."
                 )
             return shard.function(mg, {**config, **searched})
 

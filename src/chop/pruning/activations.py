@@ -29,7 +29,7 @@ def prune_inputs(mg: MaseGraph, config: PruneConfig, settings: ActivationPruning
 
     Returns: the number of pruners.
     Raises:
-        ConfigError: the settings choose only embedding tables.
+        ConfigError: if the settings choose only embedding tables.
     """
     chosen = choose(prunable_layers(mg), settings.sparsity, config.include, config.exclude)
     layers = {layer: share for layer, share in chosen.items() if layer.row.is_product}
@@ -52,7 +52,7 @@ def _share_threshold(
     """Sets the magnitude threshold below which the pruned share of all inputs lies.
 
     Raises:
-        ConfigError: a row of a batch causes NaN or infinite inputs.
+        ConfigError: if a row of a batch causes NaN or infinite inputs.
     """
     if batches is None:
         warnings.warn(

@@ -90,7 +90,7 @@ class ChannelTrace:
         """Starts at a layer whose outputs are the units, with `run` outputs each.
 
         Raises:
-            BlockedError: the units cannot be removed.
+            BlockedError: if the units cannot be removed.
         """
         module = self.module(node)
         if getattr(module, "groups", 1) != 1:

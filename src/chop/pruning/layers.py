@@ -39,7 +39,7 @@ def choose(
         where: name of the pass, for messages.
 
     Raises:
-        ConfigError: a selector matches no layer.
+        ConfigError: if a selector matches no layer.
     """
     by_layer = isinstance(sparsity, Mapping)
     wanted = list(include or ())
@@ -84,7 +84,7 @@ def with_sharers(mg: MaseGraph, layer: Layer, layers: Sequence[Layer]) -> list[L
     """Returns the layers that share a weight, which need a common mask.
 
     Raises:
-        ConfigError: a user of the weight cannot carry a mask.
+        ConfigError: if a user of the weight cannot carry a mask.
     """
     weight = layer.module.weight
     # A parametrized weight is another tensor each time: the layer would not find itself.

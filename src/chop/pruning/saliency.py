@@ -37,8 +37,8 @@ def gather_score_inputs(
     The model runs in eval mode; its mode is restored.
 
     Raises:
-        ConfigError: there is no batch, a batch lacks labels for a loss, or it has NaN or infinite
-            values.
+        ConfigError: if there is no batch, a batch lacks labels for a loss, or it has NaN or
+            infinite values.
     """
     generator = torch.Generator().manual_seed(seed)
     score_inputs = {path: ScoreInputs(generator) for path in users}
@@ -58,7 +58,7 @@ def compute_scores(path: str, weight: Tensor, score: Score, score_inputs: ScoreI
     """Computes a score per weight, in the weight's shape.
 
     Raises:
-        ConfigError: a score is NaN, which cannot be ranked.
+        ConfigError: if a score is NaN, which cannot be ranked.
     """
     values = score.of(weight.detach(), score_inputs)
     if not bool(values.isnan().any()):
@@ -122,8 +122,8 @@ def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
     logits = named.get("logits", output)
     if LABELS not in batch or not isinstance(logits, Tensor):
         raise ConfigError(
-            f"{WHERE}: the method needs a loss: give batches 'labels' and the model an output "
-            f"that is, or has, logits; got {', '.join(batch)} and {type(output).__name__}."
+            f"{WHERE}: the method needs a loss: pass batches 'labels' and the model an output that "
+            f"is, or has, logits; got {', '.join(batch)} and {type(output).__name__}."
         )
     labels = batch[LABELS].to(logits.device)
     try:

@@ -57,7 +57,7 @@ def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning
     `layers`, `skipped`, and `parameters`: number before and after.
 
     Raises:
-        GraphError: the graph has LoRA adapters, which would keep the old widths.
+        GraphError: if the graph has LoRA adapters, which would keep the old widths.
     """
     refuse_adapters(mg.model, "prune_transform_pass")
     groups, skipped = _groups(mg, config, settings)
@@ -121,7 +121,7 @@ def _groups(
     """Returns the removable units, and the reasons by name for the others.
 
     Raises:
-        ConfigError: heads are requested, and the graph has no attention.
+        ConfigError: if heads are requested, and the graph has no attention.
     """
     chosen = choose(prunable_layers(mg), settings.shares, config.include, config.exclude)
     shapes = _shapes(mg)

@@ -72,7 +72,7 @@ def _warn_about_nan(observers: Mapping[str, Mapping[str, _Observer]], number: in
     if met:
         path, operand, row = met[0]
         warnings.warn(
-            f"calibration: row {row} of batch {number} brings NaN to {operand} of '{path}'; "
+            f"calibration: row {row} of batch {number} causes NaN in {operand} of '{path}'; "
             "formats are fitted to the other values. Remove this row.",
             stacklevel=3,
         )

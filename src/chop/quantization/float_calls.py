@@ -46,6 +46,6 @@ def _sentence(floats: Mapping[fx.Node, str], where: str) -> str:
     calls = "1 call stays" if len(floats) == 1 else f"{len(floats)} calls stay"
     return (
         f"{where}: {calls} float, since a module that is given back could not round there: node "
-        f"'{first.name}' is a function that {reason}. Name operators to round it in the graph and "
-        "its checkpoint alone."
+        f"'{first.name}' is a function that {reason}. Name operators to round it only in the graph "
+        "and its checkpoint."
     )

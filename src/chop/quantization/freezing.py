@@ -58,8 +58,8 @@ def freeze_layers(
     layers; `packed`, layers that stay packed; `kept`, other unchanged layers, see `frozen`.
 
     Raises:
-        ConfigError: nothing is quantized, a weight format needs calibration, or learned scales need
-            a first batch.
+        ConfigError: if nothing is quantized, a weight format needs calibration, or learned scales
+            need a first batch.
     """
     paths: dict[str, list[str]] = {"frozen": [], "plain": [], "packed": [], "kept": []}
     known: Known = {}
@@ -101,7 +101,7 @@ def frozen(layer: QuantizedOperator, known: Known) -> nn.Module:
     rows, or a custom forward.
 
     Raises:
-        ConfigError: a parameter format needs calibration, or learned scales need a first batch.
+        ConfigError: if a parameter format needs calibration, or learned scales need a first batch.
     """
     names = _parameters(layer)
     home = _get_operator(layer)

@@ -230,7 +230,7 @@ class MasksAhead:
         if row.follow is not d.arithmetic:
             return None
         others = [x for x in user.all_input_nodes if x not in scores and x in self._maybe]
-        if self._scores.isdisjoint(scores):  # masks themselves, beside scores
+        if self._scores.isdisjoint(scores):  # masks, added to the real scores
             others = [x for x in others if x not in self._scores]
         is_mask = len(others) == 1 and not self._is_made_of(others[0], scores)
         return ("added", others[0]) if is_mask else None

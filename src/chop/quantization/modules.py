@@ -24,8 +24,8 @@ def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Mod
     """Returns a copy of `network` with the modules chosen by a config quantized, and their number.
 
     Raises:
-        ConfigError: a key matches no module, its config does not fit the operator, or a module does
-            not compute the function of its class.
+        ConfigError: if a key matches no module, its config does not fit the operator, or a module
+            does not compute the function of its class.
     """
     _check_copies(network, config.where)
     result = copy.deepcopy(network, computed_tensors(network))

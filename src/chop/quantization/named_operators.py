@@ -47,7 +47,7 @@ def present_operators(mg: MaseGraph, names: Sequence[str]) -> list[str]:
     """Returns the names of operators that occur in the graph.
 
     Raises:
-        ConfigError: none occurs.
+        ConfigError: if none occurs.
     """
     present = {mg.operator(node).name for node in mg.nodes}
     matches = [name for name in names if name in present]

@@ -69,8 +69,8 @@ def pack_layers(mg: MaseGraph, selection: Selection, exact: bool) -> tuple[int, 
     Returns: the number of packed layers, and by path the reason for each layer that stays float.
 
     Raises:
-        ConfigError: a selector matches no layer, there is nothing to pack, or learned scales need a
-            first batch.
+        ConfigError: if a selector matches no layer, there is nothing to pack, or learned scales
+            need a first batch.
     """
     _freeze_scales(mg)
     layers = _layers(mg)
@@ -95,7 +95,7 @@ def unpack_layers(mg: MaseGraph, selection: Selection) -> tuple[int, dict[str, s
     Returns: the number of unpacked layers, and by path the reason for each layer that is float now.
 
     Raises:
-        ConfigError: a selector matches no layer, or no chosen layer is packed.
+        ConfigError: if a selector matches no layer, or no chosen layer is packed.
     """
     chosen = _choose(_layers(mg), selection)
     shared: dict[int, nn.Parameter | None] = {}

@@ -58,7 +58,7 @@ class QuantizeConfig:
         effect.
 
         Raises:
-            ConfigError: `by` is unknown, or an entry does not have the form `{"config": {...}}`.
+            ConfigError: if `by` is unknown, or an entry does not have the form `{"config": {...}}`.
         """
         # A node may be called as one of MASE's keys is.
         options = [key for key in ignores if not _is_rule(settings.get(key))]
@@ -83,7 +83,7 @@ class QuantizeConfig:
         Rules by type skip arithmetic that computes masks or positions.
 
         Raises:
-            ConfigError: a rule or a pattern matches no node, or its mapping does not fit the
+            ConfigError: if a rule or a pattern matches no node, or its mapping does not fit the
                 operator.
         """
         skipped_paths = self._skipped_names(mg)
@@ -139,7 +139,7 @@ class QuantizeConfig:
         """Returns the paths that the recipe skips.
 
         Raises:
-            ConfigError: a pattern matches none.
+            ConfigError: if a pattern matches none.
         """
 
         def missing(pattern: str) -> ConfigError:
@@ -158,7 +158,7 @@ class QuantizeConfig:
             places: names of the candidates' nodes. Rules by type with such a name, which occur in
                 MASE configs, cause a warning and have no effect.
         Raises:
-            ConfigError: a rule matches no candidate.
+            ConfigError: if a rule matches no candidate.
         """
         unused = set(self.rules)
         every = {name for names in candidates.values() for name in names}
@@ -174,8 +174,8 @@ class QuantizeConfig:
         for key in self.rules:
             if key in unused and self.by == "type" and key in places:
                 warn_once(
-                    f"{self.where}: '{key}' names a node, and rules are by 'type': it has no "
-                    "effect, as in MASE; by 'name' it has."
+                    f"{self.where}: '{key}' names a node, but rules by 'type' select operators: it "
+                    "has no effect, as in MASE. Use 'by': 'name'."
                 )
             elif key in unused:
                 raise ConfigError(self._explain_unused(key, candidates.values()))
@@ -231,8 +231,8 @@ def _check_shared(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
     for node, spec in chosen.items():
         if node.op == "call_module" and specs.setdefault(str(node.target), spec) != spec:
             raise ConfigError(
-                f"quantize_transform_pass: module '{node.target}' is called more than once and "
-                "has one set of formats; give its calls the same."
+                f"quantize_transform_pass: module '{node.target}' is called more than once and has "
+                "one set of formats; use the same for all its calls."
             )
 
 

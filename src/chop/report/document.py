@@ -1,4 +1,4 @@
-"""Page content of a run, stored as JSON beside the manifest."""
+"""Page content of a run, stored as JSON next to the manifest."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def within(goals: Goals) -> str:
 
 
 def _build_clouds(result: Result) -> list[Cloud]:
-    """Returns a panel for each goal beside the first, in its own unit."""
+    """Returns a panel for each goal after the first, in its own unit."""
     first = select_objectives(result.goals)[0].name
     names = [goal.name for goal in result.goals if goal.name != first]
     bounds = {limit.name: limit.bound for limit in select_constraints(result.goals)}
@@ -135,7 +135,7 @@ def search_tiles(result: Result, space: SearchSpace, shares: Collection[str] = (
     notes = {name: f"budget {bound:,.6g}" for name, bound in bounds.items()}
     about = f"trial {result.best.number}, on the search rows"
     best = [
-        Tile(f"{name} of the best", _cell(value, name in shares), notes.get(name, about))
+        Tile(f"{name} of the best trial", _cell(value, name in shares), notes.get(name, about))
         for name, value in values.items()
     ]
     return [*best, trials]

@@ -23,7 +23,7 @@ class Journal:
     Points with other settings in the same file are ignored. A line cut short by a kill is skipped,
     and its point counts as missing. Several processes may share a journal: lines are appended under
     a lock, and lines of other processes are read as well. A run that reads or adds a point lists
-    the file as an artifact. Links are refused, because lines would be appended to another file.
+    the file as an artifact. Links are rejected, because lines would be appended to another file.
 
     Args:
         path: JSONL file, created with its folder at the first point.

@@ -241,7 +241,7 @@ def _warn_about_other_results(folder: Path, manifest: Manifest) -> None:
     if is_other or held.kind != manifest.kind:
         what = " and ".join(f"{name} {old}" for name, old, _ in named)
         warn_each_time(
-            f"'{folder}' holds results of chop {held.kind}{what and f' with {what}'}. This run "
+            f"'{folder}' contains results of chop {held.kind}{what and f' with {what}'}. This run "
             f"of chop {manifest.kind} replaces the manifest and files of the same names. {APART}",
             UserWarning,
         )

@@ -72,6 +72,7 @@ def _split(source: str) -> tuple[str, str | None]:
     if "://" in source:
         parts = re.fullmatch(r"(\w[^:]*://[^/]*/[^:?]*):(.+)", source)
         return (parts[1], parts[2]) if parts else (source, None)
+    # A path may contain colons itself, so the first existing prefix is the storage.
     places = [i for i, letter in enumerate(source) if letter == ":"]
     for place in [] if Path(source).exists() else places:
         if Path(source[:place]).exists():
@@ -150,11 +151,13 @@ def _groups(searches: Sequence[Compared]) -> list[list[Compared]]:
     for each in searches:
         excluded = (*SEED_ALONE, *HOW_LONG)
         settings = {k: v for k, v in (each.settings or {}).items() if k not in excluded}
+        # Searches of user programs have no settings, so each has a separate group.
         key = json.dumps(settings, sort_keys=True) if settings else each.label
         together.setdefault(key, []).append(each)
     groups: list[list[Compared]] = []
     for group in together.values():
         seeds = {(each.settings or {}).get("seed") for each in group}
+        # Two searches with one seed would count twice in the same curve.
         groups += [group] if len(seeds) == len(group) else [[each] for each in group]
     return groups
 
@@ -173,6 +176,7 @@ def _get_labels(groups: Sequence[Sequence[Compared]]) -> list[str]:
     first = [name for name in differing if name not in HOW_LONG] or ["sampler"]
     more = [*first, *(name for name in differing if name in HOW_LONG)]
     labels = [_label(group[0], first) for group in groups]
+    # Labels that are still equal get more settings, then the names of study and source.
     labelers: tuple[Callable[[Compared], str], ...] = (
         lambda each: _label(each, more),
         lambda each: f"{each.name} ({each.source})",

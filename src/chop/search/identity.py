@@ -44,6 +44,7 @@ class _Walk:
         """Returns a JSON form of the value."""
         if value is None or isinstance(value, bool | str):
             return value
+        # Exact types only: a subclass, such as an enumeration of integers, is another value.
         if type(value) in (int, float, complex, bytes):
             return [type(value).__name__, repr(value)]
         if id(value) in self.depths:
@@ -70,6 +71,7 @@ class _Walk:
         elif isinstance(value, Tensor) and value.is_meta:
             yield from (str(value.dtype), list(value.shape))
         elif isinstance(value, Tensor):
+            # As bytes, because NumPy lacks bfloat16 and the float8 types.
             numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             yield from (str(value.dtype), list(value.shape), sha256(numbers.data).hexdigest())
         elif isinstance(value, CodeType):
@@ -90,6 +92,7 @@ class _Walk:
 
     def _reduced(self, value: Any) -> Iterator[Any]:
         """Yields the pickle reduction of an object, or only its class if it cannot be pickled."""
+        # Like pickle: a registered reducer comes before the method of the object.
         own = copyreg.dispatch_table.get(type(value))
         try:
             reduced = value.__reduce_ex__(4) if own is None else own(value)

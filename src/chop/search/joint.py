@@ -74,4 +74,5 @@ class LazyGridSampler(JointSampler):
         def is_free(config: Config) -> bool:
             return tuple(config.values()) not in taken and self.space.is_feasible(config)
 
+        # Earlier trials took the start of the grid, so the scan may reach that much farther.
         return self.space.first(is_free, len(taken)) or self.space.at(0)

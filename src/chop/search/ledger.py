@@ -201,6 +201,7 @@ class Ledger:
         return changed
 
     def _put(self, row: Row) -> None:
+        # Replaces a known row, or appends the next one.
         self.rows[row.number : row.number + 1] = [row]
         if row.key is not None:
             self.by_key[row.key] = row.number
@@ -239,6 +240,7 @@ class Ledger:
         if is_queued and sum(number < row.number for number in self.by_key.values()) >= limit:
             return None
         self._write(
+            # Compare and swap: no row matches if another worker has changed it since it was read.
             "UPDATE chop_trials SET worker = :worker, outcome = 'running', begun = begun + :more "
             "WHERE study = :study AND number = :number AND worker = :before "
             "AND outcome = :outcome",
@@ -287,6 +289,7 @@ class Ledger:
     def release(self, row: Row, worker: str, *, errors: int) -> None:
         """Releases a running trial so that other workers can claim it."""
         self._write(
+            # Without a worker, a running trial counts as lost, so that other workers recover it.
             f"UPDATE chop_trials SET worker = '', errors = errors + :errors WHERE {MINE}",
             number=row.number,
             worker=worker,
@@ -355,6 +358,7 @@ class Ledger:
         while key is None or (key not in self.by_key and len(self.by_key) < limit):
             if number not in (None, len(self.rows)):
                 break
+            # Keys and numbers are unique in the table: of several workers, one inserts this row.
             row = Row(len(self.rows), key, outcome, worker, 1, 0, text)
             with suppress(IntegrityError):
                 self._put(self._transact(insert))
@@ -406,6 +410,7 @@ class Ledger:
         """
         from sqlalchemy.exc import OperationalError
 
+        # SQLite waits for its lock itself.
         patience = 0.0 if self.engine.dialect.name == "sqlite" else RECONNECT_SECONDS
         deadline = time.monotonic() + patience
         while True:

@@ -37,9 +37,9 @@ def check_study_name(name: str) -> str:
     size = len(name.encode(errors="replace"))
     if not STUDY_NAME.fullmatch(name) or size > MAX_NAME_BYTES:
         raise ConfigError(
-            f"name of a study: expected letters, digits, spaces and -_.,+=(), at most "
-            f"{MAX_NAME_BYTES} bytes, no dot or space at an end and not '{FILE_NAME}', for it "
-            f"names a folder too; got '{printable(name[:MAX_NAME_BYTES])}'."
+            "name of a study: expected letters, digits, spaces and -_.,+=(), at most "
+            f"{MAX_NAME_BYTES} bytes, no dot or space at an end and not '{FILE_NAME}', because it "
+            f"also names a folder; got '{printable(name[:MAX_NAME_BYTES])}'."
         )
     return name
 
@@ -56,7 +56,7 @@ def storage_url(storage: str | None, out: Path | None) -> str:
     """
     if storage is None:
         if out is None:
-            raise ConfigError("a search needs an `out` folder, or `storage`, to keep its trials.")
+            raise ConfigError("a search needs an `out` folder, or `storage`, to store its trials.")
         return _file_url(Path(out) / FILE_NAME)
     given = storage.strip()  # a URL read from a file may end with a line break
     kind = given.partition(":")[0].lower()
@@ -134,7 +134,10 @@ def list_secrets(url: str) -> list[str]:
     if match is None:
         return []
     options = [
-        unquote_plus(value) for key, value in _options(match) if key not in PRINTABLE_OPTIONS
+        # In a query, + stands for a space.
+        unquote_plus(value)
+        for key, value in _options(match)
+        if key not in PRINTABLE_OPTIONS
     ]
     return [text for text in (unquote(match["password"] or ""), *options) if text]
 

@@ -123,6 +123,7 @@ class InMemoryStudy:
 
     def adopt(self, number: int, trial: Trial) -> None:
         """Maps a row that this process finishes to a trial of this study."""
+        # `follow` has added a copy of this row, which would count twice.
         if number in self._ids:
             self._end(self._ids[number])
         self._ids[number] = self._id(trial)
@@ -158,6 +159,7 @@ class InMemoryStudy:
     def _end(self, trial_id: int) -> None:
         if not self.storage.get_trial(trial_id).state.is_finished():
             self.storage.set_trial_user_attr(trial_id, "outcome", CLAIMED_ELSEWHERE)
+            # Optuna cannot remove a trial, but its samplers ignore failed ones.
             self.storage.set_trial_state_values(trial_id, TrialState.FAIL)
 
     def _update(self, row: Row) -> None:
@@ -177,6 +179,7 @@ class InMemoryStudy:
             name: document[name] for name in ("values", "note") if name in document
         }
         return _StoredTrial(
+            # The storage assigns the number and the id.
             number=-1,
             trial_id=-1,
             state=TrialState[document.get("state", "RUNNING")],
@@ -202,6 +205,7 @@ def build_document(trial: FrozenTrial, config: Mapping[str, str]) -> dict[str, A
         "start": str(trial.datetime_start) if trial.datetime_start else None,
         "end": str(end) if end else None,
         "steps": trial.intermediate_values,
+        # `_with_list` restores the list of constraints from the named ones.
         "attrs": {name: x for name, x in trial.system_attrs.items() if name != CONSTRAINTS},
     }
     document.update({name: x for name, x in trial.user_attrs.items() if name in ("values", "note")})

@@ -44,6 +44,7 @@ def live_progress(
         due = time.monotonic() + REFRESH_SECONDS
         result = read()
         done = sum(result.counts.get(outcome, 0) for outcome in ENDED)
+        # The pace excludes trials of earlier runs.
         began = began or (time.monotonic(), done)
         remaining = format_clock(_remaining_seconds(*began, done, until))
         bar.update(task, completed=done, description=headline(result), left=remaining)

@@ -27,7 +27,7 @@ def load_search(storage: str, name: str | None = None) -> tuple[dict[str, Any], 
     Returns: its `name`, `space` (options as texts), `goals`, the storage's `url` and the `job`
         (None if a user's program ran it), and its trials.
     Raises:
-        UnavailableError: if the storage is not there.
+        UnavailableError: if the storage does not exist.
         ConfigError: if it has no study of that name, or several and none is named.
     """
     stored, _ = read_ledger(storage, name)
@@ -68,6 +68,7 @@ def find_storage(storage: str, name: str | None) -> tuple[str, str | None]:
     url = storage_url(storage, None)
     file = storage_file(url)
     if name is None and file and not file.exists() and Path(storage).name != FILE_NAME:
+        # `OUT/NAME` is the output folder of study NAME, and its storage is in `OUT`.
         folder = file.parent if file.name == FILE_NAME else file
         if (folder.parent / FILE_NAME).exists():
             return storage_url(str(folder.parent), None), folder.name

@@ -113,6 +113,7 @@ class Result(Displayed):
     def _place(self, trial: TrialRecord) -> tuple[float, tuple[float, ...], int]:
         """Returns a sort key: feasible trials by losses, infeasible ones by violation."""
         excess = self.excess(trial)
+        # Losses do not rank infeasible trials, because their violation comes first.
         return excess, () if excess else self.losses(trial), trial.number
 
     @cached_property
@@ -132,11 +133,11 @@ class Result(Displayed):
     def _compute_front(self, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
         """Returns the Pareto front by a sweep in order of the first loss.
 
-        A vector is dominated by an earlier one or by none. Source: Kung, Luccio and Preparata, On
-        Finding the Maxima of a Set of Vectors, 1975.
+        Source: Kung, Luccio and Preparata, On Finding the Maxima of a Set of Vectors, 1975.
         """
         front: list[TrialRecord] = []
         losses: list[tuple[float, ...]] = []
+        # In this order a trial can only be dominated by an earlier one, so the front never shrinks.
         for trial in sorted(trials, key=self._place):
             mine = self.losses(trial)
             if not any(all(map(le, other, mine)) for other in losses):
@@ -183,6 +184,7 @@ class Result(Displayed):
         """Returns the first `count` trials of `ranked`, at lower cost."""
         if len(self._objectives) == 1:
             return nsmallest(count, self.measured, key=self._place)
+        # Nondominated sorting: the next front is the front of the trials that remain.
         top: list[TrialRecord] = []
         rest = self.feasible
         while rest and len(top) < count:

@@ -273,9 +273,8 @@ class Runner:
             if not is_pruned:
                 return
             self._sync()
-            is_behind = (
-                trial.should_prune()
-            )  # records intermediate values for comparison with other trials
+            # `should_prune` also stores rungs in the trial, which other workers compare with.
+            is_behind = trial.should_prune()
             if self.search.is_shared:
                 running = self.optuna_study.frozen(trial)
                 asked = {"asked": row.parsed.get("asked", {})}

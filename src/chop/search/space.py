@@ -97,6 +97,7 @@ def as_it_is(config: Config) -> Config:
     return config
 
 
+# Compared by identity, because rules are functions; caches of codings depend on it.
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
     """Search space: one option per choice, without infeasible combinations.
@@ -172,6 +173,7 @@ class SearchSpace:
 
     def is_feasible(self, config: Config) -> bool:
         """Returns whether no rule excludes the configuration."""
+        # Without a rule, the values need not be looked up. Samplers ask this very often.
         return self.infeasible is _always_feasible or self.why_infeasible(config) is None
 
     def cost(self, config: Config) -> float:
@@ -204,6 +206,7 @@ class SearchSpace:
         if not 0 <= index < self.size:
             raise IndexError(f"the grid has {self.size} configurations, asked for {index}.")
         taken: dict[str, str] = {}
+        # The digits of the index in a mixed radix, lowest first.
         for choice in reversed(self.choices):
             index, place = divmod(index, len(choice.texts))
             taken[choice.name] = choice.texts[place]
@@ -224,8 +227,9 @@ class SearchSpace:
         config = next(filter(is_wanted, itertools.islice(self.grid(), looked)), None)
         if config is None and looked < self.size:
             warn_once(
-                f"no unvisited feasible configuration was found near the last one, at random, or "
-                f"among the first {looked} of {self.size:.3g}: others are not looked for."
+                "no unvisited feasible configuration was found near the last one, at random, or "
+                f"among the first {looked} of {self.size:.3g}: the remaining ones were not "
+                "examined."
             )
         return config
 

@@ -98,7 +98,7 @@ def _server_engine(url: str, read_only: bool) -> sa.Engine:
 def _file_engine(file: Path, create: bool, read_only: bool) -> sa.Engine:
     import sqlalchemy as sa
 
-    file = Path(os.path.realpath(file))  # SQLite's log is beside the target of a link
+    file = Path(os.path.realpath(file))  # SQLite's log is next to the target of a link
     _check_file(file, create)
     if read_only:
         return _memory_engine(_copy_in_memory(file))
@@ -118,27 +118,22 @@ def _bounded(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _memory_engine(connection: sqlite3.Connection) -> sa.Engine:
-    """Returns an engine for the single connection of an in-memory database.
-
-    The connection is closed with the engine or with its last reference, because Python warns of
-    connections that are collected open.
-    """
+    """Returns an engine for the single connection of an in-memory database."""
     import sqlalchemy as sa
 
     engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=sa.StaticPool)
+    # Python warns of connections that are garbage collected while open.
     weakref.finalize(engine, connection.close)
     return engine
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    """Connects to an existing file.
-
-    With write-ahead logging, synchronous=NORMAL survives a killed process. A machine that loses
-    power may lose the last trials, but never the file.
-    """
+    """Connects to an existing file."""
     uri = f"{file.as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
     with _closed_on_error(_bounded(connection)):
+        # With write-ahead logging, this setting survives a killed process. A machine that loses
+        # power may lose the last trials, but never the file.
         connection.execute("PRAGMA synchronous=NORMAL")
     return connection
 
@@ -161,8 +156,8 @@ def _check_file(file: Path, create: bool) -> None:
             raise UnavailableError(f"no search found in {name}.")
         if logs:
             raise UnavailableError(
-                f"storage {name} is gone, but its log {_quoted(logs[0])} is there: put the file "
-                "back, or delete the log to start a new search."
+                f"storage {name} does not exist, but its log {_quoted(logs[0])} does: restore the "
+                "file, or delete the log to start a new search."
             )
         _make_file(file)
     if not file.is_file():
@@ -198,7 +193,7 @@ def _is_log(path: Path) -> bool:
 
 
 def _check_tables(engine: sa.Engine, url: str) -> None:
-    """Refuses databases of other programs; a server may also contain other tables."""
+    """Rejects databases of other programs; a server may also contain other tables."""
     import sqlalchemy as sa
 
     if storage_file(url):
@@ -229,14 +224,12 @@ def _logs(file: Path) -> list[Path]:
 
 
 def _make_file(file: Path) -> None:
-    """Creates a SQLite file atomically; of several workers, one creates it.
-
-    Write-ahead logging lets readers and a writer work at the same time.
-    """
+    """Creates a SQLite file atomically; of several workers, one creates it."""
     try:
         with atomic_new_file(file) as fresh:
             try:
                 with contextlib.closing(sqlite3.connect(fresh)) as connection:
+                    # Write-ahead logging lets readers and a writer work at the same time.
                     connection.execute("PRAGMA journal_mode = WAL")
             except sqlite3.Error:
                 for remaining in (*_logs(fresh), Path(f"{fresh}-shm")):
@@ -253,7 +246,7 @@ def _make_file(file: Path) -> None:
 def _copy_in_memory(file: Path) -> sqlite3.Connection:
     """Copies a database with its log into memory, without writing if needed.
 
-    SQLite has to create files beside a database in write-ahead mode to read it. If it cannot, the
+    SQLite has to create files next to a database in write-ahead mode to read it. If it cannot, the
     database and its log are first copied to a temporary folder.
     """
     try:
@@ -277,6 +270,8 @@ def _copied_with_log(file: Path, folder: Path) -> Path:
     """Copies the database, then its log, and repeats if a writer changed them meanwhile."""
     copy, log = folder / file.name, _logs(file)[0]
     while True:
+        # Between the two copies, a checkpoint may move pages from the log into the database. The
+        # modification time shows it.
         before = file.stat().st_mtime_ns
         shutil.copyfile(file, copy)
         _logs(copy)[0].unlink(missing_ok=True)
@@ -287,7 +282,7 @@ def _copied_with_log(file: Path, folder: Path) -> Path:
 
 
 def _refuse_another_file(engine: sa.Engine, file: Path) -> None:
-    """Refuses a file that was replaced, because SQLite would keep writing to the deleted one."""
+    """Rejects a file that was replaced, because SQLite would keep writing to the deleted one."""
     import sqlalchemy as sa
 
     opened = file.stat().st_ino

@@ -200,6 +200,7 @@ class Search:
 
     def close(self) -> None:
         """Closes the storage; the next call opens it again."""
+        # A storage in memory would lose its trials.
         if self.is_shared:
             self._ledger = self._optuna_study = None
             engines, self._engines = self._engines, []
@@ -266,6 +267,7 @@ class Search:
 
     def _tidy(self) -> Result:
         """Removes models that do not rank among the best, and incomplete ones."""
+        # Listed before the trials are read: a folder that appears later belongs to a running trial.
         incomplete = [] if self.artifacts is None else self.artifacts.incomplete()
         result = self.result()
         if self.artifacts is not None:

@@ -123,6 +123,7 @@ def heartbeat(
     )
     try:
         if is_shared:
+            # Before the first claim, because a worker without a heartbeat counts as dead.
             monitor.poll(ledger, worker)
             thread.start()
         yield

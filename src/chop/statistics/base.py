@@ -52,7 +52,7 @@ class Statistic(ABC):
         """The statistic of all tensors so far.
 
         Raises:
-            ConfigError: there were none.
+            ConfigError: if there were none.
         """
 
 
@@ -80,7 +80,7 @@ class Reduction(Statistic):
                 A number that is hidden in one cell is ignored in all.
 
         Raises:
-            ConfigError: these sizes changed, or an axis does not exist.
+            ConfigError: if these sizes changed, or an axis does not exist.
         """
         x = x.detach().to(self.device or x.device, torch.float64)
         remaining = self._remaining_axes(x)
@@ -109,7 +109,7 @@ class Reduction(Statistic):
         """Returns `values` (cells, ...) in the shape of the axes that are not reduced.
 
         Raises:
-            ConfigError: nothing was observed.
+            ConfigError: if nothing was observed.
         """
         if self.reduced_shape is None or self.count == 0:
             raise ConfigError(f"{self.name}: nothing was observed.")
@@ -131,7 +131,7 @@ def make_statistic(name: str, settings: Mapping[str, Any] | None, where: str) ->
     """A fresh statistic from its name and settings.
 
     Raises:
-        ConfigError: there is none of that name, or a setting is unknown or of the wrong type.
+        ConfigError: if there is none of that name, or a setting is unknown or of the wrong type.
     """
     if name not in STATISTICS:
         raise ConfigError(f"{where}: unknown statistic '{name}': {did_you_mean(name, STATISTICS)}")

@@ -14,7 +14,7 @@ from chop.errors import ConfigError
 from chop.statistics.base import Reduction
 from chop.statistics.reservoir import Reservoir
 
-# A quantile per channel from fewer numbers would be no estimate.
+# A quantile per channel from fewer numbers would not be an estimate.
 MIN_SAMPLES_PER_CELL = 1024
 # The narrowest histogram reaches from -2^-60 to 2^-60.
 MIN_EXPONENT = -60
@@ -116,7 +116,9 @@ class Histogram(Reduction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bins < 4 or self.bins & (self.bins - 1):
-            raise ConfigError(f"histogram.bins: got {self.bins}, expected a power of two from 4.")
+            raise ConfigError(
+                f"histogram.bins: expected a power of two, at least 4, got {self.bins}."
+            )
         self._exponent = MIN_EXPONENT
         self._counts: Tensor | None = None
         self._not_finite = 0

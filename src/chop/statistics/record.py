@@ -36,14 +36,14 @@ class Record(Statistic):
             hidden: masked elements. They are recorded too, because tensors are kept whole.
 
         Raises:
-            ConfigError: the sizes of the tensor do not fit the earlier ones.
+            ConfigError: if the sizes of the tensor do not fit the earlier ones.
         """
         x = x.detach().to(self.device or x.device, copy=True)
         x = x[None] if self.add_new_dim_before_concat or x.dim() == 0 else x
         if self._parts and self._parts[0].shape[1:] != x.shape[1:]:
             raise ConfigError(
-                f"record: tensors of the shapes {tuple(self._parts[0].shape)} and "
-                f"{tuple(x.shape)} cannot be joined; give batches of one size."
+                f"record: tensors of the shapes {tuple(self._parts[0].shape)} and {tuple(x.shape)} "
+                "cannot be joined; pass batches of one size."
             )
         self._parts.append(x)
 

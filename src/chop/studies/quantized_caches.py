@@ -1,4 +1,4 @@
-"""Study of quantized KV caches beside the float cache: memory, divergence, speed.
+"""Study of quantized KV caches compared with the float cache: memory, divergence, speed.
 
 Shapes: B texts, T tokens, V words of the vocabulary.
 """
@@ -96,8 +96,8 @@ def check_caches(model: nn.Module, formats: Sequence[str], prompt: int, residual
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and prompt + JUDGED > longest:
         raise ConfigError(
-            f"prompt: {JUDGED} tokens follow it in the comparison, and the model takes at most "
-            f"{longest}; got {prompt}."
+            f"prompt: expected at most {longest - JUDGED}, got {prompt}: the model supports "
+            f"{longest} tokens, of which the comparison uses {JUDGED}."
         )
 
 

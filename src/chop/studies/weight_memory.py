@@ -31,7 +31,7 @@ from chop.studies.decoding import FORMATS
 FLOAT_BITS, SCALE_BITS = 32, 8
 COUNTED = ("elements", "float_bytes", "bytes")
 TOKENS = 32
-"""Tokens of the test text, small beside the weights."""
+"""Tokens of the test text, small compared with the weights."""
 NAMES = (
     "hidden_size",
     "intermediate_size",

@@ -98,8 +98,8 @@ def check_component(
     Returns:
         The plan, for further checks.
     Raises:
-        AssertionError: if names the law that is broken.
-        ConfigError: if the component refuses these streams.
+        AssertionError: if a law is broken; the message names it.
+        ConfigError: if the component does not support these streams.
         UnavailableError: if a tool is not installed.
 
     Example:

@@ -77,7 +77,7 @@ def check_operator(row: Operator, example: tuple[nn.Module, Tensor | tuple[Tenso
             with some numbers above 1. Both differ from their defaults so that rounding is visible.
             An operator with two or three inputs takes a tuple.
     Raises:
-        AssertionError: if names the law that is broken.
+        AssertionError: if a law is broken; the message names it.
 
     Example:
         >>> from chop.ir.ops import OPS

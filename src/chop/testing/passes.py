@@ -59,7 +59,7 @@ def check_pass(
         inputs: arguments of the model by name, for comparing outputs.
         settings: settings of the pass. Default: none.
     Raises:
-        AssertionError: if names the law that is broken.
+        AssertionError: if a law is broken; the message names it.
 
     Example:
         >>> inputs = {"input": torch.ones(1, 4)}

@@ -24,7 +24,7 @@ def check_sampler(name: str) -> None:
     Args:
         name: name in `chop.search.registry.SAMPLERS`.
     Raises:
-        AssertionError: if names the law that is broken.
+        AssertionError: if a law is broken; the message names it.
         ConfigError: if there is no sampler of that name.
 
     Example:

@@ -55,7 +55,7 @@ def check_target(name: str, mg: MaseGraph, refused: MaseGraph | None = None) -> 
         mg: supported graph with example inputs, packed as by `chop export`.
         refused: graph with an unsupported layer. Default: not checked.
     Raises:
-        AssertionError: if names the law that is broken.
+        AssertionError: if a law is broken; the message names it.
         UnavailableError: if a library required by the target is not installed.
 
     Example:

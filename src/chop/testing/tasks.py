@@ -44,7 +44,7 @@ def check_task(name: str, answers: Tensor, labels: Tensor) -> None:
         answers: output of a model, correct for all rows. Rows differ.
         labels: labels of the rows.
     Raises:
-        AssertionError: if names the law that is broken.
+        AssertionError: if a law is broken; the message names it.
 
     Example:
         >>> check_task("classification", 9 * torch.eye(3), torch.arange(3))

@@ -17,7 +17,7 @@ def dense(value: Any) -> Any:
     """Converts a sparse matrix of scipy or torch to a dense one. Returns other values unchanged.
 
     Raises:
-        ConfigError: the array is structured or has masked numbers.
+        ConfigError: if the array is structured or has masked numbers.
     """
     if isinstance(value, Tensor):
         return value if value.layout == torch.strided else value.to_dense()
@@ -27,8 +27,8 @@ def dense(value: Any) -> Any:
         return _unmasked(value)
     if isinstance(value, np.ndarray) and value.dtype.names:
         raise ConfigError(
-            f"expected rows of numbers, got a structured array with the fields "
-            f"{', '.join(value.dtype.names)}: give pandas.DataFrame(array)."
+            "expected rows of numbers, got a structured array with the fields "
+            f"{', '.join(value.dtype.names)}: pass pandas.DataFrame(array)."
         )
     return value
 

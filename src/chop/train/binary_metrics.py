@@ -43,7 +43,7 @@ def roc_auc(confidences: Tensor, labels: Tensor) -> float:
     classes.
 
     Raises:
-        ConfigError: a class has no row, so its curve is undefined.
+        ConfigError: if a class has no row, so its curve is undefined.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -62,7 +62,7 @@ def average_precision(confidences: Tensor, labels: Tensor) -> float:
     """Returns the area under the precision-recall curve, (N,), or its mean over labels (N, L).
 
     Raises:
-        ConfigError: a label has no positive row.
+        ConfigError: if a label has no positive row.
     """
     from sklearn.metrics import average_precision_score
 

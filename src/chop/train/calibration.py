@@ -39,7 +39,7 @@ def calibration_batches(
         with_labels: adds `labels`, int64 (batch_size,), even if the model takes none.
     Yields: the inputs by name, each (batch_size, ...).
     Raises:
-        ConfigError: no column matches an input of the model.
+        ConfigError: if no column matches an input of the model.
     """
     chosen = read_rows(take_split(dataset, "train")).spread(rows)
     columns = input_columns(model, [*chosen.columns, LABELS])

@@ -13,7 +13,7 @@ def usable_device(name: str | None = None) -> torch.device:
     Args:
         name: "cpu", "cuda", "cuda:1" ...; None selects a GPU if present.
     Raises:
-        ConfigError: the device is missing or holds no data, like "meta".
+        ConfigError: if the device is missing or holds no data, like "meta".
     """
     chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:

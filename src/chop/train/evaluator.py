@@ -43,8 +43,8 @@ class Evaluator:
         batch_size: rows per step; default `BATCH_SIZE`, fewer for long texts.
         task: a name of `chop.train.TASKS` or a `Task`; default, inferred from the labels.
     Raises:
-        ConfigError: no column matches an input of the model, there are no rows, or the batch size
-            is below 1.
+        ConfigError: if no column matches an input of the model, there are no rows, or the batch
+            size is below 1.
 
     Attributes:
         task: the task of the model.

@@ -27,8 +27,8 @@ class Feed:
         task: task of the model; default, inferred from the labels.
         device: device of the batches; default, the model's.
     Raises:
-        ConfigError: no column matches an input of the model, there are no rows, the labels do not
-            fit the task, or the batch size is below 1.
+        ConfigError: if no column matches an input of the model, there are no rows, the labels do
+            not fit the task, or the batch size is below 1.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ def bound_task(task: Task, model: nn.Module, rows: Rows) -> Task:
         model: called on a few rows if the task is unbound.
         rows: labeled.
     Raises:
-        ConfigError: labels and outputs do not match.
+        ConfigError: if labels and outputs do not match.
     """
     if task.bind is None:
         return task

@@ -15,12 +15,12 @@ MODULE = "pandas"
 
 
 def is_frame(value: Any) -> bool:
-    """Returns true if a value is a DataFrame of pandas."""
+    """Returns true if a value is a pandas DataFrame."""
     return _is_of_pandas(value) and hasattr(value, "columns")
 
 
 def is_series(value: Any) -> bool:
-    """Returns true if a value is a Series of pandas."""
+    """Returns true if a value is a pandas Series."""
     return _is_of_pandas(value) and hasattr(value, "to_frame") and hasattr(value, "dtype")
 
 
@@ -34,7 +34,7 @@ def split_frame(frame: Any) -> tuple[np.ndarray, np.ndarray | None]:
     Args:
         frame: may have a column `labels` or `label`.
     Raises:
-        ConfigError: a column holds no numbers, or a cell is blank, NaN or infinite.
+        ConfigError: if a column holds no numbers, or a cell is blank, NaN or infinite.
     """
     label = label_column(list(frame.columns))
     if label is None:
@@ -46,11 +46,13 @@ def to_matrix(frame: Any) -> np.ndarray:
     """Converts a frame to float32 (rows, columns), in the order of its columns.
 
     Raises:
-        ConfigError: a column holds no numbers, or a cell is blank, NaN or infinite.
+        ConfigError: if a column holds no numbers, or a cell is blank, NaN or infinite.
     """
     names = list(map(str, frame.columns))
     if not names:
-        raise ConfigError("expected a frame with columns of numbers beside the labels, got none.")
+        raise ConfigError(
+            "expected a frame with columns of numbers in addition to the labels, got none."
+        )
     columns = [to_array(frame.iloc[:, i], name) for i, name in enumerate(names)]
     values = np.stack([column.astype(np.float32) for column in columns], 1)
     check_cells(names, values)
@@ -64,7 +66,7 @@ def to_array(series: Any, name: str | None = None) -> np.ndarray:
         series: pandas series.
         name: column name for the error; default, the series' own.
     Raises:
-        ConfigError: it holds values that are not numbers.
+        ConfigError: if it holds values that are not numbers.
     """
     kind = getattr(series.dtype, "kind", "O")
     if kind not in "biuf":

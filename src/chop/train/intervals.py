@@ -98,7 +98,7 @@ def compute_interval(metric: Metric, predictions: Tensor, labels: Tensor) -> Int
     try:
         count = len(labels)
         ends = bootstrap(lambda i: metric.score(predictions[i], labels[i]), count, draws_for(count))
-    except Exception:  # of a user's function: it may refuse draws or answers of one class
+    except Exception:  # of a user's function: it may fail on draws or answers of one class
         return None
     return None if any(map(math.isnan, ends)) else ends
 
@@ -135,7 +135,7 @@ def constant_score(
         return None
     try:
         return metric.score(answers, labels)
-    except Exception:  # of a user's function: it may refuse draws or answers of one class
+    except Exception:  # of a user's function: it may fail on draws or answers of one class
         return None
 
 

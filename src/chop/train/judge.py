@@ -58,7 +58,7 @@ class Judge:
         """Builds the judge of a function, by default named after the function.
 
         Raises:
-            ConfigError: it is not callable with a model as its only argument.
+            ConfigError: if it is not callable with a model as its only argument.
         """
         _check_function(function, 1, "evaluate", "the model")
         return cls(function, name or get_name(function), not lower_is_better, code)
@@ -79,7 +79,7 @@ class Judge:
         """Returns the numbers of a model, float64 or bool (K,), and true if there is one per row.
 
         Raises:
-            ConfigError: the function raises or does not return numbers.
+            ConfigError: if the function raises or does not return numbers.
         """
         model = _as_given(model)
         with torch.no_grad(), matmul_precision("highest"), cached_weights(model), eval_mode(model):
@@ -163,7 +163,7 @@ def _check_function(function: Any, count: int, setting: str, takes: str) -> None
     """Checks that a callable accepts the given number of arguments.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: if it does not.
     """
     if not callable(function) or isinstance(function, nn.Module | type):
         raise ConfigError(f"{setting}: expected a function of {takes}, got {_describe(function)}.")
@@ -184,8 +184,8 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
         function: (output of the model, labels of the batch) -> a scalar.
         code: name of the function in a command, `file.py:fn`; "" if it was passed in Python.
     Raises:
-        ConfigError: it does not accept these arguments; in training, it raises or returns no number
-            with a gradient.
+        ConfigError: if it does not accept these arguments; in training, it raises or returns no
+            number with a gradient.
     """
     _check_function(function, 2, "loss", "the model's output and the labels")
     title = f"loss '{code or get_name(function)}'"

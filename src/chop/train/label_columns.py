@@ -41,7 +41,7 @@ def label_columns(labels: Any, rows: int | None = None) -> dict[str, Any]:
         are_outputs = isinstance(labels, tuple) and are_arrays
     else:
         have_rows = [len(each) == rows for each in labels] if are_arrays else [False]
-        is_tuple = isinstance(labels, tuple) and any(have_rows)  # others of them are told
+        is_tuple = isinstance(labels, tuple) and any(have_rows)  # checked later
         are_outputs = is_tuple or (len(labels) != rows and all(have_rows))
     if not are_outputs:
         return {LABELS: labels}
@@ -55,7 +55,7 @@ def outputs_among(table: dict[str, Labels], names: tuple[str, ...]) -> dict[str,
         table: columns; a column `labels` with a number per output is split.
         names: requested outputs; () takes them from the labels.
     Raises:
-        ConfigError: a requested output has no labels.
+        ConfigError: if a requested output has no labels.
     """
     given = {name: column for column in table if (name := _output_name(column)) is not None}
     if not names:

@@ -19,7 +19,7 @@ def read_labels(column: Column) -> Column:
     """Converts labels to integers if they are classes, otherwise to floats.
 
     Raises:
-        ConfigError: labels are missing, infinite or complex, or pictures differ in size.
+        ConfigError: if labels are missing, infinite or complex, or pictures differ in size.
     """
     if isinstance(column, Tensor):
         return _as_labels(column)

@@ -146,7 +146,7 @@ def find_metric(name: str) -> Callable[[Tensor, Tensor], float]:
     """Returns the metric function `(predictions (N,), labels (N,)) -> float` with the given name.
 
     Raises:
-        ConfigError: the name is unknown; the message suggests the nearest.
+        ConfigError: if the name is unknown; the message suggests the nearest.
     """
     check_known(name, METRICS, "unknown metric")
     return METRICS[name]

@@ -36,7 +36,7 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
         Labels may be skipped; the loss is then computed from the logits.
 
     Raises:
-        ConfigError: no column matches an input of the model.
+        ConfigError: if no column matches an input of the model.
     """
     columns = list(columns)
     parameters = inspect.signature(model.forward).parameters
@@ -62,7 +62,7 @@ def fed_columns(model: nn.Module, columns: Iterable[str], task: Task) -> dict[st
     """Maps parameters to columns like `input_columns`, with labels if the model's own loss is used.
 
     Raises:
-        ConfigError: no column matches an input of the model.
+        ConfigError: if no column matches an input of the model.
     """
     fed = input_columns(model, [*columns, LABELS])
     return fed if task.takes_model_loss else {n: c for n, c in fed.items() if c != LABELS}
@@ -80,7 +80,7 @@ def _by_position(
     if len(names) < len(inputs):
         raise ConfigError(
             f"{type(model).__name__}.forward takes {list(parameters)}, but the data have "
-            f"{len(inputs)} unnamed inputs; give rows as mappings with input names."
+            f"{len(inputs)} unnamed inputs; pass rows as mappings with input names."
         )
     fed = dict(zip(names, inputs, strict=False))
     return fed if LABELS in fed or LABELS not in parameters else {**fed, LABELS: LABELS}
@@ -110,7 +110,7 @@ def loss_and_logits(
         task: task of the model.
     Returns: a scalar, and the logits.
     Raises:
-        ConfigError: the output has no logits, or they do not fit the task.
+        ConfigError: if the output has no logits, or they do not fit the task.
     """
     if task.read is not None:
         answers = task.read(output, len(labels))
@@ -151,7 +151,8 @@ def read_answers(output: Any, task: Task, rows: int) -> Tensor:
         task: task of the model.
         rows: number of rows in the batch.
     Raises:
-        ConfigError: the output has no logits, or, if the task reads all outputs, no number per row.
+        ConfigError: if the output has no logits, or, if the task reads all outputs, no number per
+            row.
     """
     if task.read is not None:
         return task.read(output, rows)
@@ -177,7 +178,7 @@ def read_output(output: Any) -> tuple[Tensor | None, Tensor]:
     """Returns the model's own loss, or None, and its logits.
 
     Raises:
-        ConfigError: the output has no logits.
+        ConfigError: if the output has no logits.
     """
     loss, logits = _read(output)
     if logits is None:

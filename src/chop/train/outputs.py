@@ -61,7 +61,7 @@ def join_labels(columns: Mapping[str, Labels]) -> tuple[Tensor, tuple[LabelPart,
     Args:
         columns: (B, ...) by output.
     Raises:
-        ConfigError: lengths differ between rows or between outputs.
+        ConfigError: if lengths differ between rows or between outputs.
     """
     tensors = {}
     for name, column in columns.items():
@@ -96,7 +96,7 @@ def find_outputs_task(named: str | Mapping[str, str | Task]) -> Task:
     Args:
         named: task by output; or a text, `kind=classification,age=regression`.
     Raises:
-        ConfigError: a task is unknown, or fewer than two outputs are named.
+        ConfigError: if a task is unknown, or fewer than two outputs are named.
     """
     if isinstance(named, str):
         pairs = [part.partition("=") for part in named.split(",")]
@@ -113,7 +113,7 @@ def find_outputs_task(named: str | Mapping[str, str | Task]) -> Task:
         parts[str(name)] = task
     if len(parts) < 2:
         raise ConfigError(
-            f"task: expected several outputs, got {[*parts]}; for one output give only the task."
+            f"task: expected several outputs, got {[*parts]}; for one output pass only the task."
         )
     return outputs_task(parts)
 
@@ -309,7 +309,7 @@ def _bind(task: Task, output: Any, labels: Tensor, parts: Sequence[LabelPart]) -
         labels: (B, D) of these rows.
         parts: parts of the labels.
     Raises:
-        ConfigError: labels and outputs do not match.
+        ConfigError: if labels and outputs do not match.
     """
     names = [part.name for part in parts]
     if {*names} != task.parts.keys():
@@ -336,8 +336,8 @@ def _bind(task: Task, output: Any, labels: Tensor, parts: Sequence[LabelPart]) -
     metrics = _metrics(tasks, layout)
     assume(
         f"Several outputs: {listed}. The loss is the sum of their losses, {MEAN} the mean of "
-        f"{' and '.join(own)}; --metric {WORST} takes the least, --metric {own[0]} one alone."
-        f"{rest}"
+        f"{' and '.join(own)}; --metric {WORST} uses the lowest, --metric {own[0]} only that "
+        f"output.{rest}"
     )
     return replace(
         task,
@@ -396,5 +396,5 @@ def _paths(names: Sequence[str], outputs: Mapping[str, Tensor]) -> tuple[str, ..
     raise ConfigError(
         f"labels of the outputs {', '.join(names)}, but the model returns "
         f"{', '.join(outputs) or 'no tensor with numbers per row'}; name the labels like the "
-        "outputs, or give a label for each output in their order."
+        "outputs, or pass a label for each output in their order."
     )

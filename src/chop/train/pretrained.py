@@ -38,7 +38,7 @@ def load_trained(
         held_out: share of the training rows excluded from training: the second part of
             `split_rows(rows, held_out)`.
     Raises:
-        ConfigError: the name is not a built-in model.
+        ConfigError: if the name is not a built-in model.
     """
     name = plain_name(name)
     if name not in BUILTIN_MODELS:
@@ -64,7 +64,7 @@ def _trained(name: str, seed: int, progress: bool, held_out: float) -> nn.Module
     recipe = asdict(builtin.recipe)
     if held_out:
         rows, _ = split_rows(rows, held_out)
-        # As many steps as on all rows: a model that has learned less is no fair baseline.
+        # As many steps as on all rows: a model that has learned less is not a fair baseline.
         recipe["epochs"] = round(recipe["epochs"] / (1 - held_out))
     fit(model, rows, seed=seed, progress=label, task=builtin.task, **recipe)
     return model

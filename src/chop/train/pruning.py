@@ -65,9 +65,9 @@ class GradualPruning:
         every: steps between two updates of the masks.
 
     Raises:
-        ConfigError: a setting is invalid or cannot be scheduled, or a gradient method meets a
+        ConfigError: if a setting is invalid or cannot be scheduled, or a gradient method meets a
             frozen weight.
-        GraphError: `mg` is not a graph.
+        GraphError: if `mg` is not a graph.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
         dataset: see `chop.train.read_rows`.
         outputs: names of outputs that may be columns of a frame.
     Raises:
-        ConfigError: the kind of data set is unknown, or its parts differ in length.
+        ConfigError: if the kind of data set is unknown, or its parts differ in length.
     """
     if isinstance(dataset, str | os.PathLike):
         raise ConfigError(
@@ -81,7 +81,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
         return _from_table(dataset) if form and form["type"] != "custom" else _from_items(dataset)
     if isinstance(dataset, Iterator) and not (dataset := list(dataset)):
         raise ConfigError(
-            "expected rows, got an empty or already consumed iterator; give a list, or a new "
+            "expected rows, got an empty or already consumed iterator; pass a list, or a new "
             "iterator for each split."
         )
     if isinstance(dataset, Mapping):
@@ -265,7 +265,7 @@ def as_column(values: Any) -> Column:
     NumPy's float64 becomes torch's default dtype, which models use. Tensors keep their dtype.
 
     Raises:
-        ConfigError: values are text, pictures or other objects.
+        ConfigError: if values are text, pictures or other objects.
     """
     values = _array(values)
     if isinstance(values, Tensor):

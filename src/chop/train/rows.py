@@ -124,7 +124,7 @@ def task_for(asked: Task | None, rows: Rows) -> Task:
     """Returns the requested task, or infers it from the labels for None or a bare `multioutput`.
 
     Raises:
-        ConfigError: the labels suggest another task.
+        ConfigError: if the labels suggest another task.
     """
     if asked is not None and (asked.bind is None or asked.parts):
         return asked
@@ -148,13 +148,13 @@ def split_rows(rows: Rows, share: float = VALIDATION_SHARE, *, seed: int = 0) ->
         share: share of validation rows; each part has at least one row.
         seed: seed of the draw.
     Raises:
-        ConfigError: the share is not between 0 and 1, or there are fewer than two rows.
+        ConfigError: if the share is not between 0 and 1, or there are fewer than two rows.
     """
     if not 0 < share < 1:
         raise ConfigError(f"share: got {share}, expected more than 0 and less than 1.")
     if len(rows) < 2:
         raise ConfigError(
-            f"got {len(rows)} training row, which cannot be split for validation; give at least "
+            f"got {len(rows)} training row, which cannot be split for validation; pass at least "
             "two, or a validation split."
         )
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
@@ -166,7 +166,7 @@ def take_split(dataset: Any, name: str) -> Any:
     """Returns a split of a mapping of splits, or any other data set unchanged.
 
     Raises:
-        ConfigError: the mapping has no split of that name.
+        ConfigError: if the mapping has no split of that name.
     """
     if not isinstance(dataset, dict) or not dataset.keys() & SPLITS:
         return dataset
@@ -196,8 +196,8 @@ def read_rows(
         task: a task with `labels_from` takes its labels from that column, if there are no token
             labels; a task that `reads_all` needs no labels.
     Raises:
-        ConfigError: no label column, no column of numbers, no rows, missing labels, or NaN among
-            the inputs.
+        ConfigError: if there is no label column, no column of numbers or no row, labels are
+            missing, or inputs are NaN.
     """
     if isinstance(dataset, Rows):
         return dataset
@@ -237,7 +237,7 @@ def check_no_gaps(name: str, column: Column) -> None:
     A number or vector per row must also be finite. Larger inputs may be masks with infinities.
 
     Raises:
-        ConfigError: there are gaps; the message has their number and the first rows.
+        ConfigError: if there are gaps; the message has their number and the first rows.
     """
     if not len(column):
         return
@@ -268,7 +268,7 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
     """Reads the labels like `read_rows`. Returns them and their task.
 
     Raises:
-        ConfigError: the labels are texts.
+        ConfigError: if the labels are texts.
     """
     label = label_column(dataset.column_names)
     assert label is not None, "callers look for it"
@@ -325,7 +325,7 @@ def check_batch(rows: Rows, size: int) -> None:
     """Checks that a graph can take the given number of rows at once.
 
     Raises:
-        ConfigError: several rows are texts with pictures.
+        ConfigError: if several rows are texts with pictures.
     """
     if size > 1 and has_pictures_in_text(rows):
         raise ConfigError(

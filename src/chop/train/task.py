@@ -116,7 +116,7 @@ class Task:
             metric: a name, a `Metric`, or a function (predictions, labels) -> float of which higher
                 is better. The function gets the predictions of the task's own metric.
         Raises:
-            ConfigError: the task has no metric with this name.
+            ConfigError: if the task has no metric with this name.
         """
         if metric is None:
             return self
@@ -136,7 +136,7 @@ class Task:
         class.
 
         Raises:
-            ConfigError: a label is not a class, or no label counts.
+            ConfigError: if a label is not a class, or no label counts.
         """
         if self.layout is not None:
             for name, part in self.layout.split(labels).items():

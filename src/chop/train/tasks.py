@@ -286,8 +286,8 @@ def share_metrics() -> set[str]:
 
 def _no_loss(answers: Tensor, labels: Tensor) -> Never:
     raise ConfigError(
-        "the model is evaluated by your function, so its training loss is unknown; give "
-        "--loss file.py:fn or --task."
+        "the model is evaluated by your function, so its training loss is unknown; pass --loss "
+        "file.py:fn or --task."
     )
 
 
@@ -302,7 +302,7 @@ def find_task(task: str | Task | Mapping[str, str | Task]) -> Task:
     """Returns a task by name, or builds the multi-output task of a mapping.
 
     Raises:
-        ConfigError: the name is unknown; the message suggests the nearest.
+        ConfigError: if the name is unknown; the message suggests the nearest.
     """
     if isinstance(task, Task):
         return task
@@ -319,7 +319,7 @@ def check_metric_name(name: str, task: str | None = None) -> None:
         name: name of the metric.
         task: the given task; multi-output tasks have their own metrics, such as `age_r2`.
     Raises:
-        ConfigError: the name is unknown; the message suggests the nearest.
+        ConfigError: if the name is unknown; the message suggests the nearest.
     """
     further = {} if task is None else find_task(task).metrics
     check_known(name, {*known_metrics(), *further}, "unknown metric")
@@ -352,28 +352,28 @@ def check_is_clear(task: Task, labels: Tensor | list[Tensor], *, is_of_rows: boo
         labels: labels of all rows.
         is_of_rows: true if no input has as many positions as a row has labels.
     Raises:
-        ConfigError: the labels are one-hot, or several numbers per row or pictures of only 0 and 1,
-            which are rarely a regression.
+        ConfigError: if the labels are one-hot, or several numbers per row or pictures of only 0 and
+            1, which are rarely a regression.
     """
     if not isinstance(labels, Tensor) or labels.dim() < 2:
         return
     if is_of_rows and are_one_hot(labels):
         raise ConfigError(
             f"labels: got {labels.shape[1]} numbers a row, 0 but for one 1: --task "
-            f"{CLASSIFICATION.name} takes them for one class, --task {MULTILABEL} for answers yes "
-            "and no, --task regression for numbers."
+            f"{CLASSIFICATION.name} treats them as one class, --task {MULTILABEL} as yes-or-no "
+            "answers, --task regression as numbers."
         )
     if task.name != "regression":
         return
     if are_masks(labels) and _are_zero_or_one(labels):
         raise ConfigError(
             f"labels: got pictures {tuple(labels.shape[1:])} of numbers, all 0 or 1: --task "
-            f"{SEGMENTATION} takes them for a class of each pixel, --task regression for numbers."
+            f"{SEGMENTATION} treats them as a class per pixel, --task regression as numbers."
         )
     if labels.shape[1] > 1 and _are_zero_or_one(labels):
         raise ConfigError(
-            f"labels: got {labels.shape[1]} numbers a row, all 0 or 1: --task {MULTILABEL} takes "
-            "them for answers yes and no, --task regression for numbers."
+            f"labels: got {labels.shape[1]} numbers a row, all 0 or 1: --task {MULTILABEL} treats "
+            "them as yes-or-no answers, --task regression as numbers."
         )
 
 

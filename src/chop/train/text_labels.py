@@ -24,7 +24,7 @@ def with_numbered_texts(
             numeric labels stay unchanged.
         known: class numbers by name from the model; None if it has none.
     Raises:
-        ConfigError: a row has no label.
+        ConfigError: if a row has no label.
     """
     texts = {key: labels for key, data in splits.items() if (labels := _texts(data)) is not None}
     if not texts:

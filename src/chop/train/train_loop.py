@@ -77,8 +77,8 @@ def fit(
             the labels, see `chop.train.tasks.infer_task`.
     Returns: the mean loss of each epoch. The mode (`train`, `eval`) of each module is restored.
     Raises:
-        ConfigError: wrong columns, an unknown schedule or task, labels that do not fit the task, or
-            no trainable parameter.
+        ConfigError: if columns are wrong, the schedule or task is unknown, labels do not fit the
+            task, or no parameter is trainable.
     """
     check_known(schedule, SCHEDULES, "unknown schedule")
     feed = Feed(model, take_split(dataset, "train"), batch_size, task, device)
@@ -167,7 +167,8 @@ def evaluate(
         task: a name of `chop.train.TASKS`, or a `Task`; default, inferred from the labels, see
             `chop.train.tasks.infer_task`.
     Raises:
-        ConfigError: wrong columns, an unknown metric or task, or labels that do not fit the task.
+        ConfigError: if columns are wrong, the metric or task is unknown, or labels do not fit the
+            task.
     """
     judged, predictions, labels = predict(
         model,

@@ -72,9 +72,9 @@ def get_trainer(
         seed: seed of the row order, of dropout and of the global generators.
         training_arguments: any further field of `transformers.TrainingArguments`.
     Raises:
-        ConfigError: an unknown metric or argument, a missing split or wrong columns; in training,
-            labels that are not classes, which `chop.train.fit` takes.
-        UnavailableError: `use_mps_device` without an Apple GPU.
+        ConfigError: if a metric or argument is unknown, a split is missing or columns are wrong; in
+            training, if labels are not classes, which `chop.train.fit` supports.
+        UnavailableError: if `use_mps_device` is set without an Apple GPU.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(

@@ -31,7 +31,7 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
             list, an iterator or a DataLoader of rows or batches, each a tensor, a tuple of one, or
             a mapping.
     Raises:
-        ConfigError: the kind of data is unknown, or there are no rows.
+        ConfigError: if the kind of data is unknown, or there are no rows.
     """
     if isinstance(data, Mapping) and "train" in data:
         data = data["train"]

@@ -141,7 +141,7 @@ def _why_uninformative(name: str, score: Score, workload: Workload) -> str | Non
         return None
     beyond = "no better than"
     if metric.gain(score.value, score.constant) > ROUNDING:
-        beyond = "not better, beyond its interval, than"
+        beyond = "within its interval no better than"
     known = CONSTANTS.get(metric.predict)
     about = GUESSED if known is None else known.about
     if metric.constant is not None:
@@ -172,7 +172,7 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
         scaling += " (--label-mean and --label-std for labels that were standardized for training)"
     assumed = [each.text.rstrip(".") for each in workload.assumptions if not each.about]
     return rare + (
-        f"Check the weights, the labels and the preprocessing{scaling}, give more rows, or "
+        f"Check the weights, the labels and the preprocessing{scaling}, provide more rows, or "
         "train the model (--train-epochs); --force continues."
         + "".join(f" Assumed: {text}." for text in assumed)
     )

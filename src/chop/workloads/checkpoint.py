@@ -65,12 +65,12 @@ def load_checkpoint(
         folder = shlex.quote(config.model)
         raise ConfigError(
             f"model: '{config.model}' is the output folder of a chop command, expected a float "
-            f"model: chop compress {folder} says which model it holds; commands that continue a "
-            "run take its folder as their argument, as chop evaluate does."
+            f"model: chop compress {folder} shows which model it contains. Commands such as chop "
+            "evaluate take a run's folder as their argument."
         )
     if config.dataset is None:
         raise ConfigError(
-            f"model '{config.model}' is not built in and needs a data set: give --dataset, or for "
+            f"model '{config.model}' is not built in and needs a data set: pass --dataset, or for "
             f"a built-in model {did_you_mean(config.model, BUILTIN_MODELS)}"
         )
     if is_own(config.model):
@@ -139,7 +139,7 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
         check_known(name, names, f"data set '{config.dataset}': no label column")
     if names == [label_column(names)]:
         raise ConfigError(
-            f"data set '{config.dataset}': no column is left for inputs beside the labels "
+            f"data set '{config.dataset}': no column is left for inputs in addition to the labels "
             f"'{config.label_column or names[0]}'; --label-column names another."
         )
     return data
@@ -206,7 +206,7 @@ def _as_numbers(
     reads_tokens = getattr(model, "main_input_name", None) == "input_ids"
     if not reads_tokens and config.tokenizer is None:
         if config.text_column is not None:
-            raise ConfigError("text_column: a model of your own needs --tokenizer beside it.")
+            raise ConfigError("text_column: your own model needs --tokenizer as well.")
         _check_has_numbers(config, data)
         return with_vectors(data, [*inspect.signature(model.forward).parameters], [*task.parts])
     is_running = config.stride is not None or is_running_text(data)
@@ -233,6 +233,6 @@ def _check_has_numbers(config: WorkloadConfig, data: DatasetDict) -> None:
     if inputs and not any(is_numeric(train, name) for name in inputs):
         listed = enumerate_names(list(map(repr, inputs)), MOST_NAMES)
         raise ConfigError(
-            f"data set '{config.dataset}' has only texts ({listed}): "
-            f"give the tokenizer of '{config.model}' by --tokenizer, a folder or a hub name."
+            f"data set '{config.dataset}' has only texts ({listed}): pass the tokenizer of "
+            f"'{config.model}' with --tokenizer, a folder or a hub name."
         )

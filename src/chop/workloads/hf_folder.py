@@ -37,7 +37,7 @@ def write_processor(mg: MaseGraph, config: WorkloadConfig, results: Path) -> str
     transformers: Any = sys.modules.get("transformers")
     known = mg.model.record.config
     if transformers is None or not isinstance(known, transformers.PreTrainedConfig):
-        return f"{mg.model.record.class_name} is not a model of transformers"
+        return f"{mg.model.record.class_name} is not a Hugging Face model"
     try:
         processor = _processor(config)
         if processor is not None:

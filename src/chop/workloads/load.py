@@ -126,8 +126,8 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
             task = task.with_metric(config.metric)
         if config.dataset is not None and builtin_dataset(config.dataset) != own:
             raise ConfigError(
-                f"built-in model '{name}' is trained on '{own}', not on "
-                f"'{config.dataset}'; give a model of your own by --model FOLDER."
+                f"built-in model '{name}' is trained on '{own}', not on '{config.dataset}'; pass "
+                "your own model with --model FOLDER."
             )
         make_folder(config.out)
         assume(f"Model: {name}{MARK}; data: {own}{MARK}.")
@@ -192,8 +192,8 @@ def _check_is_of_builtin(config: WorkloadConfig, model: str) -> None:
     for name in CHECKPOINT_SETTINGS:
         if getattr(config, name) not in (own if name == "task" else {None}):
             raise ConfigError(
-                f"{name}: built-in model '{model}' has data, weights and a task of its "
-                "own; give a model of your own by --model."
+                f"{name}: built-in model '{model}' has its own data, weights and task; pass your "
+                "own model with --model."
             )
 
 

@@ -76,7 +76,7 @@ def get_preprocessing(config: WorkloadConfig, model: nn.Module, info: DatasetInf
 def reduces_labels(name: str, model: nn.Module) -> bool:
     """Returns whether a model counts the classes of masks from 1, with 0 as void.
 
-    `do_reduce_labels` of its processor tells, as for ADE20K.
+    `do_reduce_labels` of its processor says, as for ADE20K.
     """
     given = {} if getattr(model, "config", None) is None else _preprocessor(name)
     return bool(given.get("do_reduce_labels", given.get("reduce_labels", False)))
@@ -110,7 +110,7 @@ def _asked_size(
     if config.image_size is None and config.channels is None:
         return size
     if config.image_size is None and size is None:
-        raise ConfigError("channels: the image size is unknown; give --image-size too.")
+        raise ConfigError("channels: the image size is unknown; pass --image-size as well.")
     channels, *sides = size or (3,)
     height, width = (*config.image_size, *config.image_size)[:2] if config.image_size else sides
     return config.channels or channels, height, width
@@ -177,8 +177,7 @@ def _check_whole(scale: Scale, where: str) -> None:
     has, lacks = sorted(scale, key=lambda name: not scale[name])
     if scale[has] and not scale[lacks]:
         raise ConfigError(
-            f"{where} has the {has} of pixels but no {lacks}: give it both, or pass "
-            f"--pixel-{lacks}."
+            f"{where} has the {has} of pixels but no {lacks}: add both, or pass --pixel-{lacks}."
         )
 
 

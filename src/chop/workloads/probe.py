@@ -26,7 +26,7 @@ def check_weights(model: nn.Module) -> None:
     """Checks that no parameter or buffer has NaN; skips those without data.
 
     Raises:
-        ConfigError: names the parameters with NaN.
+        ConfigError: if some do; the message lists them.
     """
     with_nan = []
     for name, value in model.state_dict().items():

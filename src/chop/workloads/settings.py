@@ -179,7 +179,7 @@ class WorkloadConfig:
 
 @dataclass(frozen=True)
 class JudgedConfig:
-    """Functions of your own.
+    """Your own functions.
 
     Attributes:
         evaluate: `file.py:fn`, a function that evaluates the model. It takes the model and returns
@@ -198,7 +198,7 @@ class JudgedConfig:
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]
         if self.lower_is_better and self.evaluate is None:
-            raise ConfigError("lower_is_better: applies to evaluate, which is not given.")
+            raise ConfigError("lower_is_better: applies to evaluate, which is not set.")
 
     @property
     def own_functions(self) -> _OwnFunctions:

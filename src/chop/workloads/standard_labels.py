@@ -29,7 +29,7 @@ def with_standard_labels(
     if task.name != "regression":
         raise ConfigError(
             f"label_mean and label_std: they apply to numbers, and the task is '{task.name}'; "
-            "--task regression takes labels as numbers."
+            "--task regression treats labels as numbers."
         )
     standardized = {}
     for name, split in rows.items():

@@ -102,16 +102,16 @@ class Workload:
     def __post_init__(self) -> None:
         """Raises ConfigError if the metric's name is not valid for columns and files."""
         name = self.task.metric.name
-        give = "chop.train.Metric(name, score)" if self.judge is None else "metric=NAME"
+        advice = "chop.train.Metric(name, score)" if self.judge is None else "metric=NAME"
         if not re.fullmatch(r"[\w-]+", name):
             raise ConfigError(
                 f"metric '{name}': expected a name of letters, digits, _ and -, which columns and "
-                f"files get; give {give}."
+                f"files get; pass {advice}."
             )
         if name in COLUMNS:
             raise ConfigError(
-                f"metric '{name}': tables and files use that name already; give {give} "
-                "with another."
+                f"metric '{name}': tables and files use that name already; pass {advice} with "
+                "another."
             )
 
     @property
@@ -284,7 +284,7 @@ class Workload:
         """
         if epochs and not self.task.can_train:
             raise ConfigError(
-                "--evaluate judges the model, and no loss is known to train it by: give --loss "
+                "--evaluate judges the model, and no loss is known to train it with: pass --loss "
                 "file.py:fn or --task, or 0 epochs."
             )
         usual = self.tuning_epochs if self.task.can_train else 0
@@ -339,7 +339,7 @@ class Workload:
         return example_inputs(self.model, self.train)
 
 
-OWN_TEST = "Give test=(X, y)."
+OWN_TEST = "Pass test=(X, y)."
 """Advice on giving test rows."""
 
 

@@ -117,7 +117,7 @@ def test_other_jobs_say_the_same(files, capsys, unpainted):
 def test_pictures_of_one_split_name_the_folder_with_both(files):
     found = load_workload(WorkloadConfig(model="net.py:Pictures", dataset="pics/train"))
     texts = [each.text for each in found.assumptions]
-    assert "To use 'pics/test', give the folder 'pics'." in texts[0]
+    assert "To use 'pics/test', pass the folder 'pics'." in texts[0]
     assert any("pixels from 0 to 1 as (x - 0.5) / 0.5: an assumption" in text for text in texts)
     whole = load_workload(WorkloadConfig(model="net.py:Pictures", dataset="pics"))
     assert not whole.has_seen_test and len(whole.test) == 12
@@ -131,7 +131,7 @@ def test_rows_in_memory_are_split_off_too(files):
     given = chop.compress(nn.Sequential(model), (x, y), (x, y), out=files / "a", **QUICK)
     drawn = chop.compress(nn.Sequential(model), (x, y), out=files / "b", **QUICK)
     assert not any("No test rows" in text for text in given.result["assumptions"])
-    assert drawn.result["assumptions"][0].endswith("Give test=(X, y).")
+    assert drawn.result["assumptions"][0].endswith("Pass test=(X, y).")
     assert drawn.result["row_counts"]["test"] == 20
     again = Workload.of(nn.Sequential(model), (x, y))
     assert again.has_seen_test and replace(again, name="b").has_seen_test
@@ -210,13 +210,13 @@ def test_model_and_weights_are_checked_before_data(files):
         "model file 'no.py' does not exist": {"model": "no.py:Net"},
         "'net.py' has no 'Nett': did you mean 'Net'": {"model": "net.py:Nett"},
         "weights 'no.pt': there is no such file": {"model": "net.py:Net", "weights": "no.pt"},
-        "'train.csv' holds no weights": {"model": "net.py:Net", "weights": "train.csv"},
+        "'train.csv' contains no readable weights": {"model": "net.py:Net", "weights": "train.csv"},
     }
     for message, settings in wrong.items():
         with pytest.raises(chop.errors.ChopError, match=message):
             load_workload(WorkloadConfig(**settings, **absent))
     (files / "text.csv").write_text("text,label\n" + "good,1\nbad,0\n" * 5)
-    with pytest.raises(ConfigError, match=r"only texts \('text'\).* by --tokenizer"):
+    with pytest.raises(ConfigError, match=r"only texts \('text'\).* with --tokenizer"):
         load_workload(WorkloadConfig(model="net.py:Net", dataset="text.csv"))
 
 

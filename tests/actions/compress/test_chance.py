@@ -157,7 +157,7 @@ def test_better_by_luck_is_not_better():
     x, labels = torch.randn(40, 6), torch.arange(40) % 2
     x[:, 0] = torch.where(torch.arange(40) < 22, 1.0, -1.0) * (2 * labels - 1)  # 55 % are right
     few = Workload.of(workload.model, (x, labels), (x, labels))
-    with pytest.raises(ConfigError, match="not better, beyond its interval, than .* 50.00%"):
+    with pytest.raises(ConfigError, match="within its interval no better than .* 50.00%"):
         check_float_model(few, LowerConfig())
 
 

@@ -388,7 +388,7 @@ def test_settings_are_checked_at_once(settings, message):
 def test_models_and_data_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(ConfigError, match="is trained on 'digits', not on 'imdb'"):
         compress(CompressConfig(model="mlp", dataset="imdb", out=tmp_path))
-    with pytest.raises(ConfigError, match="needs a data set: give --dataset"):
+    with pytest.raises(ConfigError, match="needs a data set: pass --dataset"):
         compress(CompressConfig(model="prajjwal1/bert-tiny", out=tmp_path))
     with pytest.raises(UnavailableError, match="the hub cannot be reached"):
         compress(CompressConfig(model="some/model", dataset="reviews", out=tmp_path))

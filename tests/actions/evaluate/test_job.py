@@ -312,7 +312,7 @@ def test_classifiers_are_judged_on_their_rows(tmp_path):
         each.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
     config = EvaluateConfig(str(tmp_path / "packed"), (), str(tmp_path / "float"), limit=12)
-    with pytest.raises(ConfigError, match="needs a data set: give --dataset"):
+    with pytest.raises(ConfigError, match="needs a data set: pass --dataset"):
         load_judged(config)
     texts = [{"text": f"a {word} film", "label": i % 2} for i, word in enumerate("abcdef" * 12)]
     (tmp_path / "films.jsonl").write_text("\n".join(map(json.dumps, texts)))
@@ -338,7 +338,7 @@ def test_a_run_knows_its_float_model_and_data(tmp_path):
 @pytest.mark.long
 def test_a_graph_without_a_run_needs_its_float_model(folders, tmp_path):
     packed(load_model(folders / "float")).export(tmp_path / "graph")
-    with pytest.raises(ConfigError, match="without data: give --reference"):
+    with pytest.raises(ConfigError, match="without data: pass --reference"):
         load_judged(EvaluateConfig(str(tmp_path / "graph")))
     config = settings(folders, tmp_path / "out", limit=3)
     from_graph = evaluate(replace(config, model=str(tmp_path / "graph"))).rows
@@ -362,8 +362,8 @@ def test_what_has_no_meaning_is_refused(folders, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_fewshot": 2}, "num_fewshot: give tasks too"),
-        ({"include_path": Path("tasks")}, "include_path: give tasks too"),
+        ({"num_fewshot": 2}, "num_fewshot: applies to tasks only"),
+        ({"include_path": Path("tasks")}, "include_path: applies to tasks only"),
         ({"tasks": ("a", "a")}, "tasks: expected each task once, got a, a"),
     ],
 )

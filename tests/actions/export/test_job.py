@@ -112,7 +112,7 @@ def test_folders_that_chop_wrote_keep_their_codes(tmp_path):
 
 def test_float_models_need_a_format_and_others_have_one(float_folder, run_folder, tmp_path):
     how = {"out": tmp_path / "out", "seconds": 0.0}
-    with pytest.raises(ConfigError, match="has float weights: give --format"):
+    with pytest.raises(ConfigError, match="has float weights: pass --format"):
         export(ExportConfig(str(float_folder), ("onnx",), **how))
     with pytest.raises(ConfigError, match="is quantized already"):
         export(ExportConfig(str(run_folder), ("onnx",), format="mxint", **how))

@@ -237,7 +237,7 @@ def test_the_commands(begun, tmp_path):
     for command in (*jobs, "resume", "show", "export", "worker"):
         assert command in chop("--help")
         assert "Example" in chop(command, "--help")
-    assert "choices of the best" in chop("show", begun)
+    assert "choices of the best trial" in chop("show", begun)
     chop("resume", begun, "--trials", "7", "--figures", "pdf")
     assert (begun / "toy" / "counts.pdf").read_bytes().startswith(b"%PDF")
     assert "<!-- 7 trials -->" in (begun / "toy" / "counts.svg").read_text()
@@ -288,7 +288,7 @@ def test_another_users_search_is_shown_and_exported(toy, open_to_all, capfd):
     (open_to_all / "mine").chmod(0o777)
     before = files_of(begun)
     shown = as_nobody(lambda: show_search(str(begun)))
-    assert len(shown.measured) == 6 and "choices of the best" in capfd.readouterr().out
+    assert len(shown.measured) == 6 and "choices of the best trial" in capfd.readouterr().out
     path = open_to_all / "mine" / "best.toml"
     assert as_nobody(lambda: export_best(str(begun), path)) == load_toml(path)
     assert files_of(begun) == before

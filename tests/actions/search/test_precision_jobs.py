@@ -161,7 +161,7 @@ def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score)
         ({"bias": "nonsense"}, "unknown number format"),
         ({"rule": "max"}, "rule"),
         ({"lr": 0.0}, "lr: got"),
-        ({"lr": 0.1}, "lr: got 0.1, but trials are not trained: give epochs"),
+        ({"lr": 0.1}, "lr: got 0.1, but trials are not trained: pass epochs"),
     ],
 )
 def test_settings_are_checked_before_anything_is_loaded(settings, message):

@@ -165,8 +165,9 @@ def test_a_best_that_is_float_says_so(tmp_path):
     config = PrecisionConfig(out=tmp_path, **UNTRAINED)
     chosen = {"fc": {"weight": Float(), "data_in": Float()}}
     found = SimpleNamespace(best=SimpleNamespace(number=0), recipes={})
-    assert about_recipe(config, found, chosen) == "no recipe: all layers of the best are float"
+    told = about_recipe(config, found, chosen)
+    assert told == "no recipe: all layers of the best trial are float"
     chosen["fc"]["data_in"] = parse_format_string("mxint8")
     told = about_recipe(config, found, chosen)
-    assert told.startswith("build the best: chop search export ")
+    assert told.startswith("build the best model: chop search export ")
     assert told.endswith(" best.toml && chop compress --config best.toml")

@@ -108,7 +108,7 @@ def test_formats_of_inputs_have_no_recipe(tmp_path, loaded, capsys):
     own = {"operands": ("data_in", "weight"), "budgets": {}, "force": True}
     config = PrecisionConfig(out=tmp_path, formats=FORMATS[1:], trials=2, **own)
     result = run_search(JOB, config)
-    assert "build the best: chop search export" in " ".join(capsys.readouterr().out.split())
+    assert "build the best model: chop search export" in " ".join(capsys.readouterr().out.split())
     assert not result.recipes and not (tmp_path / "precision" / "recipe.toml").exists()
     with pytest.raises(ConfigError, match="formats for weights only"):
         _ = result.recipe

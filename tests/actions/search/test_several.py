@@ -151,7 +151,7 @@ def test_every_format_is_searched_and_compared_and_goes_on_after_a_kill(
             for s in range(2)
         ]
         assert float(row["test accuracy (mean)"]) == mean(x["test_accuracy"] for x in noted)
-        assert float(row["bits of the best"]) == pytest.approx(
+        assert float(row["bits of the best trial"]) == pytest.approx(
             mean(x["values"]["bits"] for x in noted), abs=0.01
         )
         assert row["choices"] == "6"  # inputs and weights of three layers

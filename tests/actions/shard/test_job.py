@@ -130,7 +130,7 @@ def test_a_plan_is_searched_for_within_the_memory_of_a_process(tmp_path):
             PlanError,
             "expected bytes, such as 4GB, 512MiB or 1000000, got '4 p",
         ),
-        ({"run": True, "plan_only": True}, ConfigError, "run and plan_only: give one"),
+        ({"run": True, "plan_only": True}, ConfigError, "run and plan_only: use only one"),
         (
             {"plan": "replicate", "memory": "1kB"},
             PlanError,

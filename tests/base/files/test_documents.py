@@ -143,5 +143,5 @@ def test_a_repeated_key_among_many_is_found_at_once():
 )  # fmt: skip
 def test_a_value_of_a_wrong_type_is_one_sentence(values, tmp_path):
     (tmp_path / "config.json").write_text(values)
-    with pytest.raises(ConfigError, match="holds no model that is known"):
+    with pytest.raises(ConfigError, match="contains no known model"):
         read_config(str(tmp_path))

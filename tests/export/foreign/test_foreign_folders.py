@@ -119,7 +119,7 @@ NAMED = {
     "a static scale of inputs": (added(f"{UP}.input_scale", 1), f"'{UP}.input_scale'"),
     "no scale": (
         removed("weight_scale"),
-        f"'{UP}.weight_packed' holds codes, but has no weight_scale",
+        f"'{UP}.weight_packed' has codes but no weight_scale",
     ),
     "no codes": (removed("weight_packed"), f"'{UP}' lacks weight_packed"),
     "no shape": (removed("weight_shape"), f"'{UP}' lacks weight_shape"),

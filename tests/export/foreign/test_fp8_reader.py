@@ -122,7 +122,7 @@ def test_experts_in_blocks_are_read(tmp_path):
     assert torch.equal(logits(found, text()), logits(expected, text()))
     del tensors["model.layers.0.mlp.experts.2.up_proj.weight_scale_inv"]
     write(tmp_path, tensors)
-    with pytest.raises(CheckpointError, match=r"experts\.2\.up_proj\.weight' holds codes"):
+    with pytest.raises(CheckpointError, match=r"experts\.2\.up_proj\.weight' has codes"):
         load_model(tmp_path)
 
 
@@ -132,7 +132,7 @@ SCALE = f"{UP}.weight_scale_inv"
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda x: x.pop(SCALE), f"'{UP}.weight' holds codes, but has no weight_scale"),
+        (lambda x: x.pop(SCALE), f"'{UP}.weight' has codes but no weight_scale"),
         (lambda x: x.update({SCALE: x[SCALE].T.contiguous()}), f"^'[^']*': '{UP}' does not fit"),
         (
             lambda x: x.update({f"{UP}.weight_scale": x[SCALE] * 2}),

@@ -399,7 +399,7 @@ def test_types_that_an_older_library_lacks_are_refused(monkeypatch, tmp_path):
     )[0]
     members = {x.name: x.value for x in gguf.GGMLQuantizationType if x.name != "NVFP4"}
     monkeypatch.setattr(gguf, "GGMLQuantizationType", enum.IntEnum("Older", members))
-    refused(mg, tmp_path, "lm_head: NVFP4 takes gguf 0.19 or newer")
+    refused(mg, tmp_path, "lm_head: NVFP4 needs gguf 0.19 or newer")
 
 
 REFUSED = {

@@ -112,7 +112,7 @@ def test_a_tokenizer_is_written_back_as_it_was_read(name, tmp_path, caplog):
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
     TARGET.write(mg, tmp_path / "one.gguf", tokenizer)
     read = read_tokenizer(tmp_path / "one.gguf")
-    assert ("'new', which is not known" in caplog.text) is (name == "new")
+    assert ("'new', which is unknown" in caplog.text) is (name == "new")
     read.save_pretrained(tmp_path / "folder")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     for number, found in enumerate((read, copy.deepcopy(read), again)):

@@ -30,7 +30,7 @@ def test_folders_keep_every_code(parts, name, width, tmp_path):
         ({"format": "gemv"}, "expected format 'gemm' of awq, got 'gemv'"),
         ({"checkpoint_format": "gemv"}, "expected checkpoint_format 'gemm' of awq, got 'gemv'"),
         ({"bits": 3}, "expected bits of 4, got 3"),
-        ({"group_size": -2}, "expected a group_size from 1 on, or -1, got -2"),
+        ({"group_size": -2}, "expected a group_size of at least 1, or -1, got -2"),
     ],
 )
 def test_what_has_no_format_here_is_refused(settings, reason, tmp_path):

@@ -181,7 +181,7 @@ def ambiguous_zero(tensors):
         ({}, ambiguous_zero, "stores a zero point of 15, which engines read as 0"),
         ({"bits": 5}, None, r"expected bits of \(2, 3, 4, 8\), got 5"),
         ({"bits": True}, None, "expected bits of"),
-        ({"group_size": 0}, None, "expected a group_size from 1 on, or -1, got 0"),
+        ({"group_size": 0}, None, "expected a group_size of at least 1, or -1, got 0"),
         ({"checkpoint_format": "marlin"}, None, "checkpoint_format: .*gptq"),
         ({"dynamic": {"+:(a+)+": {}}}, None, "no repeated group"),
         ({"dynamic": {"+:[": {}}}, None, "is not a regular expression"),

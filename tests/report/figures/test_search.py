@@ -35,7 +35,7 @@ def test_a_front_has_a_panel_for_each_number(tmp_path):
     for label in ("bits", "bytes", "front", "budget: bits 5", "accuracy (%)", "Lab"):
         assert f"<!-- {label} -->" in text
     assert text.count("<!-- front -->") == 1 and "nan" not in text.lower()
-    with pytest.raises(ConfigError, match="at least one further objective"):
+    with pytest.raises(ConfigError, match="at least one objective in addition"):
         plot_front(tmp_path / "none.svg", [], ylabel="accuracy", title="")
 
 

@@ -205,7 +205,7 @@ def describe_speed(rows: Sequence[Mapping[str, Any]], rounds_inputs: bool) -> st
     if not slower:
         return f"{text}."
     where = "" if len(slower) == len(saved) else f" at batch {' and '.join(slower)}"
-    return f"{text}: slower{where}, as {ROUNDS_INPUTS if rounds_inputs else DECODES}."
+    return f"{text}: slower{where}, because {ROUNDS_INPUTS if rounds_inputs else DECODES}."
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def no_gain(
 
 
 def describe_missing(missing: Mapping[str, str]) -> str:
-    """Lists backends that were not measured, with reasons, in one line; "" for none."""
+    """Lists backends that were not measured, with reasons, in one line; "" if all were."""
     others = "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in missing.items())
     return f"Not measured: {others}." if others else ""
 

@@ -137,8 +137,8 @@ class Decoder:
     def interruption_note(config: CompressConfig) -> str:
         """Returns the closing sentence of an interrupted run."""
         return (
-            f"finished blocks are in {config.out / BLOCKS}/; run the same command again to go on "
-            "after them."
+            f"finished blocks are in {config.out / BLOCKS}/; run the same command again to "
+            "continue after them."
         )
 
     def measure(self) -> Measured:

@@ -56,7 +56,7 @@ class Subject(Protocol):
 
 
 def compress(config: CompressConfig, workload: Workload | None = None) -> dict[str, Any]:
-    """Quantizes a model in several formats, trains the smallest one back, and saves the best.
+    """Quantizes a model in several formats, fine-tunes the smallest one, and saves the best model.
 
     The format is chosen on validation rows. Test rows are used for reporting only.
 
@@ -71,7 +71,7 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
 
     Args:
         config: settings of the job.
-        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+        workload: your own trained model and rows, see `Workload.of`. Default: the model and
             data that `config` names.
     Returns: the content of `result.json`; its `saved` is None if no model was saved.
     Raises:
@@ -139,7 +139,7 @@ def _nothing_within(
     lost = metric.format_loss(row.validation, exact.row.validation)
     where = "" if nearest.is_judged else " on the validation rows"
     outcome = (
-        f"No format is within {metric.format_drop(config.max_drop)} of float{where}: the best, "
+        f"No format is within {metric.format_drop(config.max_drop)} of float{where}: the best one, "
         f"{row.format} ({row.method}), loses {lost}, {mine.format(metric)} against "
         f"{reference.format(metric)}{f' on {mine.rows} rows' if mine.rows else ''}"
     )
@@ -148,5 +148,5 @@ def _nothing_within(
     earlier = "; its model is from an earlier run" if (config.out / MODEL_FILES[0]).exists() else ""
     return (
         f"{outcome}. No model was saved in {config.out}/{earlier}. Try other --formats, more "
-        "--qat-epochs or a larger --max-drop, or save the best anyway with --keep-best."
+        "--qat-epochs or a larger --max-drop, or save the best one anyway with --keep-best."
     )

@@ -142,7 +142,7 @@ def method_title(methods: Sequence[str]) -> str:
 
 
 def describe_skipped(mg: MaseGraph, skipped: Mapping[str, Mapping[str, str]]) -> str | None:
-    """Describes the layers that each method skipped, in a sentence per method; None without any.
+    """Describes the layers that each method skipped, in a sentence per method; None if none did.
 
     Args:
         mg: the quantized graph.

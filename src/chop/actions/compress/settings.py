@@ -133,7 +133,9 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
         if not self.operands:
             raise ConfigError("operands: expected at least one.")
         if "weight" not in self.operands and (self.method or self.overrides):
-            raise ConfigError("operands: expected weight, as method and overrides round weights.")
+            raise ConfigError(
+                "operands: expected weight, because method and overrides round weights."
+            )
         if self.rotation != "group" and "rotate" not in self.method:
             raise ConfigError(f"rotation: '{self.rotation}' needs method rotate.")
         self._check_recipe()

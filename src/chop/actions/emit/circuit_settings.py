@@ -34,7 +34,7 @@ class CircuitOptions(ABC):
             of interval or latency_us also a quarter to four times as many cycles.
         clock_mhz: clock frequency for latency_us.
         others: format of operators outside the search, if there is a circuit.
-        emit: emit and verify the circuit of the best. It is written to OUT/NAME/circuit.
+        emit: emit and verify the circuit of the best trial. It is written to OUT/NAME/circuit.
         place: also place and route it on the device.
     """
 

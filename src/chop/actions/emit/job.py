@@ -74,13 +74,13 @@ def emit(
 
     Args:
         config: settings of the job.
-        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+        workload: your own trained model and rows, see `Workload.of`. Default: the model and
             data that `config` names.
         lower: function that returns the integer graph, instead of `config.formats`.
         has_multipliers: False if products must use lookup tables. Default: by `config.device`.
     Returns: the content of `result.json`; with `check_only` only the verification.
     Raises:
-        CheckpointError: with `check_only`, if the folder has no emitted circuit.
+        CheckpointError: if with `check_only`, if the folder has no emitted circuit.
         ConfigError: if settings do not fit together, or the model has no circuit.
         VerificationError: if the circuit differs from the graph, or files from the manifest.
         UnavailableError: if the model, the data set or a tool is missing.
@@ -90,7 +90,7 @@ def emit(
     if config.check_only:
         return check_again(config)
     if lower is lower_workload:
-        parse_format_string(config.formats)  # refuse a wrong one before any data are read
+        parse_format_string(config.formats)  # reject a wrong one before reading data
     check_saved_model(config.start_from)
     if config.place:
         check_device(config.placed_on)

@@ -43,7 +43,7 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
 
     Args:
         config: settings of the job.
-        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+        workload: your own trained model and rows, see `Workload.of`. Default: the model and
             data that `config` names.
     Returns: the content of `result.json`.
     Raises:
@@ -51,7 +51,7 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
         CheckpointError: if `config.start_from` has no model, or is from a run that saves none.
         UnavailableError: if the model, the data set or a library is missing.
     """
-    parse_format_string(config.formats)  # refuse a wrong one before any data are read
+    parse_format_string(config.formats)  # reject a wrong one before reading data
     check_saved_model(config.start_from)
     return run_job(LOWER, config_of_run(config, workload), workload)
 

@@ -71,7 +71,7 @@ class EmitConfig(LoweringConfig):
         if self.device is not None:
             parse_device(self.device)
             if self.fold:
-                raise ConfigError("fold: give either fold or device, which chooses the folds.")
+                raise ConfigError("fold: expected either fold or device, which chooses the folds.")
         if self.place_on is not None and not self.place:
             raise ConfigError("place_on: add place, or leave place_on out.")
         if self.place_seeds is not None and not self.place:

@@ -134,7 +134,7 @@ def _settings(
     base = config.model if checkpoint is None else config.reference
     if base is None:
         raise ConfigError(
-            f"'{config.model}' is a checkpoint of a graph, without data: give --reference "
+            f"'{config.model}' is a checkpoint of a graph, without data: pass --reference "
             "FLOAT_MODEL to evaluate it on that model's rows, with its tokenizer."
         )
     if config.dataset is None and builtin_model(base) is None and _continues_texts(base):

@@ -67,7 +67,7 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         check_fields(self, type(self).__name__)
         if self.lower_is_better and self.evaluate is None:
-            raise ConfigError("lower_is_better: give evaluate too, to which it applies.")
+            raise ConfigError("lower_is_better: applies to evaluate only; pass evaluate as well.")
         if len({*self.tasks}) < len(self.tasks):
             raise ConfigError(f"tasks: expected each task once, got {', '.join(self.tasks)}.")
         if self.tasks:
@@ -75,4 +75,4 @@ class EvaluateConfig:
             return
         for name in ("num_fewshot", "include_path"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"{name}: give tasks too, to which it applies.")
+                raise ConfigError(f"{name}: applies to tasks only; pass tasks as well.")

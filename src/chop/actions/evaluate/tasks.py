@@ -159,7 +159,7 @@ def read_tasks(config: EvaluateConfig) -> dict[str, Any]:
                 raise UnavailableError(
                     f"tasks: the data of '{name}' cannot be read ({type(error).__name__}: "
                     f"{first_line(error).removesuffix('.')}). Set HF_DATASETS_CACHE to a copied "
-                    "cache folder that has them, or give --include-path FOLDER with a YAML file "
+                    "cache folder that has them, or pass --include-path FOLDER with a YAML file "
                     "with local files in dataset_kwargs."
                 ) from error
             for task, each in read[name]["tasks"].items():
@@ -168,7 +168,7 @@ def read_tasks(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _check_task(name: str, task: Any, config: EvaluateConfig) -> None:
-    """Raises ConfigError for settings that lm-eval would ignore, or refuse late."""
+    """Raises ConfigError for settings that lm-eval would ignore, or reject late."""
     if config.num_fewshot and task.get_config("num_fewshot") == 0:
         raise ConfigError(
             f"num_fewshot: expected 0, got {config.num_fewshot}: '{name}' does not support "
@@ -212,7 +212,7 @@ def ask(
     """Evaluates a model with lm-eval on a task or a group.
 
     Args:
-        model: a language model of transformers.
+        model: a Hugging Face language model.
         tokenizer: its tokenizer.
         task: name of the task.
         config: settings of the job.
@@ -221,7 +221,7 @@ def ask(
         identity: identity of the model in the journal.
         advance: callback with the finished share of the questions.
     Raises:
-        ConfigError: if lm-eval refuses the task or model.
+        ConfigError: if lm-eval rejects the task or model.
     """
     with _quiet(), _seeded(), matmul_precision("highest"):
         from lm_eval import evaluate
@@ -241,14 +241,14 @@ def ask(
         except ChopError:  # of the journal or the model, and not of lm-eval
             raise
         except (ValueError, NotImplementedError, AssertionError) as error:
-            raise ConfigError(f"tasks: lm-eval refuses '{task}': {first_line(error)}") from error
+            raise ConfigError(f"tasks: lm-eval rejects '{task}': {first_line(error)}") from error
     return result
 
 
 def _set_examples(task: Any, count: int | None) -> None:
     """Sets the few-shot examples as `lm_eval.simple_evaluate` does, at less cost."""
     own = task.get_config("num_fewshot")
-    if own is None or (own != 0 and count is not None):  # `_check_task` refuses others
+    if own is None or (own != 0 and count is not None):  # `_check_task` rejects others
         task.set_config("num_fewshot", count or 0)
     task.set_fewshot_seed(SEED)
 

@@ -107,7 +107,7 @@ def load_graph(config: ExportConfig) -> Loaded:
     modules = (module for module in source.model.modules() if isinstance(module, QuantizedOperator))
     is_quantized = any(not module.spec.is_float for module in modules)
     if is_quantized == (config.format is not None):
-        given = "has float weights: give --format, such as --format 8.auto"
+        given = "has float weights: pass --format, such as --format 8.auto"
         given = "is quantized already: leave --format out" if is_quantized else given
         raise ConfigError(f"format: '{config.model}' {given}.")
     if is_quantized:

@@ -173,7 +173,7 @@ def _nearest(change: Change) -> str:
 
 
 def check_changes(changes: Mapping[str, Sequence[Change]], nearest: bool) -> None:
-    """Raises ConfigError if targets refuse modules that must not, or cannot, be changed."""
+    """Raises ConfigError if targets cannot store modules that must not, or cannot, be changed."""
     unsolved = {
         name: refused
         for name, refused in changes.items()

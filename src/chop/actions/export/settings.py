@@ -79,7 +79,7 @@ class ExportConfig:
             if not parse_format_string(self.inputs).is_fitted:
                 raise ConfigError(
                     f"inputs: '{self.inputs}' needs calibration, by chop compress. Expected a "
-                    "format with dynamic scales, as scale_integer:width=8:granularity=row."
+                    "format with dynamic scales, such as scale_integer:width=8:granularity=row."
                 )
         if (self.overrides or self.skip) and self.format is None:
             raise ConfigError(

@@ -83,7 +83,7 @@ class FormatSettings:
 
         widths = self.widths
         if widths is not None and "width" in self.ranges:
-            raise ConfigError("widths and ranges.width mean the same: give one of them.")
+            raise ConfigError("widths and ranges.width mean the same: use only one of them.")
         if widths is None and any("width" in get_fields(given) for given in self.formats):
             widths = self.USUAL_WIDTHS
         usual = {} if widths is None else {"width": whole(parse_range(widths, "widths"), "widths")}

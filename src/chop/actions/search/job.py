@@ -138,7 +138,7 @@ def _resume_note(config: SearchConfig, others: int) -> str:
     if others:
         return (
             f"finished trials are saved. Run the same command to resume, with {others} more "
-            f"search{'es' * (others != 1)} to go; chop search compare plots what is there."
+            f"search{'es' * (others != 1)} to go; chop search compare plots the finished ones."
         )
     url = config.url
     where = without_password(url) if config.storage else str(config.folder)
@@ -188,7 +188,7 @@ def get_settings(config: SearchConfig) -> dict[str, Any]:
     """Returns the settings as plain JSON; the inverse of `rebuild`.
 
     The URL of a server is left out: readers of the settings know it, and it has a password. A named
-    storage file stays: it tells a resumed search that its `out` is elsewhere.
+    storage file stays: from it, a resumed search learns that its `out` is elsewhere.
     """
     fields = {
         k: v for k, v in dataclasses.asdict(config).items() if v is not None and k not in SPLITTING

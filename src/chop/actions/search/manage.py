@@ -56,11 +56,11 @@ def show_search(storage: str, name: str | None = None) -> Result:
     ]
     print_table(f"study {study['name']}", counts)
     best = result.front if len(result.front) > 1 else result.ranked[:TOP]
-    kind = "Pareto front" if len(result.front) > 1 else "the best"
+    kind = "Pareto front" if len(result.front) > 1 else "the best trial"
     print_table(kind, [_trial_row(trial, result) for trial in best])
     failed = [{"trial": t.number, "reason": t.note, **t.config} for t in result.failed[:TOP]]
     print_table("failed", failed)
-    print_table("choices of the best", choice_rows(result, study["space"]))
+    print_table("choices of the best trial", choice_rows(result, study["space"]))
     return result
 
 
@@ -71,7 +71,7 @@ def resume_search(
     workers: int | None = None,
     out: Path | None = None,
 ) -> Result:
-    """Resumes a search, and writes its results beside its storage.
+    """Resumes a search, and writes its results next to its storage.
 
     A search that was started with a storage elsewhere writes to its first output folder.
 
@@ -108,7 +108,7 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
     changes = {"workers": 1, "out": own if out is None else str(out)}
     command = _command("worker", [without_password(url)], {"name": name, "out": out})
     job, config = _rebuilt(study, changes, command)
-    note = "finished trials are saved; any worker can go on with the rest."
+    note = "finished trials are saved; any worker can continue with the rest."
     with matmul_precision(config.matmul_precision), with_interruption_note(lambda: note):
         with _naming_packages(study):
             search: Search = job.load(config).search
@@ -124,7 +124,7 @@ def export_best(
         storage: output folder, file or URL of a search.
         path: file to write.
         name: name of the study. Default: the storage's only study.
-        trial: number of a trial. Default: the best.
+        trial: number of a trial. Default: the best trial.
     Returns: the written settings.
     """
     study, result = load_search(storage, name)

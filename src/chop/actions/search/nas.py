@@ -62,7 +62,7 @@ class NasSubject:
         workload = workload_for(config, workload)
         if workload.judge is not None and not workload.task.can_train:
             raise ConfigError(
-                "--evaluate: training needs a loss, and a scoring function has none: give --loss "
+                "--evaluate: training needs a loss, and a scoring function has none: pass --loss "
                 "file.py:fn or --task."
             )
         if workload.judge is None and workload.task.metric.name != "accuracy":
@@ -167,7 +167,7 @@ def report(subject: NasSubject, result: Result) -> Report[Result]:
     title = f"{short_name(config.model)}: architectures, best first"
     rows = [_row(search, trial, workload.task.metric, count) for trial in result.ranked]
     if workload.judge is not None:
-        note = f"Scored by {workload.judge.title}: the reported numbers also chose the best."
+        note = f"Scored by {workload.judge.title}: the reported numbers also chose the best model."
         columns = {workload.task.metric.name: workload.task.metric}
     else:
         note, columns = _note(count or 0, workload.count_test(_labeled(workload.test))), {}
@@ -229,9 +229,9 @@ def _with_intervals(best: TrialRecord, summary: Mapping[str, Any]) -> list[str]:
 def _note(validation: int, test: str) -> str:
     """Returns the note below the table."""
     return (
-        f"validation: {validation} rows held out of the training rows. They choose the best, so "
-        "its accuracy on them is optimistic. "
-        f"test: {test}, used for reporting only; best.json has the accuracy of the best on them. "
+        f"validation: {validation} rows held out of the training rows. They choose the best model, "
+        "so its accuracy on them is optimistic. "
+        f"test: {test}, used for reporting only; best.json has its accuracy on them. "
         f"Intervals are Wilson's {LEVEL_TEXT} intervals."
     )
 
@@ -317,10 +317,10 @@ def _about_best(subject: NasSubject, result: Result, best: TrialRecord) -> dict[
 
 
 def export(config: NasConfig, chosen: Config) -> dict[str, Any]:
-    """Refuses the export: an architecture is a model, not a setting of compression.
+    """Rejects the export, because an architecture is a model, not a setting of compression.
 
     Raises:
-        ConfigError: always; names the folder of the models.
+        ConfigError: always; the message has the folder of the models.
     """
     raise ConfigError(
         "an architecture is not a setting of `chop compress`. The best models are in "

@@ -93,7 +93,7 @@ def finish(subject: PrecisionSubject, result: Result) -> None:
 
 
 def is_complete(config: PrecisionConfig) -> bool:
-    """Returns True unless a requested circuit of the best is missing, as after a kill."""
+    """Returns True unless a requested circuit of the best trial is missing, as after a kill."""
     if not config.emit:
         return True
     best = load_search(config.storage or str(config.out), config.study)[1].best

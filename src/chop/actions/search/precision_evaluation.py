@@ -18,9 +18,9 @@ class SearchEvaluation:
     """Scores of a search's configurations and baselines, by their labels in the table.
 
     Attributes:
-        best: label of the best, or of the nearest if no trial is within the budgets.
+        best: label of the best trial, or of the nearest one if none is within the budgets.
         values: values on the search rows.
-        scores: scores on the test rows; among searched configurations, only of the best.
+        scores: scores on the test rows; among searched configurations, only of the best one.
         verdict: gain of the search over its closed-form baseline, for a line; "" without one.
         compared: the verdict as a sentence.
     """

@@ -31,7 +31,7 @@ def precision_figures(
     """Returns the figures of a search over formats, including those of `search_figures`.
 
     `accuracy` (named by the metric): metric on the search rows against average bits, for every
-    trial, the front, uniform formats and closed-form assignments; also the best on test rows.
+    trial, the front, uniform formats and closed-form assignments; also the best trial on test rows.
     `formats`: the bits of each layer, with its format in the cell.
 
     Args:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from chop.ir.huggingface.quantizer import ChopConfig
 
 RECIPE_FILE = "recipe.toml"
-"""File for `chop compress --config` with the best; those of a front have the trial's number."""
+"""File for `chop compress --config` with the best trial; those of a front have trial numbers."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class PrecisionResult(Result):
     """Result of a precision search.
 
     Attributes:
-        recipes: recipes of the best and of the Pareto front by trial number; empty if inputs or
-            biases have formats too.
+        recipes: recipes of the best trial and of the Pareto front by trial number; empty if inputs
+            or biases have formats too.
     """
 
     recipes: Mapping[int, _WeightRecipe] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def _weight_text(problem: PrecisionProblem, name: str, formats: Formats) -> str 
 
 
 def recipe_files(config: PrecisionConfig, result: PrecisionResult) -> dict[str, Writer]:
-    """Returns the writers of recipe files by name: for the best, and for each trial of a front."""
+    """Returns the writers of recipe files by name: of the best trial, and of each of a front."""
     assert result.best is not None
     named = {RECIPE_FILE: result.best.number}
     if len(result.recipes) > 1:
@@ -147,7 +147,7 @@ def _compress_settings(config: PrecisionConfig, recipe: _WeightRecipe) -> dict[s
 def about_recipe(
     config: PrecisionConfig, result: PrecisionResult, chosen: Mapping[str, Formats]
 ) -> str:
-    """Returns the command that builds the best; `chosen` are its formats by layer."""
+    """Returns the command that builds the best model; `chosen` are its formats by layer."""
     assert result.best is not None
     imports, named = import_options(), options_naming(vars(config))
     more = f"{imports}{named}"
@@ -155,13 +155,13 @@ def about_recipe(
         file = shlex.quote(str(config.folder / RECIPE_FILE))
         return f"recipe: chop compress{more} --config {file}"
     if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
-        return "no recipe: all layers of the best are float"
+        return "no recipe: all layers of the best trial are float"
     folder = shlex.quote(str(config.folder))
     trust = " --trust-code" if named else ""
     export = f"chop search export {folder} best.toml{imports}{trust}"
     if config.circuit_goals():  # a circuit also rounds inputs
         return f"all formats: {export}"
-    return f"build the best: {export} && chop compress{more} --config best.toml"
+    return f"build the best model: {export} && chop compress{more} --config best.toml"
 
 
 def settings_of_workload(

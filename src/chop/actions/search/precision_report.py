@@ -1,8 +1,8 @@
 """Report of a precision search: table, figures, `best.json`, recipes, and next steps.
 
-Only float, uniform formats, closed-form assignments and the best have test scores. The rest of a
-Pareto front has scores on search rows only: choosing from it by test scores would leave no unseen
-test data.
+Only float, uniform formats, closed-form assignments and the best trial have test scores. The rest
+of a Pareto front has scores on search rows only: choosing from it by test scores would leave no
+unseen test data.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _best(
 def _closing(
     subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation, test: HeldOutRows
 ) -> str:
-    """Returns the closing line about the best."""
+    """Returns the closing line about the best trial."""
     config, workload, best = subject.config, subject.workload, result.best
     assert best is not None
     metric, values = workload.task.metric, best.values
@@ -164,18 +164,18 @@ def _nearest(result: Result) -> str:
 
 
 def _tile(subject: PrecisionSubject, evaluation: SearchEvaluation, test: HeldOutRows) -> Tile:
-    """Returns the tile with the best's score on the test rows, for the page."""
+    """Returns the tile with the best trial's score on the test rows, for the page."""
     workload, metric = subject.workload, subject.workload.task.metric
     score = evaluation.scores[evaluation.best]
     about = f"float {evaluation.scores['float'].format_cell(metric)}"
     about += "" if workload.judge else f", {workload.count_test(len(test.held_out))}"
     interval = f" ({LEVEL_TEXT} interval)" if score.interval else ""
     cell = Cell(score.value, score.format_cell(metric))
-    return Tile(f"{metric.name} of the best{interval}", cell, about)
+    return Tile(f"{metric.name} of the best trial{interval}", cell, about)
 
 
 def _outcome(subject: PrecisionSubject, result: Result, evaluation: SearchEvaluation) -> Outcome:
-    """Returns the best's numbers for the list of runs."""
+    """Returns the best trial's numbers for the list of runs."""
     metric, best = subject.workload.task.metric, result.best
     assert best is not None
     return Outcome(
@@ -190,7 +190,7 @@ def _outcome(subject: PrecisionSubject, result: Result, evaluation: SearchEvalua
 
 
 def _steps(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
-    """Returns steps that build and load the best. Without a recipe they list formats by layer."""
+    """Returns steps that build and load the best model, without a recipe from formats by layer."""
     assert result.best is not None
     has_recipe = result.best.number in result.recipes
     recipe = config.folder / RECIPE_FILE if has_recipe else None

@@ -72,7 +72,7 @@ class PrecisionSubject:
         training = None
         if config.epochs and not workload.task.can_train:
             raise ConfigError(
-                "epochs: training needs a loss, and evaluate has none: give --loss file.py:fn or "
+                "epochs: training needs a loss, and evaluate has none: pass --loss file.py:fn or "
                 "--task."
             )
         if config.epochs:

@@ -170,13 +170,17 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
         select_objectives(self.all_goals())
         self.check_circuit()
         if self.emit and self.epochs:
-            raise ConfigError("emit: expected no epochs, as weights of trials cannot be emitted.")
+            raise ConfigError(
+                "emit: expected no epochs, because weights of trials cannot be emitted."
+            )
         if self.pruner is not None and self.goals[0] in COSTS:
             raise ConfigError(
                 f"pruner: leave it out: '{self.goals[0]}' is known before a trial runs."
             )
         if self.lr is not None and not self.epochs:
-            raise ConfigError(f"lr: got {self.lr:g}, but trials are not trained: give epochs too.")
+            raise ConfigError(
+                f"lr: got {self.lr:g}, but trials are not trained: pass epochs as well."
+            )
 
     def goal_names(self) -> tuple[str, ...]:
         """Returns the names that goals and budgets refer to."""

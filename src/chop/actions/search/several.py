@@ -30,7 +30,7 @@ COSTS = {
     "interval": ",.0f",
     "latency_us": ".2f",
 }
-"""Format of the best's other values in the table, by name."""
+"""Format of the other values of the best trial in the table, by name."""
 NOT_OF_STUDIES = re.compile(r"[^\w\-.,+=()]+")
 """Characters of format strings that names of studies cannot have."""
 
@@ -79,7 +79,7 @@ def run_several(job: SearchJob[Any], config: SearchConfig) -> list[dict[str, Any
     A second call with the same settings resumes; finished searches are not repeated.
 
     Returns: the rows of the table, one per curve, see `chop.actions.search.compare`, with mean test
-        score and costs of the best over the seeds.
+        score and costs of the best trial over the seeds.
     Raises:
         ConfigError: if settings do not fit one of the searches.
     """
@@ -144,7 +144,7 @@ def _columns(job: SearchJob[Any], group: Sequence[SearchConfig], goal: str) -> d
     columns[f"test {goal} (mean)"] = mean(tests) if tests else None
     for name, form in COSTS.items():
         values = [each["values"][name] for each in best if name in each.get("values", ())]
-        columns[f"{name} of the best"] = f"{mean(values):{form}}" if values else None
+        columns[f"{name} of the best trial"] = f"{mean(values):{form}}" if values else None
     return columns
 
 

@@ -56,7 +56,7 @@ class ShardedModel:
             raise ConfigError(
                 f"model '{config.model}': expected a built-in model, a Hugging Face folder or hub "
                 "name, or a checkpoint. Export its graph with MaseGraph(model).export(PATH), and "
-                "give PATH."
+                "pass PATH."
             )
         if builtin_model(config.model):
             if config.task is not None:
@@ -126,7 +126,7 @@ def _folder(name: str) -> Path:
         reason = first_line(error) if reachable else "the hub cannot be reached"
         raise UnavailableError(
             f"'{name}' is not a local folder or checkpoint, and not in the hub's cache ({reason}). "
-            f"Give a local folder, or a built-in model: {did_you_mean(name, BUILTIN_MODELS)}"
+            f"Pass a local folder, or a built-in model: {did_you_mean(name, BUILTIN_MODELS)}"
         ) from error
     return Path(downloaded)
 

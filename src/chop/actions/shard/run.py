@@ -120,7 +120,7 @@ def run_on_processes(plan: ShardingPlan, config: ShardConfig) -> dict[str, Any]:
         config: the model, and the other settings of `run_here`.
     Returns: see `run_here`.
     Raises:
-        ChopError: the error of a process, or if a process ended.
+        ChopError: if a process fails, which passes on its error, or ends early.
         KeyboardInterrupt: if all were stopped.
     """
     with scratch_folder("shard") as folder:

@@ -25,7 +25,7 @@ class ShardConfig:
             every weight matrix by rows; data splits the batch; replicate copies the model. A file
             is plan.json of an earlier run, possibly edited.
         memory: memory of a process, as 4GB or 512MiB. It must hold parameters and activations; a
-            plan that needs more is refused. Default: no limit.
+            plan that needs more is rejected. Default: no limit.
         out: folder for all results.
         run: run the model on that many processes. They are on this machine, or torchrun's.
         plan_only: stop once the plan is written, as without `run`.
@@ -87,4 +87,4 @@ class ShardConfig:
         if self.memory is not None:
             parse_bytes(self.memory)
         if self.run and self.plan_only:
-            raise ConfigError("run and plan_only: give one of them.")
+            raise ConfigError("run and plan_only: use only one of them.")

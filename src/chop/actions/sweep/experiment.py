@@ -49,7 +49,7 @@ class Experiment(Generic[S]):
         stages: names of the model after the change, and after further training.
         change: function from graph, setting and seed to a new graph.
         draws: function from setting to True if the change depends on the seed.
-        describe: function from graph to values to store beside its metric.
+        describe: function from graph to values to store with its metric.
         described: function from setting to the names of these values.
         get_settings: function from setting and seed to everything that determines the change,
             except model and rows.

@@ -57,7 +57,7 @@ def prune_sweep(config: PruneSweepConfig, workload: Workload | None = None) -> l
 
     Args:
         config: settings of the sweep.
-        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+        workload: your own trained model and rows, see `Workload.of`. Default: the model and
             data that `config` names.
     Returns: one mapping per point: `method`, `sparsity` (requested), `actual sparsity` of the
         chosen layers' weights in the end, `float`, `start` (with `config.start_from`), `pruned` and

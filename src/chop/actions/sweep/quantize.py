@@ -44,7 +44,7 @@ def quantize_sweep(
 
     Args:
         config: settings of the sweep.
-        workload: a trained model and rows of your own, see `Workload.of`. Default: the model and
+        workload: your own trained model and rows, see `Workload.of`. Default: the model and
             data that `config` names.
     Returns: one mapping per width and fraction: `width`, `frac_width`, `bits` (average storage
         per parameter of the whole model), `float`, `PTQ`, `QAT`, and `seconds` of the point. Scores

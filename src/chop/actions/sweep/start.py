@@ -93,7 +93,7 @@ def _best(
     result = Journal(folder / JOURNAL).find(sweep.settings_at(stage, setting, seed), is_result)
     if result is None:
         raise CheckpointError(
-            f"'{folder}' used another model or other rows than {sweep.workload.title}: give the "
+            f"'{folder}' used another model or other rows than {sweep.workload.title}: pass the "
             "model and data of that sweep."
         )
     return stage, setting, seed, result[metric.name]

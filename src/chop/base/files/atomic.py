@@ -149,9 +149,9 @@ def list_set_files(fresh: Path) -> list[Path]:
 
 def _check_is_free(place: Path, is_folder: bool) -> None:
     if place.is_dir() and not is_folder:
-        raise IsADirectoryError(errno.EISDIR, "a folder is in the way", place.name)
+        raise IsADirectoryError(errno.EISDIR, "a folder with this name exists", place.name)
     if is_folder and os.path.lexists(place) and not place.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "a file is in the way", place.name)
+        raise NotADirectoryError(errno.ENOTDIR, "a file with this name exists", place.name)
 
 
 def _staged(path: Path) -> Path:
@@ -177,8 +177,8 @@ def shared_lock(folder: str | Path) -> Iterator[None]:
 def build_lock(path: str | Path) -> Iterator[None]:
     """Context manager with an exclusive lock on the creation of one file.
 
-    A process that had to wait then finds the file. The lock is a file beside `path`, removed at the
-    end; see `chop.base.files.locks`. On file systems without locks, nobody waits.
+    A process that had to wait then finds the file. The lock is a file next to `path`, removed at
+    the end; see `chop.base.files.locks`. On file systems without locks, nobody waits.
 
     Raises:
         WriteError: if the folder is read-only, or its disk is full.

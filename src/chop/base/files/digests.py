@@ -1,4 +1,4 @@
-"""SHA-256 digests beside files, which detect truncated or modified files."""
+"""SHA-256 digests stored next to files, which detect truncated or modified files."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _reason(error: ValueError) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text: byte {error.start} is invalid"
     if isinstance(error, tomllib.TOMLDecodeError):
-        quotes = ": texts stand in quotes" if str(error).startswith("Invalid value") else ""
+        quotes = ": put texts in quotes" if str(error).startswith("Invalid value") else ""
         return f"{error}{quotes}"
     if isinstance(error, json.JSONDecodeError):
         return str(error)
@@ -151,7 +151,7 @@ def _check(document: Any) -> None:
         elif isinstance(value, int) and not -LARGEST < value < LARGEST:
             raise NotReadableError(f"an integer has more than {MAX_DIGITS} digits")
         elif isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
-            raise NotReadableError("a text has half of a character, an unpaired surrogate")
+            raise NotReadableError("a text has an unpaired surrogate")
 
 
 def _kind(value: Any) -> str:

@@ -37,7 +37,7 @@ TEMPORARY = r"\..*\.part"
 
 
 def temporary_beside(path: Path) -> Path:
-    """Returns a unique name beside `path` that `TEMPORARY` matches."""
+    """Returns a unique name next to `path` that `TEMPORARY` matches."""
     return path.with_name(f".{path.name}.{owner_mark()}.part")
 
 
@@ -98,8 +98,8 @@ def started(pid: int) -> str:
     """Returns the start time of a process in clock ticks (proc(5), field 22); 0 on other systems.
 
     Raises:
-        FileNotFoundError, ProcessLookupError: there is none of that number.
-        PermissionError: it lives, and this user may not see more.
+        FileNotFoundError, ProcessLookupError: if no process has that number.
+        PermissionError: if the process is running, but hidden from this user.
     """
     if not Path("/proc/self/stat").exists():
         if os.name == "posix":  # on Windows 0 is Ctrl-C

@@ -48,14 +48,14 @@ def missing(package: str) -> str:
     >>> missing("mypkg 0.3")
     'is of the package mypkg 0.3, which is not installed: pip install mypkg'
     >>> missing("mymodule")
-    'is of the module mymodule, which is not imported: import it, or give --import mymodule'
+    'is of the module mymodule, which is not imported: import it, or pass --import mymodule'
 
     Args:
         package: result of `get_package`. A module outside of packages has no version.
     """
     name, _, made = package.partition(" ")
     if not made:
-        return f"is of the module {name}, which is not imported: import it, or give --import {name}"
+        return f"is of the module {name}, which is not imported: import it, or pass --import {name}"
     if (here := _installed_version(name)) is None:
         return f"is of the package {package}, which is not installed: pip install {name}"
     if here == made:

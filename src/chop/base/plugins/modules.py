@@ -63,10 +63,10 @@ def check_module_name(module: str, where: str) -> None:
         return
     parts = [part.strip().removesuffix(".py").removeprefix("./") for part in module.split(",")]
     names = [part.replace("/", ".") for part in parts]
-    advice = f": give {' and '.join(names)}" if all(map(_is_dotted, names)) else ""
+    advice = f": pass {' and '.join(names)}" if all(map(_is_dotted, names)) else ""
     apart = ", each by itself" if advice and len(names) > 1 else ""
     raise PluginError(
-        f"{where}: expected a module of the current folder or of an installed package, as "
+        f"{where}: expected a module of the current folder or of an installed package, such as "
         f"mypkg.formats, got '{module}'{advice}{apart}."
     )
 

@@ -34,6 +34,7 @@ def agreed(own: Difference) -> Difference:
     """Returns the largest difference over all processes, on every process."""
     import torch.distributed as dist
 
+    # One reduction for the numbers. Texts are only gathered if there is a fault.
     numbers = [own.relative, float(own.flips), float(bool(own.wrong))]
     worst = torch.tensor(numbers, dtype=torch.float64, device=this_device())
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
@@ -97,6 +98,7 @@ def broadcast_from_first(x: Any) -> Any:
 
     if not isinstance(x, Tensor) or not x.numel():
         return x
+    # As bytes, because backends do not support every dtype.
     sent = x.detach().contiguous().reshape(-1).view(torch.uint8).clone()
     dist.broadcast(sent, 0)
     return sent.view(x.dtype).reshape(x.shape)
@@ -114,6 +116,7 @@ def run_on_first_process(find: Callable[[], T]) -> T:
 
     if dist.get_world_size() == 1:
         return find()
+    # A separate group has a timeout as long as the work of the first process.
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     gathered: list[Any] = [None, None]
     if dist.get_rank() == 0:

@@ -76,19 +76,15 @@ def check_against_one_process(
     """Compares each node of a sharded model with a single process. Called on all processes.
 
     The reference is a node of the original model, run on plain, whole tensors. The sharded node
-    gets the reference's inputs in the layout of the sharded model. Each node is therefore judged by
-    itself, and a reordered sum that rounds to another code cannot affect later nodes. Inserted
-    nodes have to return their input in any layout. At the end the whole sharded model runs, and its
-    outputs are compared.
+    gets the reference's inputs in the layout of the sharded model, so each node is judged by
+    itself. Inserted nodes have to return their input in any layout. At the end the whole sharded
+    model runs, and its outputs are compared.
 
     A node passes if each element differs by at most `tolerance` times the largest magnitude of the
-    reference, plus the rounding error of its inputs. Values that stand for "never" (infinity, or
-    the dtype's extremes in masks) do not count as magnitudes. Integers and booleans have to be
-    equal. In a quantized node, sums may lie at a rounding boundary, so 2 % of the elements plus
-    four may have any value; a wrong layout changes far more. Plain tensors, such as those that
-    `parallelize_module` leaves between modules, may be the whole value or this process's
-    `torch.chunk` of it along one dimension. The reference of the first process applies to all,
-    which detects replicated tensors that differ between processes.
+    reference, plus the rounding error of its inputs. Integers and booleans have to be equal. In a
+    quantized node, 2 % of the elements plus four may have any value. Plain tensors, such as those
+    that `parallelize_module` leaves between modules, may be the whole value or this process's
+    `torch.chunk` of it along one dimension.
 
     The check does not detect faults that these inputs do not show, such as a tensor scale that is
     equal for every chunk. It does not compare non-tensor numbers, only tensors computed from them.
@@ -168,7 +164,7 @@ class _Comparison:
     def _visit(self, node: fx.Node, twin: fx.Node | None) -> Difference:
         env, reference = self._sharded.env, self._reference.env
         if twin is not None and node.target in REGIONS:
-            # A region is entered once, and holds for both runs.
+            # Entering a region, such as autocast, affects both runs.
             reference[twin] = env[node] = self._sharded.run_node(node)
             return Difference()
         if node.target is same_memory:
@@ -182,9 +178,13 @@ class _Comparison:
                 reference[twin] = self._reference.run_node(twin)
         origin = self._origin(node)
         allowed = self._allowed(origin) if twin is origin else Allowed(self._tolerance)
+        # The reference of the first process applies to all. This detects replicated tensors that
+        # differ between processes.
         expected = tree_map(broadcast_from_first, reference[origin])
         env[node] = self._run_sharded(node)
         result = difference(env[node], expected, allowed, self._groups)
+        # Later nodes read the reference's value. A reordered sum that rounds to another code here
+        # would otherwise change them.
         if not result.wrong:
             env[node] = self._forced(env[node], expected)
         if twin is not None and shared_writes(twin):
@@ -205,7 +205,7 @@ class _Comparison:
         except Exception as error:
             if is_peer_failure(error):
                 raise
-            # At once: where the others do not raise, they may wait for this process already.
+            # Raised at once, because the other processes may already wait for this one.
             said = f"it raises {type(error).__name__}: {first_line(error).rstrip('.')}"
             raise DistributedError(self._message(node, said)) from error
 

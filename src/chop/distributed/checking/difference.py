@@ -87,6 +87,7 @@ def rounding_error(tensors: Iterable[Tensor]) -> float:
 def largest_magnitude(x: Tensor) -> float:
     """Returns the largest magnitude, without values that stand for "never", such as in masks."""
     is_exact = not (x.is_floating_point() or x.is_complex())
+    # Masks use infinity or the extremes of the dtype for "never", which would hide differences.
     limit = math.inf if is_exact else min(NEVER, torch.finfo(x.dtype).max / 2)
     sizes = (x.double() if is_exact else x.detach()).abs()
     return float(sizes.masked_fill(~(sizes < limit), 0.0).max()) if x.numel() else 0.0
@@ -116,11 +117,14 @@ def _measure(
     is_exact = not (expected.is_floating_point() or expected.is_complex())
     wide = torch.complex128 if expected.is_complex() else torch.float64
     a, b = actual.to(wide), expected.to(wide)
+    # Equal infinities have the difference NaN.
     same = (a == b) | (a.isnan() & b.isnan())
     gaps = (a - b).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf)
     limit = 0.0 if is_exact else allowed.relative * magnitude + allowed.absolute
     beyond = (gaps > limit) | gaps.isinf()
     count = int(beyond.sum())
+    # A sum at a rounding boundary may round to another value after reordering. A wrong layout
+    # changes far more elements.
     if allowed.flips and count <= FLIPS + FLIP_SHARE * gaps.numel() and not gaps.isinf().any():
         return Difference(_ratio(float(gaps.masked_fill(beyond, 0.0).max()), magnitude), count)
     largest = float(gaps.max())

@@ -49,6 +49,7 @@ def influenced_layers(
     reached: set[fx.Node] = set()
     with preserve_state(mg.model), torch.no_grad():
         mg.model.eval()
+        # All slices except the last have the same size, so the first and the last one suffice.
         for process in sorted({0, processes - 1}):
             run = _DisturbedRun(mg, (process, processes), values, local, summed)
             run.run(*bind_inputs(mg.model, inputs))
@@ -133,6 +134,7 @@ class _DisturbedRun(GraphRunner):
         dims = set()
         for dim in range(changed.ndim):
             inside = self._slices(changed, dim)
+            # If a slice is the whole dimension, changes within it prove nothing.
             is_part = inside[dim].stop - inside[dim].start < changed.shape[dim]
             if is_part and int(changed[inside].sum()) == int(changed.sum()):
                 dims.add(dim)

@@ -153,6 +153,7 @@ def _smallest_mesh(
         mesh = (*mesh[:-1], mesh[-1] * 2)
         if math.prod(mesh) > LARGEST:
             return None
+        # Even if all tensors were divided evenly, the mesh would be too small.
         if whole / math.prod(mesh) > budget:
             continue
         larger = machine.on(mesh)
@@ -194,11 +195,7 @@ class _Search:
         return simulation.peak_bytes <= self.budget
 
     def fastest(self, built: GraphProblem) -> tuple[Simulation, float]:
-        """Returns the fastest forward pass that fits, or the one with least memory, and its gap.
-
-        The program's memory is an estimate. The budget is reduced if a simulation needs more memory
-        than estimated, and raised if only the simulation of the least estimate fits.
-        """
+        """Returns the fastest forward pass that fits, or the one with least memory, and its gap."""
         allowed = self.budget
         for _ in range(ATTEMPTS):
             built, solution = self._in_time(built, allowed)
@@ -207,9 +204,13 @@ class _Search:
             simulation = self._simulated(built, solution)
             if self.fits(simulation):
                 return simulation, solution.gap
+            # The program's memory is an estimate. The budget is reduced by the excess of the
+            # simulation.
             allowed = min(allowed, solution.peak_bytes) - max(
                 simulation.peak_bytes - self.budget, 1
             )
+        # No estimate within the budget fits. The least estimate may still fit in a simulation, and
+        # then raises the budget by the difference.
         built, least = self._solved(built, least=True)
         assert least is not None
         simulation = self._simulated(built, least)
@@ -239,6 +240,7 @@ class _Search:
             with self.clock("solving"):
                 solution = solve(built.problem, budget, self.time_limit_s, least)
             if solution is None and built.problem.follows:
+                # Followers make the program smaller, but may exclude every plan that fits.
                 built = replace(built, problem=replace(built.problem, follows={}))
                 continue
             if solution is None:

@@ -86,6 +86,7 @@ class Machine:
             bandwidth, latency = self.bandwidth[sent.axis], self.latency[sent.axis]
         rounds = 2 if sent.operation.startswith("all_reduce") else 1
         chunk = sent.size_bytes
+        # The input of an all-gather is one chunk. Other inputs are cut into chunks.
         if not sent.operation.startswith("all_gather"):
             chunk = sent.size_bytes / count
         return rounds * (count - 1) * (latency + chunk / bandwidth)

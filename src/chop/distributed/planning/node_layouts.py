@@ -116,6 +116,7 @@ class Call:
         return node.op, target, repr(args), own, self._pattern()
 
     def _pattern(self) -> tuple[int, ...]:
+        # A call with one input twice has other layouts than a call with two equal ones.
         order: list[fx.Node] = []
         fx.node.map_arg((self.node.args, self.node.kwargs), order.append)
         return tuple(map(order.index, order))
@@ -302,6 +303,7 @@ def _scaled(along: Sequence[int], whole: int) -> int:
     """Returns bytes on all axes, from the bytes on each axis alone and the whole bytes."""
     if not whole:
         return max(along)
+    # Each axis leaves a share of the bytes, and the shares multiply.
     return round(whole * math.prod(size / whole for size in along))
 
 

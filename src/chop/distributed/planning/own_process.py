@@ -41,7 +41,7 @@ def in_own_process(function: Callable[[Report], T], report: Report = lambda text
     args = (function, theirs, os.getpid())
     process = context.Process(target=_work, args=args, daemon=True)
     with warnings.catch_warnings():
-        # Threads of torch and gloo are not missed: the child computes on one, and sends nothing.
+        # Python warns of forks in multithreaded processes. The child needs none of the threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     theirs.close()
@@ -81,7 +81,7 @@ def _picklable(error: Exception) -> Exception:
     note = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # anything: errors of torch refer to operators, those of users to all else
+    except Exception:  # errors may refer to any object
         message = f"the plan search failed: {type(error).__name__}: {first_line(error)}"
         error = DistributedError(message)
     error.add_note(note)

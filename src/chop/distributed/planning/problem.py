@@ -466,7 +466,7 @@ def _mapped(
         fitting = [i for i, choice in enumerate(choices) if choice.reads[place] == layout]
         if not fitting:
             return None
-        # Other inputs might be cut finer, which is faster here, and sent together behind it.
+        # A finer cut of other inputs is faster here, but its result has to be gathered later.
         mapped.append(min(fitting, key=lambda i: (choices[i].result != layout, choices[i].seconds)))
     return leader, tuple(mapped)
 

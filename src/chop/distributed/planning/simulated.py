@@ -44,7 +44,7 @@ def simulated_mesh(shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
             f"mesh {format_mesh(shape)} cannot be simulated after a process group was created: "
             "simulate before, or use find_sharding or autosharding_analysis_pass."
         )
-    hook = sys.excepthook  # torch puts one in front of it, which names the rank, at every start
+    hook = sys.excepthook  # torch wraps it at each initialization, to print the rank
     dist.init_process_group("fake", rank=0, world_size=math.prod(shape))
     try:
         yield as_simulated(init_device_mesh("cpu", shape))
@@ -56,7 +56,7 @@ def simulated_mesh(shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
 def fake_copy(mg: MaseGraph) -> MaseGraph:
     """Copies a graph with fake tensors; the caller has entered `FakeTensorMode`."""
     tensors: dict[int, Any] = {}
-    originals = named_tensors(mg.model)  # an id is of one tensor while it lives
+    originals = named_tensors(mg.model)  # held, because ids are unique only among living objects
     for _, x in originals:
         empty = torch.empty(x.shape, dtype=x.dtype)
         is_parameter = isinstance(x, nn.Parameter)

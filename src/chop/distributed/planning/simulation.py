@@ -150,6 +150,7 @@ class _Run:
 
     def _visit(self, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
         flops, size = self._work(node, values, result)
+        # Collectives since the last node belong to this one.
         sent = tuple(self._sent[self._counted :])
         self._counted = len(self._sent)
         seconds = self._machine.seconds(flops, size) + self._machine.get_seconds(sent)
@@ -171,6 +172,7 @@ class _Run:
         own = [x for _, x in named_tensors(module)] if module is not None else []
         size = sum(_local(x).nbytes for x in (*inputs, *own, *_dtensors(result)))
         flops = count_flops(self._mg, node, values, _dtensors(result), self._flop_counts)
+        # Operations are counted on whole tensors, and divided among the processes.
         return flops / max(shares, default=1), float(size)
 
 

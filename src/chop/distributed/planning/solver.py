@@ -1,11 +1,8 @@
 """Integer program of layouts: the fastest choice for every node within a memory budget.
 
 Every node has a binary variable per layout in which it can compute. Along each edge, a continuous
-variable per pair of layouts represents the flow from the produced to the read layout; its sums
-equal the choices at both ends. This makes the relaxation tight, unlike products of choices. A copy
-in another layout is made once for all readers of a value.
-
-A node that represents several, such as those of repeated layers, counts with that multiplicity.
+variable per pair of layouts represents the flow from the produced to the read layout. A node that
+represents several, such as those of repeated layers, counts with that multiplicity.
 """
 
 from __future__ import annotations
@@ -220,9 +217,6 @@ def solve(
 ) -> Solution | None:
     """Returns the fastest choices within a budget, solved by HiGHS.
 
-    Most memory constraints are never active. The program therefore contains only the moments that
-    an earlier solution exceeded.
-
     Args:
         problem: the problem.
         budget: memory of a process in bytes, see `Solution.peak_bytes`.
@@ -235,6 +229,7 @@ def solve(
     """
     end = time.monotonic() + time_limit_s
     whole = moment_bytes(problem, [0] * len(problem.nodes))
+    # Most memory constraints are never active, so only violated moments are added.
     moments = sorted(range(len(whole)), key=lambda i: -whole[i])[:ADDED]
     while True:
         result = _solve(problem, None if least else budget, moments, end)
@@ -371,7 +366,8 @@ class _Program:
                 for column in users[0]:
                     self.costs[column] += seconds
                 continue
-            shared = self._column(seconds)  # paid if any of the users takes the transfer
+            # One copy serves all readers: its column is at least the flow to each of them.
+            shared = self._column(seconds)
             columns_by_pair[pair] = [shared]
             for columns in users:
                 self._row(dict.fromkeys(columns, -1.0) | {shared: 1.0}, 0, math.inf)
@@ -389,6 +385,7 @@ class _Program:
             for pair in itertools.product(given, wanted)
             if pair in fanout.moves
         }
+        # The flows sum to the choices at both ends, a tighter relaxation than products of choices.
         for end, picks in enumerate((given, wanted)):
             for layout, columns in picks.items():
                 row = {column: 1.0 for pair, (column,) in flows.items() if pair[end] == layout}
@@ -425,7 +422,7 @@ class _Program:
                 known = first.setdefault(name, own)
                 for layout in dict.fromkeys([*known, *own]) if known is not own else ():
                     row = Counter(known.get(layout, ()))
-                    row.subtract(own.get(layout, ()))  # what one choice decides cancels out
+                    row.subtract(own.get(layout, ()))  # equal columns cancel out
                     self._row(row, 0, 0)
         return first
 

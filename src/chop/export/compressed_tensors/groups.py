@@ -158,7 +158,7 @@ def _scales(
     strategy, size = str(weights.get("strategy")), weights.get("group_size")
     is_symmetric, sides = weights.get("symmetric") is not False, weights.get("block_structure")
     if size is not None and (type(size) is not int or size < 1):
-        raise ConfigError(f"{where}: expected a group_size from 1 on, got {size!r}.")
+        raise ConfigError(f"{where}: expected a group_size of at least 1, got {size!r}.")
     if not is_symmetric and (stored != INTEGERS or strategy == "tensor"):
         raise ConfigError(
             f"{where}: expected symmetric weights; zero points in {stored} with strategy "

@@ -144,7 +144,7 @@ def _refuse_others(tensors: Mapping[str, Tensor], folder: Path) -> None:
     packed = [name for name in other if name.endswith("weight_packed")]
     bare = [x for x in packed if x.replace("weight_packed", "weight_scale") not in tensors]
     if bare:
-        raise CheckpointError(f"'{folder}': '{min(bare)}' holds codes, but has no weight_scale.")
+        raise CheckpointError(f"'{folder}': '{min(bare)}' has codes but no weight_scale.")
     if other:
         raise ConfigError(
             f"'{folder}': the tensor '{min(other)}' belongs to no scheme of config.json that chop "
@@ -152,7 +152,7 @@ def _refuse_others(tensors: Mapping[str, Tensor], folder: Path) -> None:
         )
     codes = [name for name, x in tensors.items() if x.dtype in CODES]
     if codes:
-        raise CheckpointError(f"'{folder}': '{min(codes)}' holds codes, but has no weight_scale.")
+        raise CheckpointError(f"'{folder}': '{min(codes)}' has codes but no weight_scale.")
 
 
 def _stored(path: str, tensors: Mapping[str, Tensor], group: Group, layer: str) -> Stored:

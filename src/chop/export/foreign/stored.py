@@ -96,7 +96,7 @@ def parse_group_size(value: Any, where: str) -> int | None:
         ConfigError: if the value is neither.
     """
     if type(value) is not int or (value < 1 and value != -1):
-        raise ConfigError(f"{where}: expected a group_size from 1 on, or -1, got {value!r}.")
+        raise ConfigError(f"{where}: expected a group_size of at least 1, or -1, got {value!r}.")
     return None if value == -1 else value
 
 

@@ -56,7 +56,7 @@ def list_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _files(folder: Path) -> list[Path]:
-    if (folder / WHOLE).is_file():  # an index beside it is not read by transformers either
+    if (folder / WHOLE).is_file():  # an index next to it is not read by transformers either
         return [folder / WHOLE]
     if (folder / INDEX).is_file():
         return [_inside(folder, name) for name in _indexed(folder / INDEX)]

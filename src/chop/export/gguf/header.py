@@ -152,7 +152,7 @@ class _Cursor:
         for _ in range(pairs):
             start, key = self._at, self._text()
             if key in places:
-                raise ValueError(f"the key {key[:80]!r} is there twice")
+                raise ValueError(f"the key {key[:80]!r} occurs twice")
             kind = self._number("I")
             if kind == ARRAY:
                 arrays[key] = self._array()
@@ -170,7 +170,7 @@ class _Cursor:
         for _ in range(count):
             name = self._text()
             if name in places:
-                raise ValueError(f"the tensor {name[:80]!r} is there twice")
+                raise ValueError(f"the tensor {name[:80]!r} occurs twice")
             places[name] = self._place(name)
         start = -(-self._at // alignment) * alignment
         sizes = sum(place.size for place in places.values())

@@ -75,7 +75,7 @@ def read(path: Path) -> Read:
     TARGET.require()
     file = gguf_file(path)
     if file is None:
-        raise CheckpointError(f"'{path}': expected one file of GGUF.")
+        raise CheckpointError(f"'{path}': expected one GGUF file.")
     header = read_header(file)
     config = _config(file, header)
     architecture = ARCHITECTURES[config.model_type]
@@ -124,13 +124,13 @@ def read_tokenizer(path: Path) -> Any:
             tokenizer: Any = AutoTokenizer.from_pretrained(
                 folder, gguf_file=file.name, local_files_only=True, trust_remote_code=False
             )
-        except Exception as error:  # kinds that are not known raise their own
+        except Exception as error:  # unknown kinds raise their own
             log.warning("%s: its tokenizer cannot be read: %s", file, first_line(error))
             return None
     tokenizer = without_others(tokenizer, header.arrays[TOKENS])
     pre = str(header.metadata.get(PRE, DEFAULT))
     if header.metadata.get(KIND) == BYTE_LEVEL and not set_split(tokenizer, pre):
-        log.warning("%s: %s is '%.80s', which is not known: %s", file, PRE, pre, OTHERWISE)
+        log.warning("%s: %s is '%.80s', which is unknown: %s", file, PRE, pre, OTHERWISE)
     return tokenizer
 
 
@@ -141,8 +141,8 @@ def _config(file: Path, header: Header) -> Any:
     name = header.metadata.get("general.architecture")
     if name in {one.name for one in ARCHITECTURES.values()} - known:
         raise ConfigError(
-            f"'{file}' is a mixture of experts, which is written and not read: "
-            "transformers' from_pretrained reads it as floats, with gguf_file."
+            f"'{file}' is a mixture of experts, which chop writes but does not read. Use "
+            "transformers' from_pretrained with gguf_file to read it as floats."
         )
     if not isinstance(name, str) or name not in known:
         raise ConfigError(
@@ -158,7 +158,7 @@ def _config(file: Path, header: Header) -> Any:
     except ChopError:
         raise
     except config_errors() as error:
-        message = f"'{file}' has settings that make no model: {first_line(error)}"
+        message = f"'{file}' has settings from which no model can be built: {first_line(error)}"
         raise CheckpointError(message) from error
     architecture = ARCHITECTURES[config.model_type]
     if architecture.has_window:
@@ -235,7 +235,7 @@ class _Weights:
             place = unread.pop(str(named.name), None)
             if place is None:
                 raise CheckpointError(
-                    f"'{self._file}' lacks '{named.name}', which its settings say is there."
+                    f"'{self._file}' lacks '{named.name}', which its settings list."
                 )
             weight = self._weight(named, place, config)
             own = (

@@ -275,7 +275,7 @@ def _known(blocks: Blocks) -> Blocks | str:
 
     if blocks.type_name in GGMLQuantizationType.__members__:
         return blocks
-    return f"{blocks.type_name} takes gguf 0.19 or newer: pip install --upgrade gguf"
+    return f"{blocks.type_name} needs gguf 0.19 or newer: pip install --upgrade gguf"
 
 
 def _as_engines_have(stored: Blocks, named: Named, config: Any) -> Blocks:

@@ -45,7 +45,7 @@ class Vocabulary:
         ids: special tokens, and flags that add one before or after texts, by GGUF key.
         chat_template: one template, named templates, or None.
         scores: scores of the tokens for character BPE; None for byte-level BPE.
-        differences: known differences from llama.cpp's splitting; "" for none.
+        differences: known differences from llama.cpp's splitting; "" if none is known.
     """
 
     tokens: list[str]

@@ -175,8 +175,8 @@ def _tensor(name: str, value: Any) -> Tensor | None:
     if dtype is not None:
         return torch.scalar_tensor(value, dtype=dtype)
     warn_once(
-        f"{WHERE}: the output '{name}' is a {type(value).__name__}, which files cannot hold; it is "
-        "omitted"
+        f"{WHERE}: the output '{name}' is a {type(value).__name__}, which files cannot store; it "
+        "is omitted"
     )
     return None
 

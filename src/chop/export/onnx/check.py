@@ -170,7 +170,7 @@ def _compare(
 
 
 def _difference(got: Tensor, runs: _Runs[Tensor], rounds: bool) -> str:
-    """Describes the difference between a file's result and the graph's; "" for none."""
+    """Describes the difference between a file's result and the graph's; "" if they agree."""
     whole = runs.whole
     if (got.shape, got.dtype) != (whole.shape, whole.dtype):
         return f"{_kind(got)} instead of {_kind(whole)}"
@@ -210,7 +210,7 @@ def _kind(x: Tensor) -> str:
 
 
 def without_roundings(proto: Any) -> Any:
-    """Returns a copy with a Clip for each QuantizeLinear and its readers, or None without any."""
+    """Returns a copy with a Clip for each QuantizeLinear and its readers; None if there is none."""
     from onnx import ModelProto, TensorProto, helper, numpy_helper
 
     rounded = {n.output[0] for n in proto.graph.node if n.op_type == QUANTIZE}

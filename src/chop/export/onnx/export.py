@@ -48,7 +48,7 @@ def export(
 
     Args:
         mg: graph; it is not changed.
-        path: path of the file; weights beyond 2 GB are stored beside it.
+        path: path of the file; weights beyond 2 GB are stored next to it.
         float_fallback: exports operands as floats if ONNX lacks their format.
         dynamic_axes: allows other batch sizes and sequence lengths than the example's.
         cache: makes a decoder's key-value cache inputs and outputs if axes are dynamic.
@@ -67,7 +67,7 @@ def export(
     axes = cache_axes(mg) if is_cached else {}
     qdq = qdq_graph(mg, float_fallback)
     if is_cached:
-        # Without formats that became floats a run with a cache of transformers is no other model.
+        # Unless formats became floats, the graph itself gives the same answers with a cache.
         answers = _cached_answers(qdq.mg if qdq.fallback else mg)
         flatten_cache(qdq.mg, WHERE)
     else:

@@ -94,7 +94,7 @@ def _add_masks(proto: Any, masks: Mapping[str, Any]) -> None:
             twin.input[2] = lowest + HIDDEN
             numbers[lowest] = helper.make_tensor(twin.input[2], types[lowest], [], [-torch.inf])
             nodes.append(twin)
-    # A constant that a finite mask still reads stays beside its infinite twin.
+    # A constant that a finite mask still reads is kept in addition to its infinite twin.
     still = {name for node in nodes for name in node.input}
     others = [x for x in proto.graph.initializer if x.name in still or x.name not in numbers]
     for field, values in (("node", nodes), ("initializer", [*others, *numbers.values()])):

@@ -27,7 +27,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
     Args:
         mg: graph; it is not changed.
-        path: path of the file; weights beyond 2 GB are stored beside it.
+        path: path of the file; weights beyond 2 GB are stored next to it.
         tokenizer: ignored, because such files have none.
     Returns: `path`, `notes`, and the result of `chop.export.onnx.export`.
     """

@@ -338,7 +338,7 @@ class MaseGraph:
 
         Args:
             like: model of the original class and settings, whose weights are not read. The graph of
-                a checkpoint needs one, except for classes of transformers.
+                a checkpoint needs one, except for transformers classes.
         Returns: a model of the original class, in the graph's mode.
 
         Raises:
@@ -367,7 +367,7 @@ class MaseGraph:
 
         Raises:
             GraphError: if the model cannot be reconstructed, see `to_module`.
-            ConfigError: if it is not a model of transformers, or a layer cannot be described by
+            ConfigError: if it is not a Hugging Face model, or a layer cannot be described by
                 formats.
         """
         from chop.ir.huggingface.folder import save_folder
@@ -399,7 +399,7 @@ class MaseGraph:
         Args:
             checkpoint: the name given to `export`, with or without a suffix.
             propagate_missing_metadata: recompute shapes and dtypes that the file lacks.
-            allow: module classes and functions of your own that the checkpoint may contain.
+            allow: your own module classes and functions that the checkpoint may contain.
             meta: create parameters and buffers on the meta device without reading their data.
 
         Raises:

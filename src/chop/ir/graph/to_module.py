@@ -217,7 +217,7 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
     made: Any = empty_model(name, captured.record.config)
     if made is None:
         raise GraphError(
-            f"to_module: a checkpoint has no code, and {name} is not a class of transformers; give "
+            f"to_module: a checkpoint has no code, and {name} is not a transformers class; pass "
             f"a model of that class, mg.to_module(like={name}(...)). Its weights are not read."
         )
     if captured.record.generation_config is not None:

@@ -12,7 +12,7 @@ def check_architectures(config: Any, where: str) -> None:
     """Raises ConfigError unless `architectures` of a configuration is a list of names.
 
     Args:
-        config: configuration of transformers.
+        config: transformers configuration.
         where: the folder or file, for messages.
     """
     names = config.architectures
@@ -26,7 +26,7 @@ def named_class(config: Any, where: str) -> Any:
     """Returns the model class that a configuration names; None if it is not of transformers.
 
     Args:
-        config: configuration of transformers.
+        config: transformers configuration.
         where: the folder or file, for messages.
     Raises:
         ConfigError: if the name belongs to something other than a model class.
@@ -40,6 +40,6 @@ def named_class(config: Any, where: str) -> Any:
         return None
     if not is_model_class(model_class):
         raise ConfigError(
-            f"{where}: its architecture is '{name:.80}', which is not a model of transformers."
+            f"{where}: its architecture is '{name:.80}', which is not a Hugging Face model."
         )
     return model_class

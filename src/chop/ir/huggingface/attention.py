@@ -1,4 +1,4 @@
-"""Quantized attention in models of transformers, through its registry of attention functions.
+"""Quantized attention in Hugging Face models, through its registry of attention functions.
 
 An attention module of transformers calls the function that its configuration names. `chop_sdpa` is
 transformers' `sdpa` function with the products replaced by the quantized children of the module;

@@ -29,7 +29,7 @@ def layers_to_pack(
     layer.
 
     Args:
-        model: a model of transformers on the meta device.
+        model: a Hugging Face model on the meta device.
         operators: operator names; None selects all with a weight matrix or a table.
         recipe: layers to skip.
 
@@ -137,7 +137,7 @@ def get_weights(model: nn.Module, groups: Iterable[str]) -> dict[str, str]:
     """Returns parameter name -> path of the layer that has it as its weight.
 
     Args:
-        model: a model of transformers.
+        model: a Hugging Face model.
         groups: the paths; see `layers_to_pack`.
     """
     experts = _expert_layers(model)
@@ -150,7 +150,7 @@ def warn_about_unreached(
     """Warns if more than a tenth of the weights are in no packed layer.
 
     Args:
-        model: a model of transformers.
+        model: a Hugging Face model.
         groups: see `layers_to_pack`.
         recipe: layers that the user skips.
     """

@@ -34,17 +34,17 @@ COUNTS = {
 LEAST_BITS, MOST_BITS = 2**23, 2**31
 """Number of bits assumed for a small weight file, and for a folder without weights."""
 
-KERNELS = "kernels of the hub"
+KERNELS = "kernels from the hub"
 KERNEL_METHODS = frozenset(
     {"eetq", "fbgemm_fp8", "fp8", "gguf", "metal", "mxfp4", "mxfp8", "nvfp4"}
 )
-"""Quantizers of transformers that run kernels from the hub if `kernels` is installed."""
+"""Transformers quantizers that run kernels from the hub if `kernels` is installed."""
 KERNEL_MODELS = frozenset({"mra", "rwkv", "sam3_video", "yoso"})
-"""Models of transformers that run such kernels."""
+"""Hugging Face models that run such kernels."""
 
 
 def config_errors() -> tuple[type[Exception], ...]:
-    """Returns the exceptions that settings classes of transformers raise for invalid values."""
+    """Returns the exceptions that transformers settings classes raise for invalid values."""
     from huggingface_hub.errors import StrictDataclassError
 
     value_errors = (
@@ -87,7 +87,7 @@ def without_fetched_code(config: Any, where: str) -> None:
     """Removes attention and expert implementations that transformers would download as code.
 
     Args:
-        config: configuration of transformers as it was read. It and its nested ones are modified.
+        config: transformers configuration as it was read. It and its nested ones are modified.
         where: folder or name of its source, for messages.
     Raises:
         ConfigError: if its quantizer or model runs code from the hub that is not trusted.
@@ -130,7 +130,7 @@ def _check_kernels(config: Any, where: str) -> None:
         setting = f"quant_method '{plain['quant_method']}'" if is_method else f"model_type '{kind}'"
         raise ConfigError(
             f"{where}: config.json has the {setting}, for which transformers fetches {KERNELS} and "
-            f"runs them: if you trust these, give {TRUST} (in Python: with "
+            f"runs them: if you trust these, pass {TRUST} (in Python: with "
             "chop.base.trust.trust_code():), else uninstall the package kernels."
         )
 

@@ -53,7 +53,7 @@ def _check(model: nn.Module, layers: dict[str, QuantizedOperator], plain: nn.Mod
     """Raises ConfigError for modules that cannot be replaced by the original float module."""
     if plain is None:
         raise ConfigError(
-            f"dequantize: {type(model).__name__} is not a class of transformers; expected one."
+            f"dequantize: {type(model).__name__} is not a transformers class; expected one."
         )
     owned = {
         path: "a mixture of experts, a joined attention, a rotation or an adapter"

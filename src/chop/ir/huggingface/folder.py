@@ -46,7 +46,7 @@ def save_folder(
     """Writes a model with quantized layers for `from_pretrained` with chop installed.
 
     Args:
-        model: a model of transformers, changed in place; use a result of `to_module`.
+        model: a Hugging Face model, changed in place; use a result of `to_module`.
         folder: destination; missing folders are created, and other files stay.
         tokenizer: tokenizer or processor whose files are saved as well; None saves none.
         max_shard_size: maximum size of a weight file, such as "5GB"; larger ones are split.
@@ -64,7 +64,7 @@ def save_folder(
 
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
-            f"save_pretrained: expected a model of transformers, got a {type(model).__name__}; "
+            f"save_pretrained: expected a Hugging Face model, got a {type(model).__name__}; "
             "mg.export writes the graph of any model."
         )
     drop_masks(model)

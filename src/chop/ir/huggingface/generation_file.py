@@ -16,7 +16,7 @@ def read_generation_config(model: Any, folder: str | Path) -> None:
     """Applies the generation settings of a folder to a model, if the file exists.
 
     Args:
-        model: model of transformers; unchanged if its class does not generate.
+        model: Hugging Face model; unchanged if its class does not generate.
         folder: local folder.
 
     Raises:

@@ -35,7 +35,7 @@ def list_extra_layers(model: Any, unexpected: Iterable[str]) -> list[str]:
     """Returns the names of layers in the files that the model does not have.
 
     Args:
-        model: loaded model of transformers.
+        model: loaded Hugging Face model.
         unexpected: names of tensors in the files without a place in the model.
     """
     counts = _list_lengths(model)

@@ -60,7 +60,7 @@ def put_modules(
     """Installs the quantized modules that a folder describes, without data.
 
     Args:
-        model: a model of transformers on the meta device, changed in place.
+        model: a Hugging Face model on the meta device, changed in place.
         modules: modules by path in the saved model.
         stored_in: tensors of the folder, checked against the modules; None skips the check.
     Returns: the layers to install after the weights have been read. Until then their paths
@@ -124,7 +124,7 @@ def is_whole(model: Any) -> bool:
     for name in names:
         if name != type(model).__name__ and not hasattr(transformers, str(name)):
             raise ConfigError(
-                f"config.json: architectures: '{name}' is not a class of transformers; expected "
+                f"config.json: architectures: '{name}' is not a transformers class; expected "
                 f"'{type(model).__name__}' or a model with the same body."
             )
     return type(model).__name__ in names
@@ -181,8 +181,7 @@ def check_untouched(model: nn.Module, group: Sequence[str], weight: Tensor) -> N
         if not torch.equal(stored.round(weight).to(made.packed_dtype), made.weight):
             raise ConfigError(
                 f"quantization_config: the folder has a weight of '{group[0]}' and another one of "
-                f"'{group[1]}', and its config.json says that they are one; expected "
-                "tie_word_embeddings=False."
+                f"'{group[1]}', but its config.json ties them; expected tie_word_embeddings=False."
             )
 
 

@@ -16,7 +16,7 @@ def other_shape(
 ) -> CheckpointError:
     """Describes a tensor whose shape differs from the model's."""
     return CheckpointError(
-        f"{where}: the weights cannot be read: '{key}' has the shape {[*actual]}, by config.json "
+        f"{where}: the weights cannot be read: '{key}' has the shape {[*actual]}, config.json has "
         f"{[*expected]}."
     )
 
@@ -33,8 +33,8 @@ def describe_non_floats(name: str, kind: str, where: str) -> CheckpointError:
     """Describes integer or boolean tensors for a model that expects floats."""
     actual = "truth values" if kind == "BOOL" else "integers"
     return CheckpointError(
-        f"{where}: '{name}' holds {actual} ({kind}), and no scales say which numbers they stand "
-        "for; expected floats."
+        f"{where}: '{name}' has {actual} ({kind}) without scales that define their values; "
+        "expected floats."
     )
 
 

@@ -38,7 +38,7 @@ class QuantizedCache(Cache):  # type: ignore[misc]
     prompt is processed as with a float cache. The first tokens may be padding.
 
     Args:
-        model: a model of transformers, its graph, or a configuration; it is not changed.
+        model: a Hugging Face model, its graph, or a configuration; it is not changed.
         keys: format of keys: text ("group_affine:width=4", "mxint8"), a mapping or a format;
             "float" stores them unchanged.
         values: format of values; None uses that of keys.
@@ -260,7 +260,7 @@ def _config(model: Any) -> PreTrainedConfig:
     config = next((x for x in candidates if isinstance(x, PreTrainedConfig)), None)
     if config is None:
         raise ConfigError(
-            "QuantizedCache: expected a model of transformers, a graph of one, or a configuration, "
+            "QuantizedCache: expected a Hugging Face model, a graph of one, or a configuration, "
             f"got {type(model).__name__}."
         )
     if config.is_encoder_decoder:

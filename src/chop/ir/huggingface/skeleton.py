@@ -1,4 +1,4 @@
-"""Models of transformers on the meta device, built from a configuration."""
+"""Hugging Face models on the meta device, built from a configuration."""
 
 from __future__ import annotations
 

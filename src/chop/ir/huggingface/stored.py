@@ -72,14 +72,14 @@ class StoredModule:
             )
         if "base_layer" in path.split("."):
             raise ConfigError(
-                f"save_pretrained: '{path}' has an adapter of peft around it; "
+                f"save_pretrained: '{path}' has a PEFT adapter around it; "
                 "merge_and_unload() gives a model without, and its own save_pretrained writes the "
                 "adapter."
             )
         if module.function is not None:
             raise ConfigError(
                 f"save_pretrained: '{path}' quantizes products of an attention, which a folder "
-                "does not hold; leave them float, or use mg.export."
+                "cannot store; leave them float, or use mg.export."
             )
         if stores_transposed(module) and not isinstance(module, PackedOperator):
             raise ConfigError(
@@ -158,7 +158,7 @@ def stored_modules(model: nn.Module) -> dict[str, StoredModule]:
         if layers and not any(isinstance(x, PackedOperator) for x in layers):
             raise ConfigError(
                 f"save_pretrained: the projections of '{path}' are quantized and not packed, and "
-                "their weights are one in the model; run pack_transform_pass first."
+                "share one weight in the model; run pack_transform_pass first."
             )
     rotated = {
         path: StoredModule(rotation=module.rotation.block)

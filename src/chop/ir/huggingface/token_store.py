@@ -86,14 +86,14 @@ class StoreRule:
         if not self.number_format.is_fitted:
             raise ConfigError(
                 f"cache format {label}: it is fitted to samples, and a cache has none before its "
-                "tokens; give its fields as numbers, or take group_integer, which scales groups."
+                "tokens; specify its fields as numbers, or use group_integer, which scales groups."
             )
         layout = self.number_format.layout()
         scaling = None if layout is None else layout.scaling
         if isinstance(scaling, StaticScale) and scaling.spans_tensor:
             raise ConfigError(
                 f"cache format {label}: its scales fit a tensor of one size, and a cache grows; "
-                "give one scale, or none."
+                "specify one scale, or none."
             )
 
     def shape(self, heads: int, size: int) -> tuple[int, int, int]:

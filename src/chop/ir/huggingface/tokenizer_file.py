@@ -20,7 +20,7 @@ from chop.errors import CheckpointError
 FILE, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 MOST_ADDED = 2**16
-"""Maximum number of added tokens; models of the hub have at most a few thousand."""
+"""Maximum number of added tokens; models from the hub have at most a few thousand."""
 MOST_GROWTH = 2**16
 """Maximum factor by which all replacements together may lengthen a text."""
 MOST_PIECES = 2**10

@@ -59,12 +59,12 @@ class Unread:
         """Returns warnings about heads.
 
         Args:
-            model: loaded model of transformers.
+            model: loaded Hugging Face model.
             where: location of the files, for messages.
             has_new_head: True if the head may differ in size from that of the files.
 
         Raises:
-            CheckpointError: if other tensors are missing or unexpected; names them.
+            CheckpointError: if other tensors are missing or unexpected; the message lists them.
         """
         for key, actual, expected in [] if has_new_head else sorted(self.mismatched):
             raise other_shape(key, actual, expected, where)
@@ -112,7 +112,7 @@ def _describe_unplaced(model: Any, names: list[str]) -> str:
         return f"the {kind} of its config.json has no place for {format_first(names)}."
     own = format_first([name for name in names if find_tool(name) == tool])
     return (
-        f"the weights are codes of {tool}, as {own}, and no quantization_config that its "
+        f"the weights are codes of {tool}, such as {own}, and no quantization_config that its "
         "config.json may have says how they are decoded: fetch the config.json that the tool wrote."
     )
 

@@ -1,4 +1,4 @@
-"""Vision-language models of transformers: the modules besides the text decoder."""
+"""Hugging Face vision-language models: the modules besides the text decoder."""
 
 from __future__ import annotations
 

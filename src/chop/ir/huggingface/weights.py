@@ -32,7 +32,7 @@ class StoredTensors:
     """Names, types and shapes of the tensors in a folder's safetensors files.
 
     Args:
-        model: model of transformers to be loaded.
+        model: Hugging Face model to be loaded.
         files: the files.
         names_in: maps names in the files to names in the model.
 
@@ -135,7 +135,7 @@ class StoredTensors:
             if stored is None:
                 raise CheckpointError(
                     f"the folder's weights lack '{path}.{name}', which its quantization_config "
-                    "says is there."
+                    "lists."
                 )
             if stored != expected:
                 raise CheckpointError(

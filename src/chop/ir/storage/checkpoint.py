@@ -80,7 +80,7 @@ def export(
         save_format: see the module docstring.
 
     Raises:
-        CheckpointError: if an object in the graph has no plain form; names it.
+        CheckpointError: if an object in the graph has no plain form; the message names it.
         WriteError: if the disk is full or read-only.
     """
     if save_format not in get_args(SaveFormat):
@@ -105,7 +105,7 @@ def export(
         if len(text) > (BOUNDS["checkpoint"] or len(text)):
             raise CheckpointError(
                 f"'{graph_path}' would have {len(text):,} bytes, more than are read again: its "
-                "graph has large tensors beside the state dict; use save_format='full_model'."
+                "graph has large tensors outside of the state dict; use save_format='full_model'."
             )
         (folder / graph_path.name).write_bytes(text)
 
@@ -370,7 +370,7 @@ def _state_dict(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if as_stored(tensor).dtype != tensor.dtype:
             raise CheckpointError(
-                f"tensor '{name}': safetensors has no {tensor.dtype}, so a state dict cannot hold "
+                f"tensor '{name}': safetensors has no {tensor.dtype}, so a state dict cannot store "
                 "it; use save_format='full_model'."
             )
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -392,7 +392,7 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies tensors that share memory, which safetensors refuses to write."""
+    """Copies tensors that share memory, which safetensors cannot write."""
     owners: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

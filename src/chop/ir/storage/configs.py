@@ -1,6 +1,6 @@
 """Hugging Face configurations as plain data: a class and its attributes.
 
-Attributes are restored without running code of `transformers`, whose constructors refuse some
+Attributes are restored without running code of `transformers`, whose constructors reject some
 changed settings, build lists of any declared length, and may download files.
 """
 

@@ -62,7 +62,7 @@ def encode_tree(root: nn.Module, store: TensorStore, encode: Encoder) -> list[Re
     hooks of torch are stored as plain weights.
 
     Raises:
-        CheckpointError: if an attribute has no plain form; names it.
+        CheckpointError: if an attribute has no plain form; the message names it.
     """
     records: list[Record] = []
     seen: dict[int, str] = {}
@@ -279,7 +279,7 @@ def _add_tensors(module: nn.Module, record: Record, tensors: Mapping[str, Tensor
     set_members(module, not_persistent=set(record.get("not_persistent", ())))
     if isinstance(module, QuantizedOperator):
         adopt_attributes(module)
-        # Files from before `weight_orig` have a dense weight beside its mask.
+        # Files from before `weight_orig` have a dense weight in addition to its mask.
         zero_masked_weights(module)
 
 

@@ -58,7 +58,9 @@ def _check_size(file: BinaryIO, path: str | Path) -> None:
     is_archive = file.read(len(ZIP)) == ZIP
     pickles: Iterable[Any] = _checked_pickles(file, path) if is_archive else _mapped(file)
     if any(data.find(name) >= 0 for data in pickles for name in SIZED):
-        raise CheckpointError(f"'{path}' holds a bytearray; expected tensors, numbers and texts.")
+        raise CheckpointError(
+            f"'{path}' contains a bytearray; expected tensors, numbers and texts."
+        )
 
 
 def _checked_pickles(file: BinaryIO, path: str | Path) -> Iterator[bytes]:
@@ -99,7 +101,7 @@ def _check_directory(file: BinaryIO, size: int, path: str | Path) -> None:
     end = file.read()
     record = end[-END_BYTES:]
     if not record.startswith(ZIP_END) or not record.endswith(b"\0\0"):
-        raise CheckpointError(f"'{path}' is cut off: it does not end as torch.save ends it.")
+        raise CheckpointError(f"'{path}' is cut off: its end is not as torch.save writes it.")
     (listed,) = struct.unpack_from("<I", end, len(end) - END_BYTES + 12)
     if listed == IN_ZIP64:  # the zip64 record has the number; the locator points to it
         (place,) = struct.unpack_from("<Q", end, len(end) - END_BYTES - LOCATOR_BYTES + 8)

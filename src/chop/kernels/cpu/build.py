@@ -58,6 +58,7 @@ class Build:
 
 def library() -> Build:
     """Returns the kernels, compiling them if necessary. Threads and processes may race."""
+    # `lru_cache` does not keep two threads from compiling at the same time.
     with _building:
         return _library()
 
@@ -92,6 +93,7 @@ def _library() -> Build:
     if compiler_path is None:
         build = Build(None, "no C++ compiler found (apt-get install g++)")
     else:
+        # Some compilers lack OpenMP. Without it, each call starts its own threads.
         shared = _loaded(compiler_path, (OPENMP,))
         build = shared if shared.library else _loaded(compiler_path, ())
         LOADED[SOURCES.name] = build.detail
@@ -141,6 +143,7 @@ def known_sets() -> list[str]:
     return [
         name
         for number, name in enumerate(names)
+        # A set includes all lower sets, so their flags are required as well.
         if known.issuperset(" ".join(SETS[other] for other in names[number:]).split())
     ]
 

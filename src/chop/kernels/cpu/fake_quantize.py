@@ -151,6 +151,7 @@ class _Rounding(NamedTuple):
         worked = tensors if tensors.share_memory_order() else tensors.contiguous()
         count = worked.x.numel()
         if self.layout.levels is not None:
+            # Factors are means, with bounds for any order of summation, so memory order will do.
             memory = worked.x.as_strided((count,), (1,))
             plan = self.statistics.with_factors(plan, tensors.x, memory, self.layout)
         done = self._round_lines(plan, worked, (1, count), None)
@@ -160,6 +161,8 @@ class _Rounding(NamedTuple):
 
     def round_groups(self, plan: LoopParameters) -> bool:
         """Rounds groups with scales that the loops compute, or with scales measured beforehand."""
+        # The loops compute scales in the same pass if the groups allow it. Otherwise scales are
+        # measured first and given to them.
         if plan.scale != GIVEN and self._round_layout(plan):
             return True
         plan = LoopParameters.from_buffer_copy(plan)
@@ -170,6 +173,7 @@ class _Rounding(NamedTuple):
         """Rounds groups in place if they are matrix blocks in memory; copies other groups first."""
         tensors, groups = self.tensors, self.layout.groups
         tiling = groups.tiling(tensors.x.shape)
+        # A larger group has left the cache before it is read again, so one pass gains nothing.
         if tiling is not None and plan.scale in MEASURED and tiling.block_columns > STAYS_IN_CACHE:
             return False
         if tiling is not None and _lies_in_place(plan, tiling):
@@ -201,6 +205,8 @@ class _Rounding(NamedTuple):
             plan.block, lines = 1, (count // size, size)
             scales = self.statistics.scales(worked.x.view(lines), layout)
             return self._round_lines(plan, worked, lines, scales)
+        # Blocks that divide the columns cut the tensor as one line. Otherwise each row is a line
+        # that ends with a shorter block.
         is_even = tiling.columns % size == 0
         lines = (1, count) if is_even else (count // tiling.columns, tiling.columns)
         return self._round_lines(plan, worked, lines, None)
@@ -296,6 +302,7 @@ def _whole_line(number_format: NumberFormat, dtype: torch.dtype) -> Line | None:
     plan = get_plan(number_format, dtype) if number_format.is_fitted else None
     if plan is None or plan.scale != NONE or plan.core == RESIDUAL:
         return None
+    # `byref` holds a reference to the plan.
     loop, kind, reference = _lines_loop(loops), TYPES[dtype], byref(plan)
 
     def line(x: int, out: int, count: int) -> int:
@@ -316,6 +323,7 @@ def clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
     in_order = grad.is_contiguous() and mask.is_contiguous() and out.is_contiguous()
     loops = library().library if in_order and is_ready() and grad.dtype in TYPES else None
     if loops is None:
+        # A product with the mask would turn infinite gradients into NaN.
         return torch.where(mask, grad.new_zeros(()), grad, out=out)
     count, threads = c_int64(grad.numel()), torch.get_num_threads()
     loops.chop_clip(*map(pointer, (grad, mask, out)), TYPES[grad.dtype], count, threads)

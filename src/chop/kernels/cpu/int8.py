@@ -81,10 +81,8 @@ class WholeRule(NamedTuple):
 
 @cache
 def is_exact() -> bool:
-    """Returns True if oneDNN computes 8-bit products exactly on this CPU.
-
-    Without the instructions, it adds pairs of products in 16 bits, which can saturate.
-    """
+    """Returns True if oneDNN computes 8-bit products exactly on this CPU."""
+    # Without the instructions, oneDNN adds pairs of products in 16 bits. The largest ones saturate.
     largest = torch.full((64, 64), 127, dtype=torch.int8, device="cpu")
     sums = multiply_int8(largest, largest)
     return has_int8_products() and bool((sums == 64 * 127**2).all())
@@ -150,6 +148,7 @@ class Product:
             codes=packed.codes.data_ptr(),
             columns=packed.shape[1],
             scales=scales.data_ptr(),
+            # A stride of 0 reads the same scale for every output.
             stride=int(scales.numel() > 1),
             bias=None if bias is None else bias.data_ptr(),
             outputs=packed.shape[0],
@@ -212,6 +211,7 @@ def _widened(packed: Packed) -> Packed:
     assert layout is not None and integers is not None
     width, scales = layout.element.width, packed.scales
     half, numel = 1 << width - 1, math.prod(packed.shape)
+    # Sign extension from `width` bits: flip the sign bit, then subtract its weight.
     codes = ((unpack_bits(packed.codes, width, numel).int() ^ half) - half).to(torch.int8)
     if scales is None or not scales.numel():
         scales = torch.tensor([integers.step], dtype=torch.float32, device="cpu")

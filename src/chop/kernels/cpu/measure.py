@@ -45,6 +45,8 @@ class NativeStatistics(Statistics):
 
     def largest(self, lines: Tensor, statistic: Statistic = LARGEST) -> Tensor:
         """Compares float32 numbers as integers; quantiles use a selection."""
+        # Bits of non-negative floats sort like the numbers. With their sign bit, negative numbers
+        # are negative integers and never the largest.
         mask = EVERY_MAGNITUDE if statistic.is_signed else EVERY_BIT
         beyond = lines.size(1) - math.ceil(statistic.quantile * lines.size(1))
         if beyond:
@@ -126,6 +128,7 @@ class NativeStatistics(Statistics):
                 torch.get_num_threads(),
             )
             low, high = bounds.float().tolist()
+            # Each level depends on the factors before it, so one uncertain factor ends the pass.
             if low != high:
                 return None
             plan.factors[level] = low

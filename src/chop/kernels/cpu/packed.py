@@ -63,6 +63,7 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     bias = None if bias is None else _float(bias)
     count = x.numel() // packed.shape[1]
     by_codes = count <= _rows_by_codes(reader, x.dtype, count)
+    # The call for each generated token. It returns before the preparations for other methods.
     if x_format.is_identity and is_float and by_codes:
         return _by_codes(reader, _float(x), packed, bias)
     rows, y = _rows(x), None
@@ -71,6 +72,7 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     if y is None and by_codes:
         multiply = _by_codes if is_float else _half_by_codes
         y = multiply(reader, _rows(x_format(x)).contiguous(), packed, bias)
+    # Many rows: torch multiplies by the decoded weight in half precision.
     if y is None and _stays_half(x.dtype):
         return None
     if y is None:
@@ -143,6 +145,7 @@ def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) 
     reader = fixed_reader(packed.key, packed.shape) if is_large(packed.shape) else None
     if reader is None or not reader.takes(packed):
         return None
+    # The branches of `linear`, in its order.
     (outputs, columns), rows = packed.shape, x.numel() // x.size(-1)
     x_format, is_float = from_key(x_key), x.dtype == torch.float32
     if is_float and int8.known_rule(x_format, reader, columns) is not None:
@@ -303,6 +306,7 @@ def _in_bfloat16(reader: Reader, x: Tensor, packed: Packed, bias: Tensor | None)
     weight = _decoded(reader, packed, torch.bfloat16)
     y = x.new_empty(x.size(0), weight.size(0))
     for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
+        # Scales and bias are float32, so both operations below widen the products first.
         product = F.linear(part.bfloat16(), weight)
         if after is not None:
             product = torch.mul(product, after, out=target)

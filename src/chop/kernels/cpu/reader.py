@@ -73,9 +73,11 @@ def find_reader(packed: Packed) -> Reader | None:
     if not (is_ready() or is_large(shape)):
         return None
     if packed.tensor_scale is not None:
+        # The structure has the scale of this tensor, so it cannot be cached by key and shape.
         return _get_reader(fixed_tables(from_key(key)), shape, packed.tensor_scale)
     reader = _fixed_reader(key, shape)
     if reader is None and packed.scales is not None:
+        # Multi-level formats store their factors in the scales, so each tensor has its own table.
         return _get_reader(tables_of_levels(from_key(key), packed.scales), shape, None)
     return reader
 

@@ -68,7 +68,7 @@ template <class Work> void parallel(int64_t items, int64_t cost, int threads, Wo
 }
 
 // Fresh memory in pages of 2 MiB costs a fraction of what it costs in pages of 4 KiB, which is
-// most of the time that a large result takes. If the kernel refuses, nothing changes.
+// most of the time that a large result takes. If the kernel declines, nothing changes.
 void prefer_huge_pages(void* memory, int64_t size_bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     const uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + HUGE_PAGE - 1) & -HUGE_PAGE;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t CACHE_LINE = 64;  // bytes
 constexpr int64_t BLOCK = 32;  // columns that are read together where a group holds them
-// Of decoded rows: columns, rows of x beside them, and how far rows are apart, so that they do not
+// Of decoded rows: columns, rows of x that they are multiplied with at once, and how far rows are apart, so that they do not
 // fall on each other's places in a cache.
 constexpr int64_t SPAN = 1024, X_ROWS = 120, NUMBERS = SPAN + 32;
 constexpr int64_t DECODED_ROWS = 5;  // of x, from which codes are decoded a span at a time

@@ -100,10 +100,10 @@ def _loaded(folder: Path, library: Path) -> Any:
     from torch.utils import cpp_extension
 
     with build_lock(library):
-        (folder / "lock").unlink(missing_ok=True)  # for which torch would wait after a kill
+        (folder / "lock").unlink(missing_ok=True)  # torch would wait for the lock of a killed build
         if library.exists() and (damage := find_damage(library)):
             remove_damaged(library, damage)
-            for made in folder.glob("*.o"):  # may be damaged as well, and are linked
+            for made in folder.glob("*.o"):  # object files of the same build may be damaged too
                 made.unlink()
         loaded = cpp_extension.load(
             NAME,

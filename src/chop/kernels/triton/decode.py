@@ -51,7 +51,7 @@ def decode_blocks(
     scale = tl.where(exponent == NAN_SCALE, float("nan"), scale)
     if RULE.is_integer:
         scale = scale * RULE.factor  # a power of two, and at least 2^-149 stays one
-    # Before Triton 3.7 hints take a constant, and no field of one.
+    # Before Triton 3.7, hints accept a constant but not a field of a constant.
     ALIGNMENT: tl.constexpr = RULE.alignment
     first = tl.multiple_of(first, ALIGNMENT)[:, None]
     column = tl.multiple_of(column, ALIGNMENT)[:, None]
@@ -95,6 +95,7 @@ def _load_codes(codes, number, is_there, RULE: tl.constexpr):
         pointer, place = codes + (bit >> 3), (bit & 7).to(tl.int32)
         code = tl.load(pointer, mask=is_there, other=0).to(tl.int32)
         if 8 % RULE.width != 0:
+            # The bits of a code may continue in the next byte.
             goes_on = is_there & (place + RULE.width > 8)
             code |= tl.load(pointer + 1, mask=goes_on, other=0).to(tl.int32) << 8
         code = (code >> place) & ((1 << RULE.width) - 1)

@@ -44,7 +44,9 @@ def store_float(pointer, x, mask):
     """Rounds float32 to the dtype of the storage, ties to even, and stores it."""
     if pointer.dtype.element_ty == tl.int16:
         bits = bit_width(x)
+        # Adds half of the dropped range, minus one bit unless the remaining part is odd.
         rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        # The addition can carry the fraction of a NaN into its sign.
         high = tl.where(x != x, 0x7FC0, rounded >> 16)
         tl.store(pointer, high.to(tl.int16), mask=mask)
     else:
@@ -78,6 +80,7 @@ def power_of_two(exponent):
 @triton.jit
 def times_power_of_two(x, exponent):
     """Returns x 2^exponent, rounded once, for exponents from -252 to 254."""
+    # 2^exponent may exceed the range of float32. Its two halves do not.
     half = exponent >> 1
     return x * power_of_two(half) * power_of_two(exponent - half)
 
@@ -86,6 +89,7 @@ def times_power_of_two(x, exponent):
 def round_to_even(x):
     """Rounds to the nearest integer, ties to even."""
     magnitude = tl.abs(x)
+    # Sums from 2^23 on have no fraction bits, so the addition itself rounds.
     return with_sign(tl.where(magnitude < WHOLE, (magnitude + WHOLE) - WHOLE, magnitude), x)
 
 
@@ -105,10 +109,11 @@ def round_element(x, RULE: tl.constexpr):
 def _round_fixed(x, RULE: tl.constexpr):
     steps = x * RULE.steps
     whole = round_to_even(steps)
-    if RULE.floors:  # tl.floor takes subnormal numbers for zero on a GPU
+    if RULE.floors:  # tl.floor treats subnormal numbers as zero on a GPU
         whole = tl.where(whole * RULE.step > x, whole - 1.0, whole)
     whole = clamp(whole, RULE.low, RULE.high)
     if not RULE.has_negative_zero:
+        # -0 + 0 is +0.
         whole = whole + 0.0
     return whole * RULE.step
 
@@ -129,6 +134,7 @@ def _round_minifloat(x, RULE: tl.constexpr):
 @triton.jit
 def _round_log(x, RULE: tl.constexpr):
     bits = bit_width(tl.abs(x))
+    # The bias carries into the exponent field if the number rounds up.
     exponent = clamp((bits + RULE.rounding_bias) >> FRACTION_BITS, RULE.lowest, RULE.highest)
     y = bits_to_float(exponent << FRACTION_BITS)
     y = tl.where(x < 0, -y, y)

@@ -61,7 +61,7 @@ def round_blocks(
     values = load_float(x + index, is_there)
     exponent, has_non_finite = shared_exponent(values, SCALE)
     scaled = times_power_of_two(values, -exponent[:, None])
-    if ELEMENT.core == "log":  # which has no zero: what vanishes keeps its sign
+    if ELEMENT.core == "log":  # has no zero: numbers that underflow keep their sign
         tiny = tl.where(values < 0, -(2.0**-126), 2.0**-126)
         scaled = tl.where((scaled == 0) & (values != 0), tiny, scaled)
     rounded = times_power_of_two(round_element(scaled, ELEMENT), exponent[:, None])
@@ -75,12 +75,14 @@ def round_blocks(
 def shared_exponent(values, SCALE: tl.constexpr):
     """Returns the shared exponent of each row, and a mask of rows with NaN or infinity."""
     bits = bit_width(tl.abs(values))
+    # As integers, bits of magnitudes sort like the numbers, with infinity and NaN at the top.
     largest = tl.max(bits, axis=1)
     has_non_finite = largest >= INFINITE
-    # A row with NaN or infinity becomes NaN where scales have one: its exponent does not matter.
+    # If scales can be NaN, a row with NaN or infinity becomes NaN, whatever its exponent.
     if not SCALE.has_nan:
         largest = tl.max(tl.where(bits < INFINITE, bits, 0), axis=1)
     amax = bits_to_float(largest)
+    # Subnormal numbers have no exponent field until they are scaled by 2^24.
     is_tiny = amax < 2.0**-126
     normal = bit_width(tl.where(is_tiny, amax * 2.0**24, amax))
     exponent = ((normal + SCALE.rounding_bias) >> FRACTION_BITS) - 127 + SCALE.offset
@@ -116,6 +118,7 @@ def fake_quantize(x: Tensor, number_format: NumberFormat, out: Tensor) -> None:
 
 
 def _round_elements(x: Tensor, y: Tensor, number_format: NumberFormat) -> None:
+    # A fused multiply-add rounds once where the reference rounds twice, so fusion is off.
     round_elements[(triton.cdiv(x.numel(), TILE),)](
         stored(x),
         stored(y),

@@ -62,7 +62,7 @@ def get_columns(block, block_size, columns, RULE: tl.constexpr, LANES: tl.conste
     column = tl.reshape(
         block[:, None] * block_size + tl.arange(0, LANES)[None, :], (block.shape[0] * LANES,)
     )
-    # Before Triton 3.7 hints take a constant, and no field of one.
+    # Before Triton 3.7, hints accept a constant but not a field of a constant.
     ALIGNMENT: tl.constexpr = RULE.alignment
     lane = tl.max_contiguous(tl.multiple_of(lane, ALIGNMENT), ALIGNMENT)
     column = tl.max_contiguous(tl.multiple_of(column, ALIGNMENT), ALIGNMENT)
@@ -88,6 +88,7 @@ def product_of_rows(
     """Computes several outputs of one row with float32 sums."""
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(1).to(tl.int64)
+    # Each lane has its own sum, so that lanes are added once and not in every block.
     total = tl.zeros((OUTPUTS, BLOCKS * LANES), tl.float32)
     for begin in range(0, blocks_per_row, BLOCKS):
         block = begin + tl.arange(0, BLOCKS)
@@ -144,6 +145,7 @@ def linear(
     tensors = (stored(data), weight.codes, weight.scales, stored_bias, stored(y))
     blocks = max(DEPTH // lanes, 1)
     grid = (triton.cdiv(outputs, OUTPUTS), rows)
+    # Fused multiply-adds are allowed, because these sums are not bit-identical anyway.
     product_of_rows[grid](
         *tensors, *sizes, rule, OUTPUTS, blocks, lanes, num_warps=WARPS, enable_fp_fusion=True
     )

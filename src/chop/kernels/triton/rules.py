@@ -22,10 +22,11 @@ from chop.kernels.plan import first_fraction, get_layout, get_row
 BIAS = 127
 SMALLEST_EXPONENT = 1 - BIAS
 FLOAT32_MAX = torch.finfo(torch.float32).max
-# Two factors of half the exponent each stay normal, and so does what they leave of an element.
+# Kernels scale by two factors of half the exponent each. Within these limits the factors and the
+# scaled elements are normal numbers.
 LARGEST_SCALE_EXPONENT = 150
 SMALLEST_SCALED_STEP = -60
-# The exponent that the kernels find for zero; a reference's is lower still.
+# Exponent that the kernels compute for zero. The reference's is lower; both are clamped.
 EXPONENT_OF_ZERO = -BIAS - 24
 MAX_BLOCK = 2**12
 MAX_CODE_WIDTH = 8
@@ -128,11 +129,9 @@ class BlockLayout(NamedTuple):
 
     @classmethod
     def of(cls, shape: torch.Size, block_size: int) -> BlockLayout:
-        """Returns the layout of a non-empty tensor.
-
-        Rows that divide into blocks become rows of one block, which avoids a division per block.
-        """
+        """Returns the layout of a non-empty tensor."""
         row_size = shape[-1] if shape else 1
+        # Rows that divide into blocks become rows of one block, which avoids a division per block.
         if row_size % block_size == 0:
             row_size = block_size
         blocks_per_row = -(-row_size // block_size)
@@ -188,7 +187,7 @@ def scale_rule(number_format: NumberFormat) -> _ScaleRule | None:
         and EXPONENT_OF_ZERO + scaling.offset <= scaling.lowest
         and _smallest_step(element) >= SMALLEST_SCALED_STEP
         and element.largest <= FLOAT32_MAX
-        and element.rounding != "floor"  # what vanishes would not go down
+        and element.rounding != "floor"  # numbers that underflow would not round down
     )
     bias = 2**FRACTION_BITS - first_fraction(scaling.increment_threshold)
     rule = _ScaleRule(scaling.offset, bias, scaling.lowest, scaling.largest, scaling.has_nan)
@@ -274,6 +273,7 @@ def _lowest_binade(element: Minifloat | Denormal) -> tuple[int, int]:
 def _minifloat(element: Minifloat | Denormal) -> _MinifloatRule | None:
     lowest, mantissa_width = _lowest_binade(element)
     dropped = FRACTION_BITS - mantissa_width
+    # The smallest normal number and the grid have to be normal float32 numbers.
     if dropped < 1 or lowest < SMALLEST_EXPONENT or lowest + dropped > BIAS:
         return None
     largest = min(element.largest, FLOAT32_MAX)

@@ -24,7 +24,7 @@ class IntegerAdd(IntegerOperator):
         b: edge of the second input.
 
     Raises:
-        ConfigError: the ratio of the steps is no power of two.
+        ConfigError: if the ratio of the steps is not a power of two.
     """
 
     sign: ClassVar[int] = 1
@@ -34,7 +34,7 @@ class IntegerAdd(IntegerOperator):
         if ratio is None:
             raise ConfigError(
                 f"{type(self).__name__}: the ratio of the steps {a.scalar_step} and "
-                f"{b.scalar_step} is no power of two; use the same format for both inputs."
+                f"{b.scalar_step} is not a power of two; use the same format for both inputs."
             )
         shifts = max(ratio, 0), max(-ratio, 0)
         ends_a = [end << shifts[0] for end in (a.low, a.high)]

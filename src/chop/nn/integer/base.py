@@ -64,7 +64,7 @@ class IntegerOperator(nn.Module):
         out: edge of the result; its bounds are derived from those of the inputs.
 
     Raises:
-        ConfigError: the codes can become too wide.
+        ConfigError: if the codes can become too wide.
     """
 
     def __init__(self, out: Edge) -> None:
@@ -98,7 +98,7 @@ class IntegerOperator(nn.Module):
             options: widths inside.
             call: shapes and further arguments.
         Raises:
-            ConfigError: its formats have no integer form, or its integers can become too wide.
+            ConfigError: if its formats have no integer form, or its integers can become too wide.
         """
         raise NotImplementedError(f"{cls.__name__} is not the form of a quantized operator.")
 

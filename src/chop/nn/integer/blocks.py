@@ -140,7 +140,7 @@ class RequantizeBlocks(IntegerOperator):
         grid: grid of the result.
 
     Raises:
-        ConfigError: the input has another step, or several.
+        ConfigError: if the input has another step, or several.
 
     Source: OCP Microscaling Formats (MX) Specification 1.0, section 6.3.
     """

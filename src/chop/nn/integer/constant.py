@@ -73,7 +73,7 @@ class IntegerEmbedding(IntegerOperator):
         """See the base class; indices have no edge.
 
         Raises:
-            ConfigError: the weight has one scale per row, or its rows are renormalized.
+            ConfigError: if the weight has one scale per row, or its rows are renormalized.
         """
         assert isinstance(module, QuantizedOperator)
         weight = integer_parameter(module, "weight")

@@ -25,7 +25,7 @@ class _IntegerConvolution(WeightedOperator):
         """Takes over stride, padding, dilation and groups.
 
         Raises:
-            ConfigError: sums can reach 2^53, or the padding is not zero.
+            ConfigError: if sums can reach 2^53, or the padding is not zero.
         """
         layer: Any = module
         if self.bound >= EXACT_FLOAT:

@@ -78,7 +78,7 @@ class Edge:
 
     @property
     def scalar_step(self) -> float:
-        """The only step; there must be no others."""
+        """The only step; there must not be others."""
         (step,) = self.steps
         return step
 

@@ -32,7 +32,7 @@ class _IntegerMaxPool(IntegerOperator):
         """See the base class.
 
         Raises:
-            ConfigError: codes reach 2^53, or the call returns indices.
+            ConfigError: if codes reach 2^53, or the call returns indices.
         """
         (read,) = inputs
         if max(-read.low, read.high) >= EXACT_FLOAT or call.setting(

@@ -72,7 +72,7 @@ class NormBits(NamedTuple):
             is_centered: whether the mean is subtracted.
             options: the mode.
         Raises:
-            ConfigError: C Q is too wide.
+            ConfigError: if C Q is too wide.
         """
         mode, largest = options.internal_bits, max(-read.low, read.high)
         check_width("IntegerNorm", 0, (count * largest) ** 2)

@@ -51,7 +51,7 @@ def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParamet
     are at least 2^16 times smaller than the largest are rounded to the step of the others.
 
     Raises:
-        ConfigError: the format has other elements, or scales that differ within an index.
+        ConfigError: if the format has other elements, or scales that differ within an index.
     """
     if own_parameters(module).get(operand) is None:
         raise _refusal(module, operand, "is an argument of a function call; use a module")
@@ -79,7 +79,7 @@ def _refusal(module: QuantizedOperator, operand: str, why: str) -> ConfigError:
 
 
 def _unit(element: Element) -> float | None:
-    """Returns the step of elements before any scale; None if they are no integers."""
+    """Returns the step of elements before any scale; None if they are not integers."""
     if isinstance(element, Fixed):
         return 2.0**-element.frac_width
     is_whole = isinstance(element, Trit) or (isinstance(element, Sign) and not element.stochastic)

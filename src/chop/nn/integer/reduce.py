@@ -26,7 +26,7 @@ class IntegerSum(IntegerOperator):
         keepdim: keeps them with size 1.
 
     Raises:
-        ConfigError: the steps differ along one of them.
+        ConfigError: if the steps differ along one of them.
     """
 
     is_mean: ClassVar[bool] = False

@@ -25,7 +25,7 @@ class Requantize(IntegerOperator):
     Otherwise m_c has the top 16 bits of the channel's ratio of steps; the largest channel uses all
     16 of them.
 
-    A divisor n that is no power of two is a part of the multiplier. Without a multiplier it is a
+    A divisor n that is not a power of two is a part of the multiplier. Without a multiplier it is a
     division, whose remainder becomes a sticky bit below the half, so that v/n is rounded once, as a
     rational number.
 

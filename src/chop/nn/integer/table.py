@@ -57,7 +57,7 @@ class Table(IntegerOperator):
             read: edge of its input.
             grid: grid of the reader.
         Raises:
-            ConfigError: the input has more than 2^16 codes.
+            ConfigError: if the input has more than 2^16 codes.
         """
         check_index(cls.__name__, read)
         entries = grid.codes(_values(function, read))

@@ -37,7 +37,7 @@ class PackedOperator(PackedState):
 
     A layer decodes its parameters while it runs. Parameters of up to `SMALL` elements are decoded
     once and cached, since decoding would take longer than the computation: 64 kB of float32 each,
-    from the first forward on, in addition to the codes. The cache is no part of the module: files,
+    from the first forward on, in addition to the codes. The cache is not part of the module: files,
     pickles and copies contain the codes only, and changed codes are decoded again. Writes that
     bypass autograd (`layer.weight_codes.data.zero_()`) are not detected.
 
@@ -119,8 +119,8 @@ class PackedOperator(PackedState):
         """Registers a parameter in addition to the codes.
 
         Raises:
-            ConfigError: the parameter is packed; torch's pruning (`torch.nn.utils.prune`) registers
-                such.
+            ConfigError: if the parameter is packed; torch's pruning (`torch.nn.utils.prune`)
+                registers such.
         """
         if isinstance(param, DecodedTensor) and not isinstance(param, nn.Parameter):
             raise ConfigError(not_a_parameter(type(self).__name__, name))
@@ -155,7 +155,7 @@ class PackedOperator(PackedState):
         """Quantizes an operand; packed parameters are already in their format.
 
         Raises:
-            ConfigError: the layer is being trained.
+            ConfigError: if the layer is being trained.
         """
         if operand in self.packed_shapes:
             self._refuse_training(operand)
@@ -216,7 +216,7 @@ def packed_twin(operator: type[QuantizedOperator], home: str | None = None) -> t
             if that module has created the class again.
 
     Raises:
-        ConfigError: the module does not exist, or uses the new class's name for something else.
+        ConfigError: if the module does not exist, or uses the new class's name for something else.
     """
     if operator in PACKED:
         return PACKED[operator]

@@ -41,7 +41,7 @@ class _Source:
         """Encodes the values, which have changed.
 
         Raises:
-            ConfigError: the layer has been given another parameter since.
+            ConfigError: if the layer has been given another parameter since.
         """
         if self.layer.encoded(self.name).codes is not self.stored.codes:
             raise ConfigError(
@@ -85,7 +85,7 @@ class DecodedTensor(Tensor):
         return self._view(self._plain.detach(), self._source)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses `torch.utils.swap_tensors`, which would not update the codes."""
+        """Rejects `torch.utils.swap_tensors`, which would not update the codes."""
         if name == "__class__":
             raise ConfigError(
                 f"{self._source.what} is stored as codes and cannot be swapped for another tensor; "

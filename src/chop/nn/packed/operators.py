@@ -167,7 +167,7 @@ class PackedEmbedding(PackedOperator, q.QuantEmbedding):  # type: ignore[overrid
         """The number of rows; `weight.data = rows` changes it.
 
         Raises:
-            ConfigError: another number is assigned.
+            ConfigError: if another number is assigned.
         """
         return self.packed_shapes["weight"][0]
 

@@ -93,7 +93,7 @@ def pack(
         exact: computes outputs bit-identical to the layer's.
 
     Raises:
-        ConfigError: the layer cannot be packed; the message has the reason.
+        ConfigError: if the layer cannot be packed; the message has the reason.
 
     Example:
         >>> from chop.nn.quantized import QuantLinear

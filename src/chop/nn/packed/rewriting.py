@@ -68,7 +68,7 @@ def write(
         is_shared: layers with the same codes see the change. False: they keep the old ones.
 
     Raises:
-        ConfigError: the values do not fit or are not finite, or the codes are distributed over
+        ConfigError: if the values do not fit or are not finite, or the codes are distributed over
             processes.
     """
     stored, where = layer.encoded(name), f"{type(layer).__name__}.{name}"
@@ -104,7 +104,7 @@ def _fitting(values: Tensor, stored: Encoded, where: str, takes_rows: bool) -> T
         values = values.to(stored.dtype)
     if not values.isfinite().all():
         raise ConfigError(
-            f"{where} is stored as codes and cannot hold the non-finite values written to it."
+            f"{where} is stored as codes and cannot store the non-finite values written to it."
         )
     return values.detach().to(stored.codes.device)
 

@@ -26,7 +26,7 @@ STATED = "packed"
 
 
 class Parameters(dict[str, nn.Parameter | None]):
-    """Parameters of a packed layer, which refuse to remove those that are stored as codes.
+    """Parameters of a packed layer, of which those stored as codes cannot be removed.
 
     `torch.nn.utils.weight_norm` and `spectral_norm` remove the parameter that they compute.
 
@@ -34,7 +34,7 @@ class Parameters(dict[str, nn.Parameter | None]):
         parameters: the parameters.
         layer: name of the layer's class, for the message.
     Raises:
-        ConfigError: `weight` or `bias` is removed, and not there.
+        ConfigError: if `weight` or `bias` is removed, and not there.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ class QuantizedOperator(QuantizedState):
         hook of torch becomes a parameter with its current value.
 
         Raises:
-            ConfigError: the module's forward was replaced on the instance.
+            ConfigError: if the module's forward was replaced on the instance.
         """
         module = with_plain_weights(module)
         if isinstance(module, QuantizedOperator):
@@ -132,7 +132,7 @@ class QuantizedOperator(QuantizedState):
         Results are bit-identical. An operator that learns nothing is returned as it is.
 
         Raises:
-            ConfigError: scales are uninitialized, infinite or NaN.
+            ConfigError: if scales are uninitialized, infinite or NaN.
         """
         buffers: dict[str, Tensor] = {}
         for operand in self.spec.lsq_operands:
@@ -188,7 +188,7 @@ class QuantizedOperator(QuantizedState):
     @overload
     def quantize(self, operand: str | None, x: T, hidden: Tensor | None = None) -> T: ...
     def quantize(self, operand: str | None, x: Any, hidden: Tensor | None = None) -> Any:
-        """Fake-quantizes `x` as that operand; values that are no floating tensor pass unchanged.
+        """Fake-quantizes `x` as that operand; only floating-point tensors are changed.
 
         Args:
             operand: None leaves `x` unchanged.
@@ -326,7 +326,7 @@ class QuantizedOperator(QuantizedState):
         return partial(self.quantize, "bias")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute; refuses those derived from the formats with a ConfigError."""
+        """Sets an attribute; raises ConfigError for those derived from the formats."""
         if name in _FROM_FORMATS:
             raise ConfigError(
                 f"{type(self).__name__}.{name} is derived from its formats and cannot be set; "

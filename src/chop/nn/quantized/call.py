@@ -63,7 +63,7 @@ class QuantCall(QuantizedOperator):
         return twin
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function; arguments that are no operand pass unchanged."""
+        """Calls the function; arguments that are not operands pass unchanged."""
         operands = (*self.arguments.values(), *[None] * len(args))
         if self.meets_masks:
             masks = kwargs.pop(MASKS_AHEAD, ())

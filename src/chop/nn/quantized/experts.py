@@ -40,7 +40,7 @@ class QuantExpertLinear(QuantizedOperator, ExpertLinear):
             expert: (S,), int64.
 
         Raises:
-            ConfigError: the number of scales differs from the number of experts.
+            ConfigError: if the number of scales differs from the number of experts.
         """
         given, kind = self._scales_of_inputs(), self.spec.data_in
         if given is None:
@@ -51,7 +51,7 @@ class QuantExpertLinear(QuantizedOperator, ExpertLinear):
         if self.spec.gradient != "identity" or not torch.is_grad_enabled():
             return lsq_fake_quantize(input, scales[expert], kind, is_batch=True)
         rounded = lsq_fake_quantize(input.detach(), scales[expert], kind, is_batch=True)
-        # A gradient of one, by zeros that are added; an infinity less itself is no zero.
+        # A gradient of one, by zeros that are added; inf - inf is NaN, not zero.
         return rounded + (input - input.detach()).nan_to_num(nan=0.0)
 
     def input_format(self, expert: int) -> Quantizer:

@@ -69,14 +69,14 @@ def stored_weights(module: nn.Module) -> list[Tensor]:
 
 
 def zero_masked_weights(module: nn.Module) -> None:
-    """Zeroes the masked weights of an operator with a mask beside a dense weight."""
+    """Zeroes the masked weights of an operator that has a mask and a dense weight."""
     mask = own_buffers(module).get(MASK)
     if mask is not None and has_unapplied_mask(own_buffers(module)):
         write_mask(module, mask, full_weight(module))
 
 
 def has_unapplied_mask(buffers: Mapping[str, object]) -> bool:
-    """Returns whether buffers, by name, have a mask beside a dense weight."""
+    """Returns whether buffers, by name, have both a mask and a dense weight."""
     return buffers.get(MASK) is not None and buffers.get(FULL) is None
 
 

@@ -66,7 +66,7 @@ def join_replicas(operator: QuantizedState) -> None:
     them.
 
     Raises:
-        ConfigError: learned scales are uninitialized and sharded (FSDP2).
+        ConfigError: if learned scales are uninitialized and sharded (FSDP2).
     """
     replicas = None if torch.compiler.is_compiling() else running_replicas()
     if replicas is None or not (operator.training or operator.waiting):

@@ -77,7 +77,7 @@ def read_range(buffer: Tensor, waiting: Quantizer) -> RunningMaximum | None:
         waiting: the format with a derived field.
 
     Raises:
-        DerivativeError: `torch.vmap` runs several models with different ranges at once.
+        DerivativeError: if `torch.vmap` runs several models with different ranges at once.
     """
     if type(buffer) not in WHOLE and is_fake(buffer):
         return None

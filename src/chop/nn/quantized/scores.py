@@ -81,7 +81,7 @@ def is_fill(x: Any) -> bool:
 
 
 def large_scores(x: Tensor) -> Tensor | None:
-    """Returns a boolean mask of large numbers of either sign, shape of `x`; None without any."""
+    """Returns a boolean mask of the large numbers of either sign; None if there are none."""
     if _can_look_at(x):
         low, high = x.detach().aminmax()
         if low.item() > LOWEST_SCORE and high.item() < -LOWEST_SCORE:
@@ -94,7 +94,7 @@ Step = tuple[str, Sequence[Any]]
 
 
 def hidden_ahead(masks: Sequence[tuple[str, Any, Sequence[Step]]], x: Tensor) -> Tensor | None:
-    """Returns the elements of a result that later masks hide, as boolean; None without any.
+    """Returns the elements of a result that later masks hide, as boolean; None if they hide none.
 
     Args:
         masks: see `chop.captured.padding.masks.MASKS_AHEAD`.
@@ -132,7 +132,7 @@ def operand_mask(masked: Tensor | None, shape: torch.Size) -> Tensor | None:
     """Returns the mask of an operand: elements that are hidden in all their repetitions.
 
     Args:
-        masked: boolean; None for nothing.
+        masked: boolean; None if nothing is masked.
         shape: shape of the operand, which broadcasts to the shape of `masked`.
     """
     if masked is None or masked.shape == shape:

@@ -110,7 +110,7 @@ def scales_for(operator: QuantizedState, operand: str, x: Tensor) -> Tensor:
     evaluation they are written when a gradient arrives.
 
     Raises:
-        ConfigError: the call is compiled, and the scales are uninitialized.
+        ConfigError: if the call is compiled, and the scales are uninitialized.
     """
     scales = own_parameters(operator)[SCALE_NAMES[operand]]
     assert scales is not None

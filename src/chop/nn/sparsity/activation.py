@@ -28,7 +28,7 @@ class PruneActivation(nn.Module):
         threshold: keeps the magnitudes above it instead of a fixed share.
 
     Raises:
-        ConfigError: `sparsity` is out of range, or the method unknown.
+        ConfigError: if `sparsity` is out of range, or the method unknown.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class Granularity:
         """Parses the name in a config.
 
         Raises:
-            ConfigError: the granularity is unknown.
+            ConfigError: if the granularity is unknown.
         """
         pattern = re.fullmatch(r"(\d+):(\d+)", text)
         if pattern is None:

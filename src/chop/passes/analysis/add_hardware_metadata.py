@@ -42,7 +42,7 @@ def add_hardware_metadata_analysis_pass(
         interval: cycles between two samples without stalls; None for graphs with real numbers.
 
     Raises:
-        ConfigError: operators of an integer graph have no circuit.
+        ConfigError: if operators of an integer graph have no circuit.
     """
     for node in mg.nodes:
         row = mg.operator(node)

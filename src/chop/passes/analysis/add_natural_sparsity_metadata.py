@@ -42,7 +42,7 @@ def add_natural_sparsity_metadata_analysis_pass(
         avg_activation: share of zeros in all the inputs.
 
     Raises:
-        ConfigError: `dummy_in` is missing or not a mapping.
+        ConfigError: if `dummy_in` is missing or not a mapping.
     """
     zeros = layer_zeros(mg, select_inputs(mg, [config.dummy_in], f"{WHERE}.dummy_in"))
     for layer, (weight, data_in) in zeros.items() if config.add_meta else ():

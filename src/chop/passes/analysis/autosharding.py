@@ -74,7 +74,7 @@ class AutoshardingConfig:
         """Parses a mapping with our or MASE's names.
 
         Raises:
-            ConfigError: a key is unknown, given under two names, or a value has the wrong type.
+            ConfigError: if a key is unknown, given under two names, or a value has the wrong type.
         """
         named = renamed(ignoring(settings, IGNORED, NAME), ALIASES, NAME)
         links = [named.pop(link) for link in LINKS if link in named]
@@ -88,7 +88,7 @@ class AutoshardingConfig:
         """Returns the mesh with its speeds and memory.
 
         Raises:
-            PlanError: a number is out of range.
+            PlanError: if a number is out of range.
         """
         from chop.distributed.byte_sizes import parse_bytes
         from chop.distributed.plan import parse_mesh
@@ -126,9 +126,9 @@ def autosharding_analysis_pass(mg: MaseGraph, config: AutoshardingConfig) -> dic
 
     Raises:
         ConfigError: see `AutoshardingConfig`.
-        PlanError: no plan fits, and the message names the smallest sufficient mesh; the model
+        PlanError: if no plan fits, and the message names the smallest sufficient mesh; the model
             cannot run on DTensors; or the mesh does not match the processes of the broadcast.
-        DistributedError: the search or a waiting process was terminated.
+        DistributedError: if the search or a waiting process was terminated.
 
     Source: Zheng et al. 2022, arXiv:2201.12023 (integer program of layouts); here edges are flows.
 

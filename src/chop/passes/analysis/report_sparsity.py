@@ -47,7 +47,7 @@ def report_sparsity_analysis_pass(mg: MaseGraph, config: SparsityConfig) -> dict
         activation_sparsity: share of zeros in all the results; None without `batches`.
 
     Raises:
-        ConfigError: `batches` is empty, or an item is not a mapping.
+        ConfigError: if `batches` is empty, or an item is not a mapping.
     """
     weights = weight_zeros(mg)
     rows = [{"parameter": k, **_row(n, hidden=masked)} for k, (n, masked) in weights.items()]

@@ -37,9 +37,9 @@ def run_cosim_analysis_pass(mg: MaseGraph, config: RunCosimConfig) -> dict[str, 
             `planned` one, and `fills`, in Verilator the maximum fill of each FIFO in beats.
 
     Raises:
-        CheckpointError: the folder has no project, or a project without vectors.
-        VerificationError: an output differs from its vector.
-        UnavailableError: a tool is not installed.
+        CheckpointError: if the folder has no project, or a project without vectors.
+        VerificationError: if an output differs from its vector.
+        UnavailableError: if a tool is not installed.
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.check.verify import simulate_project

@@ -27,9 +27,9 @@ def get_synthesis_results(
         output_dir: folder of the project.
     Returns: the row of the complete design from `chop.hardware.costs.synth.synthesize`.
     Raises:
-        CheckpointError: the folder has no project.
-        ConfigError: the project has another top module, or the target is not supported.
-        UnavailableError: Yosys is not installed.
+        CheckpointError: if the folder has no project.
+        ConfigError: if the project has another top module, or the target is not supported.
+        UnavailableError: if Yosys is not installed.
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.check.project import read_project

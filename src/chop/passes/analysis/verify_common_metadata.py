@@ -43,7 +43,8 @@ def verify_common_metadata_analysis_pass(
         checked: number of nodes.
 
     Raises:
-        GraphError: metadata differs; the message has the node, the recorded and the actual value.
+        GraphError: if metadata differs; the message has the node, the recorded and the actual
+            value.
     """
     results: dict[fx.Node, Any] = {}
 

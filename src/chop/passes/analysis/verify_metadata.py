@@ -18,7 +18,7 @@ def verify_software_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> d
         checked: number of nodes.
 
     Raises:
-        GraphError: a tensor has no entry in `software`.
+        GraphError: if a tensor has no entry in `software`.
     """
     for node in mg.nodes:
         metadata = node_metadata(node)
@@ -41,7 +41,7 @@ def verify_hardware_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> d
         checked: number of nodes.
 
     Raises:
-        GraphError: a node does not have it.
+        GraphError: if a node does not have it.
     """
     for node in mg.nodes:
         if not isinstance(node_metadata(node).hardware.get("is_implicit"), bool):
@@ -64,7 +64,7 @@ def verify_metadata_analysis_pass(mg: MaseGraph, config: NoConfig) -> dict[str, 
         kinds: checked kinds of metadata.
 
     Raises:
-        GraphError: metadata is missing or differs; see the pass of its kind.
+        GraphError: if metadata is missing or differs; see the pass of its kind.
     """
     done = {step.name for step in mg.provenance}
     kinds = [kind for kind in PARTS if f"add_{kind}_metadata_analysis_pass" in done]

@@ -17,7 +17,7 @@ def settings_path(pass_args: Any, key: str, where: str) -> Path:
     """Returns the file or folder in the settings, given directly or under `key`.
 
     Raises:
-        ConfigError: there is no path.
+        ConfigError: if there is no path.
     """
     if isinstance(pass_args, Mapping):
         for name in pass_args:

@@ -45,10 +45,10 @@ def export_interface_pass(mg: MaseGraph, config: ExportConfig) -> dict[str, Any]
             target's library (for GPTQ by chop).
 
     Raises:
-        ConfigError: the target is unknown or does not support a module.
-        GraphError: torch's exporter lacks an operator, or the model cannot be restored from the
+        ConfigError: if the target is unknown or does not support a module.
+        GraphError: if torch's exporter lacks an operator, or the model cannot be restored from the
             graph.
-        UnavailableError: a library is not installed.
+        UnavailableError: if a library is not installed.
 
     Example::
 

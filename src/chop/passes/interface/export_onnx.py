@@ -88,10 +88,10 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
         session_config: entries for `onnxruntime.SessionOptions.add_session_config_entry`.
 
     Raises:
-        ConfigError: a format has no integer form in ONNX, or needs calibration.
-        GraphError: torch's exporter does not support an operator.
-        UnavailableError: onnx or onnxscript are not installed.
-        VerificationError: onnxruntime cannot run the file, or its results differ.
+        ConfigError: if a format has no integer form in ONNX, or needs calibration.
+        GraphError: if torch's exporter does not support an operator.
+        UnavailableError: if onnx or onnxscript are not installed.
+        VerificationError: if onnxruntime cannot run the file, or its results differ.
 
     Source: the ONNX operators QuantizeLinear and DequantizeLinear, version 13; of the domain
     com.microsoft MatMulNBits and GatherBlockQuantized, version 1.

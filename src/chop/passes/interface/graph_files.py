@@ -23,9 +23,9 @@ def save_mase_graph_interface_pass(
     Returns: the graph, and `{"path": argument of MaseGraph.from_checkpoint}`.
 
     Raises:
-        GraphError: `graph` is not a MaseGraph.
-        ConfigError: there is no folder in the settings.
-        CheckpointError: a part of the graph cannot be exported.
+        GraphError: if `graph` is not a MaseGraph.
+        ConfigError: if there is no folder in the settings.
+        CheckpointError: if a part of the graph cannot be exported.
     """
     check_graph("save_mase_graph_interface_pass", graph)
     path = settings_path(pass_args, "save_dir", "save_mase_graph_interface_pass") / GRAPH_FILE
@@ -44,8 +44,8 @@ def load_mase_graph_interface_pass(
     Returns: the loaded graph, and `{"path": its path}`.
 
     Raises:
-        ConfigError: there is no folder in the settings.
-        CheckpointError: files are missing or broken, or refer to code that is not allowed.
+        ConfigError: if there is no folder in the settings.
+        CheckpointError: if files are missing or broken, or refer to code that is not allowed.
     """
     path = settings_path(pass_args, "load_dir", "load_mase_graph_interface_pass") / GRAPH_FILE
     return MaseGraph.from_checkpoint(path), {"path": path}
@@ -64,8 +64,8 @@ def save_node_meta_param_interface_pass(
     Returns: the graph, and `{"nodes": number of nodes with metadata, "path": the file}`.
 
     Raises:
-        GraphError: `graph` is not a MaseGraph, or has no metadata.
-        ConfigError: there is no file in the settings.
+        GraphError: if `graph` is not a MaseGraph, or has no metadata.
+        ConfigError: if there is no file in the settings.
     """
     check_graph("save_node_meta_param_interface_pass", graph, ("init_metadata_analysis_pass",))
     path = settings_path(pass_args, "path", "save_node_meta_param_interface_pass")
@@ -83,9 +83,9 @@ def load_node_meta_param_interface_pass(
     Returns: the graph, and `{"nodes": number of nodes with metadata, "path": the file}`.
 
     Raises:
-        GraphError: `graph` is not a MaseGraph, or not the written one.
-        ConfigError: there is no file in the settings.
-        CheckpointError: the file is missing, broken or of another kind.
+        GraphError: if `graph` is not a MaseGraph, or not the written one.
+        ConfigError: if there is no file in the settings.
+        CheckpointError: if the file is missing, broken or of another kind.
     """
     check_graph("load_node_meta_param_interface_pass", graph)
     path = settings_path(pass_args, "path", "load_node_meta_param_interface_pass")

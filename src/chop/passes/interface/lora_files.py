@@ -35,8 +35,9 @@ def save_lora_adapter_interface_pass(
     Returns: the graph, and `{"path": the folder, "layers": number of adapters}`.
 
     Raises:
-        GraphError: the graph has no adapter, or a trained parameter that the format cannot store.
-        ConfigError: there is no folder in the settings.
+        GraphError: if the graph has no adapter, or a trained parameter that the format cannot
+            store.
+        ConfigError: if there is no folder in the settings.
     """
     check_graph("save_lora_adapter_interface_pass", mg)
     folder = settings_path(pass_args, "save_dir", "save_lora_adapter_interface_pass")
@@ -62,10 +63,10 @@ def load_lora_adapter_interface_pass(
     Returns: the copy, and `{"path": the folder, "layers": number of adapters}`.
 
     Raises:
-        CheckpointError: files are missing or broken, do not fit the model, or use another method
+        CheckpointError: if files are missing or broken, do not fit the model, or use another method
             (such as DoRA).
-        GraphError: the graph has adapters on other layers than the file.
-        ConfigError: there is no folder in the settings.
+        GraphError: if the graph has adapters on other layers than the file.
+        ConfigError: if there is no folder in the settings.
     """
     check_graph("load_lora_adapter_interface_pass", mg)
     folder = settings_path(pass_args, "load_dir", "load_lora_adapter_interface_pass")

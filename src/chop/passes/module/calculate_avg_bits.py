@@ -40,7 +40,7 @@ def calculate_avg_bits_module_analysis_pass(
         weight_bytes: size of all parameters in bytes, a float.
 
     Raises:
-        ConfigError: `module` is not a module, or a setting is given.
+        ConfigError: if `module` is not a module, or a setting is given.
     """
     check_is_module(module, NAME)
     parse(NoConfig, pass_args, NAME)

@@ -40,7 +40,7 @@ def quantize_module_transform_pass(
         quantized: number of modules.
 
     Raises:
-        ConfigError: a key matches no module, or its config does not fit the operator.
+        ConfigError: if a key matches no module, or its config does not fit the operator.
 
     Example config::
 

@@ -51,7 +51,7 @@ def report_trainable_parameters_analysis_pass(
             `share`.
 
     Raises:
-        ConfigError: a setting is unknown, or `module` is not a module.
+        ConfigError: if a setting is unknown, or `module` is not a module.
     """
     check_is_module(module, NAME)
     config = parse(ReportConfig, pass_args, NAME)

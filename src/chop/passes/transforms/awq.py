@@ -64,7 +64,7 @@ def awq_transform_pass(mg: MaseGraph, config: AwqConfig) -> dict[str, Any]:
         skipped: reasons by node for other Linear layers, and for experts by number.
 
     Raises:
-        ConfigError: a row of a batch causes NaN or infinite inputs of a layer.
+        ConfigError: if a row of a batch causes NaN or infinite inputs of a layer.
 
     Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
     """

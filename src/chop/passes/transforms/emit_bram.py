@@ -24,8 +24,8 @@ def emit_bram_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict[str, A
         bits: size of all memories.
 
     Raises:
-        ConfigError: the graph has no integer form, or operators have no circuit.
-        WriteError: the folder cannot be written to.
+        ConfigError: if the graph has no integer form, or operators have no circuit.
+        WriteError: if the folder cannot be written to.
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.check.project import write_design

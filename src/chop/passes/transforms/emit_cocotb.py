@@ -53,8 +53,8 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
         samples: number of samples in the vectors.
 
     Raises:
-        ConfigError: the graph has no integer form, or operators have no circuit.
-        WriteError: the folder cannot be written to.
+        ConfigError: if the graph has no integer form, or operators have no circuit.
+        WriteError: if the folder cannot be written to.
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.check.cocotb import FOLDER, cocotb_files

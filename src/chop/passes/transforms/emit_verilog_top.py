@@ -29,8 +29,8 @@ def emit_verilog_top_transform_pass(mg: MaseGraph, config: EmitSettings) -> dict
         interval: cycles between two samples without stalls.
 
     Raises:
-        ConfigError: the graph has no integer form, or operators have no circuit.
-        WriteError: the folder cannot be written to.
+        ConfigError: if the graph has no integer form, or operators have no circuit.
+        WriteError: if the folder cannot be written to.
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.check.project import link_sources, write_design

@@ -65,10 +65,10 @@ def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]
         unchecked: conditions of the graph on sizes that the package does not test.
 
     Raises:
-        ConfigError: nothing is quantized, a weight format needs calibration, or learned scales need
-            a first batch.
-        GraphError: torch cannot compile the graph ahead of time, or a part of it needs chop.
-        VerificationError: the results of the package differ.
+        ConfigError: if nothing is quantized, a weight format needs calibration, or learned scales
+            need a first batch.
+        GraphError: if torch cannot compile the graph ahead of time, or a part of it needs chop.
+        VerificationError: if the results of the package differ.
 
     Example::
 

@@ -24,7 +24,7 @@ def fuse_lora_weights_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
         fused: number of layers.
 
     Raises:
-        GraphError: the graph has no adapter.
+        GraphError: if the graph has no adapter.
     """
     layers = list_adapters(mg.model)
     if not layers:

@@ -58,7 +58,7 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
         skipped: reasons by name for other nodes and experts.
 
     Raises:
-        ConfigError: the corrected weights would change the scales of their format, or a row of a
+        ConfigError: if the corrected weights would change the scales of their format, or a row of a
             batch causes NaN or infinite inputs of a layer.
 
     Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.

@@ -50,7 +50,7 @@ class InsertLoraConfig:
         """Parses a mapping with MASE's or PEFT's names.
 
         Raises:
-            ConfigError: a key is unknown, given under two names, or a value is out of range.
+            ConfigError: if a key is unknown, given under two names, or a value is out of range.
         """
         config = parse(cls, renamed(settings, ALIASES, NAME), NAME)
         check_adapter(config.rank, config.alpha, config.dropout, NAME)
@@ -79,7 +79,7 @@ def insert_lora_adapter_transform_pass(mg: MaseGraph, config: InsertLoraConfig) 
             and `after`.
 
     Raises:
-        GraphError: the graph already has adapters.
+        GraphError: if the graph already has adapters.
         ConfigError: see `InsertLoraConfig`.
 
     Source: Hu et al. 2021, arXiv:2106.09685.

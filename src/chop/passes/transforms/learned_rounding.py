@@ -69,8 +69,8 @@ def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig
         skipped: reasons by name for other nodes and skipped experts.
 
     Raises:
-        ConfigError: the weights are already rounded by `gptq_transform_pass`, or a row of a batch
-            causes NaN or infinite values.
+        ConfigError: if the weights are already rounded by `gptq_transform_pass`, or a row of a
+            batch causes NaN or infinite values.
 
     Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, section 3 and algorithm 1.
     """

@@ -74,7 +74,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
             labels.
 
     Raises:
-        ConfigError: formats, operators or masks have no integer form, and the message names all; or
+        ConfigError: if formats, operators or masks have no integer form (the message lists all), or
             batches have other sizes than the example.
 
     Source: integer-only inference, Jacob et al. 2018, arXiv:1712.05877.

@@ -65,7 +65,7 @@ def pack_transform_pass(mg: MaseGraph, config: PackConfig) -> dict[str, Any]:
         bytes: current size of all parameters.
 
     Raises:
-        ConfigError: a selector matches no layer, there is nothing to pack or unpack, or learned
+        ConfigError: if a selector matches no layer, there is nothing to pack or unpack, or learned
             scales need a first batch.
 
     Example::

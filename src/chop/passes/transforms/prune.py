@@ -39,7 +39,7 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
             granularities.
 
     Raises:
-        ConfigError: a setting is invalid, a selector matches no layer, a user of a chosen weight
+        ConfigError: if a setting is invalid, a selector matches no layer, a user of a chosen weight
             cannot carry a mask, required data are missing or not finite, or weights are NaN.
 
     Example config::

@@ -26,7 +26,7 @@ def prune_detach_hook_transform_pass(mg: MaseGraph, config: NoConfig) -> dict[st
         pruners: number of activation pruners removed.
 
     Raises:
-        GraphError: the graph has LoRA adapters, whose updates are masked as well.
+        GraphError: if the graph has LoRA adapters, whose updates are masked as well.
     """
     refuse_adapters(mg.model, "prune_detach_hook_transform_pass")
     masks = 0

@@ -54,10 +54,11 @@ def resharding_transform_pass(mg: MaseGraph, config: ReshardingConfig) -> dict[s
         check: the `chop.distributed.checking.check.CheckReport`; None without a check.
 
     Raises:
-        PlanError: the plan does not fit the graph or the processes, or torchrun did not start them.
-        DistributedError: processes are missing or have different weights or plans, or results
+        PlanError: if the plan does not fit the graph or the processes, or torchrun did not start
+            them.
+        DistributedError: if processes are missing or have different weights or plans, or results
             differ from a single process.
-        ConfigError: the model is in training mode, which cannot be checked.
+        ConfigError: if the model is in training mode, which cannot be checked.
     """
     # Imported when used: DTensor loads long.
     from chop.distributed.apply import local_bytes, shard_graph

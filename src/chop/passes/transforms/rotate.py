@@ -58,7 +58,7 @@ def rotate_transform_pass(mg: MaseGraph, config: RotateConfig) -> dict[str, Any]
         skipped: reasons by path for layers whose input is not rotated.
 
     Raises:
-        GraphError: the stream cannot be rotated (the message names the node), or a layer is
+        GraphError: if the stream cannot be rotated (the message names the node), or a layer is
             quantized, pruned, adapted or shared.
 
     Source: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456; R1 and R2 of SpinQuant, Liu et al. 2024,

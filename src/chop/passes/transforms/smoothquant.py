@@ -50,7 +50,7 @@ def smoothquant_transform_pass(mg: MaseGraph, config: SmoothQuantConfig) -> dict
         skipped: reasons by node for other Linear layers.
 
     Raises:
-        ConfigError: a row of a batch causes NaN or infinite inputs of a layer.
+        ConfigError: if a row of a batch causes NaN or infinite inputs of a layer.
 
     Source: Xiao et al. 2022, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual
     branch: Wei et al. 2022, arXiv:2209.13325, section 4.1.

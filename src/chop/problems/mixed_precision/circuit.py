@@ -194,7 +194,7 @@ def begin(
         first, reason = next(iter(refused.items()))
         warn_once(
             f"no circuit has {' or '.join(refused)} in all layers ({first}: {reason}): trials "
-            "without a circuit fail, the others go on."
+            "without a circuit fail, the others continue."
         )
     return folds, base
 

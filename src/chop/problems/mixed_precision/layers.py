@@ -77,7 +77,7 @@ class Layers:
         ConfigError: if an operator is unknown, or the graph contains none of them.
 
     Attributes:
-        mg: a graph of its own.
+        mg: a copy of the graph, which the search may change.
         by_name: layers in execution order.
         searched: names of the layers selected by `operators`.
         sharing: first layer with a weight -> other layers with the same weight.

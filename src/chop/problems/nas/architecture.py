@@ -85,8 +85,8 @@ class Architectures:
         seed: seed of the initial weights.
 
     Raises:
-        ConfigError: if the configuration has no such field; the message names the nearest. Or a
-            field has no values, or values of the wrong type.
+        ConfigError: if the configuration has no such field (the message names the nearest one), or
+            a field has no values or values of the wrong type.
 
     Example:
         >>> from chop.models import load_model
@@ -245,7 +245,7 @@ def _get_config(model: nn.Module) -> PreTrainedConfig:
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
             f"{type(model).__name__} has no Hugging Face configuration with fields to "
-            "search: use a model of transformers, such as 'vit', or a build function of your "
+            "search: use a Hugging Face model, such as 'vit', or a build function of your "
             "own to TrainedMeasure."
         )
     return model.config
@@ -278,10 +278,10 @@ def _check_types(where: str, present: Any, values: Sequence[Any]) -> None:
     for value in values:
         if value is not None and type(value) not in kinds:
             raise ConfigError(
-                f"{where}: expected {kinds[-1].__name__}, as {present!r}, got {value!r}."
+                f"{where}: expected {kinds[-1].__name__}, such as {present!r}, got {value!r}."
             )
         if type(present) is int and type(value) is int and value < 0 < present:
-            raise ConfigError(f"{where}: expected 0 or more, as {present}, got {value}.")
+            raise ConfigError(f"{where}: expected 0 or more, such as {present}, got {value}.")
 
 
 def _uneven_heads(config: PreTrainedConfig) -> str | None:

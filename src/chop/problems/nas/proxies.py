@@ -196,7 +196,9 @@ def naswot(model: nn.Module, batch: Batch) -> float:
         if _is_activation(module)
     ]
     if not hooks:
-        raise ConfigError("naswot: the model has no activation that is a module, as nn.ReLU().")
+        raise ConfigError(
+            "naswot: the model has no activation that is a module, such as nn.ReLU()."
+        )
     with torch.no_grad():
         _run(model, batch)
     code_NA = torch.cat(codes, dim=1)

@@ -61,8 +61,8 @@ def awq(
     Returns: the chosen scales by source, and the reason for each other Linear node.
 
     Raises:
-        NoBlocksError: a scale would move between parts.
-        ConfigError: a batch causes NaN or infinite inputs of a layer.
+        NoBlocksError: if a scale would move between parts.
+        ConfigError: if a batch causes NaN or infinite inputs of a layer.
     """
     sites, skipped = sites_of_parts(walk.mg, walk.parts)
     pairs, reasons_of_experts = find_expert_sites(walk.mg, weight)

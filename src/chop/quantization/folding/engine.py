@@ -60,7 +60,7 @@ class SiteScale:
         site: the site.
         scale: (channels,), above zero.
         largest: (channels,), largest magnitudes of the value.
-        settings: entries of the report beside the readers.
+        settings: further entries of the report, in addition to the readers.
         is_one: true if nothing is folded.
     """
 
@@ -105,7 +105,7 @@ def sites_of_parts(
     Returns: the sites, and reasons by the name of each other Linear node.
 
     Raises:
-        NoBlocksError: a site spans several parts.
+        NoBlocksError: if a site spans several parts.
     """
     sites, skipped = find_sites(mg, rescale)
     check_within(parts, sites)
@@ -116,7 +116,7 @@ def check_within(parts: Sequence[Part], sites: Sequence[Checked]) -> None:
     """Checks that no site spans several parts.
 
     Raises:
-        NoBlocksError: a site spans several parts.
+        NoBlocksError: if a site spans several parts.
     """
     inside = [set(part.nodes) for part in parts]
     for site in sites:

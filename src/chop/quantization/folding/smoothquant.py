@@ -35,8 +35,8 @@ def smooth(
     Returns: reader paths by source path, and the reason for each other Linear node.
 
     Raises:
-        NoBlocksError: a scale would move between parts.
-        ConfigError: a batch causes NaN or infinite inputs of a layer.
+        NoBlocksError: if a scale would move between parts.
+        ConfigError: if a batch causes NaN or infinite inputs of a layer.
     """
 
     def choose(site: Site, runs: Runs) -> SiteScale | None:

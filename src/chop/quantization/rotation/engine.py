@@ -99,7 +99,8 @@ def rotate(mg: MaseGraph, most: int | None, seed: int, online: bool) -> Rotation
         online: rotates other inputs at run time, if no weight can absorb the rotation.
 
     Raises:
-        GraphError: a layer other than a linear one reads the stream, or a layer cannot be changed.
+        GraphError: if a layer other than a linear one reads the stream, or a layer cannot be
+            changed.
     """
     refuse_adapters(mg.model, WHERE)
     stream = find_stream(mg)
@@ -197,7 +198,7 @@ def _rotate_values(mg: MaseGraph, values: Values, rotation: Rotation) -> None:
 
 
 def _check(mg: MaseGraph, stream: Stream, pairs: dict[fx.Node, Values | str]) -> list[str]:
-    """Refuses layers that cannot be changed. Returns the paths of those tied to the embedding."""
+    """Checks that layers can be changed. Returns the paths of those tied to the embedding."""
     owned = Ownership(mg)
     tables = [table_parameter(mg, node) for node in stream.tables]
     shared = {id(own_parameters(module)[name]) for module, name in tables}

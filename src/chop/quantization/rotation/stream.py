@@ -65,7 +65,7 @@ def find_stream(mg: MaseGraph) -> Stream:
     """Finds the stream that starts at the token embedding.
 
     Raises:
-        GraphError: a node whose function a rotation would change reads or writes it; the message
+        GraphError: if a node whose function a rotation would change reads or writes it; the message
             names the node.
     """
     start = next((node for node in mg.nodes if _is_table(mg, node)), None)
@@ -299,7 +299,7 @@ def table_parameter(mg: MaseGraph, node: fx.Node) -> tuple[nn.Module, str]:
     """Returns the module with the weight of an embedding, and the name of the weight.
 
     Raises:
-        GraphError: its weight is not a parameter, or the lookup rescales rows.
+        GraphError: if its weight is not a parameter, or the lookup rescales rows.
     """
     module: Any = mg.get_module(node)
     if module is not None and getattr(module, "max_norm", None) is None:

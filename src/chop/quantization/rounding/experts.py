@@ -110,7 +110,7 @@ def weighed_samples(
         has_experts: true if the layer has several experts.
 
     Raises:
-        ConfigError: a row that counts is not finite.
+        ConfigError: if a row that counts is not finite.
     """
     counting = _counted_rows_of_experts if has_experts else counted_rows
     for number, (x, batch) in enumerate(zip(values, batches, strict=True)):

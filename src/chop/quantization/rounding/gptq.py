@@ -77,8 +77,8 @@ class Gptq:
         """Returns the errors of each layer by path, and the values after the part.
 
         Raises:
-            ConfigError: the corrected weights would change the scales of their format, or a batch
-                has NaN or infinite values.
+            ConfigError: if the corrected weights would change the scales of their format, or a
+                batch has NaN or infinite values.
         """
         errors, few, values = correct_block(block, self._layers, self._weights, self._solver)
         return Rounded(dict(errors), few, values)
@@ -297,7 +297,7 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
     """Returns a weight that rounds to itself and equals `weight` up to the last bits of its dtype.
 
     Raises:
-        ConfigError: rounding changes `weight`.
+        ConfigError: if rounding changes `weight`.
     """
     rounded: Tensor = layer.quantize("weight", weight)
     if torch.equal(rounded, weight):
@@ -308,14 +308,14 @@ def _idempotent(layer: Any, weight: Tensor, path: str) -> Tensor:
         return rounded
     if weight.dtype in (torch.bfloat16, torch.float16):
         raise ConfigError(
-            f"gptq_transform_pass: '{path}' has weights in {layer.spec.weight.label}, of which "
-            f"{str(weight.dtype).removeprefix('torch.')} does not hold all exactly, so that they "
-            "would be rounded again; convert the model to float32 (`model.float()`)."
+            f"gptq_transform_pass: '{path}' has weights in {layer.spec.weight.label}, which "
+            f"{str(weight.dtype).removeprefix('torch.')} cannot represent exactly, so they would "
+            "be rounded again; convert the model to float32 (`model.float()`)."
         )
     raise ConfigError(
         f"gptq_transform_pass: '{path}' has weights in {layer.spec.weight.label}, whose scales "
-        "follow the weights, so that the corrected ones would be rounded again; use 'integer', or "
-        "a format whose scales follow the largest weight, such as 'mxint' or 'scale_integer'."
+        "follow the weights, so the corrected weights would be rounded again; use 'integer', or a "
+        "format whose scales follow the largest weight, such as 'mxint' or 'scale_integer'."
     )
 
 

@@ -52,7 +52,7 @@ class InputEnergies:
             values: values of the nodes that have run.
 
         Raises:
-            ConfigError: a row that counts is not finite.
+            ConfigError: if a row that counts is not finite.
         """
         if node not in self._layers:
             return

@@ -79,7 +79,7 @@ def learn_rounding(
     few rows.
 
     Raises:
-        ConfigError: a batch has NaN or infinite values.
+        ConfigError: if a batch has NaN or infinite values.
     """
     layers, skipped = _learnable_layers(mg)
     if not layers:
@@ -109,7 +109,7 @@ class BlockLearning:
         skipped: reasons by node name for layers that are skipped independently of the rows.
 
     Raises:
-        NoBlocksError: a part has no output to compare.
+        NoBlocksError: if a part has no output to compare.
     """
 
     def __init__(self, walk: Walk, learning: Learning, parts: Sequence[Part] | None) -> None:
@@ -160,7 +160,7 @@ def check_learnable(mg: MaseGraph, parts: Sequence[Part]) -> None:
     """Checks that `BlockLearning` can compare the outputs of all parts of a walk.
 
     Raises:
-        NoBlocksError: a part has no output to compare.
+        NoBlocksError: if a part has no output to compare.
     """
     _outputs(_learnable_layers(mg)[0], parts)
 
@@ -169,7 +169,7 @@ def _outputs(layers: Layers, parts: Sequence[Part]) -> list[fx.Node]:
     """Returns the outputs to compare of the parts that have layers.
 
     Raises:
-        NoBlocksError: a part has no output to compare.
+        NoBlocksError: if a part has no output to compare.
     """
     outputs: list[fx.Node] = []
     for part in (*parts[:-1], _as_far_as(layers, parts[-1])):
@@ -196,7 +196,7 @@ def _parts(mg: MaseGraph, layers: Layers, batch: Mapping[str, Any], scratch: Pat
     """Returns the parts of a graph up to the last one with layers, which ends at its last layer.
 
     Raises:
-        NoBlocksError: the graph cannot be cut, or a value between parts cannot be stored.
+        NoBlocksError: if the graph cannot be cut, or a value between parts cannot be stored.
     """
     parts = get_parts(mg, block_paths(mg.model))
     parts[-1] = _as_far_as(layers, parts[-1])

@@ -54,7 +54,7 @@ def row_weights(walk: Walk, nodes: Collection[fx.Node], where: str = WHERE) -> R
     Returns: weights in the order of the layer's flattened input rows.
 
     Raises:
-        ConfigError: the answer has no gradient, or values are NaN or infinite.
+        ConfigError: if the answer has no gradient, or values are NaN or infinite.
     Source: the Fisher information as Hessian: Martens 2020, arXiv:1412.1193, sections 5 and 9.2.
     """
     model = walk.mg.model
@@ -79,7 +79,7 @@ def row_weights(walk: Walk, nodes: Collection[fx.Node], where: str = WHERE) -> R
 
 
 class Edges:
-    """Recorder of layer results while a batch runs, which refuses non-finite inputs."""
+    """Recorder of layer results while a batch runs, which rejects non-finite inputs."""
 
     def __init__(
         self, nodes: Collection[fx.Node], batch: Mapping[str, Any], number: int, where: str

@@ -40,7 +40,7 @@ class BlockError:
         where: setting of the batches, for messages.
 
     Raises:
-        ConfigError: a row that counts is not finite.
+        ConfigError: if a row that counts is not finite.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class BlockFiles:
         return 0
 
     def record(self, part: int) -> dict[str, Any]:
-        """Returns the record of a finished part beside its tensors and values."""
+        """Returns the record of a finished part, without its tensors and values."""
         record: dict[str, Any] = self._entry(part)["record"]
         return record
 

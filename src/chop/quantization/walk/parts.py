@@ -50,7 +50,7 @@ def get_parts(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
     """Cuts a graph at the first node of each block and after the last node of the last block.
 
     Raises:
-        NoBlocksError: there are no blocks, or their nodes do not run one block after the other.
+        NoBlocksError: if there are no blocks, or their nodes do not run one block after the other.
     """
     if not blocks:
         raise NoBlocksError("the model has no list of blocks of one class")
@@ -78,7 +78,7 @@ def get_parts(mg: MaseGraph, blocks: Sequence[str]) -> list[Part]:
 def _get_block(node: fx.Node, blocks: Sequence[str]) -> str | None:
     if node.op not in ("call_module", "get_attr"):
         return None
-    # `layers.1` is no prefix of what is in `layers.10`.
+    # `layers.1` is not a prefix of what is in `layers.10`.
     return next((path for path in blocks if f"{node.target}.".startswith(f"{path}.")), None)
 
 

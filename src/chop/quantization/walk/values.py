@@ -25,7 +25,7 @@ class NoBlocksError(ChopError, ValueError):
 MEMORY_BYTES = 2**27
 """Maximum bytes of values at a cut that stay in memory."""
 PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)
-"""Types of values in files, beside lists, tuples and mappings of them."""
+"""Types of values in files, in addition to lists, tuples and mappings of them."""
 
 
 class Values:
@@ -65,8 +65,8 @@ class Values:
         """Stores the values of a batch.
 
         Raises:
-            NoBlocksError: a value has a type that files do not support.
-            WriteError: the disk is full or read-only.
+            NoBlocksError: if a value has a type that files do not support.
+            WriteError: if the disk is full or read-only.
         """
         stored = {node.name: _portable(x, node.name) for node, x in values.items()}
         size = sum(x.nbytes for x in tree_tensors(stored))

@@ -49,7 +49,7 @@ class Mark:
         y: vertical coordinate.
         low: lower end of its interval or range. None if it has none.
         high: upper end of its interval or range.
-        text: text shown on hover, beside the numbers.
+        text: text shown on hover, in addition to the numbers.
         optional: lets the point lie off the axis, where an arrow represents it.
     """
 

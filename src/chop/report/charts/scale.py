@@ -26,7 +26,7 @@ FARTHEST = 2.0
 """Distance in spans beyond which a baseline appears only in the legend."""
 MAX_DECADES = 8
 MAX_ARROWS = 6
-"""Maximum number of arrows with values beside them."""
+"""Maximum number of arrows with values next to them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def axis_scale(
         values: numbers to plot. Non-finite numbers are ignored.
         required: numbers among `values` that must be on the axis. Empty for all.
         optional: further numbers, which may lie off the axis.
-        baselines: levels drawn beside the numbers.
+        baselines: levels drawn in addition to the numbers.
         percent: the numbers are percentages.
         logarithm: allows a logarithmic scale.
     """

@@ -35,7 +35,7 @@ class Cloud:
 def front_charts(
     clouds: Sequence[Cloud], *, ylabel: str, title: str, percent: bool = True
 ) -> list[LineChart]:
-    """Returns scatter charts of the trials and their front, one for each number beside the first.
+    """Returns scatter charts of the trials and their front, one for each number after the first.
 
     Args:
         clouds: points of each chart. Non-finite points are skipped.
@@ -46,7 +46,7 @@ def front_charts(
         ConfigError: if there are no panels.
     """
     if not clouds:
-        raise ConfigError("front: expected at least one further objective beside the first.")
+        raise ConfigError("front: expected at least one objective in addition to the first.")
     charts = []
     for cloud in clouds:
         labeled = list(zip(cloud.points, cloud.texts, strict=False))

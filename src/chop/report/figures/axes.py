@@ -19,7 +19,7 @@ END_HEIGHT = 0.042
 """Height of an end label as a share of the panel height."""
 MAX_END_LABELS = 24
 ARROW_POINTS = 7.5
-"""Font size of the value beside an arrow."""
+"""Font size of the value next to an arrow."""
 NEAR = 1e3
 """Maximum ratio of the ends of a logarithmic axis with plain-number ticks."""
 

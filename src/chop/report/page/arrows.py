@@ -33,12 +33,12 @@ class _Arrow:
     row: int | None
 
     def drawn(self, kind: str, tip: str, text: str, right: float) -> str:
-        """Returns the arrow as SVG, with its value beside it.
+        """Returns the arrow as SVG, with its value next to it.
 
         Args:
             kind: CSS class of its color.
             tip: text shown on hover.
-            text: value beside the arrow.
+            text: value next to the arrow.
             right: x of the right end of the chart in pixels.
         """
         shape = f"M{self.at:.1f},{self.end:.1f}l-5,{self.back}h10z"

@@ -122,7 +122,7 @@ class RunsFolder:
             return [_reason(error)]
         if file is None or not file.is_relative_to(self.root):
             return ["The trials of this search are stored outside of the served folder."]
-        # SQLite also reads the log files beside a database.
+        # SQLite also reads the log files next to a database.
         files = [file.with_name(file.name + end) for end in ("", *BESIDE_STORAGE)]
         return [reason for each in files for reason in _why_not_read(each)]
 
@@ -166,7 +166,7 @@ def _read_run(folder: Path, path: str) -> RunEntry:
 
 
 def open_plain(path: Path, kind: str) -> BinaryIO:
-    """Opens a regular file for reading and refuses links.
+    """Opens a regular file for reading, and no link.
 
     Args:
         path: file in a folder that was checked for links.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
-"""Accepted host names; requests by other names, as in DNS rebinding, are refused."""
+"""Accepted host names; requests by other names, as in DNS rebinding, are rejected."""
 MAX_PARTS = 4
 FINGERPRINT = re.compile("[0-9a-f]{16}")
 NOTHING = (

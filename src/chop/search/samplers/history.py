@@ -45,6 +45,7 @@ class Coding:
         self.is_plain = space.canonical is as_it_is and not self.is_conditional
         self.costs = _costs(space)
         self.ranks = [
+            # The second argsort inverts the first, which gives the rank of each option.
             np.argsort(np.argsort([(c.cost or {}).get(t, 0.0) for t in c.texts], kind="stable"))
             for c in space.choices
         ]
@@ -82,6 +83,7 @@ class Coding:
     def get_code(self, trial: FrozenTrial) -> Code | None:
         """Returns the code of a trial, cached once the trial has finished."""
         known, code = self._known.get(trial.number, (None, None))
+        # Optuna replaces the object of a running trial at each change.
         if known is not trial:
             code = self.code(trial_params(trial))
             if trial.state.is_finished():
@@ -159,12 +161,15 @@ def read_history(study: Study, coding: Coding, number: int) -> History:
             or code is None
             or trial.user_attrs.get("outcome") == CLAIMED_ELSEWHERE
         ):
+            # A concurrent trial without a configuration yet will propose one of its own.
             history.undecided += state == "RUNNING" and trial.number < number
             continue
         if state == "COMPLETE":
+            # Repeats of a configuration have the values of its first trial.
             rows.setdefault(code, trial)
         elif state in ("RUNNING", "WAITING"):
             history.pending.append(code)
+        # A trial that was pruned without a report is infeasible and has no measured values.
         elif state == "PRUNED" and trial.intermediate_values and code not in history.taken:
             history.dropped.append(code)
         history.taken.add(code)

@@ -68,6 +68,8 @@ class SensitivitySampler(JointSampler):
         """Returns the next configuration: initial design, greatest acquisition, or a restart."""
         coding = get_coding(self.space)
         history = read_history(study, coding, trial.number)
+        # The number of proposals is part of the seed, so that a resumed search draws the same
+        # numbers.
         draw = np.random.default_rng([self.seed, len(history.taken)])
         with _blas().limit(limits=1, user_api="blas"):
             code = _Proposal(coding, history, draw).code()

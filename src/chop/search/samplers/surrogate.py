@@ -262,6 +262,7 @@ def exact_sum(codes: Codes, values: Array, costs: Array | None) -> ExactSum | No
     if costs is None:
         return None
     totals = sums(costs, codes)
+    # Any two values lie on a line, and equal totals determine none.
     if len(totals) < 3 or np.ptp(totals) <= EXACT * np.abs(totals).max():
         return None
     slope, offset = np.polyfit(totals, values, 1)
