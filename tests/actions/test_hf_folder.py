@@ -1,5 +1,7 @@
 """The folder for transformers beside the checkpoint of a job."""
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -115,3 +117,16 @@ def test_a_full_disk_is_told_and_is_no_reason_to_go_on_without_the_folder(
     with pytest.raises(WriteError, match="the disk is full"):
         compress(CompressConfig(out=tmp_path, **job))
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_a_card_that_somebody_edited_stays_in_the_folder_of_a_second_run(job, tmp_path):
+    compress(CompressConfig(out=tmp_path, **job))
+    card = tmp_path / "model" / "README.md"
+    assert "| calibration data | none |" in card.read_text()
+    card.write_text(card.read_text() + "\nMy notes.\n")
+    edited = card.read_text()
+    compress(CompressConfig(out=tmp_path, **{**job, "method": ("gptq",)}))
+    assert card.read_text() == edited
+    card.unlink()
+    compress(CompressConfig(out=tmp_path, **{**job, "method": ("gptq",)}))
+    assert re.search(r"\| calibration data \| \d+ training rows of ", card.read_text())

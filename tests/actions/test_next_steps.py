@@ -44,7 +44,8 @@ def parsed(line):
 
 
 def get_result(**values):
-    return {"saved": {}, "why_no_folder": "", "onnx": None, **values}
+    own = {"saved": {}, "why_no_folder": "", "onnx": None, "targets": {}, "task": "causal-lm"}
+    return {**own, **values}
 
 
 @pytest.mark.parametrize("out", FOLDERS, ids=str)
@@ -52,7 +53,7 @@ def test_commands_parse_and_name_the_folder(out):
     steps = steps_after_compression(get_result(), out, "Net", "model.onnx")
     export, bench, evaluate = map(parsed, commands(steps))
     assert str(out) == str(export["model"]) == str(bench["compressed"]) == str(evaluate["model"])
-    blocks = parsed(*commands(steps_after_blocks(out, "Net")))
+    blocks = parsed(*commands(steps_after_blocks(get_result(), out, "Net")))
     assert blocks["model"] == str(out / "model")
     assert str(parsed(*commands(steps_after_emit(out)))["out"]) == str(out)
     build, show = commands(steps_after_search(out, out / "best/a/model", out / "recipe.toml"))
@@ -61,6 +62,21 @@ def test_commands_parse_and_name_the_folder(out):
     written, compressed = map(parsed, commands([export_search_step(out)]))
     assert str(out / "best.toml") in map(str, written.values())
     assert str(compressed["config"]) == str(out / "best.toml")
+
+
+@pytest.mark.parametrize(
+    "task, targets, expected",
+    [
+        ("causal-lm", {"onnx": "", "compressed-tensors": "a reason", "gguf": ""}, "gguf"),
+        ("causal-lm", {"onnx": "", "compressed-tensors": "", "gguf": ""}, "compressed-tensors"),
+        ("causal-lm", {"onnx": "", "gptq": "a reason"}, "onnx"),
+        ("classification", {"onnx": "", "compressed-tensors": ""}, "onnx"),
+    ],
+)
+def test_the_step_of_export_names_a_target_that_holds_the_model(task, targets, expected):
+    result = get_result(task=task, targets=targets)
+    export, *_ = commands(steps_after_compression(result, Path("a"), "Net", ""))
+    assert export == f"export a --to {expected}"
 
 
 @pytest.mark.parametrize("out", FOLDERS, ids=str)

@@ -11,11 +11,14 @@ from typing import Any
 
 from chop.report.command_line import command_line
 from chop.report.report import Step
+from chop.train.tasks import CAUSAL_LM
 from chop.workloads.hf_folder import FOLDER
 from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 
 LOAD = "Load the model in PyTorch"
 KEEP = "--keep-best"
+LANGUAGE_TARGETS = ("compressed-tensors", "gguf", "gptq")
+"""Targets with engines for language models, in order of preference."""
 OWN = ("out", "device", "seed")
 """Settings that every job sets for itself."""
 
@@ -62,7 +65,13 @@ def steps_after_compression(
             f"session = onnxruntime.InferenceSession({str(out / onnx_file)!r}, options)",
         ]
         steps.append(Step("Run it with onnxruntime", "\n".join(lines)))
-    return [*steps, *_steps_with_run(quoted(out), trust)]
+    return [*steps, *_steps_with_run(quoted(out), trust, _best_target(result))]
+
+
+def _best_target(result: Mapping[str, Any]) -> str:
+    """Returns the first target for language models that fits the result; onnx for others."""
+    fits = (name for name in LANGUAGE_TARGETS if result["targets"].get(name) == "")
+    return next(fits, "onnx") if result["task"] == CAUSAL_LM else "onnx"
 
 
 def _transformers_step(out: Path, class_name: str) -> Step:
@@ -73,9 +82,9 @@ def _transformers_step(out: Path, class_name: str) -> Step:
     return Step("Load it with transformers", code)
 
 
-def _steps_with_run(run: str, trust: str) -> list[Step]:
+def _steps_with_run(run: str, trust: str, target: str) -> list[Step]:
     return [
-        Step("Export it for other engines", f"chop export {run} --to onnx{trust}"),
+        Step("Export it for other engines", f"chop export {run} --to {target}{trust}"),
         Step("Measure its speed here", f"chop bench model --compressed {run}{trust}"),
         Step("Compare its answers with those of float", f"chop evaluate {run}{trust}"),
     ]
@@ -88,9 +97,9 @@ def _steps_without_model() -> list[Step]:
     return [Step("No model was saved: save the best one anyway", f"{again} {KEEP}")]
 
 
-def steps_after_blocks(out: Path, class_name: str) -> list[Step]:
+def steps_after_blocks(result: Mapping[str, Any], out: Path, class_name: str) -> list[Step]:
     """Returns steps after a compression block by block, which only writes a transformers folder."""
-    export = f"chop export {quoted(out / FOLDER)} --to compressed-tensors"
+    export = f"chop export {quoted(out / FOLDER)} --to {_best_target(result)}"
     return [
         Step("The model is in this folder", f"{out / FOLDER}/"),
         _transformers_step(out, class_name),

@@ -82,6 +82,7 @@ def write_folder(
         ConfigError: if the tool has no layout for some modules, which the message names, or if
             transformers converts the model's weights when loading, as for mixtures of experts.
     """
+    from chop.ir.huggingface.card import CardFacts, write_card
     from chop.ir.huggingface.folder import remove_older, save_folder
 
     rounds_inputs = kind.scheme_with_inputs is not None
@@ -108,6 +109,7 @@ def write_folder(
         _Rewriter(kind, model, weights, schemes).rewrite(fresh)
         config = json.loads((fresh / "config.json").read_text())
         write_json(fresh / "config.json", {**config, "quantization_config": settings})
+        write_card(fresh, CardFacts().with_model(model), path)
         written = sorted(file.name for file in fresh.iterdir())
     remove_older(path, written)
     formats = {name: scheme.format for name, scheme in schemes.items()}

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from chop.base.installed import require
+from chop.errors import ChopError, first_line
 from chop.ir.graph import MaseGraph
 
 Runner = Callable[[Mapping[str, Any]], Mapping[str, Tensor]]
@@ -96,6 +97,26 @@ class Target:
     read_unrounded: Callable[[Path], Runner] | None = None
     is_timed: bool = True
     takes_cache: bool = False
+
+    @property
+    def holds_any(self) -> bool:
+        """True if the target holds every model, with floats in place of formats that it lacks."""
+        return self.refusals is _nothing_refused
+
+    def why_not(self, mg: MaseGraph) -> str:
+        """Returns the reason why the target cannot hold a graph; "" if it can.
+
+        Args:
+            mg: graph with packed weights.
+        """
+        try:
+            refused = [*self.refusals(mg).items()]
+        except ChopError as error:
+            return first_line(error)
+        if not refused:
+            return ""
+        others = f" ({len(refused) - 1} more)" if len(refused) > 1 else ""
+        return f"{refused[0][0]}: {refused[0][1]}{others}"
 
     def export(self, mg: MaseGraph, path: Path, tokenizer: Any = None) -> Written:
         """Writes a graph, and adds a missing suffix to the path.

@@ -22,9 +22,9 @@ class Binary(ScaledFormat, LearnableFormat):
 
     Values: {-1, +1} times a scale, or {0, 1} times a scale if `bipolar` is False. The scale is 1,
     or the mean magnitude of each channel (index of the first axis). A vector is one channel.
-    Rounding: x >= 0, including -0, becomes the upper value. With `stochastic`, the upper value is
-    drawn with probability clip((x/scale + 1)/2, 0, 1) from torch's global generator, at every call
-    and also in evaluation.
+    Rounding: x >= 0, including -0, becomes the upper value. With `stochastic` (stochastic
+    rounding), the upper value is drawn with probability clip((x/scale + 1)/2, 0, 1) from torch's
+    global generator, at every call and also in evaluation.
     Saturation: magnitudes above the scale become the scale.
     Special values: NaN stays NaN in `round` and is encoded as the lower value. Only finite
     magnitudes count to the mean.

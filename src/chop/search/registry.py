@@ -90,6 +90,7 @@ PRUNERS = {
     "hyperband": "HyperbandPruner",
     "median": "MedianPruner",
 }
+"""Pruners (early stopping of trials) by name, as classes of Optuna."""
 
 
 def sampler_row(sampler: str | BaseSampler) -> SamplerRow:

@@ -11,12 +11,14 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from chop.actions.compress.card import write_model_card
 from chop.actions.compress.measure import FLOAT, QUANTIZED, Measured, measure
 from chop.actions.compress.page import summarize_outcome
 from chop.actions.compress.ptq import describe_skipped, method_title, quantize_after_training
 from chop.actions.compress.saving import GRAPH_FILE, MODEL_FILES, ONNX_FILE
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.compress.table import Candidate, printed_row
+from chop.actions.compress.targets import about_targets, export_targets
 from chop.actions.job import Output
 from chop.actions.next_steps import steps_after_blocks
 from chop.base.files import discard_older
@@ -24,7 +26,7 @@ from chop.base.installed import __version__
 from chop.distributed.source import TensorSource
 from chop.errors import CheckpointError, ConfigError
 from chop.export.foreign.readers import get_reader
-from chop.formats import parse_format_string
+from chop.formats import INPUT_OPERANDS, parse_format_string
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
 from chop.models import is_own
@@ -97,6 +99,7 @@ class Decoder:
             blocks = block_paths(model)
             if not blocks:
                 raise NoBlocksError("it has no list of blocks of the same class")
+            config = config.with_operands(task.name)
             rows = get_rows(data, task)
             mg = MaseGraph(model, hf_input_names=[*example_inputs(model, rows["train"])])
             source = weights_source(model, folder, mg.model)
@@ -124,6 +127,7 @@ class Decoder:
             count,
             inplace=True,
             leaves_calls=leaves_calls,
+            operands=config.operands or INPUT_OPERANDS,
         )
         parts = _parts(mg, blocks, config)
         weights = LazyWeights(mg.model, _reader(source, mg.model))
@@ -172,17 +176,25 @@ class Decoder:
         output.enter(_no_files_after(self.walk))
         discard_older(output.results, *MODEL_FILES, ONNX_FILE, GRAPH_FILE)
         write_folder(self.walk.mg, config, output.results / FOLDER, SHARD)
+        write_model_card(output.results, self.walk.mg, exact, chosen, workload, config)
         output.run.leave_out(config.out / BLOCKS)
         saved = (
             f"saved {row.format} ({row.method}) in {config.out / FOLDER}/. Load it with "
             "from_pretrained of transformers, after import chop."
         )
+        result = {
+            **report.result,
+            "saved": printed_row(chosen, workload.task.metric),
+            "targets": export_targets(self.walk.mg),
+        }
+        notes = about_targets(result["targets"])
         return replace(
             report,
-            result={**report.result, "saved": printed_row(chosen, workload.task.metric)},
+            documents={name: [*blocks, *notes] for name, blocks in report.documents.items()},
+            result=result,
             closing=[saved],
             outcome=summarize_outcome(chosen, exact, round(1000 * row.size_kb), workload),
-            steps=steps_after_blocks(config.out, self.walk.mg.model.record.class_name),
+            steps=steps_after_blocks(result, config.out, self.walk.mg.model.record.class_name),
         )
 
 
@@ -225,6 +237,7 @@ def _identity(
         "files": [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files],
         "format": config.formats[0],
         "operators": list(config.operators),
+        "operands": list(config.operands or INPUT_OPERANDS),
         "method": list(config.method),
         "batches": fingerprint_of_tensors(tensors),
     }

@@ -35,6 +35,10 @@ class Subject(Protocol):
     saves_all: ClassVar[bool]
 
     @property
+    def config(self) -> CompressConfig:
+        """Settings of the job, with the default operands of the model's task."""
+
+    @property
     def workload(self) -> Workload:
         """Rows and task of the model."""
 
@@ -95,12 +99,12 @@ def _job_for(kind: type[Subject]) -> Job[CompressConfig, Subject, dict[str, Any]
         _compress,
         kind.load,
         kind.interruption_note,
-        lambda config, subject: merge_settings(config, subject.workload),
+        lambda _, subject: merge_settings(subject.config, subject.workload),
     )
 
 
-def _compress(config: CompressConfig, subject: Subject, output: Output) -> Report[dict[str, Any]]:
-    measurement, workload = subject.measure(), subject.workload
+def _compress(_: CompressConfig, subject: Subject, output: Output) -> Report[dict[str, Any]]:
+    config, measurement, workload = subject.config, subject.measure(), subject.workload
     title, metric, exact = workload.title, workload.task.metric, measurement.exact
     quantized = [*measurement.rounded, *measurement.trained]
     candidates = [exact, *quantized]

@@ -27,6 +27,7 @@ from chop.actions.compress.page import (
 from chop.actions.compress.saving import MODEL_FILES, ONNX_FILE, Saved, exported_bytes, file_bytes
 from chop.actions.compress.sensitivity import exact_weights, layer_sensitivities
 from chop.actions.compress.table import Candidate, build_curves, printed_row
+from chop.actions.compress.targets import about_targets, export_targets
 from chop.actions.next_steps import steps_after_compression
 from chop.base.trust import confirmation
 from chop.quantization.packing import READ_DIRECTLY, explained
@@ -166,6 +167,7 @@ def _about_saved(
     speed, missing = _speed(exact, saved, result, workload, config, how)
     result["speed"] = [] if speed is None else speed.numbers()
     result["not_measured"] = missing
+    result["targets"] = export_targets(saved.packed)
     rounded = rounds_inputs(result)
     result["fastest"] = describe_fastest(
         result["speed"], config.out, rounded, missing, config.model
@@ -175,6 +177,7 @@ def _about_saved(
     return [
         Note(_format_sizes(result), is_printed=False),
         Note(describe_packing(result), is_detail=True),
+        *about_targets(result["targets"]),
         *(speed_tables(title, speed, is_detail=True) if speed else ()),
         Note(describe_speed(result["speed"], rounded), is_printed=False),
         Note(result["fastest"], is_printed=False),

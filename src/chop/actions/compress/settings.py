@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from chop.base.notices import assume
 from chop.config import MORE, Range
 from chop.errors import ConfigError, check_known
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
@@ -75,6 +76,8 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
         skip_vision: leave a vision-language model's vision tower and projector float, in each of
             `formats`.
         operands: operands in each of `formats`: data_in (inputs), weight, bias; others stay float.
+            Default: all of them; for language models (causal-lm) weight, except with method
+            smoothquant.
         layers: format per layer and operand, as one more candidate; chop search export writes
             them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         qat: formats to train by QAT: worst (the smallest format beyond `max_drop`, and the next one
@@ -103,7 +106,7 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
     overrides: Mapping[str, str] = field(default_factory=dict, metadata=MORE)
     skip: tuple[str, ...] = field(default=(), metadata=MORE)
     skip_vision: bool = field(default=False, metadata=MORE)
-    operands: tuple[str, ...] = field(default=("data_in", "weight", "bias"), metadata=MORE)
+    operands: tuple[str, ...] | None = field(default=None, metadata=MORE)
     layers: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict,
         metadata={**MORE, "hint": """Example: --layers 'fc1={"weight": "4.auto"}'."""},
@@ -128,11 +131,11 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
             parse_format_string(text)
         for name in self.method:
             check_known(name, METHODS, "method: unknown")
-        for name in self.operands:
+        for name in self.operands or ():
             check_known(name, INPUT_OPERANDS, "operands: unknown")
-        if not self.operands:
+        if self.operands == ():
             raise ConfigError("operands: expected at least one.")
-        if "weight" not in self.operands and (self.method or self.overrides):
+        if "weight" not in (self.operands or INPUT_OPERANDS) and (self.method or self.overrides):
             raise ConfigError(
                 "operands: expected weight, because method and overrides round weights."
             )
@@ -147,6 +150,23 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
             self._check_by_block()
         if self.onnx:
             require("ONNX", *NEEDS, extra="")
+
+    def with_operands(self, task: str) -> CompressConfig:
+        """Returns the settings with the default operands of a task, unless some are given."""
+        from chop.formats import INPUT_OPERANDS
+        from chop.train.tasks import CAUSAL_LM
+
+        if self.operands is not None:
+            return self
+        # SmoothQuant moves outliers out of inputs, which costs accuracy if inputs stay float.
+        if task != CAUSAL_LM or "smoothquant" in self.method:
+            return replace(self, operands=INPUT_OPERANDS)
+        if self.formats:
+            assume(
+                "Inputs and biases of a language model stay float, because most engines hold "
+                f"weights only. --operands {','.join(INPUT_OPERANDS)} rounds them as well."
+            )
+        return replace(self, operands=("weight",))
 
     @property
     def recipe(self) -> Recipe:
@@ -166,14 +186,11 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
 
     def _check_by_block(self) -> None:
         from chop.actions.compress.ptq import BY_BLOCK
-        from chop.formats import INPUT_OPERANDS
 
         if not self.method or set(self.method) - {*BY_BLOCK} or len(self.formats) != 1:
             raise ConfigError(
                 f"by_block: expected one format, and methods among {', '.join(BY_BLOCK)}."
             )
-        if set(self.operands) != {*INPUT_OPERANDS}:
-            raise ConfigError("operands: by_block expects all of them.")
         own = ("overrides", "skip", "skip_vision", "layers", "onnx", "qat_epochs", "train_epochs")
         for name in (*own, "samples", "evaluate", "loss"):
             if getattr(self, name):

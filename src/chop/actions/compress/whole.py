@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from chop.actions.compress.card import write_model_card
 from chop.actions.compress.measure import FLOAT, QUANTIZED, TRAINING, Measured, measure
 from chop.actions.compress.ptq import (
     check_recipe,
@@ -22,7 +23,7 @@ from chop.actions.compress.table import Candidate
 from chop.actions.compress.verdict import list_points, write_verdict
 from chop.actions.job import Output, load_with_validation
 from chop.errors import ConfigError
-from chop.formats import parse_format_string
+from chop.formats import INPUT_OPERANDS, parse_format_string
 from chop.formats.recipe import Recipe
 from chop.ir.graph import MaseGraph
 from chop.ir.huggingface.vision import check_has_vision, vision_modules
@@ -49,7 +50,8 @@ class WholeModel:
     @classmethod
     def load(cls, config: CompressConfig, workload: Workload | None) -> Self:
         """Loads the model that settings name, or uses a workload of the caller."""
-        return cls(config, load_with_validation(config, workload))
+        loaded = load_with_validation(config, workload)
+        return cls(config.with_operands(loaded.task.name), loaded)
 
     @staticmethod
     def interruption_note(config: CompressConfig) -> str:
@@ -90,6 +92,7 @@ class WholeModel:
         """Writes the checkpoint, the transformers folder, the ONNX file and the picture."""
         config, workload = self.config, self.workload
         saved = save_model(exact, chosen, workload, config, output.results)
+        write_model_card(output.results, saved.packed, exact, chosen, workload, config)
         report = with_saved(report, exact, saved, workload, config)
         if config.samples:
             report = with_texts(report, exact, chosen, workload, config)
@@ -164,7 +167,7 @@ class WholeModel:
             inplace=shares,
             leaves_calls=config.has_default_operators,
             recipe=recipe,
-            operands=config.operands,
+            operands=config.operands or INPUT_OPERANDS,
             rotation=config.rotation,
             on_skipped=skipped.__setitem__,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chop.actions.export.model import Loaded, is_gguf, load_graph
+from chop.actions.export.model import CHECKPOINT, Loaded, is_gguf, load_graph
 from chop.actions.export.proof import (
     MOST_DYNAMIC,
     Contestant,
@@ -37,7 +38,10 @@ from chop.export.packed_model import get_runner
 from chop.export.target import Runner, Written
 from chop.export.targets import target
 from chop.ir.graph import MaseGraph
+from chop.ir.huggingface.card import COMMAND, COMPUTED, MAKING, add_rows, card_rows
+from chop.ir.huggingface.card import FILE as CARD
 from chop.report.charts.ratios import ratio_charts
+from chop.report.command_line import command_line
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, announce, figure
 from chop.runs import Outcome
 from chop.runs.progress import Stages
@@ -101,6 +105,7 @@ def _export(config: ExportConfig, workload: None, output: Output) -> Report[list
         exact = {id(mg): exact_graph(mg) for mg in _graphs(plans, loaded)}
         proven = _read(config, plans, written, exact, stages)
         rows = _on_rows(config, loaded, proven, exact, stages)
+        _write_cards(config, loaded, proven, rows)
         times = _timed(config, loaded, proven, stages)
     return _report(config, loaded, proven, rows, times)
 
@@ -222,6 +227,29 @@ def _on_rows(
     ):
         proofs = compare_on_rows(contestants, loaded.mg, workload, rows, advance)
     return {name: RowResult.of(name, x, workload, len(rows)) for name, x in proofs.items()}
+
+
+def _write_cards(
+    config: ExportConfig,
+    loaded: Loaded,
+    proven: Mapping[str, _Proven],
+    rows: Mapping[str, RowResult],
+) -> None:
+    """Adds the facts in the run's card, and the results on test rows, to the cards of folders."""
+    command, run = command_line(sys.argv), Path(config.model).expanduser() / CHECKPOINT
+    base = str(run) if run.is_dir() else config.model
+    known = {x: text for x, text in card_rows(Path(base) / CARD).items() if x not in COMPUTED}
+    for name, each in proven.items():
+        # A run has measured other weights than those of changed modules.
+        facts = {x: text for x, text in known.items() if not each.plan.changes or x in MAKING}
+        if loaded.workload is not None and name in rows:
+            metric, counted = loaded.workload.task.metric, rows[name].score.rows
+            mine, reference = (rows[x].score.format(metric) for x in (name, FLOAT))
+            where = f"{loaded.workload.count_test(counted)} of {loaded.workload.dataset}"
+            facts[metric.title] = f"{mine} on {where}; float {reference}"
+        commands = [facts.get(COMMAND), f"`{command}`" if command.startswith("chop ") else None]
+        facts[COMMAND] = ", then ".join(filter(None, commands))
+        add_rows(each.written.path, facts, base)
 
 
 def _timed(

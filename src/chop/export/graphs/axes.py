@@ -1,4 +1,4 @@
-"""Dynamic axes of an ONNX file: axes that may vary, and sizes that the graph supports.
+"""Dynamic axes (dynamic shapes) of an ONNX file: axes that vary, and sizes the graph supports.
 
 A file cannot test a condition on sizes. An axis that the graph's guards pin is fixed in the file,
 so that runtimes reject other sizes. Sizes that other guards exclude are reported to the user.

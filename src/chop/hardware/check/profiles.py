@@ -1,4 +1,4 @@
-"""Stall profiles: cycles in which a testbench offers and accepts beats of a stream."""
+"""Stall profiles (back-pressure): cycles in which a testbench offers and accepts beats."""
 
 from __future__ import annotations
 

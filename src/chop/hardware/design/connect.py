@@ -1,4 +1,4 @@
-"""Links between components: forks, width converters, FIFOs and skid buffers."""
+"""Links between components with back-pressure: forks, width converters, FIFOs, skid buffers."""
 
 from __future__ import annotations
 

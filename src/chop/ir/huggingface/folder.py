@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from chop.base.files import atomic_files, write_text
-from chop.base.files.reading import read_text
+from chop.base.files import atomic_files
 from chop.errors import ConfigError
 from chop.nn.packed import PackedOperator
 
@@ -50,7 +49,7 @@ def save_folder(
         folder: destination; missing folders are created, and other files stay.
         tokenizer: tokenizer or processor whose files are saved as well; None saves none.
         max_shard_size: maximum size of a weight file, such as "5GB"; larger ones are split.
-        card: write a README.md with loading instructions, unless the folder has one.
+        card: write a model card, unless the folder has a README.md that chop did not write.
 
     Raises:
         ConfigError: if the model is not of transformers, or a layer cannot be described by formats.
@@ -58,7 +57,7 @@ def save_folder(
     """
     from transformers import PreTrainedModel
 
-    from chop.ir.huggingface.card import FILE, model_card
+    from chop.ir.huggingface.card import CardFacts, write_card
     from chop.ir.huggingface.stored import drop_masks, has_formats
     from chop.ir.huggingface.tying import settle_ties
 
@@ -75,35 +74,17 @@ def save_folder(
         model.save_pretrained(fresh, max_shard_size=max_shard_size)
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
-        if card and has_formats(model) and not _has_card(folder):
-            write_text(fresh / FILE, model_card(model))
+        if card and has_formats(model):
+            write_card(fresh, CardFacts().with_model(model), folder)
         written = {file.name for file in fresh.iterdir()}
     remove_older(folder, written)
 
 
-def _has_card(folder: Path) -> bool:
-    """Returns whether a folder has a README.md written by someone else."""
-    from chop.ir.huggingface.card import FILE
-
-    file = folder / FILE
-    return file.exists() and not _is_own(file)
-
-
-def _is_own(card: Path) -> bool:
-    """Returns whether chop wrote a model card."""
-    from chop.ir.huggingface.card import MARK
-
-    try:
-        return MARK in read_text(card, "config", errors="replace")
-    except (OSError, ConfigError):  # a folder, a pipe, or far larger than a card of chop
-        return False
-
-
 def remove_older(folder: Path, written: Collection[str]) -> None:
     """Removes weight files and the card of a previous model in the folder."""
-    from chop.ir.huggingface.card import FILE
+    from chop.ir.huggingface.card import FILE, is_own
 
     for file in folder.iterdir():
-        is_card = file.name == FILE and _is_own(file)
+        is_card = file.name == FILE and is_own(file)
         if (WEIGHTS.fullmatch(file.name) or is_card) and file.name not in written:
             file.unlink()

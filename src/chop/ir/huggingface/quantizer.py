@@ -181,6 +181,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         config: Any = ChopConfig.__new__(ChopConfig)
         vars(config).update(quant_method=METHOD, modules={})
         vars(model)["hf_quantizer"] = cls(config)
+        _add_tags(model)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[None, dict[str, str]]:
         """Updates the model's configuration with its present layers before it is written."""
@@ -210,9 +211,11 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         Raises:
             ConfigError: if modules are not layers of the original model, such as experts.
         """
+        from chop.ir.huggingface.card import TAGS
         from chop.ir.huggingface.dequantizing import decode_modules
 
         decode_modules(model, dtype)
+        model.model_tags = [tag for tag in model.model_tags or () if tag not in TAGS] or None
         remove: Any = self.remove_quantization_config
         remove(model)
         return model
@@ -298,11 +301,20 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
         for _, module in quantized_leaves(model):
             add_ranges(module)
         keep_ranges_local(model)
+        _add_tags(model)
         if not self.pre_quantized:  # the caller's settings may be used again
             self.quantization_config = copy.copy(self.quantization_config)
             self.quantization_config.modules = stored_modules(model)
             model.config.quantization_config = self.quantization_config
         return model
+
+
+def _add_tags(model: Any) -> None:
+    """Adds tags to the card that `push_to_hub` of transformers writes."""
+    from chop.ir.huggingface.card import TAGS
+
+    present = model.model_tags or ()
+    vars(model)["model_tags"] = [*dict.fromkeys([*present, *TAGS])]
 
 
 class _PackWeight(ConversionOps):  # type: ignore[misc]
