@@ -22,6 +22,7 @@ from chop.formats import REGISTRY, Integer, NumberFormat
 from chop.ir.ops import quantizable_operators
 from chop.passes import PASSES
 from chop.problems.mixed_precision.candidates import DERIVED_FIELDS, WITH_BIAS
+from chop.search.registry import SAMPLERS
 from chop.train.tasks import TASKS
 
 DOCS = Path(__file__).parent
@@ -120,9 +121,12 @@ def _metrics(name: str) -> list[str]:
 
 
 def samplers() -> str:
-    """Returns the names of samplers and pruners as sentences."""
-    listed = {group: ", ".join(f"`{x}`" for x in rows(group)) for group in ("samplers", "pruners")}
-    return f"`--sampler` takes {listed['samplers']}; `--pruner` {listed['pruners']}."
+    """Returns the table of samplers, and the names of pruners as a sentence."""
+    table = markdown_table(
+        [{"`--sampler`": f"`{x}`", "proposes": SAMPLERS[x].summary} for x in rows("samplers")]
+    )
+    pruners = ", ".join(f"`{x}`" for x in rows("pruners"))
+    return f"{table}\n\n`--pruner` takes {pruners}."
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {

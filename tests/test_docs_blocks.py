@@ -24,7 +24,7 @@ RUN = "tests/test_docs_outputs.py"
 ENTRY_POINTS = ("how-to/a-package-of-your-own", '[project.entry-points."chop.formats"]')
 TESTED = {
     ("course", "python docs/run_course.py"): COURSE,
-    ("guide/compress", "saved integer 4.auto (PTQ): "): RUN,
+    ("guide/compress", "saved integer 6.auto (PTQ): "): RUN,
     ENTRY_POINTS: HERE,
     ("guide/circuit", "iverilog -g2012 -s testbench"): DOCS,
     ("guide/circuit-testbench", "iverilog -g2012 -s bench"): DOCS,

@@ -213,7 +213,12 @@ DEFINED = {
     ("chance.py", "balanced_accuracy, f1, roc_auc"),  # metrics that judge a rare class
 }
 FACTS = {
-    ("course.md", "block_minifloat, mxfp, mxint, scale_integer, nvfp4"),  # what a search found
+    # Results of searches, ranked.
+    ("course.md", "block_minifloat, mxfp, nvfp4, scale_integer, mxint"),
+    ("course.md", "block_minifloat, log, block_fp, binary_residual"),
+    ("course.md", "block_fp, minifloat_ieee, block_log, minifloat_denorm"),
+    ("course.md", "binary_residual, ternary, binary"),
+    ("course.md", "sensitivity, tpe, random"),
     ("export.md", "compressed-tensors, gptq, gguf, qonnx"),  # engines are not timed
     ("export.md", "onnx, openvino, pt2, compressed-tensors, gguf"),  # measured
     ("export-gguf.md", "mxint, group_affine, mxfp, nvfp4"),  # types in the file

@@ -25,12 +25,14 @@ class SamplerRow(NamedTuple):
         encoding: parameter encoding: text or index.
         max_goals: maximum number of objectives.
         constraint_settings: True if `make` accepts Optuna 4's constraint arguments.
+        summary: the configurations that it proposes, for tables.
     """
 
     make: Callable[..., BaseSampler]
     encoding: ParamEncoding = "text"
     max_goals: int = 1_000
     constraint_settings: bool = False
+    summary: str = ""
 
 
 def _optuna(name: str, **settings: Any) -> Callable[..., BaseSampler]:
@@ -71,15 +73,34 @@ def _sampler_row(name: str, value: Any) -> SamplerRow:
 SAMPLERS: Registry[SamplerRow] = Registry(
     "samplers",
     {
-        "sensitivity": SamplerRow(_sensitivity),
-        "random": SamplerRow(_optuna("RandomSampler")),
-        "grid": SamplerRow(_grid),
-        "tpe": SamplerRow(_optuna("TPESampler"), constraint_settings=True),
-        "nsga2": SamplerRow(_optuna("NSGAIISampler"), constraint_settings=True),
-        "cmaes": SamplerRow(
-            _optuna("CmaEsSampler", warn_independent_sampling=False), "index", max_goals=1
+        "sensitivity": SamplerRow(
+            _sensitivity,
+            summary="Bayesian optimization, which starts with all choices at their cheapest, largest "
+            "and middle option",
         ),
-        "gp": SamplerRow(_optuna("GPSampler"), constraint_settings=True),
+        "random": SamplerRow(_optuna("RandomSampler"), summary="independent random configurations"),
+        "grid": SamplerRow(_grid, summary="all configurations in order"),
+        "tpe": SamplerRow(
+            _optuna("TPESampler"),
+            constraint_settings=True,
+            summary="Optuna's tree-structured Parzen estimator, which starts with ten random trials",
+        ),
+        "nsga2": SamplerRow(
+            _optuna("NSGAIISampler"),
+            constraint_settings=True,
+            summary="Optuna's genetic algorithm NSGA-II, for several goals",
+        ),
+        "cmaes": SamplerRow(
+            _optuna("CmaEsSampler", warn_independent_sampling=False),
+            "index",
+            max_goals=1,
+            summary="Optuna's CMA-ES (evolution strategy), for one goal",
+        ),
+        "gp": SamplerRow(
+            _optuna("GPSampler"),
+            constraint_settings=True,
+            summary="Optuna's Bayesian optimization with a Gaussian process",
+        ),
     },
     as_row=_sampler_row,
 )
