@@ -3,6 +3,7 @@
 from chop.formats import (
     FP8,
     MXFP,
+    NF4,
     NVFP4,
     Binary,
     BinaryResidual,
@@ -13,6 +14,7 @@ from chop.formats import (
     GroupAffine,
     GroupInteger,
     Integer,
+    KQuant,
     Log,
     MinifloatDenorm,
     MinifloatIEEE,
@@ -66,6 +68,8 @@ EXAMPLES = {
         MXFP(4, 2, "ceil"),
         MXFP(8, 4, "even"),
     ],
+    "k_quant": [KQuant(width) for width in (2, 3, 4, 5, 6)],
+    "nf4": [NF4(), NF4(32), NF4(48, nested=True), NF4(table="fp4")],
     "nvfp4": [NVFP4(), NVFP4(block_size=32)],
     "scale_integer": [
         ScaleInteger(8),

@@ -70,5 +70,5 @@ def test_training_with_rounding_improves(workload, fmt):
 
 
 def test_no_format_is_left_out():
-    loses_nothing = {"float", "fp8", "mxfp", "nvfp4"}
+    loses_nothing = {"float", "fp8", "k_quant", "mxfp", "nf4", "nvfp4"}
     assert {fmt.name for fmt in NARROW} == {kind.name for kind in formats()} - loses_nothing

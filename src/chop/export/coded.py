@@ -123,6 +123,11 @@ def coded_weight(
     """
     encoded, number_format = layer.encoded("weight"), layer.spec.weight
     assert isinstance(number_format, NumberFormat)
+    flat = number_format.flattened(encoded)
+    if flat is not None:
+        number_format, encoded, offsets = flat
+        if offsets is not None:
+            return f"{layer.spec.weight.label} has a float minimum per group"
     layout, shape = number_format.layout(), encoded.shape
     if layout is None:
         return f"{number_format.label} cannot be expressed as elements and scales"

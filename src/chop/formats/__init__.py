@@ -24,12 +24,14 @@ from chop.formats.fp8 import FP8
 from chop.formats.group_affine import GroupAffine
 from chop.formats.group_integer import GroupInteger
 from chop.formats.integer import Integer
+from chop.formats.k_quant import KQuant
 from chop.formats.log import Log
 from chop.formats.lsq import LearnableFormat, initial_scales, lsq_fake_quantize
 from chop.formats.minifloat_denorm import MinifloatDenorm
 from chop.formats.minifloat_ieee import MinifloatIEEE
 from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
+from chop.formats.nf4 import NF4
 from chop.formats.nvfp4 import NVFP4
 from chop.formats.quantizer import Gradient, Quantizer, StandIn
 from chop.formats.scale_integer import ScaleInteger
@@ -40,6 +42,7 @@ __all__ = [
     "FP8",
     "INPUT_OPERANDS",
     "MXFP",
+    "NF4",
     "NVFP4",
     "OPERANDS",
     "REGISTRY",
@@ -54,6 +57,7 @@ __all__ = [
     "GroupAffine",
     "GroupInteger",
     "Integer",
+    "KQuant",
     "LearnableFormat",
     "Log",
     "MXInt",

@@ -55,6 +55,8 @@ class NumberFormat(Quantizer):
     module_keys: ClassVar[Mapping[str, str | None]] = {}
     """Config keys of a whole module, and the field that each sets; None for keys without effect."""
     search_space: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    is_nested: bool = False
+    """True if scales have scales of their own; see `flattened`."""
     key: str
     """Text form of the format, the inverse of `from_key`."""
 
@@ -166,6 +168,14 @@ class NumberFormat(Quantizer):
         """
         layout = self.layout()
         return layout is not None and reference.is_row_separable(layout, shape)
+
+    def flattened(self, encoded: Encoded) -> tuple[NumberFormat, Encoded, Tensor | None] | None:
+        """Returns the same values with a float32 scale per group, for kernels; None by default.
+
+        Formats with nested scales return a format without them, the tensor in it, and float32
+        numbers (groups,) to subtract from the values of each group, or None.
+        """
+        return None
 
     @property
     def is_deterministic(self) -> bool:

@@ -71,7 +71,8 @@ def unpack_bits(packed: Tensor, width: int, numel: int) -> Tensor:
     """
     if width == 8:
         return packed
-    unpack = _unpack_words if width <= WORD_WIDTH else _unpack
+    wide = _unpack_words if width <= WORD_WIDTH else _unpack
+    unpack = _unpack_bytes if GROUP % width == 0 else FAST_WIDTHS.get(width, wide)
     # A chunk of codes is a whole number of bytes.
     parts = packed.split(_codes_at_a_time(packed) // 8 * width)
     return torch.cat([unpack(part, width) for part in parts])[:numel]
@@ -84,6 +85,25 @@ def _unpack(packed: Tensor, width: int) -> Tensor:
     whole = bits[: bits.numel() // width * width].view(-1, width)
     weights = 2 ** torch.arange(width, device=packed.device)
     return (whole.to(torch.int64) * weights).sum(1)
+
+
+def _unpack_bytes(packed: Tensor, width: int) -> Tensor:
+    """Unpacks codes that do not cross bytes to uint8."""
+    places = torch.arange(0, GROUP, width, dtype=torch.uint8, device=packed.device)
+    codes: Tensor = packed[:, None] >> places & 2**width - 1
+    return codes.view(-1)
+
+
+def _unpack_sixes(packed: Tensor, width: int) -> Tensor:
+    """Unpacks codes of 6 bits, four from three bytes, to uint8."""
+    threes = torch.nn.functional.pad(packed, (0, -packed.numel() % 3)).view(-1, 3)
+    a, b, c = threes.unbind(1)
+    codes = [a & 63, (a >> 6 | b << 2) & 63, (b >> 4 | c << 4) & 63, c >> 2]
+    return torch.stack(codes, 1).view(-1)
+
+
+FAST_WIDTHS = {6: _unpack_sixes}
+"""Methods for widths that cross bytes."""
 
 
 def _unpack_words(packed: Tensor, width: int) -> Tensor:

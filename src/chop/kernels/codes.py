@@ -10,11 +10,13 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from chop.formats import Encoded, NumberFormat
+from chop.formats import Encoded, NumberFormat, from_key
 from chop.formats.elements import Element, Minifloat, Trit
 from chop.formats.groups import ALL_COLUMNS, Groups, Lines
+from chop.formats.k_quant import subtract_groups
 from chop.formats.packing import TRITS_PER_BYTE, pack_bits, packed_bytes
 from chop.formats.reference import decode
 from chop.formats.scaling import Scaling, Unscaled
@@ -65,6 +67,51 @@ class Packed(NamedTuple):
         """Returns the tensor as the `Encoded` that `NumberFormat.decode` takes."""
         shape = torch.Size(self.shape)
         return Encoded(self.codes, shape, dtype, self.scales, self.tensor_scale)
+
+    def flattened(self) -> Flat | None:
+        """Returns the tensor with nested scales as float32; None without nested scales."""
+        number_format = from_key(self.key)
+        if not number_format.is_nested:
+            return None
+        flat = number_format.flattened(self.encoded(torch.float32))
+        if flat is None:
+            return None
+        plain, stored, offsets = flat
+        scales = None if stored.scales is None else stored.scales.contiguous()
+        packed = Packed(stored.codes, scales, stored.tensor_scale, self.shape, plain.key)
+        return Flat(packed, offsets)
+
+
+class Flat(NamedTuple):
+    """Packed tensor without nested scales.
+
+    Attributes:
+        packed: the tensor.
+        offsets: float32 (groups,), numbers to subtract from the values of groups of a row, or None.
+    """
+
+    packed: Packed
+    offsets: Tensor | None
+
+    def subtract(self, y: Tensor) -> Tensor:
+        """Subtracts the offsets from decoded float32 values in place, and returns them."""
+        return y if self.offsets is None else subtract_groups(y, self.offsets, self._groups()[1])
+
+    def products(self, x: Tensor) -> Tensor | None:
+        """Returns the products of rows (rows, columns) with the offsets, (rows, outputs)."""
+        if self.offsets is None:
+            return None
+        groups, size = self._groups()
+        padded = F.pad(x, (0, groups * size - x.size(-1)))
+        sums = padded.view(len(x), groups, size).sum(-1)
+        return sums @ self.offsets.view(-1, groups).t()
+
+    def _groups(self) -> tuple[int, int]:
+        """Returns the groups of a row, and the columns of a group."""
+        layout = get_layout(from_key(self.packed.key))
+        assert layout is not None
+        size, columns = int(layout.groups.nominal_size), self.packed.shape[-1]
+        return -(-columns // size), size
 
 
 @dataclass(frozen=True)
@@ -194,7 +241,7 @@ def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables 
 def fixed_tables(number_format: NumberFormat) -> CodeTables | None:
     """Returns the tables of a format that decodes codes identically in every tensor."""
     layout = get_layout(number_format) if number_format.is_fitted else None
-    if layout is None or layout.levels is not None:
+    if layout is None or layout.levels is not None or number_format.is_nested:
         return None
     if layout.overflow == "infinity" and layout.scaling is not None:  # the loops clamp instead
         return None

@@ -41,10 +41,11 @@ def known_shape(codes: Tensor, shape: Sequence[int], key: str) -> Sequence[int]:
     """
     if not shape or shape[0] != -1:
         return shape
-    layout = from_key(key).layout()
-    assert layout is not None
+    number_format: Any = from_key(key)
+    layout = number_format.layout()
+    element = number_format.element if layout is None else layout.element
     # Integer arithmetic only, because `codes.numel()` is symbolic while a compiler traces.
-    bits = Fraction(layout.element.bits).limit_denominator(64)
+    bits = Fraction(element.bits).limit_denominator(64)
     numbers = codes.numel() * 8 * bits.denominator // bits.numerator
     return (numbers // math.prod(shape[1:]), *shape[1:])
 

@@ -73,7 +73,7 @@ def has_its_own_values_as_fixed_points(fmt: NumberFormat) -> bool:
     scaling = get_scaling(fmt)
     measures_levels = _is_measured(fmt) and _has_levels(fmt) and get_layout(fmt).levels > 1
     cuts = _is_measured(fmt) and (scaling.statistic.quantile < 1 or floors(fmt))
-    moves = measures_levels or cuts or isinstance(scaling, ScaledFloatScale)
+    moves = measures_levels or cuts or fmt.is_nested or isinstance(scaling, ScaledFloatScale)
     return is_deterministic(fmt) and not (_is_zero_one(fmt) or moves)
 
 
@@ -82,14 +82,19 @@ def is_monotone(fmt: NumberFormat) -> bool:
 
     Exception: a residual's factor may exceed that of the previous level.
     """
+    if get_layout(fmt) is None and fmt.is_nested:
+        return False
     return is_deterministic(fmt) and not (_has_levels(fmt) and _is_measured(fmt))
 
 
 def has_mirror(fmt: NumberFormat) -> bool:
     """Returns whether rounding is symmetric in sign.
 
-    Exceptions: floors, unsigned numbers, and {0, 1}. Signs round a residual of zero to +1.
+    Exceptions: floors, unsigned numbers, tables, and {0, 1}. Signs round a residual of zero to +1.
     """
+    is_lopsided = get_layout(fmt) is None and fmt.is_nested
+    if is_lopsided or not getattr(get_element(fmt), "is_mirrored", True):
+        return False
     return not (floors(fmt) or _is_unsigned(fmt) or _is_zero_one(fmt) or _has_levels(fmt))
 
 

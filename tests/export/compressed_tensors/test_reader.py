@@ -15,7 +15,7 @@ from chop.export.foreign.readers import load
 from chop.formats import Encoded, GroupInteger, ScaleInteger
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
-from tests.export.decoders import logits, tokens
+from tests.export.decoders import decoder, logits, tokens
 from tests.export.tools import (
     bits_in_words,
     change_config,
@@ -23,6 +23,7 @@ from tests.export.tools import (
     dense_logits,
     get_settings,
     integers,
+    linear_layers,
     packed,
     write_folder,
 )
@@ -230,3 +231,35 @@ def test_configurations_that_do_not_fit(of_all, of_group, reason, tmp_path):
     change_config(tmp_path, quantization_config=settings | of_all)
     with pytest.raises(ConfigError, match=reason):
         load(tmp_path)
+
+
+def test_folders_with_only_a_quantized_cache_stay_float(tmp_path, caplog):
+    model = decoder("Llama")
+    model.save_pretrained(tmp_path)
+    scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}
+    settings = {"quant_method": "compressed-tensors", "config_groups": {}, "format": "dense"}
+    change_config(tmp_path, quantization_config=settings | {"kv_cache_scheme": scheme})
+    scales = {f"model.layers.0.self_attn.{x}_scale": torch.ones(1) for x in "kv"}
+    change_tensors(tmp_path, lambda tensors: tensors.update(scales))
+    loaded = load_model(tmp_path)
+    assert "the key-value cache stays in float" in caplog.text
+    assert torch.equal(logits(loaded, tokens()), logits(model, tokens()))
+
+
+def test_groups_of_different_widths_apply_by_path_and_expression(tmp_path):
+    settings = packed(4, 16)
+    group = settings["config_groups"].pop("group_0")
+    wide = {**group, "targets": ["re:.*down_proj$"], "weights": {**group["weights"], "num_bits": 8}}
+    settings["config_groups"] = {"group_0": group, "group_1": wide}
+    turns = iter(linear_layers(decoder("Llama")))
+
+    def get_parts(draw, inputs, outputs):
+        bits = 8 if next(turns).endswith("down_proj") else 4
+        return integers(bits, 16)(draw, inputs, outputs)
+
+    values = write_folder(tmp_path, settings, get_parts)
+    model = load_model(tmp_path)
+    for path, value in values.items():
+        layer = model.get_submodule(path)
+        assert torch.equal(layer.weight, value), path
+        assert layer.spec.weight.width == (8 if path.endswith("down_proj") else 4)

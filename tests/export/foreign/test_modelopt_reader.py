@@ -12,7 +12,7 @@ from chop.errors import CheckpointError, ConfigError
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
 from tests.export.decoders import decoder, logits, tokens
-from tests.export.tools import change_config, change_tensors, linear_layers
+from tests.export.tools import change_config, change_tensors, linear_layers, write_folder
 
 E4M3 = torch.float8_e4m3fn
 UP = "model.layers.0.mlp.up_proj"
@@ -83,13 +83,132 @@ def test_scales_of_a_cache_are_told(tmp_path, caplog):
     assert torch.equal(model.get_submodule(UP).weight, expected.get_submodule(UP).weight)
 
 
-@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A8_AWQ", "FP8_PB_WO", None])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("algorithm", ["W8A8_SQ_PER_CHANNEL", "MXFP4", None])
 def test_other_algorithms_are_refused_by_name(algorithm, tmp_path):
     by_hand(tmp_path, {**SETTINGS, "quant_algo": algorithm})
-    with pytest.raises(
-        ConfigError, match=f"expected quant_algo 'FP8' of modelopt, got .?{algorithm}"
-    ):
+    with pytest.raises(ConfigError, match=f"quant_algo of modelopt among .*, got .?{algorithm}"):
+        load_model(tmp_path)
+
+
+def fp8_parts(strategy):
+    def get_parts(draw, inputs, outputs):
+        codes = torch.from_numpy(draw.normal(0, 50, (outputs, inputs))).to(E4M3)
+        shape = {"channel": (outputs,), "block": (1, 1, 1, 1)}[strategy]
+        scale = torch.from_numpy(draw.random(shape, "float32")) * 0.001 + 1e-4
+        factor = scale[:, None] if strategy == "channel" else scale.view(1, 1)
+        return {"weight": codes, "weight_scale": scale}, (codes.float() * factor).T
+
+    return get_parts
+
+
+def int8_parts(draw, inputs, outputs):
+    codes = torch.from_numpy(draw.integers(-128, 128, (outputs, inputs), "int8"))
+    scale = torch.from_numpy(draw.random(outputs, "float32")) * 0.001
+    return {"weight": codes, "weight_scale": scale}, (codes.float() * scale[:, None]).T
+
+
+def nvfp4_parts(input_scale=None, smoothing=False):
+    def get_parts(draw, inputs, outputs):
+        packed = torch.from_numpy(draw.integers(0, 256, (outputs, inputs // 2), "uint8"))
+        scale = torch.from_numpy(draw.random((outputs, inputs // 16), "float32") * 100).to(E4M3)
+        second = torch.tensor(draw.random() * 1e-4 + 1e-5)
+        steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        table = torch.cat([steps, -steps])
+        values = table[torch.stack([packed & 15, packed >> 4], -1).int()].view(outputs, inputs)
+        # The product of both scales is exact in float64, and rounded with the element.
+        dense = values.double() * scale.double().repeat_interleave(16, 1) * second.double()
+        parts = {"weight": packed, "weight_scale": scale, "weight_scale_2": second.float()}
+        return with_others(parts, dense.float(), input_scale, smoothing, draw)
+
+    return get_parts
+
+
+def awq_parts(input_scale=None, smoothing=False, second=False):
+    def get_parts(draw, inputs, outputs):
+        codes = torch.from_numpy(draw.integers(-8, 8, (outputs, inputs), "int8"))
+        packed = ((codes[0::2] & 15) | (codes[1::2] << 4)).view(torch.uint8)
+        scale = torch.from_numpy(draw.random((outputs, inputs // 16), "float32")) * 0.01
+        parts = {"weight": packed, "weight_scale": scale}
+        if second:
+            parts["weight_scale_2"] = torch.tensor(0.01)
+        dense = codes.float() * scale.repeat_interleave(16, 1)
+        return with_others(parts, dense, input_scale, smoothing, draw)
+
+    return get_parts
+
+
+def with_others(parts, dense, input_scale, smoothing, draw):
+    if input_scale is not None:
+        parts["input_scale"] = torch.tensor(input_scale)
+    if smoothing:
+        parts["pre_quant_scale"] = torch.from_numpy(draw.random(dense.shape[1], "float32")) + 0.5
+        dense = dense * parts["pre_quant_scale"]
+    return parts, dense.T
+
+
+CASES = {
+    "FP8_PER_CHANNEL_PER_TOKEN": (fp8_parts("channel"), "fp8", "fp8(granularity=row)"),
+    "FP8_PB_WO": (fp8_parts("block"), "fp8", None),
+    "fp8_pb_wo": (fp8_parts("block"), "fp8", None),
+    "W8A16": (int8_parts, "scale_integer", None),
+    "NVFP4": (nvfp4_parts(0.01), "nvfp4", None),
+    "W4A8_NVFP4_FP8": (nvfp4_parts(0.01), "nvfp4", "fp8(scales=(0.009999999776482582,))"),
+    "W4A16_AWQ": (awq_parts(), "scale_integer", None),
+    "W4A8_AWQ": (awq_parts(0.01, second=True), "scale_integer", "fp8(scales="),
+}
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_every_algorithm_keeps_its_values(algorithm, tmp_path, caplog):
+    parts, name, inputs = CASES[algorithm]
+    settings = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": 16}
+    values = write_folder(tmp_path, settings, parts)
+    with caplog.at_level(logging.WARNING):
+        model = load_model(tmp_path)
+    found = {x: y for x, y in model.named_modules() if isinstance(y, PackedLinear)}
+    assert found.keys() == values.keys()
+    for path, layer in found.items():
+        assert layer.spec.weight.name == name
+        assert torch.equal(layer.weight, values[path]), path
+        assert layer.spec.data_in.label.startswith(inputs or "float")
+    assert ("not rounded, other than in engines" in caplog.text) == (
+        algorithm in ("NVFP4", "W4A8_AWQ")
+    )
+    assert logits(model, tokens()).isfinite().all()
+
+
+@pytest.mark.parametrize("parts", [nvfp4_parts(smoothing=True), awq_parts(0.01, smoothing=True)])
+def test_layers_with_factors_of_inputs_become_floats(parts, tmp_path, caplog):
+    algorithm = "NVFP4_AWQ" if parts.__qualname__.startswith("nvfp4") else "W4A8_AWQ"
+    settings = {"quant_method": "modelopt", "quant_algo": algorithm}
+    values = write_folder(tmp_path, settings, parts)
+    with caplog.at_level(logging.WARNING):
+        model = load_model(tmp_path)
+    assert "factors of their inputs (pre_quant_scale) become floats" in caplog.text
+    for path, value in values.items():
+        assert torch.equal(model.get_submodule(path).weight, value)
+
+
+def test_algorithms_that_differ_by_layer(tmp_path):
+    kinds = [("FP8_PER_CHANNEL_PER_TOKEN", fp8_parts("channel")), ("W4A16_AWQ", awq_parts())]
+    order = iter([kinds[at % 2] for at in range(100)])
+    layers, turns = {}, []
+
+    def get_parts(draw, inputs, outputs):
+        turns.append(next(order))
+        return turns[-1][1](draw, inputs, outputs)
+
+    settings = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    values = write_folder(tmp_path, settings, get_parts)
+    layers = {path: {"quant_algo": turn[0]} for path, turn in zip(values, turns, strict=True)}
+    document = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(document))
+    model = load_model(tmp_path)
+    for path, value in values.items():
+        assert torch.equal(model.get_submodule(path).weight, value)
+    layers.pop(UP)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="got 'MIXED_PRECISION' for .*up_proj"):
         load_model(tmp_path)
 
 

@@ -12,15 +12,17 @@ import pytest
 import torch
 import transformers
 
+from chop import MaseGraph, passes
 from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.export.foreign import loading
 from chop.export.gguf import reader as gguf_reader
 from chop.export.gguf import target as writer
 from chop.export.gguf.blocks import Blocks
 from chop.export.gguf.header import read_header
+from chop.export.gguf.k_blocks import pack_k_blocks
 from chop.export.gguf.stored import read_blocks
 from chop.export.gguf.target import TARGET
-from chop.formats import Encoded
+from chop.formats import Encoded, KQuant
 from chop.models import load_model, read_config
 from tests.export.gguf import gguf_bytes
 from tests.export.gguf.test_target import captured, packed_layers, quantized, read_back
@@ -36,8 +38,11 @@ def drawn(name, rows, columns, scale=None):
     blocks = np.random.default_rng(0).integers(0, 256, (rows, columns // block, size), np.uint8)
     if scale is None:
         scale = np.random.default_rng(1).normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
-    at = size - 2 if name in ("Q3_K", "Q6_K") else 0
-    blocks[..., at : at + 2] = np.asarray(scale, np.float16)[..., None].view(np.uint8)
+    factors = np.asarray(scale, np.float16)[..., None].view(np.uint8)
+    for at in {"Q2_K": (-4, -2), "Q3_K": (-2,), "Q6_K": (-2,), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(
+        name, (0,)
+    ):
+        blocks[..., at % size : at % size + 2] = factors
     return blocks
 
 
@@ -53,7 +58,7 @@ def dequantized(name, blocks):
     return gguf.quants.dequantize(blocks.reshape(len(blocks), -1), kind)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q8_0"])
 def test_blocks_of_integers_keep_every_value(name):
     blocks = drawn(name, 5, 512)
     stored = read_blocks(name, torch.from_numpy(blocks))
@@ -63,6 +68,44 @@ def test_blocks_of_integers_keep_every_value(name):
     stored = read_blocks(name, torch.from_numpy(coarse))
     assert stored.number_format.name == "group_integer"
     assert np.array_equal(decoded(stored, (5, 512)), dequantized(name, coarse))
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 5, 6])
+def test_k_quants_keep_every_value_and_their_size(width):
+    name = f"Q{width}_K"
+    blocks = drawn(name, 5, 768)
+    stored = read_blocks(name, torch.from_numpy(blocks))
+    assert stored.number_format == KQuant(width)
+    assert np.array_equal(decoded(stored, (5, 768)), dequantized(name, blocks))
+    assert stored.codes.nbytes + stored.scales.nbytes == blocks.nbytes
+    encoded = Encoded(stored.codes, torch.Size((5, 768)), torch.float32, stored.scales)
+    written = pack_k_blocks(KQuant(width), encoded)
+    assert written.type_name == name and np.array_equal(written.data, blocks.reshape(5, -1))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        read_blocks(name, torch.from_numpy(drawn(name, 1, 256, scale=[[np.inf]])))
+
+
+@pytest.mark.parametrize("width", [4, 6])
+def test_k_quants_are_written_and_read_with_the_same_codes(width, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 64}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    rule = {"by": "type", "linear": {"config": {"weight": {"name": "k_quant", "width": width}}}}
+    mg, _ = passes.quantize_transform_pass(MaseGraph(model), rule)
+    mg, _ = passes.pack_transform_pass(mg, {"silent": True})
+    TARGET.write(mg, tmp_path / "model.gguf")
+    expected, again = packed_layers(mg.model), packed_layers(load_model(tmp_path / "model.gguf"))
+    assert len(again) == 8
+    for path, layer in again.items():
+        assert layer.spec.weight == KQuant(width)
+        assert torch.equal(layer.weight_codes, expected[path].weight_codes), path
+        assert torch.equal(layer.weight_scales, expected[path].weight_scales), path
+    TARGET.write(MaseGraph(load_model(tmp_path / "model.gguf")), tmp_path / "again.gguf")
+    one, two = (read_header(tmp_path / f"{x}.gguf").tensors for x in ("model", "again"))
+    assert {name: x.type_name for name, x in one.items()} == {
+        name: x.type_name for name, x in two.items()
+    }
 
 
 def gguf_block(name):

@@ -31,7 +31,7 @@ from chop.export.compressed_tensors.target import (
     NV_BLOCK,
     WHOLE,
 )
-from chop.export.foreign.reader import Read, Reader
+from chop.export.foreign.reader import Read, Reader, only_floats
 from chop.export.foreign.stored import (
     WORD,
     Stored,
@@ -68,8 +68,13 @@ def read(folder: Path) -> Read:
     """
     config = document(folder / CONFIG)
     settings: Any = config.get("quantization_config")
-    groups = parse_groups(settings, str(folder))
-    return read_groups(folder, config, groups, quantizes_cache=bool(settings.get(CACHE)))
+    has_cache = isinstance(settings, Mapping) and bool(settings.get(CACHE))
+    is_cache_only = has_cache and not settings.get("config_groups")
+    groups = [] if is_cache_only else parse_groups(settings, str(folder))
+    content = read_groups(folder, config, groups, quantizes_cache=has_cache)
+    if not content.packed and not is_cache_only:
+        raise only_floats(folder, METHOD)
+    return content
 
 
 def read_groups(
@@ -328,4 +333,4 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], Decoder]] = {
 """Required tensors of a module and their decoder, by the folder's format."""
 
 
-READER = Reader(METHOD, read)
+READER = Reader(METHOD, read, may_be_float=True)

@@ -19,7 +19,7 @@ from chop.base.files import write_json, writing
 from chop.base.files.library_errors import library_errors
 from chop.base.files.temporary import scratch_folder
 from chop.errors import CheckpointError, ConfigError
-from chop.export.foreign.reader import Read, Reader
+from chop.export.foreign.reader import Read, Reader, only_floats
 from chop.export.foreign.stored_experts import join_experts
 from chop.export.foreign.weight_files import WHOLE
 from chop.ir.huggingface.architecture import named_class
@@ -51,9 +51,7 @@ def load(
     with scratch_folder("read") as temporary:
         content = reader.read(path)
         if not content.packed and not reader.may_be_float:
-            raise CheckpointError(
-                f"'{path}' has only float weights, but its config.json names {reader.name}."
-            )
+            raise only_floats(path, reader.name)
         with library_errors(path, str(temporary)):
             model: Any = _model(content, temporary, choose or _named, settings).eval()
     model.name_or_path = model.config.name_or_path = str(path)

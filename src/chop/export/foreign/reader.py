@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from chop.errors import CheckpointError
 from chop.export.foreign.stored import Stored, coded_modules
 from chop.export.foreign.weight_files import document, list_tensors
 from chop.formats import NumberFormat, stored_settings
@@ -79,6 +80,16 @@ class Reader:
     name: str
     read: Callable[[Path], Read]
     may_be_float: bool = False
+
+
+def only_floats(path: Path, name: str) -> CheckpointError:
+    """Returns the error for content without the codes that its settings announce.
+
+    Args:
+        path: folder or file.
+        name: tool of the settings.
+    """
+    return CheckpointError(f"'{path}' has only float weights, but its config.json names {name}.")
 
 
 def read_coded(

@@ -11,7 +11,7 @@ from torch import nn
 from chop.base.files.documents import read_json
 from chop.base.plugins import Registry
 from chop.errors import ConfigError
-from chop.export.foreign import loading
+from chop.export.foreign import bitsandbytes_reader, loading
 from chop.export.foreign.reader import Reader
 from chop.export.gguf.header import gguf_file
 from chop.ir.huggingface.config_file import CONFIG
@@ -22,8 +22,11 @@ READERS: Registry[Reader] = Registry(
         "compressed-tensors": "chop.export.compressed_tensors.reader:READER",
         "gptq": "chop.export.gptq.reader:READER",
         "awq": "chop.export.gptq.awq_reader:READER",
+        "auto-round": "chop.export.gptq.auto_round_reader:READER",
+        "intel/auto-round": "chop.export.gptq.auto_round_reader:READER",
         "modelopt": "chop.export.foreign.modelopt_reader:READER",
         "fp8": "chop.export.foreign.fp8_reader:READER",
+        "bitsandbytes": "chop.export.foreign.bitsandbytes_reader:READER",
     },
     kind=Reader,
 )
@@ -51,6 +54,10 @@ def get_reader(path: Path) -> Reader | None:
         beside = (method for file, method in OTHER_SETTINGS.items() if (path / file).is_file())
         settings = {"quant_method": next(beside, None)}
     method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    if method is None and isinstance(settings, Mapping) and settings.get("load_in_4bit"):
+        method = bitsandbytes_reader.METHOD  # as older releases of transformers wrote it
+    if method == bitsandbytes_reader.METHOD and not bitsandbytes_reader.is_supported(settings):
+        return None
     return READERS[method] if isinstance(method, str) and method in READERS else None
 
 

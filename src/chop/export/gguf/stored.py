@@ -14,13 +14,12 @@ from torch import Tensor
 from chop.export.coded import E8M0_NAN
 from chop.export.foreign.stored import Stored, checked_scales, stored_affine, stored_integers
 from chop.export.gguf.blocks import BLOCK, E4M3_NAN, NV_BLOCK, NV_SUB
-from chop.formats import MXFP, NVFP4
+from chop.formats import MXFP, NVFP4, KQuant
+from chop.formats.k_quant import SUPER
 from chop.formats.packing import pack_bits
 
 HALF = 2
 """Bytes of a float16."""
-SUPER, SUB = 256, 16
-"""Values of a Q3_K or Q6_K block, and of one of its scales."""
 NIBBLE = 15
 
 
@@ -76,30 +75,95 @@ def _affine(blocks: Tensor, codes: Tensor, bits: int) -> Stored | None:
         return None
 
 
+def _q2_k(blocks: Tensor) -> Stored:
+    both, low, factors = blocks.split([SUPER // 16, SUPER // 4, 2 * HALF], -1)
+    return _k_quant(
+        2, _twos(low), both & NIBBLE, factors[..., :HALF], both >> 4, factors[..., HALF:]
+    )
+
+
 def _q3_k(blocks: Tensor) -> Stored:
-    """Decodes Q3_K: float16 times a 6-bit integer scale for 16 values, exact in float32."""
-    high, low, scales, block_scales = blocks.split([SUPER // 8, SUPER // 4, 12, HALF], -1)
-    # 2 bits of each of 128 values lie in 32 bytes, their third bits in 32 bytes for all 256 values.
-    twos = low.unflatten(-1, (2, 1, 32)) >> _shifts(0, 2, 4, 6) & 3
-    highest = (high[..., None, :] >> _shifts(*range(8)) & 1).view(twos.shape)
-    numbers = (twos | highest << 2).short().flatten(1) - 4
+    high, low, scales, factors = blocks.split([SUPER // 8, SUPER // 4, 12, HALF], -1)
+    numbers = (_twos(low) | _bits(high) << 2).short() - 4
     # 16 scales of 6 bits in 12 bytes: nibbles of the low 4 bits, then pairs of the high 2 bits.
     fours = scales[..., None, :8] >> _shifts(0, 4) & NIBBLE
     pairs = scales[..., None, 8:] >> _shifts(0, 2, 4, 6) & 3
-    factors = (fours.flatten(-2) | pairs.flatten(-2) << 4).float() - 32
-    return stored_integers(numbers, _halves(block_scales).float()[..., None] * factors, 3, SUB)
+    return _k_quant(3, numbers, (fours.flatten(-2) | pairs.flatten(-2) << 4).short() - 32, factors)
+
+
+def _q4_k(blocks: Tensor) -> Stored:
+    factors, scales, codes = blocks.split([2 * HALF, 12, SUPER // 2], -1)
+    return _with_minima(4, _halves_of_64(codes), factors, scales)
+
+
+def _q5_k(blocks: Tensor) -> Stored:
+    factors, scales, high, low = blocks.split([2 * HALF, 12, SUPER // 8, SUPER // 2], -1)
+    return _with_minima(5, _halves_of_64(low) | _bits(high) << 4, factors, scales)
 
 
 def _q6_k(blocks: Tensor) -> Stored:
-    """Decodes Q6_K: float16 times an int8 scale for 16 values, exact in float32."""
-    low, high, scales, block_scales = blocks.split([SUPER // 2, SUPER // 4, SUPER // SUB, HALF], -1)
+    low, high, scales, factors = blocks.split([SUPER // 2, SUPER // 4, SUPER // 16, HALF], -1)
     # Low 4 bits of 128 values in 64 bytes, their high 2 bits in 32 bytes.
     halves = low.unflatten(-1, (2, 2, 32))
-    fours = torch.cat([halves & NIBBLE, halves >> 4], -2)
-    twos = high.unflatten(-1, (2, 1, 32)) >> _shifts(0, 2, 4, 6) & 3
-    numbers = (fours | twos << 4).short().flatten(1) - 32
-    factors = _halves(block_scales).float()[..., None] * scales.contiguous().view(torch.int8)
-    return stored_integers(numbers, factors, 6, SUB)
+    fours = torch.cat([halves & NIBBLE, halves >> 4], -2).flatten(1)
+    numbers = (fours | _twos(high) << 4).short() - 32
+    return _k_quant(6, numbers, scales.contiguous().view(torch.int8), factors)
+
+
+def _with_minima(width: int, codes: Tensor, factors: Tensor, scales: Tensor) -> Stored:
+    """Decodes the 8 scales and minima of 6 bits that Q4_K and Q5_K store in 12 bytes."""
+    first, second, last = scales.split(4, -1)
+    wholes = torch.cat([first & 63, last & NIBBLE | first >> 2 & 48], -1)
+    minima = torch.cat([second & 63, last >> 4 | second >> 2 & 48], -1)
+    return _k_quant(width, codes, wholes, factors[..., :HALF], minima, factors[..., HALF:])
+
+
+def _k_quant(
+    width: int,
+    numbers: Tensor,
+    scales: Tensor,
+    factors: Tensor,
+    minima: Tensor | None = None,
+    minimum_factors: Tensor | None = None,
+) -> Stored:
+    """Stores super-blocks.
+
+    Args:
+        width: bits of a code.
+        numbers: integers (rows, columns).
+        scales: integers (rows, supers, groups).
+        factors: bytes of float16 (rows, supers, 2).
+        minima: integers of the shape of `scales`, or None.
+        minimum_factors: bytes of the shape of `factors`, or None.
+    """
+    halves = [_halves(x).reshape(-1, 1) for x in (factors, minimum_factors) if x is not None]
+    for each in halves:
+        checked_scales(each)
+    kind = KQuant(width)
+    wholes = [None if x is None else x.flatten(0, 1) for x in (scales, minima)]
+    assert wholes[0] is not None
+    packed = kind.pack_scales(
+        wholes[0], wholes[1], halves[0], halves[1] if minima is not None else None
+    )
+    codes = pack_bits(numbers.long() & 2**width - 1, width)
+    return Stored(kind, codes, packed, shape=(numbers.size(0), numbers.size(1)))
+
+
+def _twos(packed: Tensor) -> Tensor:
+    """Unpacks codes of 2 bits, of which 32 bytes hold 128 values, to (rows, columns)."""
+    codes: Tensor = packed.unflatten(-1, (2, 1, 32)) >> _shifts(0, 2, 4, 6) & 3
+    return codes.flatten(1)
+
+
+def _halves_of_64(packed: Tensor) -> Tensor:
+    """Unpacks nibbles, of which 32 bytes hold 64 values, to (rows, columns)."""
+    codes: Tensor = packed.unflatten(-1, (4, 1, 32)) >> _shifts(0, 4) & NIBBLE
+    return codes.flatten(1)
+
+
+def _bits(packed: Tensor) -> Tensor:
+    """Unpacks single bits, of which 32 bytes hold 256 values, to (rows, columns)."""
+    return (packed[..., None, :] >> _shifts(*range(8)) & 1).flatten(1)
 
 
 def _mxfp4(blocks: Tensor) -> Stored:
@@ -148,7 +212,10 @@ TYPES: Mapping[str, Callable[[Tensor], Stored | None]] = {
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
+    "Q2_K": _q2_k,
     "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "Q8_0": _q8_0,
     "MXFP4": _mxfp4,

@@ -21,12 +21,14 @@ from chop.export.gguf.architectures import ARCHITECTURES, Architecture
 from chop.export.gguf.blocks import Blocks, pack_blocks
 from chop.export.gguf.config import check_architecture, node_metadata, unread_settings
 from chop.export.gguf.header import Header, TensorPlace, read_header, write_part
+from chop.export.gguf.k_blocks import pack_k_blocks
 from chop.export.gguf.names import SCALE, Named, get_heads, named_parameters, scale_name
 from chop.export.gguf.rope import frequency_divisors
 from chop.export.gguf.tokenizer import Vocabulary, get_vocabulary
 from chop.export.packed_model import get_runner, get_weights, packed_model
 from chop.export.refusals import refuse
 from chop.export.target import Runner, Target
+from chop.formats import KQuant
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
 
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 WAY_OUT = (
     "Quantize these modules to mxint:width=8, mxint:width=4, group_integer, group_affine of up to "
-    "5 bits or mxfp:width=4 (rows of a multiple of 32 values) or nvfp4 (64), or keep them in float."
+    "5 bits or mxfp:width=4 (rows of a multiple of 32 values), nvfp4 (64) or k_quant (256), or "
+    "keep them in float."
 )
 FILE_TYPES = {
     "Q8_0": "MOSTLY_Q8_0",
@@ -43,6 +46,11 @@ FILE_TYPES = {
     "Q5_1": "MOSTLY_Q5_1",
     "Q4_0": "MOSTLY_Q4_0",
     "Q4_1": "MOSTLY_Q4_1",
+    "Q2_K": "MOSTLY_Q2_K",
+    "Q3_K": "MOSTLY_Q3_K_M",
+    "Q4_K": "MOSTLY_Q4_K_M",
+    "Q5_K": "MOSTLY_Q5_K_M",
+    "Q6_K": "MOSTLY_Q6_K",
     "NVFP4": "MOSTLY_NVFP4",
     "MXFP4": "MOSTLY_MXFP4_MOE",
     "F16": "MOSTLY_F16",
@@ -254,6 +262,9 @@ def _stored(module: Any, operand: str) -> Blocks | str:
     from transformers.pytorch_utils import Conv1D
 
     if operand == "weight" and isinstance(module, PackedOperator):
+        number_format = module.spec.weight
+        if isinstance(number_format, KQuant):
+            return pack_k_blocks(number_format, module.encoded("weight"))
         weight = coded_weight(module, zero_points=True)
         blocks = weight if isinstance(weight, str) else pack_blocks(weight)
         return blocks if isinstance(blocks, str) else _known(blocks)

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop.formats import NumberFormat, from_key
-from chop.kernels.codes import CodeTables, Packed, fixed_tables
+from chop.formats.reference import cast
+from chop.kernels.codes import CodeTables, Flat, Packed, fixed_tables
 from chop.kernels.cpu import int8
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, fixed_reader, is_large
@@ -30,8 +31,19 @@ MANY_FOR_ONEDNN, MANY_FOR_TILES = 256, 32
 
 def decode(packed: Packed, dtype: torch.dtype) -> Tensor | None:
     """Returns the decoded tensor, or None if the loops do not support the codes."""
+    flat = packed.flattened()
+    if flat is not None:
+        return _decode_flat(flat, dtype)
     reader = _decoder(packed, dtype)
     return None if reader is None else _decoded(reader, packed, dtype)
+
+
+def _decode_flat(flat: Flat, dtype: torch.dtype) -> Tensor | None:
+    """Decodes a tensor whose nested scales are floats; minima are subtracted in float32."""
+    y = decode(flat.packed, dtype if flat.offsets is None else torch.float32)
+    if y is None or flat.offsets is None:
+        return y
+    return cast(flat.subtract(y), dtype) if dtype in SINGLE else flat.subtract(y).to(dtype)
 
 
 def decode_into(packed: Packed, y: Tensor) -> bool:
@@ -56,6 +68,9 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     """
     if not (_fit(x, packed.shape, bias) and is_large(packed.shape)):
         return None
+    flat = packed.flattened()
+    if flat is not None:
+        return _linear_flat(x, x_key, flat, bias)
     reader = find_reader(packed)
     if reader is None or not reader.takes(packed):
         return None
@@ -79,6 +94,22 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
         multiply = _in_bfloat16 if is_float and _rounds_to_bfloat16(reader.tables) else _in_float32
         y = multiply(reader, _rows(x_format(x)), packed, bias)
     return y if x.ndim == 2 else y.view(*x.shape[:-1], packed.shape[0])
+
+
+def _linear_flat(x: Tensor, x_key: str, flat: Flat, bias: Tensor | None) -> Tensor | None:
+    """Multiplies by a weight whose nested scales are floats.
+
+    The products of minima with the sums of groups are subtracted from the result, for few float32
+    rows: rounding both to bfloat16 could cancel.
+    """
+    if flat.offsets is None:
+        return linear(x, x_key, flat.packed, bias)
+    is_few = x.numel() <= FEW_BESIDE_ONEDNN * flat.packed.shape[1]
+    if x.dtype != torch.float32 or not is_few or not from_key(x_key).is_identity:
+        return None
+    y = linear(x, x_key, flat.packed, bias)
+    products = None if y is None else flat.products(_rows(x))
+    return y if y is None or products is None else y.sub_(products.view(y.shape))
 
 
 def _rounds_to_bfloat16(tables: CodeTables) -> bool:

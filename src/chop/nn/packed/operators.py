@@ -19,6 +19,7 @@ from chop.kernels.cpu.int8 import Product, prepared_product, takes_as_codes
 from chop.kernels.packed import takes_prepared
 from chop.nn import quantized as q
 from chop.nn.packed.base import SMALL, PackedOperator, packed_twin
+from chop.nn.packed.recomputed import recomputed_linear
 from chop.nn.packed.state import BUFFER_NAMES
 from chop.nn.weight_cache import forget, prepared_once
 from chop.private.torch_api import is_dispatch_observed, is_transformed
@@ -43,7 +44,7 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         unlike = input.dtype != self.packed_dtype or torch.is_autocast_enabled(input.device.type)
         # The operator has a rule for `backward()` only; the way without it has rules for the rest.
         if self.packed_exact or unlike or is_transformed() or not self._has_packed_or_float_bias():
-            return super().forward(input)
+            return self._by_decoded_weight(input)
         spec, buffers, x_format = self.spec, self._buffers, self.operand_format("data_in")
         # Without a gradient to stop, the kernel rounds the input: to integers if it can.
         has_gradient = torch.is_grad_enabled() and not x_format.is_identity
@@ -62,6 +63,22 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
             self._operand("bias"),
         )
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
+
+    def _by_decoded_weight(self, input: Tensor) -> Tensor:
+        """Returns the result of the decoded weight, which autograd does not keep if it can."""
+        is_learned = torch.is_grad_enabled() and input.requires_grad
+        is_plain = type(self._buffers["weight_codes"]) is Tensor
+        if not (is_learned and is_plain) or torch.compiler.is_compiling() or is_transformed():
+            return super().forward(input)
+        y = recomputed_linear(
+            self.quantize("data_in", input),
+            self.quantize("bias", self._operand("bias")),
+            self.encoded("weight"),
+            self.passed_shape("weight"),
+            self.spec.number_format("weight").key,
+        )
+        result: Tensor = self.quantize("data_out", y)
+        return result
 
     def _prepared_result(self, input: Tensor, is_small: bool) -> Tensor | None:
         """Returns the result from prepared operands, to avoid overhead for small products.
@@ -235,7 +252,12 @@ class PackedExpertLinear(PackedOperator, q.QuantExpertLinear):  # type: ignore[m
         return self.encoded("weight").slice_rows(number * rows, (number + 1) * rows)
 
     def _multiply_by_numbers(self, rows: Tensor, number: int, bias: Tensor | None) -> Tensor:
-        return F.linear(rows, self._decode("weight", self._get_codes(number)), bias)
+        stored = self._get_codes(number)
+        if torch.is_grad_enabled() and rows.requires_grad and not is_transformed():
+            return recomputed_linear(
+                rows, bias, stored, list(stored.shape), self._weight_format.key
+            )
+        return F.linear(rows, self._decode("weight", stored), bias)
 
     def _multiply_by_codes(self, rows: Tensor, number: int, bias: Tensor | None) -> Tensor:
         stored = self._get_codes(number)
