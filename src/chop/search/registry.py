@@ -75,15 +75,15 @@ SAMPLERS: Registry[SamplerRow] = Registry(
     {
         "sensitivity": SamplerRow(
             _sensitivity,
-            summary="Bayesian optimization, which starts with all choices at their cheapest, largest "
-            "and middle option",
+            summary="Bayesian optimization, which starts with all choices at their cheapest, "
+            "largest and middle option",
         ),
         "random": SamplerRow(_optuna("RandomSampler"), summary="independent random configurations"),
         "grid": SamplerRow(_grid, summary="all configurations in order"),
         "tpe": SamplerRow(
             _optuna("TPESampler"),
             constraint_settings=True,
-            summary="Optuna's tree-structured Parzen estimator, which starts with ten random trials",
+            summary="Optuna's tree-structured Parzen estimator; its first ten trials are random",
         ),
         "nsga2": SamplerRow(
             _optuna("NSGAIISampler"),
